@@ -29,7 +29,7 @@ def write_weights(
     mean: tuple[float, ...] = HALF,
     std: tuple[float, ...] = HALF,
 ) -> None:
-    """Write the state dict of a `SmallResNet`, its kernels in float16, with its images' mean and deviation."""
+    """Write a `SmallResNet`'s state dict, kernels in float16, with mean and deviation of images."""
     packed = {name: value.half() if value.ndim > 1 else value for name, value in state.items()}
     content = {
         "size": SIZE,

@@ -171,7 +171,7 @@ class EfficientNet(torch.nn.Module):
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Small packages in the layout of the real ones; importing that of the weights would be an error."""
+    """Small packages in the layout of the real ones; that of the weights must not be imported."""
     code, weights = (tmp_path / name for name in load.PACKAGES)
     (weights / "models").mkdir(parents=True)
     code.mkdir()
@@ -196,7 +196,7 @@ def _check_as_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_packages_backbone(packages: Path) -> None:
-    """Its images have the size and the colours that ImageNet's weights know; the last linear layer is off."""
+    """Images have the size and colours that ImageNet's weights know; the last layer is off."""
     backbone = load_backbone("package:efficientnet-lite0", CPU)
     assert (backbone.size, backbone.width) == (224, 5)
     assert (backbone.mean, backbone.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -106,7 +106,10 @@ def test_other_arrays_are_refused(images: np.ndarray) -> None:
 
 @pytest.mark.slow
 def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> None:
-    """Nearest class mean (cosine) within each of the five domains, 10 images per class to learn, 10 to test."""
+    """Nearest class mean (cosine) within each of the five domains.
+
+    10 images per class to learn, 10 to test.
+    """
     images = digit_domains.inputs.reshape(5, 500, 3, 28, 28)[:, :200].reshape(1000, 3, 28, 28)
     torch.manual_seed(0)
     name = BackboneName("embedded", "untrained")

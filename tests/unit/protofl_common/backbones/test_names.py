@@ -19,7 +19,10 @@ def test_lists_keep_their_order_and_lose_spaces() -> None:
     ("package:efficientnet-lite0@96", BackboneName("package", "efficientnet-lite0", 96)),
     ("torchvision:vit_b_16", BackboneName("torchvision", "vit_b_16")),
     ("torchvision:resnet18@64", BackboneName("torchvision", "resnet18", 64)),
-    ("timm:vit_tiny_patch16_224.augreg_in21k", BackboneName("timm", "vit_tiny_patch16_224.augreg_in21k")),
+    (
+        "timm:vit_tiny_patch16_224.augreg_in21k",
+        BackboneName("timm", "vit_tiny_patch16_224.augreg_in21k"),
+    ),
     ("timm:resnet10t.c3_in1k@96", BackboneName("timm", "resnet10t.c3_in1k", 96)),
     ("file:small:/data/own.json", BackboneName("file", "small", 0, "/data/own.json")),
     ("file:resnet18@84:rel/x@2.pth", BackboneName("file", "resnet18", 84, "rel/x@2.pth")),

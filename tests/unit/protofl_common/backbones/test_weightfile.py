@@ -99,7 +99,10 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (lambda state: state.update({"stem.0.weight": torch.zeros(24, 1, 3, 3)}), "size mismatch for stem.0.weight"),
+    (
+        lambda state: state.update({"stem.0.weight": torch.zeros(24, 1, 3, 3)}),
+        "size mismatch for stem.0.weight",
+    ),
     (lambda state: state.pop("last.1.bias"), "Missing key.*last.1.bias"),
     (lambda state: state.update(more=torch.zeros(1)), "Unexpected key.*more"),
     (lambda state: state["last.1.bias"].fill_(float("nan")), "features that are not finite"),

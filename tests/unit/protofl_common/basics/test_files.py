@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all; a file of tensors comes back as it was, or not at all."""
+"""Files are written whole or not at all; a file of tensors comes back as it was, or not at all."""
 
 import os
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_nobody_else_reads_what_is_private_while_it_is_written(tmp_path: Path) -
 def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_error(
     tmp_path: Path,
 ) -> None:
-    """One that cannot be written is an error of the system: its caller can say which file it was for."""
+    """One that cannot be written is the system's error: its caller can say for which file."""
     entry = tmp_path / "new" / "entry"
     with locked(entry):
         entry.with_name("entry.0a1b2c3d.tmp").touch()
@@ -103,8 +103,13 @@ FACTS = {"format": "some-1", "facts": '{"sites": ["nörth"]}'}
 
 def tensors() -> dict[str, Tensor]:
     """Of several types and shapes, a scalar and an empty one among them."""
-    return {"a": torch.tensor([[0.0, -1.5], [2.0, 3.0]]).T, "half": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
-        "count": torch.tensor(7), "seen": torch.tensor([True, False]), "none": torch.zeros(0, 3)}  # fmt: skip
+    return {
+        "a": torch.tensor([[0.0, -1.5], [2.0, 3.0]]).T,
+        "half": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
+        "count": torch.tensor(7),
+        "seen": torch.tensor([True, False]),
+        "none": torch.zeros(0, 3),
+    }
 
 
 def test_round_trip(tmp_path: Path) -> None:

@@ -28,17 +28,13 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_settings(cache_dir: Path) -> MakeSettings:
-    """``data_settings(dataset="digits", train_samples=0)``: few samples of a domain, with these changes."""
+    """``data_settings(dataset="digits", train_samples=0)``: 30 samples a client, but for this."""
 
     def make(**changes: Any) -> DataSettings:
-        config = default_run_config() | {
-            "cache-dir": str(cache_dir),
-            "partition": "feature-shift",
-            "train-samples": 30,
-        }
-        return Settings.from_run_config(
-            config | {key.replace("_", "-"): value for key, value in changes.items()}
-        ).data
+        config = default_run_config()
+        config |= {"cache-dir": str(cache_dir), "partition": "feature-shift", "train-samples": 30}
+        config |= {key.replace("_", "-"): value for key, value in changes.items()}
+        return Settings.from_run_config(config).data
 
     return make
 
@@ -76,7 +72,7 @@ def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
 
 @pytest.fixture
 def mnist_dir(tmp_path: Path) -> Path:
-    """A folder with 400 + 100 made-up MNIST images, each with its own number written into its pixels."""
+    """A folder with 400 + 100 made-up MNIST images, each with its number in its pixels."""
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part, first, count in (("train", 0, 400), ("t10k", 400, 100)):
@@ -89,32 +85,37 @@ def mnist_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def usps_dir(mnist_dir: Path) -> Path:
-    """`mnist_dir` with 40 + 20 made-up USPS images beside; its format is LIBSVM's, labels 1 … 10, values -1 … 1."""
+    """`mnist_dir` with 40 + 20 made-up USPS images beside.
+
+    Its format is LIBSVM's: labels 1 … 10, values -1 … 1.
+    """
     for name, count in (("usps.bz2", 40), ("usps.t.bz2", 20)):
-        rows = [
-            f"{row % 10 + 1} " + " ".join(f"{k + 1}:{-1 + row / 50}" for k in range(256))
-            for row in range(count)
-        ]
+        rows = []
+        for row in range(count):
+            pixels = [f"{k + 1}:{-1 + row / 50}" for k in range(256)]
+            rows.append(" ".join([f"{row % 10 + 1}", *pixels]))
         (mnist_dir / name).write_bytes(bz2.compress("\n".join(rows).encode()))
     return mnist_dir
 
 
 def write_idx(file: Path, array: np.ndarray) -> None:
-    """MNIST's own format: a magic number (8: unsigned bytes; number of axes), the shape, the values."""
-    file.write_bytes(
-        np.array([0x800 + array.ndim, *array.shape], dtype=">i4").tobytes() + array.tobytes()
-    )
+    """MNIST's own format: a magic number (8: unsigned bytes; number of axes), shape, values."""
+    header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
+    file.write_bytes(header.tobytes() + array.tobytes())
 
 
 @pytest.fixture
 def domain_dir(tmp_path: Path) -> Path:
-    """DOMAIN/CLASS/image: photo (8 cats, 8 dogs) bluish, sketch (8 cats, 8 dogs, 8 owls) reddish; 20×10 pixels."""
+    """DOMAIN/CLASS/image, of 20×10 pixels.
+
+    photo has 8 cats and 8 dogs, bluish; sketch has 8 cats, 8 dogs and 8 owls, reddish.
+    """
     root = tmp_path / "domains"
-    for domain, classes in (("photo", ("cat", "dog")), ("sketch", ("cat", "dog", "owl"))):
-        for name in classes:
-            for number in range(8):
-                colour = (number, 0, 200) if domain == "photo" else (200, 0, number)
-                write_image(root / domain / name / f"{number}.png", colour)
+    for number in range(8):
+        for name in ("cat", "dog"):
+            write_image(root / "photo" / name / f"{number}.png", (number, 0, 200))
+        for name in ("cat", "dog", "owl"):
+            write_image(root / "sketch" / name / f"{number}.png", (200, 0, number))
     return root
 
 
@@ -129,10 +130,11 @@ def identities(images: np.ndarray) -> set[bytes]:
 
 
 def counts(client: ClientData) -> np.ndarray:
-    return np.bincount(
-        np.concatenate([client.train_labels, client.test_labels]), minlength=len(client.classes)
-    )
+    """Samples of each class."""
+    labels = np.concatenate([client.train_labels, client.test_labels])
+    return np.bincount(labels, minlength=len(client.classes))
 
 
 def held(client: ClientData) -> set[int]:
+    """The classes of which a client has samples."""
     return set(client.train_labels.tolist()) | set(client.test_labels.tolist())

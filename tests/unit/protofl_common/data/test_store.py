@@ -33,18 +33,28 @@ def test_arrays_are_mapped_and_the_clients_are_copies(data_settings: MakeSetting
         assert shares_of.cache_info().misses == before + seed - 4
 
 
-@pytest.mark.parametrize(("name", "length", "end"), [("inputs.npy", 5000, b""), ("inputs.npy", -1, b""),
-    ("meta.json", 0, b'{"samples": 1797'), ("labels.npy", 0, b"garbage")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "length", "end"),
+    [
+        pytest.param("inputs.npy", 5000, b"", id="cut"),
+        pytest.param("inputs.npy", -1, b"", id="missing"),
+        pytest.param("meta.json", 0, b'{"samples": 1797', id="half a JSON"),
+        pytest.param("labels.npy", 0, b"garbage", id="garbage"),
+    ],
+)
 def test_bad_entry_is_rebuilt(
     data_settings: MakeSettings, tmp_path: Path, name: str, length: int, end: bytes
 ) -> None:
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
-    before, file = _first(settings), tmp_path / data_key(settings) / name
+    before = _first(settings)
+    file = tmp_path / data_key(settings) / name
     whole = file.read_bytes()
     file.unlink()
     if length >= 0:
         file.write_bytes(whole[:length] + end)
+
     after = _first(settings)
+
     np.testing.assert_array_equal(before.train_inputs, after.train_inputs)
     np.testing.assert_array_equal(before.test_labels, after.test_labels)
 

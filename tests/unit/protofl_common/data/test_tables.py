@@ -1,4 +1,4 @@
-"""Tables of the user's own: every bad column in one message, categories, gaps, and what values are fitted on."""
+"""Tables of the user's own: bad columns, categories, gaps, and what values are fitted on."""
 
 from functools import partial
 from pathlib import Path
@@ -46,52 +46,59 @@ def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None
     assert "'' is not a finite number but a gap" in lines[3]
     assert "(2 of 5 values): impute=median" in lines[3]
     assert last.strip() == 'all: drop="id,admitted" one-hot="sex:f|m" impute="median"'
-    assert opened(MESSY, **CLEAN).columns == (
-        "sex:f|m",
-        "age",
-        "chol",
-    )  # which is what the last line says
+
+
+def test_with_what_the_last_line_says_the_table_can_be_used(opened: Any) -> None:
+    assert opened(MESSY, **CLEAN).columns == ("sex:f|m", "age", "chol")
 
 
 def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) -> None:
     data = opened(MESSY, **CLEAN)
-    assert data.inputs[:, :3].tolist() == [
-        [1, 0, 40],
-        [0, 1, 50],
-        [0, 0, 60],
-        [0, 1, 70],
-        [1, 0, 80],
-    ]
+    sexes = [[1, 0], [0, 1], [0, 0], [0, 1], [1, 0]]
+    assert data.inputs[:, :2].tolist() == sexes
+    assert data.inputs[:, 2].tolist() == [40, 50, 60, 70, 80]
     assert np.isnan(data.inputs[:, 3]).tolist() == [True, False, True, False, False]
-    assert opened(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean").inputs[
-        0
-    ].tolist() == [40, 0, 1]
-    found = read_columns(
-        {"cp": ["1", "1.0", "2", " 2"]}, ["cp:1|2"], "here", "line {}".format, gaps=False
-    )
-    assert found.argmax(1).tolist() == [0, 0, 1, 1]
+
+    of_another_order = opened(MESSY, columns="age, sex", one_hot="sex:m|f", impute="mean")
+    assert of_another_order.inputs[0].tolist() == [40, 0, 1]
+
+
+def test_categories_that_are_numbers_may_be_spelt_as_any_number() -> None:
+    columns = {"cp": ["1", "1.0", "2", " 2"]}
+    inputs = read_columns(columns, ["cp:1|2"], "here", "line {}".format, gaps=False)
+    assert inputs.argmax(axis=1).tolist() == [0, 0, 1, 1]
 
 
 def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(
     opened: Any, capsys: Printed
 ) -> None:
-    rows = "".join(
-        f"{16777216 + row},{1e9 + 1e7 * row},0.1,{row % 2 + 3},{row % 2},{row % 2}\n"
-        for row in range(60)
-    )
-    assert opened(f"id,amount,same,coded,gone,label\n{rows}", drop="gone").inputs[1, 0] == 16777216
-    line, other = capsys.readouterr().err.splitlines()
-    assert "line 3, column 'id': 16777217 is 16777216 to a model" in line
-    assert (
-        "column 'coded' says the label in other words; drop it, unless it is known before the label"
-        in other
-    )
+    text = "id,amount,same,coded,gone,label\n"
+    for row in range(60):
+        label = row % 2
+        text += f"{16777216 + row},{1e9 + 1e7 * row},0.1,{label + 3},{label},{label}\n"
+
+    data = opened(text, drop="gone")
+
+    assert data.inputs[1, 0] == 16777216
+    first, second = capsys.readouterr().err.splitlines()
+    assert "line 3, column 'id': 16777217 is 16777216 to a model" in first
+    said = "column 'coded' says the label in other words; drop it"
+    assert f"{said}, unless it is known before the label" in second
 
 
 @pytest.mark.parametrize(("settings", "said"), [
-    (CLEAN | {"one_hot": "sex:m|d"}, "line 2, column 'sex': 'f' is none of the categories in one-hot"),
-    (CLEAN | {"impute": "none", "drop": "id,admitted,chol"}, "line 4, column 'sex': '' is not a finite number"),
-    (CLEAN | {"drop": "id,admited"}, "drop: .* has no column 'admited' for the inputs; those are: id, admitted"),
+    (
+        CLEAN | {"one_hot": "sex:m|d"},
+        "line 2, column 'sex': 'f' is none of the categories in one-hot",
+    ),
+    (
+        CLEAN | {"impute": "none", "drop": "id,admitted,chol"},
+        "line 4, column 'sex': '' is not a finite number",
+    ),
+    (
+        CLEAN | {"drop": "id,admited"},
+        "drop: .* has no column 'admited' for the inputs; those are: id, admitted",
+    ),
     (CLEAN | {"columns": "age"}, "one-hot: .* has no column 'sex' for the inputs; those are: age"),
     (CLEAN | {"columns": "age,label"}, "columns: .* has no column 'label' for the inputs"),
 ])  # fmt: skip
@@ -111,7 +118,7 @@ def test_a_wrong_definition_is_refused_before_reading(
     open_all: OpenAll, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(DataError, match=said):
-        open_all(2, **{"dataset": "arrays", "data_dir": "absent"} | changes)
+        open_all(2, **{"dataset": "arrays", "data_dir": "absent", **changes})
 
 
 def test_parquet_has_numbers_texts_and_gaps_of_its_own(
@@ -123,38 +130,50 @@ def test_parquet_has_numbers_texts_and_gaps_of_its_own(
         "sex": ["m", None],
         "v": [[1], [3]],
         "label": ["x", "y"],
-    }
-    columns |= {
         "b": [0.5, 2.5],
         "z": [2.0, 1e300],
         "domain": ["n", "s"],
-        "__index_level_0__": [7, 8],
-    }  # as pandas does
+        "__index_level_0__": [7, 8],  # as pandas writes it
+    }
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
     own = {"dataset": "arrays", "data_dir": str(tmp_path), "one_hot": "sex: f | m"}
+
     data = open_data(data_settings(**own, impute="mean", drop="v,z"))
-    assert np.nan_to_num(data.inputs, nan=-1).tolist() == [[1.5, 1, 0, 1, 0.5], [-1, 0, 0, 0, 2.5]]
-    assert (data.classes, data.domain_names, data.columns) == (
-        ("x", "y"),
-        ("n", "s"),
-        ("a", "on", "sex:f|m", "b"),
-    )
-    said = r"row 1, column 'a': None is not a finite number but a gap(.|\n)*row 0, column 'v': \[1\] is not a finite"
-    with pytest.raises(
-        DataError, match=rf"{said}(.|\n)*row 1, column 'z': 1e\+300 has a number that is too large"
-    ):
+    inputs = np.nan_to_num(data.inputs, nan=-1)
+    assert inputs.tolist() == [[1.5, 1, 0, 1, 0.5], [-1, 0, 0, 0, 2.5]]
+    assert data.classes == ("x", "y")
+    assert data.domain_names == ("n", "s")
+    assert data.columns == ("a", "on", "sex:f|m", "b")
+
+    bad_columns = [
+        r"row 1, column 'a': None is not a finite number but a gap",
+        r"row 0, column 'v': \[1\] is not a finite",
+        r"row 1, column 'z': 1e\+300 has a number that is too large",
+    ]
+    with pytest.raises(DataError, match=r"(.|\n)*".join(bad_columns)):
         open_data(data_settings(**own))
 
 
 # -- what values are fitted on
 def table(test: float = 0.0, south: float = 0.0) -> str:
-    """Two clients of eight samples, one in four for testing; ``test`` and ``south`` are added to those samples."""
-    rows = ["a,b,client,split,label"]
+    """Two clients of eight samples, one in four for testing.
+
+    ``test`` is added to the values of test samples, and ``south`` to those of the second client.
+    """
+    text = "a,b,client,split,label\n"
     for row in range(16):
-        part, client = "test" if row % 4 == 3 else "train", "south" if row >= 8 else "north"
-        value = row * row + test * (part == "test") + south * (client == "south")
-        rows.append(f"{value if row % 5 else ''},{-value},{client},{part},{'xy'[row % 2]}")
-    return "\n".join(rows) + "\n"
+        value = float(row * row)
+        part = "train"
+        client = "north"
+        if row % 4 == 3:
+            part = "test"
+            value += test
+        if row >= 8:
+            client = "south"
+            value += south
+        value_or_gap = value if row % 5 else ""
+        text += f"{value_or_gap},{-value},{client},{part},{'xy'[row % 2]}\n"
+    return text
 
 
 def seen(client: ClientData) -> list[list[float]]:
@@ -167,42 +186,48 @@ def seen(client: ClientData) -> list[list[float]]:
 def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
     opened: Any, open_all: OpenAll, tmp_path: Path, standardise: str, impute: str
 ) -> None:
-    own = {
-        "dataset": "arrays",
-        "data_dir": str(tmp_path / "t.csv"),
-        "partition": "natural",
-        "train_samples": 0,
-    }
+    own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
     own |= {"test_from": "official-own", "impute": impute, "standardise": standardise}
-    found = []
-    for changes in ({}, {"test": 1e4}, {"south": 1e4}):
-        opened(table(**changes), impute=impute)
-        north, south = open_all(2, **own)
-        assert np.isfinite(np.concatenate([north.train_inputs, north.test_inputs])).all()
-        found.append((seen(north), seen(south), north.fill))
-    plain, other_tests, other_south = found
-    assert other_tests == plain
-    assert (other_south[0] == plain[0], other_south[2] == plain[2]) == (
-        standardise != "pooled",
-    ) * 2
-    if standardise != "pooled":
-        assert np.allclose(np.mean(plain[0], axis=0), 0, atol=1e-6)
-        assert np.allclose(np.std(plain[0], axis=0), 1, atol=1e-6)
+
+    def clients_of(text: str) -> list[ClientData]:
+        opened(text, impute=impute)
+        clients = open_all(2, **own, train_samples=0)
+        assert np.isfinite(clients[0].train_inputs).all()
+        assert np.isfinite(clients[0].test_inputs).all()
+        return clients
+
+    north, south = clients_of(table())
+    north_of_other_tests, south_of_other_tests = clients_of(table(test=1e4))
+    assert seen(north_of_other_tests) == seen(north)
+    assert seen(south_of_other_tests) == seen(south)
+    assert north_of_other_tests.fill == north.fill
+
+    north_beside_other_south, _ = clients_of(table(south=1e4))
+    is_apart = standardise != "pooled"
+    assert (seen(north_beside_other_south) == seen(north)) == is_apart
+    assert (north_beside_other_south.fill == north.fill) == is_apart
+    if is_apart:
+        assert np.allclose(np.mean(seen(north), axis=0), 0, atol=1e-6)
+        assert np.allclose(np.std(seen(north), axis=0), 1, atol=1e-6)
 
 
 def test_a_split_made_here_leaks_nothing_either(
     opened: Any, open_all: OpenAll, tmp_path: Path
 ) -> None:
     """Where the file marks no test samples, and of bundled tables."""
-    rows = [f"{row},{'xy'[row % 2]}" for row in range(40)]
-    for changed in (False, True):
-        opened("a,label\n" + "\n".join(rows) + "\n")
+    values = np.arange(40)
+
+    def client_of(values: np.ndarray) -> ClientData:
+        rows = [f"{value},{'xy'[row % 2]}\n" for row, value in enumerate(values)]
+        opened("a,label\n" + "".join(rows))
         (client,) = open_all(1, dataset="arrays", data_dir=str(tmp_path / "t.csv"), partition="own")
         assert client.mean == (client.train_inputs.mean(dtype=np.float64),)
-        if not changed:
-            first, tested = seen(client), client.test_inputs.ravel().tolist()
-            rows = [f"-99,{row[-1]}" if float(row[:-2]) in tested else row for row in rows]
-    assert seen(client) == first
+        return client
+
+    client = client_of(values)
+    with_other_tests = client_of(np.where(np.isin(values, client.test_inputs), -99, values))
+    assert seen(with_other_tests) == seen(client)
+
     for client in open_all(3, dataset="wine", partition="iid"):
         np.testing.assert_allclose(client.mean, client.train_inputs.mean(axis=0), rtol=1e-5)
 
@@ -210,19 +235,25 @@ def test_a_split_made_here_leaks_nothing_either(
 def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -> None:
     whole = open_all(2)
     assert whole[0].mean == whole[1].mean
-    alone, pooled = open_all(2, standardise="client"), open_all(2, standardise="pooled")
+
+    alone = open_all(2, standardise="client")
     assert alone[0].mean != alone[1].mean
+
+    pooled = open_all(2, standardise="pooled")
     assert pooled[0].mean == pooled[1].mean != whole[0].mean
 
 
 def test_a_feature_without_a_value_at_a_client_is_nought_there(
     opened: Any, open_all: OpenAll, tmp_path: Path
 ) -> None:
-    lines = [
-        line if ",north," in line or "client" in line else "," + line.split(",", 1)[1]
-        for line in table().split()
-    ]
-    opened("\n".join(lines) + "\n", impute="mean")
+    lines = []
+    for line in table().splitlines():
+        if ",south," in line:
+            _, others = line.split(",", 1)
+            line = f",{others}"
+        lines.append(f"{line}\n")
+    opened("".join(lines), impute="mean")
+
     own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
     _, south = open_all(2, **own, test_from="official-own", impute="mean")
     assert {row[0] for row in seen(south)} == {0.0}
@@ -230,11 +261,18 @@ def test_a_feature_without_a_value_at_a_client_is_nought_there(
 
 # -- labels that are no classes
 @pytest.mark.parametrize(("labels", "said"), [
-    (np.linspace(0, 1, 60), r"60 different values of 60 samples, such as '0\.0': quantities \(regression\)"),
+    (
+        np.linspace(0, 1, 60),
+        r"60 different values of 60 samples, such as '0\.0': quantities \(regression\)",
+    ),
     ([f"{i / 7:.2f}" for i in range(60)], r"quantities \(regression\) cannot be learned"),
     ([f"P{i}" for i in range(60)], "60 different values of 60 samples, such as 'P0': no classes"),
     (np.arange(60), "no classes, but quantities or names of samples"),
-    (np.eye(60, 3), r"the first label is array\(\[1\., 0\., 0\.\]\): several labels of a sample \(multi-label\)"),
+    (
+        np.eye(60, 3),
+        r"the first label is array\(\[1\., 0\., 0\.\]\)"
+        r": several labels of a sample \(multi-label\)",
+    ),
     ([["a"], ["a", "b"]] * 30, r"several labels of a sample \(multi-label\)"),
 ])  # fmt: skip
 def test_labels_that_are_no_classes_are_refused_by_name(labels: Any, said: str) -> None:
@@ -243,22 +281,13 @@ def test_labels_that_are_no_classes_are_refused_by_name(labels: Any, said: str) 
 
 
 def test_many_classes_and_few_fractions_are_classes_and_so_is_a_column() -> None:
-    assert (
-        len(
-            from_arrays(
-                {"inputs": np.ones((120, 2)), "labels": np.arange(120) // 2}, "here"
-            ).classes
-        )
-        == 60
-    )
-    for labels in (np.arange(60) % 6 / 4, np.arange(60)[:, None] % 6):
-        assert len(from_arrays({"inputs": np.ones((60, 2)), "labels": labels}, "here").classes) == 6
-    names = ",".join(f"P{i}" for i in range(60))
-    assert (
-        len(
-            from_arrays(
-                {"inputs": np.ones((60, 2)), "labels": names.split(",")}, "here", names
-            ).classes
-        )
-        == 60
-    )
+    def number_of_classes(labels: Any, classes: str = "") -> int:
+        arrays = {"inputs": np.ones((len(labels), 2)), "labels": labels}
+        return len(from_arrays(arrays, "here", classes).classes)
+
+    assert number_of_classes(np.arange(120) // 2) == 60
+    assert number_of_classes(np.arange(60) % 6 / 4) == 6
+    assert number_of_classes(np.arange(60)[:, None] % 6) == 6
+
+    names = [f"P{i}" for i in range(60)]
+    assert number_of_classes(names, classes=",".join(names)) == 60

@@ -1,4 +1,4 @@
-"""Clusters: finch-clust's partitions, an independent reading of FINCH, the small cases, and the means."""
+"""Clusters: finch-clust's partitions, an independent reading of FINCH, small cases, and means."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,15 @@ from protofl_common.maths.prototypes import cluster, cluster_classes, finch_part
 
 def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two numberings put the same rows together."""
-    return (
-        len(set(zip(one.tolist(), other.tolist(), strict=True))) == len(set(one)) == len(set(other))
-    )
+    pairs = set(zip(one.tolist(), other.tolist(), strict=True))
+    return len(pairs) == len(set(one)) == len(set(other))
 
 
 def first_partition(rows: np.ndarray) -> np.ndarray:
-    """FINCH's first partition by the paper's Eq. 1: i and j are linked if one is the other's first neighbour, or if
-    they have the same one; by plain loops and a union-find."""
+    """FINCH's first partition by the paper's Eq. 1, by plain loops and a union-find.
+
+    i and j are linked if one is the other's first neighbour, or if they have the same one.
+    """
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     similarity = unit @ unit.T
     np.fill_diagonal(similarity, -np.inf)

@@ -1,6 +1,7 @@
 """Updates as factors: what none has, and the sizes where factors are fewer numbers."""
 
-import numpy as np
+import math
+
 import pytest
 import torch
 
@@ -23,28 +24,34 @@ def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is() -> None:
 
 def test_no_change_is_two_thin_zeros() -> None:
     left, right = factors(torch.zeros(8, 8), 0.95) or (None, None)
-    assert (left.shape, right.shape) == ((8, 1), (1, 8))
+    assert left.shape == (8, 1)
+    assert right.shape == (1, 8)
     assert torch.equal(left @ right, torch.zeros(8, 8))
 
 
 @pytest.mark.parametrize("shape", [(9, 20), (20, 9)])
 def test_two_factors_give_a_matrix_of_rank_two(shape: tuple[int, int]) -> None:
-    weight = torch.randn(shape[0], 2, dtype=torch.float64) @ torch.randn(
-        2, shape[1], dtype=torch.float64
-    )
+    rows, columns = shape
+    tall = torch.randn(rows, 2, dtype=torch.float64)
+    weight = tall @ torch.randn(2, columns, dtype=torch.float64)
+
     left, right = factors(weight, 1 - 1e-9) or (None, None)
-    assert left.shape == (shape[0], 2)
+
+    assert left.shape == (rows, 2)
     torch.testing.assert_close(left @ right, weight)
 
 
-@pytest.mark.parametrize(
-    "shape", [(2, 2), (2, 3), (3, 4), (32, 1, 5, 5), (1, 50), (50, 1), (5,), ()]
-)
+@pytest.mark.parametrize("shape", [(2, 2), (2, 3), (3, 4), (32, 1, 5, 5), (1, 50), (50, 1)])
 def test_factors_are_always_fewer_numbers(shape: tuple[int, ...]) -> None:
-    numbers = int(np.prod(shape))
-    each = shape[0] + numbers // shape[0] if len(shape) > 1 else numbers
+    numbers = math.prod(shape)
+    numbers_of_a_rank = shape[0] + numbers // shape[0]
     rank = largest_rank(shape)
-    assert rank * each < max(1, numbers) <= (rank + 1) * each or len(shape) < 2 == rank + 2
+    assert rank * numbers_of_a_rank < numbers <= (rank + 1) * numbers_of_a_rank
+
+
+@pytest.mark.parametrize("shape", [(5,), ()])
+def test_a_vector_or_a_number_has_no_factors(shape: tuple[int, ...]) -> None:
+    assert largest_rank(shape) == 0
 
 
 def test_what_was_compressed_comes_back_and_buffers_as_they_are() -> None:

@@ -10,28 +10,30 @@ from protofl_common.maths.prototypes import Prototypes, by_class, chosen, class_
 def prototypes(
     means: list[list[float]], labels: list[int], counts: list[int] | None = None
 ) -> Prototypes:
-    return Prototypes(
-        torch.tensor(means), torch.tensor(labels), None if counts is None else torch.tensor(counts)
-    )
+    tensor = None if counts is None else torch.tensor(counts)
+    return Prototypes(torch.tensor(means), torch.tensor(labels), tensor)
 
 
 def test_class_means_by_hand() -> None:
-    found = class_means(
-        torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]]), torch.tensor([2, 2, 0]), num_classes=4
-    )
-    assert found.labels.tolist() == [0, 2]
-    assert found.means.tolist() == [[10.0, 0.0], [2.0, 3.0]]
-    assert found.counts.tolist() == [1, 2]
+    features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]])
+    result = class_means(features, torch.tensor([2, 2, 0]), num_classes=4)
+    assert result.labels.tolist() == [0, 2]
+    assert result.means.tolist() == [[10.0, 0.0], [2.0, 3.0]]
+    assert result.counts.tolist() == [1, 2]
 
 
 def test_merging_by_hand() -> None:
     first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
-    merged = merge_by_class([first, prototypes([[8.0, 4.0]], [0], [1])], "counts")
-    assert merged.labels.tolist() == [0, 1]
-    assert merged.means.tolist() == [[2.0, 1.0], [4.0, 4.0]]  # (3·0 + 1·8)/4, (3·0 + 1·4)/4
-    assert merged.counts is None
     second = prototypes([[8.0, 4.0]], [0], [1])
-    assert merge_by_class([first, second], "uniform").means.tolist() == [[4.0, 2.0], [4.0, 4.0]]
+
+    by_counts = merge_by_class([first, second], "counts")
+    assert by_counts.labels.tolist() == [0, 1]
+    assert by_counts.means.tolist() == [[2.0, 1.0], [4.0, 4.0]]  # (3·0 + 1·8)/4, (3·0 + 1·4)/4
+    assert by_counts.counts is None
+
+    uniform = merge_by_class([first, second], "uniform")
+    assert uniform.means.tolist() == [[4.0, 2.0], [4.0, 4.0]]
+
     with pytest.raises(ValueError, match="counts of every client"):
         merge_by_class([prototypes([[1.0]], [0])], "counts")
 
@@ -53,30 +55,34 @@ def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
     return prototypes.labels[distances(features, prototypes).argmin(dim=1)]
 
 
-def test_nearest_label_by_hand_among_some_and_far_from_the_origin() -> None:
+def test_nearest_label_by_hand_among_all_and_among_some() -> None:
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
     assert nearest(features, known).tolist() == [4, 2, 7]
-    assert nearest(features, chosen(known, torch.tensor([4, 7]))).tolist() == [4, 4, 7]
-    assert nearest(features, chosen(known, torch.tensor([5]))).tolist() == [
-        4,
-        2,
-        7,
-    ]  # none of them known: all
-    means = torch.tensor([[1e4, 0.0], [1e4 + 0.25, 0.0]])
+
+    two = chosen(known, torch.tensor([4, 7]))
+    assert nearest(features, two).tolist() == [4, 4, 7]
+    all_as_none_is_known = chosen(known, torch.tensor([5]))
+    assert nearest(features, all_as_none_is_known).tolist() == [4, 2, 7]
+
+
+def test_nearest_label_far_from_the_origin() -> None:
+    known = prototypes([[1e4, 0.0], [1e4 + 0.25, 0.0]], [0, 1])
     features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
-    assert nearest(features, Prototypes(means, torch.tensor([0, 1]))).tolist() == [0, 1]
+    assert nearest(features, known).tolist() == [0, 1]
 
 
 def test_cosine_distances_are_of_directions_alone() -> None:
-    prototypes = Prototypes(torch.tensor([[5.0, 0.0], [0.0, 0.1]]), torch.tensor([3, 4]))
-    found = distances(torch.tensor([[2.0, 0.0], [0.0, 9.0]]), prototypes, "cosine")
-    torch.testing.assert_close(found, torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
+    known = prototypes([[5.0, 0.0], [0.0, 0.1]], [3, 4])
+    features = torch.tensor([[2.0, 0.0], [0.0, 9.0]])
+    result = distances(features, known, "cosine")
+    torch.testing.assert_close(result, torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
 
 
 def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
-    one = Prototypes(torch.ones(1, 2), torch.tensor([4]), torch.tensor([3]))
-    other = Prototypes(torch.zeros(2, 2), torch.tensor([1, 4]), torch.tensor([5, 6]))
+    one = prototypes([[1.0, 1.0]], [4], [3])
+    other = prototypes([[0.0, 0.0], [0.0, 0.0]], [1, 4], [5, 6])
+
     both = Prototypes.joined([one, other])
     assert both.labels.tolist() == [4, 1, 4]
     assert both.means[:, 0].tolist() == [1, 0, 0]

@@ -1,4 +1,7 @@
-"""FedFA's layers: where they are put into which network, and at the edges; its script has their equations."""
+"""FedFA's layers: where they are in which network, and at the edges.
+
+Its script has their equations.
+"""
 
 import pytest
 import torch

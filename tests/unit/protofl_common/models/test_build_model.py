@@ -1,4 +1,6 @@
-"""Every architecture: names, groups, shapes, a real training step, seeds, padding, and what is refused."""
+"""Every architecture: names, groups, shapes, a training step, seeds, padding, what is refused."""
+
+from typing import Any
 
 import pytest
 import torch
@@ -21,19 +23,20 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def shapes(arch: str, channels: int, size: int, built: int | None = None) -> list[tuple[int, ...]]:
-    """The shapes of features and logits of two images, from a network without numbers, built for images of a size."""
+def assert_shapes(arch: str, channels: int, size: int, built_for: int) -> None:
+    """Of features and logits of two images of a size, from a network without numbers."""
     with torch.device("meta"), torch.no_grad():
-        model = build(arch, channels, built or size).eval()
+        model = build(arch, channels, built_for).eval()
         z = model.body(torch.empty(2, channels, size, size))
-        return [tuple(z.shape), tuple(model.head(z).shape)]
+        assert z.shape == (2, DIM)
+        assert model.head(z).shape == (2, CLASSES)
 
 
 @pytest.mark.parametrize("arch", SMALL)
 @pytest.mark.parametrize("size", [8, 16, 28, 32, 64])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_shapes_of_small_networks(arch: str, size: int, channels: int) -> None:
-    assert shapes(arch, channels, size) == [(2, DIM), (2, CLASSES)]
+    assert_shapes(arch, channels, size, built_for=size)
 
 
 SOME = ["resnet4-imagenet-stem", "resnet10", "resnet10-imagenet-stem", "resnet18-stride-1-4"]
@@ -41,17 +44,18 @@ SOME = ["resnet4-imagenet-stem", "resnet10", "resnet10-imagenet-stem", "resnet18
 
 @pytest.mark.parametrize("arch", [*SOME, "resnet50-imagenet-stem", "googlenet", "mobilenet-v2"])
 def test_shapes_of_larger_networks(arch: str) -> None:
-    """These are built without regard to the size of the images, except for GoogLeNet on the smallest ones."""
-    for size, built in ((28, 28), (64, 28), (8, 8)):
-        assert shapes(arch, 1, size, built) == [(2, DIM), (2, CLASSES)]
+    """They are built without regard to the images' size, but for GoogLeNet on the smallest."""
+    for size, built_for in ((28, 28), (64, 28), (8, 8)):
+        assert_shapes(arch, 1, size, built_for)
 
 
 @pytest.mark.parametrize("size", range(9, 18))
 def test_shapes_of_googlenet_on_small_images(size: int) -> None:
-    assert shapes("googlenet", 1, size) == [(2, DIM), (2, CLASSES)]
+    assert_shapes("googlenet", 1, size, built_for=size)
 
 
-@pytest.mark.parametrize(("arch", "size"), [(arch, size) for arch in SMALL for size in (8, 28)])
+@pytest.mark.parametrize("arch", SMALL)
+@pytest.mark.parametrize("size", [8, 28])
 def test_small_networks_learn(arch: str, size: int) -> None:
     assert_it_learns(build(arch, size=size), torch.rand(20, 1, size, size), lr=0.02, steps=4)
 
@@ -60,26 +64,32 @@ def test_small_networks_learn(arch: str, size: int) -> None:
 @pytest.mark.parametrize("arch", LARGER)
 def test_larger_networks_learn(arch: str) -> None:
     """On images as small as CIFAR's: the last map is a single pixel."""
-    assert_it_learns(
-        build(arch, channels=3, size=32, dim=128), torch.rand(4, 3, 32, 32), lr=0.1, steps=1
-    )
+    model = build(arch, channels=3, size=32, dim=128)
+    assert_it_learns(model, torch.rand(4, 3, 32, 32), lr=0.1, steps=1)
+
+
+def head_shapes(arch: str) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        weights = build(arch).head.state_dict()
+    return {name: tuple(value.shape) for name, value in weights.items()}
 
 
 @pytest.mark.parametrize(
     "arch", [*CNN_PLANS, "resnet10", "resnet4-imagenet-stem", "googlenet", "mobilenet-v2"]
 )
 def test_heads_without_a_hidden_layer_can_be_exchanged(arch: str) -> None:
-    found = {name: tuple(value.shape) for name, value in build(arch).head.state_dict().items()}
-    assert found == {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
+    assert head_shapes(arch) == {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
 
 
 @pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(net.HTC4[1:])])
 def test_heads_with_one_have_named_parts(arch: str) -> None:
     hidden = int(arch.rpartition("fc")[2])
-    with torch.device("meta"):
-        found = {name: tuple(value.shape) for name, value in build(arch).head.state_dict().items()}
-    last = {"weight": (CLASSES, hidden), "bias": (CLASSES,)}
-    assert found == last | {"hidden.weight": (hidden, DIM), "hidden.bias": (hidden,)}
+    assert head_shapes(arch) == {
+        "hidden.weight": (hidden, DIM),
+        "hidden.bias": (hidden,),
+        "weight": (CLASSES, hidden),
+        "bias": (CLASSES,),
+    }
 
 
 @pytest.mark.parametrize(
@@ -92,38 +102,51 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
     first = weights(1)
     torch.manual_seed(99)
     state = torch.get_rng_state()
-    again, other = weights(1), weights(2)
+    again = weights(1)
+    of_another_seed = weights(2)
+
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, of_another_seed, strict=True))
 
 
 @pytest.mark.parametrize("arch", net.ARCHITECTURES)
 def test_a_copy_shares_no_part_with_its_original(arch: str) -> None:
-    """Not even one that no list of parameters, buffers or modules has: it would go from client to client."""
-    shape = (3, 32) if arch in SIGNAL else (20,) if arch in TEXT else (1, 28, 28)
+    """A shared part would go from client to client.
+
+    Nor is there a tensor or module that no list of parameters, buffers or modules has.
+    """
+    if arch in SIGNAL:
+        shape: tuple[int, ...] = (3, 32)
+    elif arch in TEXT:
+        shape = (20,)
+    else:
+        shape = (1, 28, 28)
     with torch.device("meta"):
         original = build_model(
             arch, input_shape=shape, num_classes=CLASSES, feature_dim=DIM, seed=0
         )
+
     twin = copied(original)
+
     assert str(twin) == str(original)
-    for mine, other in zip(twin.modules(), original.modules(), strict=True):
-        assert mine is not other
-        assert not [
-            name for name, value in vars(mine).items() if isinstance(value, (Tensor, nn.Module))
-        ]
-        shared = [name for name, value in vars(mine).items() if value is vars(other)[name]]
-        assert not [name for name in shared if isinstance(vars(mine)[name], dict)]
+    for module, other in zip(twin.modules(), original.modules(), strict=True):
+        assert module is not other
+        for name, value in vars(module).items():
+            assert not isinstance(value, (Tensor, nn.Module)), name
+            if isinstance(value, dict):
+                assert value is not vars(other)[name], name
 
 
 def test_everybodys_first_model_is_each_clients_own() -> None:
     settings = Settings.from_run_config(default_run_config()).model
-    given = ("resnet4-imagenet-stem", (1, 28, 28), CLASSES, settings, 0, "global")
-    first = initial_model(*given)
+    arguments = ("resnet4-imagenet-stem", (1, 28, 28), CLASSES, settings, 0, "global")
+    first = initial_model(*arguments)
     before = {name: value.clone() for name, value in first.state_dict().items()}
     assert_it_learns(first, torch.rand(4, 1, 28, 28), lr=0.1, steps=1)
-    second = initial_model(*given).state_dict()
+
+    second = initial_model(*arguments).state_dict()
+
     assert all(torch.equal(value, second[name]) for name, value in before.items())
     assert not torch.equal(first.state_dict()["head.weight"], second["head.weight"])
 
@@ -134,25 +157,33 @@ def test_everybodys_first_model_is_each_clients_own() -> None:
     ({"input_shape": (1, 7, 7)}, r"at least 8 pixels a side .*\[1, 7, 7\]"),
     ({"input_shape": (1, 28, 32)}, r"square images .*\[1, 28, 32\]"),
     ({"input_shape": (30,)}, r"'cnn4' is for square images .*\[30\]"),
-    ({"input_shape": (3, 512, 512), "feature_dim": 16384}, "'cnn4': 16,384,.* above .* and feature-dim = 16384;"),
+    (
+        {"input_shape": (3, 512, 512), "feature_dim": 16384},
+        "'cnn4': 16,384,.* above .* and feature-dim = 16384;",
+    ),
     ({"input_shape": (4, 20)}, r"'cnn4' is for square images.*\[4, 20\].*signal3"),
-    ({"arch": "signal-cnn", "input_shape": (30,)}, r"'signal-cnn' is for signals \[channels, steps\].*\[30\].*table3"),
-    ({"arch": "text-gru", "input_shape": (3, 28, 28)}, r"'text-gru' is for texts \[tokens\].*small3"),
+    (
+        {"arch": "signal-cnn", "input_shape": (30,)},
+        r"'signal-cnn' is for signals \[channels, steps\].*\[30\].*table3",
+    ),
+    (
+        {"arch": "text-gru", "input_shape": (3, 28, 28)},
+        r"'text-gru' is for texts \[tokens\].*small3",
+    ),
 ])  # fmt: skip
-def test_impossible_models_are_refused(change: dict[str, object], words: str) -> None:
-    arguments: dict[str, object] = {"arch": "cnn4", "input_shape": (1, 28, 28), "num_classes": 10, "feature_dim": 8,
-        "seed": 0}  # fmt: skip
+def test_impossible_models_are_refused(change: dict[str, Any], words: str) -> None:
+    possible: dict[str, Any] = {"arch": "cnn4", "input_shape": (1, 28, 28), "feature_dim": 8}
     with pytest.raises(ValueError, match=words):
-        build_model(**(arguments | change))  # type: ignore[arg-type]
+        build_model(**{**possible, **change}, num_classes=10, seed=0)
 
 
-WIDTH, FEW = 6, 3
+WIDTH = 6
 SHAPES = {"table3": (13,), "signal3": (4, 20), "text3": (9,)}
 CASES = [(arch, shape) for group, shape in SHAPES.items() for arch in net.GROUPS[group]]
 
 
 def of_vectors(arch: str, shape: tuple[int, ...]) -> SplitModel:
-    return build_model(arch, input_shape=shape, num_classes=FEW, feature_dim=WIDTH, seed=1)
+    return build_model(arch, input_shape=shape, num_classes=3, feature_dim=WIDTH, seed=1)
 
 
 def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
@@ -164,16 +195,20 @@ def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
 
 @pytest.mark.parametrize(("arch", "shape"), CASES)
 def test_they_learn_and_every_weight_moves(arch: str, shape: tuple[int, ...]) -> None:
-    model, x = of_vectors(arch, shape), samples(arch, shape, 12)
+    model = of_vectors(arch, shape)
+    x = samples(arch, shape, 12)
     assert model.body(x).shape == (12, WIDTH)
     assert_it_learns(model, x, lr=0.05, steps=10)
 
 
 @pytest.mark.parametrize("arch", net.GROUPS["text3"])
 def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
-    body, short = of_vectors(arch, (9,)).body.eval(), torch.tensor([[5, 7, 0, 0]])
+    body = of_vectors(arch, (9,)).body.eval()
+    short = torch.tensor([[5, 7, 0, 0]])
+    beyond = net.VOCABULARY - 1
+    large = torch.tensor([[5 + beyond, 7 + beyond, 0, 0]])
     assert body(short).shape == (1, WIDTH)
-    assert torch.equal(body(short), body(short + (net.VOCABULARY - 1) * (short > 0)))
+    assert torch.equal(body(short), body(large))
 
 
 def test_padding_changes_no_mean() -> None:
@@ -183,15 +218,15 @@ def test_padding_changes_no_mean() -> None:
 
 
 def test_inputs_of_another_type_are_refused() -> None:
-    with pytest.raises(
-        SettingsError,
-        match=r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts",
-    ):
-        check_model(of_vectors("text-bag", (9,)), "text-bag", torch.rand(2, 9), WIDTH)
-    with pytest.raises(
-        SettingsError, match=r"arch = 'mlp-1': inputs int64 \[2, 9\] do not fit .*floating point$"
-    ):
-        check_model(of_vectors("mlp-1", (9,)), "mlp-1", torch.ones(2, 9, dtype=torch.int64), WIDTH)
+    numbers = torch.rand(2, 9)
+    said = r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts"
+    with pytest.raises(SettingsError, match=said):
+        check_model(of_vectors("text-bag", (9,)), "text-bag", numbers, WIDTH)
+
+    tokens = torch.ones(2, 9, dtype=torch.int64)
+    said = r"arch = 'mlp-1': inputs int64 \[2, 9\] do not fit .*floating point$"
+    with pytest.raises(SettingsError, match=said):
+        check_model(of_vectors("mlp-1", (9,)), "mlp-1", tokens, WIDTH)
 
 
 def test_every_architecture_is_a_body_and_a_head_that_is_built_somewhere() -> None:
@@ -208,25 +243,17 @@ def test_groups_name_known_architectures_each_of_which_is_a_group_of_one() -> No
 
 
 def test_clients_get_the_architectures_in_turn() -> None:
-    assert [net.architecture_of("htcnn8", i) for i in (0, 7, 8, 19)] == [
-        "htcnn-1",
-        "htcnn-8",
-        "htcnn-1",
-        "htcnn-4",
-    ]
+    for client, arch in ((0, "htcnn-1"), (7, "htcnn-8"), (8, "htcnn-1"), (19, "htcnn-4")):
+        assert net.architecture_of("htcnn8", client) == arch
     assert net.architecture_of("cnn4", 5) == "cnn4"
-    assert net.members_of("cnn4, mynets:TinyViT,table3") == (
-        "cnn4",
-        "mynets:TinyViT",
-        "mlp-1",
-        "mlp-2",
-        "mlp-3",
-    )
-    assert [net.architecture_of("cnn4,mynets:TinyViT", i) for i in range(3)] == [
-        "cnn4",
-        "mynets:TinyViT",
-        "cnn4",
-    ]
+
+    listed = [net.architecture_of("cnn4,mynets:TinyViT", client) for client in range(3)]
+    assert listed == ["cnn4", "mynets:TinyViT", "cnn4"]
+
+
+def test_a_list_of_architectures_may_name_groups() -> None:
+    members = net.members_of("cnn4, mynets:TinyViT,table3")
+    assert members == ("cnn4", "mynets:TinyViT", "mlp-1", "mlp-2", "mlp-3")
 
 
 def test_feature_extractors_of_fedtgp() -> None:
@@ -241,12 +268,13 @@ def test_feature_extractors_of_fedtgp() -> None:
 
 def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
     heads = [0, 512, 256, 128]
-    assert [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]] == [
-        (*resnets(34), wide) for wide in heads
-    ]
+    res34 = "resnet34-imagenet-stem"
+    dealt = [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]]
+    assert dealt == [(res34, hidden) for hidden in heads]
     for client in range(16):
         body, hidden = net.body_and_hidden(net.architecture_of("htfe8-htc4", client))
-        assert (body, hidden) == (net.GROUPS["htfe8"][client % 8], heads[client % 4])
+        assert body == net.GROUPS["htfe8"][client % 8]
+        assert hidden == heads[client % 4]
 
 
 def resnets(*layers: int) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -27,15 +29,15 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_model(dtype: torch.dtype = torch.float64) -> SplitModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        layers = [
+        body = nn.Sequential(
             nn.Linear(50, 40),
             nn.ReLU(),
             nn.Linear(40, 30, bias=False),
             nn.ReLU(),
             nn.Linear(30, 6),
             nn.ReLU(),
-        ]
-        return SplitModel(nn.Sequential(*layers), nn.Linear(6, 4)).to(dtype)
+        )
+        return SplitModel(body, nn.Linear(6, 4)).to(dtype)
 
 
 def prototype_loss(model: SplitModel, x: Tensor, y: Tensor, prototypes: Tensor) -> Tensor:
@@ -48,10 +50,12 @@ def train(
     model: SplitModel, settings: Settings, fused: bool, rounds: int = 2
 ) -> torch.optim.Optimizer:
     """50 steps, by default in two rounds with one optimizer."""
-    numbers, dtype = torch.Generator().manual_seed(1), model.head.weight.dtype
-    data = torch.randn(50, 10, 50, generator=numbers, dtype=torch.float64).to(dtype)
-    labels = torch.randint(0, 4, (50, 10), generator=numbers)
-    prototypes = torch.randn(4, 6, generator=numbers, dtype=torch.float64).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    dtype = model.head.weight.dtype
+    data = torch.randn(50, 10, 50, generator=generator, dtype=torch.float64).to(dtype)
+    labels = torch.randint(0, 4, (50, 10), generator=generator)
+    prototypes = torch.randn(4, 6, generator=generator, dtype=torch.float64).to(dtype)
+
     optimizer = torch.optim.SGD(model.parameters(), **settings)
     for part in torch.arange(50).chunk(rounds):
         with fused_linears(model, optimizer, MIN) if fused else nullcontext():
@@ -69,37 +73,47 @@ def test_fifty_steps_are_sgds(
     dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float
 ) -> None:
     settings = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
-    ours, reference = small_model(dtype), small_model(dtype)
+    ours = small_model(dtype)
+    reference = small_model(dtype)
     start = deepcopy(ours.state_dict())
-    our_optimizer, optimizer = (
-        train(ours, settings, fused=True),
-        train(reference, settings, fused=False),
-    )
-    torch.testing.assert_close(
-        ours.state_dict(), reference.state_dict(), rtol=tolerance, atol=tolerance
-    )
-    torch.testing.assert_close(
-        our_optimizer.state_dict(), optimizer.state_dict(), rtol=tolerance, atol=tolerance
-    )
-    assert not any(torch.equal(value, start[key]) for key, value in ours.state_dict().items())
+
+    our_optimizer = train(ours, settings, fused=True)
+    optimizer = train(reference, settings, fused=False)
+
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    close(ours.state_dict(), reference.state_dict())
+    close(our_optimizer.state_dict(), optimizer.state_dict())
+    assert unchanged(ours, start) == set()
+
+
+def unchanged(model: SplitModel, start: dict[str, Tensor]) -> set[str]:
+    """The names of the weights that are as they were."""
+    return {key for key, value in model.state_dict().items() if torch.equal(value, start[key])}
 
 
 def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -> None:
     model = small_model()
-    optimizer, keys = torch.optim.SGD(model.parameters(), lr=0.1), list(model.state_dict())
+    first = model.body[0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    keys = list(model.state_dict())
+    x = torch.ones(1, 50, dtype=torch.float64)
+
     with fused_linears(model, optimizer, MIN) as layers:
-        assert layers == [model.body[0], model.body[2], model.body[4]]
+        assert layers == [first, model.body[2], model.body[4]]
         assert list(model.state_dict()) == keys
-        optimizer.param_groups[0]["lr"], before = 0.0, model.body[0].weight.clone()
-        model(torch.ones(1, 50, dtype=torch.float64)).sum().backward()
-        assert torch.equal(model.body[0].weight, before)  # the learning rate is read at every step
-        assert model.body[0].weight.grad is None
-        assert model.body[0].bias.grad is not None
-    model(torch.ones(1, 50, dtype=torch.float64)).sum().backward()
-    assert model.body[0].weight.grad is not None
+        before = first.weight.clone()
+        optimizer.param_groups[0]["lr"] = 0.0  # which is read at every step
+        model(x).sum().backward()
+        assert torch.equal(first.weight, before)
+        assert first.weight.grad is None
+        assert first.bias.grad is not None
+
+    model(x).sum().backward()
+    assert first.weight.grad is not None
+
     with pytest.raises(KeyError), fused_linears(model, optimizer, MIN):
         raise KeyError
-    assert "forward" not in vars(model.body[0])
+    assert "forward" not in vars(first)
     assert not optimizer._optimizer_step_pre_hooks
 
 
@@ -108,31 +122,35 @@ def test_wide_layers_of_a_client_model_take_steps_inside(
     momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    x, y, states = torch.rand(4, 1, 28, 28), torch.tensor([0, 1, 2, 1]), []
-    for fused in (True, False):
-        model = build_model(
-            "htcnn-3", input_shape=(1, 28, 28), num_classes=3, feature_dim=512, seed=0
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
-        with fused_linears(model, optimizer) if fused else nullcontext([]) as layers:
-            assert [tuple(layer.weight.shape) for layer in layers] == [
-                (512, 4608),
-                (512, 512),
-            ] * fused
-            for _ in range(3):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
-        states.append(model.state_dict())
-    torch.testing.assert_close(*states, rtol=1e-5, atol=1e-6)
+    x = torch.rand(4, 1, 28, 28)
+    y = torch.tensor([0, 1, 2, 1])
+    shape: dict[str, Any] = {"input_shape": (1, 28, 28), "num_classes": 3, "feature_dim": 512}
+    ours = build_model("htcnn-3", **shape, seed=0)
+    reference = build_model("htcnn-3", **shape, seed=0)
+
+    def take_steps(model: SplitModel, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    take_steps(reference, torch.optim.SGD(reference.parameters(), lr=0.01, momentum=momentum))
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.01, momentum=momentum)
+    with fused_linears(ours, optimizer) as layers:
+        assert [tuple(layer.weight.shape) for layer in layers] == [(512, 4608), (512, 512)]
+        take_steps(ours, optimizer)
+
+    torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])
 def test_evaluation_takes_the_ordinary_path(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = small_model(), torch.ones(2, 50, dtype=torch.float64)
-    monkeypatch.setattr(
-        fused_linear._LinearWithSgd, "apply", lambda *_: pytest.fail("not the ordinary path")
-    )
+    def other_path(*_: object) -> None:
+        pytest.fail("not the ordinary path")
+
+    monkeypatch.setattr(fused_linear._LinearWithSgd, "apply", other_path)
+    model = small_model()
+    x = torch.ones(2, 50, dtype=torch.float64)
     with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN):
         if mode == "eval":
             model.eval()(x)
@@ -160,27 +178,31 @@ def test_other_optimizers_are_left_alone(name: str) -> None:
 @pytest.mark.parametrize("parts", [("weight",), ("weight", "bias"), ("bias",)])
 def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]) -> None:
     """Though the optimizer knows them, with momentum and weight decay."""
-    ours, reference = small_model(), small_model()
+    ours = small_model()
+    reference = small_model()
     for model in (ours, reference):
         for part in parts:
             getattr(model.body[0], part).requires_grad_(False)
-    start, settings = (
-        deepcopy(ours.state_dict()),
-        {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
-    )
+    start = deepcopy(ours.state_dict())
+
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1}
     train(ours, settings, fused=True)
     train(reference, settings, fused=False)
+
     torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=1e-12, atol=1e-12)
-    still = {key for key, value in ours.state_dict().items() if torch.equal(value, start[key])}
-    assert still == {f"body.0.{part}" for part in parts}
+    assert unchanged(ours, start) == {f"body.0.{part}" for part in parts}
 
 
-def test_a_layer_used_twice_and_a_loss_on_the_weight_itself_are_refused() -> None:
-    model, x = small_model(), torch.ones(1, 50, dtype=torch.float64)
+def test_a_layer_used_twice_is_refused() -> None:
+    model = small_model()
+    x = torch.ones(1, 50, dtype=torch.float64)
     with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN):
         loss = (model(x) + model(2 * x)).sum()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+def test_a_loss_on_the_weight_itself_is_refused() -> None:
     model = small_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with fused_linears(model, optimizer, MIN):

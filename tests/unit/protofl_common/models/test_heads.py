@@ -82,12 +82,16 @@ ARCHS = [
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: float) -> None:
-    """Also under weight decay, with the steps inside backward, and when the optimizer knows the frozen parameters."""
+    """Also under weight decay, with the steps inside backward.
+
+    And when the optimizer knows the frozen parameters.
+    """
     model = build(arch, "orthogonal-frozen")
     before = {name: value.clone() for name, value in model.named_parameters()}
     assert not before["head.bias"].any()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum, weight_decay=0.1)
-    x, y = torch.rand(4, 1, 28, 28), torch.arange(4)
+    x = torch.rand(4, 1, 28, 28)
+    y = torch.arange(4)
     with fused_linears(model, optimizer, min_weights=1):
         for _ in range(2):
             optimizer.zero_grad()
@@ -98,15 +102,16 @@ def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: f
     assert still == {name for name, value in model.named_parameters() if not value.requires_grad}
 
 
-def test_a_frozen_head_changes_nothing_else_and_takes_a_state_in_which_it_stays_frozen() -> None:
-    usual, frozen = (
-        build("htcnn-2", "trainable").body,
-        build("htcnn-2", "orthogonal-frozen", head_seed=5).body,
-    )
-    assert all(
-        torch.equal(a, b) for a, b in zip(usual.parameters(), frozen.parameters(), strict=True)
-    )
-    model, other = build("cnn4", "orthogonal-frozen"), build("cnn4", "orthogonal-frozen", seed=1)
+def test_a_frozen_head_changes_nothing_else() -> None:
+    body = build("htcnn-2", "trainable").body
+    body_of_frozen = build("htcnn-2", "orthogonal-frozen", head_seed=5).body
+    for mine, other in zip(body.parameters(), body_of_frozen.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_frozen_head_takes_a_state_in_which_it_stays_frozen() -> None:
+    model = build("cnn4", "orthogonal-frozen")
+    other = build("cnn4", "orthogonal-frozen", seed=1)
     model.load_state_dict(other.state_dict())
     assert torch.equal(model.head.weight, other.head.weight)  # type: ignore[arg-type]
     assert not model.head.weight.requires_grad

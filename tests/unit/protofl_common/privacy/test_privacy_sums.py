@@ -26,71 +26,97 @@ from protofl_common.wire.schema import Counts, Declared, Limits, RefusedMessage,
 THIS = masks.SumName("signature", 4711, "fedavg", 2)
 
 
-# -- masks -------------------------------------------------------------------------------------------------------------
+# -- masks ----------------------------------------------------------------------------------------
 def secrets_of(clients: int) -> dict[str, bytes]:
     return {f"site-{i}": hashlib.shake_256(bytes([i])).digest(96) for i in range(clients)}
 
 
-def test_masks_cancel_in_the_sum_of_all_who_added_them() -> None:
-    vectors = np.random.default_rng(0).integers(0, 2**64, (4, 50), dtype=np.uint64)
-    secrets = secrets_of(4)
-    keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
-    sent = {
-        site: masks.masked(THIS, v, secrets[site], site, keys, "r")
-        for v, site in zip(vectors, secrets, strict=True)
-    }
-    own = [
-        masks.own_mask(THIS, masks.part(secret, masks.OWN), site, 50)
-        for site, secret in secrets.items()
-    ]
-    assert np.array_equal(
-        np.add.reduce(list(sent.values())) - np.add.reduce(own), vectors.sum(axis=0)
-    )
-    other = masks.masked(
-        THIS, vectors[0], secrets["site-0"], "site-0", keys, "s"
-    )  # of one that has received something else
-    assert not (
-        other - own[0] + np.add.reduce(list(sent.values())[1:]) - sum(own[1:])
-        == vectors.sum(axis=0)
-    ).any()
-    without = np.add.reduce([sent[f"site-{i}"] for i in range(3)]) - np.add.reduce(own[:3])
-    for peer in list(secrets)[:3]:
-        without += masks.pair_mask(
-            THIS, masks.part(secrets["site-3"], masks.PAIR), "site-3", peer, keys[peer], 50, "r"
+def keys_of(secrets: dict[str, bytes]) -> dict[str, bytes]:
+    return {site: masks.public_of(secret) for site, secret in secrets.items()}
+
+
+class MaskedSum:
+    """Four sites, each with a vector that it masks for the sum of all."""
+
+    def __init__(self) -> None:
+        self.vectors = np.random.default_rng(0).integers(0, 2**64, (4, 50), dtype=np.uint64)
+        self.secrets = secrets_of(4)
+        self.keys = keys_of(self.secrets)
+        self.sites = list(self.secrets)
+        self.sent = np.stack([self.masked(number, "r") for number in range(4)])
+        self.own_masks = np.stack(
+            [
+                masks.own_mask(THIS, masks.part(secret, masks.OWN), site, 50)
+                for site, secret in self.secrets.items()
+            ]
         )
-    assert np.array_equal(without, vectors[:3].sum(axis=0))
+
+    def masked(self, number: int, received: str) -> np.ndarray:
+        """What a site sends that has ``received`` this."""
+        site = self.sites[number]
+        secret = self.secrets[site]
+        return masks.masked(THIS, self.vectors[number], secret, site, self.keys, received)
+
+
+def test_masks_cancel_in_the_sum_of_all_who_added_them() -> None:
+    study = MaskedSum()
+    total = study.sent.sum(axis=0) - study.own_masks.sum(axis=0)
+    assert np.array_equal(total, study.vectors.sum(axis=0))
+
+
+def test_masks_do_not_cancel_if_a_site_has_received_something_else() -> None:
+    study = MaskedSum()
+    study.sent[0] = study.masked(0, received="s")
+    total = study.sent.sum(axis=0) - study.own_masks.sum(axis=0)
+    assert not (total == study.vectors.sum(axis=0)).any()
+
+
+def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
+    study = MaskedSum()
+    total = study.sent[:3].sum(axis=0) - study.own_masks[:3].sum(axis=0)
+    absent = masks.part(study.secrets["site-3"], masks.PAIR)
+    for peer in study.sites[:3]:
+        total += masks.pair_mask(THIS, absent, "site-3", peer, study.keys[peer], 50, "r")
+    assert np.array_equal(total, study.vectors[:3].sum(axis=0))
+
+
+def p_if_uniform(values: np.ndarray) -> float:
+    """The p-value of a chi-square test over the bytes."""
+    frequencies = np.bincount(np.frombuffer(values.tobytes(), np.uint8), minlength=256)
+    return float(chisquare(frequencies).pvalue)
 
 
 def test_a_masked_vector_looks_uniform() -> None:
-    """Chi-square over its bytes; also with the masks of one pair alone. What is masked is anything but uniform."""
-    vector, secrets = np.arange(50_000, dtype=np.uint64), secrets_of(3)
-    keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
+    """Also with the masks of one pair alone. What is masked is anything but uniform."""
+    vector = np.arange(50_000, dtype=np.uint64)
+    secrets = secrets_of(3)
+    keys = keys_of(secrets)
+    assert p_if_uniform(vector) < 1e-9
 
-    def p(values: np.ndarray) -> float:
-        return float(
-            chisquare(np.bincount(np.frombuffer(values.tobytes(), np.uint8), minlength=256)).pvalue
-        )
+    sent = [masks.masked(THIS, vector, secrets[site], site, keys, "r") for site in secrets]
+    assert all(p_if_uniform(values) > 0.01 for values in sent)
+    assert len({values.tobytes() for values in sent}) == 3
 
     secret = masks.part(secrets["site-0"], masks.PAIR)
     pair = masks.pair_mask(THIS, secret, "site-0", "site-1", keys["site-1"], len(vector), "r")
-    found = [masks.masked(THIS, vector, secrets[site], site, keys, "r") for site in secrets]
-    assert all(p(values) > 0.01 for values in (*found, pair))
-    assert p(vector) < 1e-9
-    assert len({values.tobytes() for values in found}) == 3
+    assert p_if_uniform(pair) > 0.01
 
 
-def test_a_share_under_way_opens_for_its_receiver_alone_and_keys_that_agree_with_all_are_none() -> (
-    None
-):
-    one, other, third = secrets_of(3).values()
+def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
+    sender, receiver, third = secrets_of(3).values()
+    public = masks.public_of(sender)
     text = bytes(2 * SHARE)
-    sealed = masks.seal(THIS, one, masks.public_of(other), "a", "b", text)
+
+    sealed = masks.seal(THIS, sender, masks.public_of(receiver), "a", "b", text)
+
     assert len(sealed) == masks.SEALED
-    assert masks.opened(THIS, other, masks.public_of(one), "a", "b", sealed) == text
-    next_sum = replace(THIS, number=4)
-    for name, secret, way in ((THIS, third, "ab"), (THIS, other, "ba"), (next_sum, other, "ab")):
-        with pytest.raises(InvalidTag):
-            masks.opened(name, secret, masks.public_of(one), *way, sealed)
+    assert masks.opened(THIS, receiver, public, "a", "b", sealed) == text
+    with pytest.raises(InvalidTag):
+        masks.opened(THIS, third, public, "a", "b", sealed)
+    with pytest.raises(InvalidTag):
+        masks.opened(THIS, receiver, public, "b", "a", sealed)
+    with pytest.raises(InvalidTag):
+        masks.opened(replace(THIS, number=4), receiver, public, "a", "b", sealed)
 
 
 def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None:
@@ -120,7 +146,7 @@ def test_a_public_key_has_one_private_key() -> None:
 
 @pytest.mark.parametrize("which", range(3))
 def test_two_sites_with_one_key_are_both_named(which: int) -> None:
-    keys = {site: masks.public_of(secret) for site, secret in secrets_of(3).items()}
+    keys = keys_of(secrets_of(3))
     assert masks.sharing_a_key(keys) == set()
     start = which * masks.KEY
     copy = masks.part(keys["site-0"], which)
@@ -133,7 +159,7 @@ def test_two_sites_with_one_key_are_both_named(which: int) -> None:
 def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
     """The one in the middle of three adds one mask and subtracts one: equal ones would cancel."""
     secrets = secrets_of(3)
-    keys = {site: masks.public_of(secret) for site, secret in secrets.items()}
+    keys = keys_of(secrets)
     keys["site-2"] = keys["site-0"]
     vector = np.arange(50, dtype=np.uint64)
     sent = masks.masked(THIS, vector, secrets["site-1"], "site-1", keys, "r")
@@ -146,14 +172,17 @@ def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
 ])  # fmt: skip
 def test_equal_agreements_give_other_masks_in_every_other_sum(other: dict[str, Any]) -> None:
     secrets = secrets_of(2)
-    secret, public = masks.part(secrets["site-0"], masks.PAIR), masks.public_of(secrets["site-1"])
-    name = replace(THIS, **other)
-    pair, own = (
-        [masks.pair_mask(one, secret, "site-0", "site-1", public, 50, "r") for one in (THIS, name)],
-        [masks.own_mask(one, secret, "site-0", 50) for one in (THIS, name)],
-    )
-    assert not (pair[0] == pair[1]).any()
-    assert not (own[0] == own[1]).any()
+    secret = masks.part(secrets["site-0"], masks.PAIR)
+    public = masks.public_of(secrets["site-1"])
+
+    def masks_in(name: masks.SumName) -> tuple[np.ndarray, np.ndarray]:
+        pair = masks.pair_mask(name, secret, "site-0", "site-1", public, 50, "r")
+        return pair, masks.own_mask(name, secret, "site-0", 50)
+
+    pair, own = masks_in(THIS)
+    other_pair, other_own = masks_in(replace(THIS, **other))
+    assert not (pair == other_pair).any()
+    assert not (own == other_own).any()
 
 
 def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire() -> None:
@@ -166,6 +195,7 @@ def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire(
     digest = digest_of_message(content)
     assert digest_of_message(recorddict_from_proto(recorddict_to_proto(content))) == digest
     assert digest_of_message({**content, SECAGG: ConfigRecord({"site-1": b"other"})}) == digest
+
     others: list[dict[str, Any]] = [
         {"weights": ArrayRecord({"w": Array("float32", (1, 2), "protofl.raw", bytes(8))})},
         {"weights": ArrayRecord({"w": Array("int64", (2, 1), "protofl.raw", bytes(8))})},
@@ -175,10 +205,11 @@ def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire(
         {"best": ConfigRecord({})},
         {"next-sum": ConfigRecord({"site-0": b"key"})},
     ]
-    assert len({digest_of_message({**content, **other}) for other in others} | {digest}) == 8
+    digests = {digest_of_message({**content, **other}) for other in others}
+    assert len(digests | {digest}) == 8
 
 
-# -- uploads as vectors ------------------------------------------------------------------------------------------------
+# -- uploads as vectors ---------------------------------------------------------------------------
 
 BN = {
     "w": torch.zeros(2, 3),
@@ -192,19 +223,23 @@ values = st.floats(-200, 200, width=32)
 
 @st.composite
 def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
-    labels = draw(st.lists(st.integers(0, 4), unique=True, max_size=5))
-    means = torch.tensor([[draw(values) for _ in range(3)] for _ in labels]).reshape(-1, 3)
-    counts = torch.tensor([draw(st.integers(1, 999)) for _ in labels], dtype=torch.int64)
-    weights = {
-        "w": torch.tensor([draw(values) for _ in range(6)]).reshape(2, 3),
-        "bn.running_var": torch.tensor([abs(draw(values)) for _ in range(2)]),
-        "bn.num_batches_tracked": torch.tensor(draw(st.integers(0, 9999))),
-    }
-    prototypes = Prototypes(means, torch.tensor(labels, dtype=torch.int64), counts)
-    by_class = torch.bincount(prototypes.labels, counts, minlength=5).long()
-    return Payload(weights=weights, prototypes=prototypes, label_counts=by_class), draw(
-        st.integers(1, 5000)
+    """What a client sends, and its number of training samples."""
+
+    def numbers(length: int) -> torch.Tensor:
+        return torch.tensor(draw(st.lists(values, min_size=length, max_size=length)))
+
+    labels = torch.tensor(draw(st.lists(st.integers(0, 4), unique=True, max_size=5))).long()
+    counts = torch.tensor([draw(st.integers(1, 999)) for _ in labels]).long()
+    payload = Payload(
+        weights={
+            "w": numbers(6).reshape(2, 3),
+            "bn.running_var": numbers(2).abs(),
+            "bn.num_batches_tracked": torch.tensor(draw(st.integers(0, 9999))),
+        },
+        prototypes=Prototypes(numbers(3 * len(labels)).reshape(-1, 3), labels, counts),
+        label_counts=torch.bincount(labels, counts, minlength=5).long(),
     )
+    return payload, draw(st.integers(1, 5000))
 
 
 @settings(max_examples=40)
@@ -212,58 +247,70 @@ def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
 def test_sums_give_what_the_server_would_have_made_of_the_uploads(
     sent: list[tuple[Payload, int]],
 ) -> None:
-    counted = torch.stack([one.counts("label_counts") for one, _ in sent]).sum(dim=0)
-    if not int(counted.sum()):
+    clients = len(sent)
+    payloads = [payload for payload, _ in sent]
+    samples = [n for _, n in sent]
+    label_counts = torch.stack([payload.counts("label_counts") for payload in payloads]).sum(dim=0)
+    if label_counts.sum() == 0:
         return
-    sums = np.add.reduce(
-        [summing.to_sums(payload, UP, LIMITS, n, len(sent)) for payload, n in sent]
-    )
+
+    vectors = [summing.to_sums(payload, UP, LIMITS, n, clients) for payload, n in sent]
+    sums = np.add.reduce(vectors)
     assert len(sums) == summing.length(UP, LIMITS)
-    found, total = summing.from_sums(sums, UP, LIMITS, len(sent))
-    assert total == sum(n for _, n in sent)
-    wanted = merge_weights(
-        [one.weights() or {} for one, _ in sent], [n / total for _, n in sent], "mean", 0.2
-    )
-    for name, value in (found.weights() or {}).items():
-        rounding = 1.001 if name.endswith("tracked") else len(sent) / summing.scale(len(sent))
-        assert torch.allclose(value.double(), wanted[name].double(), rtol=1e-6, atol=rounding), name
-    merged, seen = merge_by_class([one.vectors() for one, _ in sent], "counts"), found.vectors()
-    assert torch.equal(seen.labels, merged.labels)
-    assert torch.allclose(
-        seen.means, merged.means, rtol=1e-6, atol=len(sent) / summing.scale(len(sent))
-    )
-    assert torch.equal(seen.counts, counted[seen.labels])
-    assert torch.equal(found.counts("label_counts"), counted)
+    merged, total = summing.from_sums(sums, UP, LIMITS, clients)
+
+    assert total == sum(samples)
+    rounding = clients / summing.scale(clients)
+    shares = [n / total for n in samples]
+    weights = merge_weights([payload.weights() or {} for payload in payloads], shares, "mean", 0.2)
+    for name, value in (merged.weights() or {}).items():
+        atol = 1.001 if name.endswith("tracked") else rounding
+        wanted = weights[name].double()
+        assert torch.allclose(value.double(), wanted, rtol=1e-6, atol=atol), name
+
+    prototypes = merge_by_class([payload.vectors() for payload in payloads], "counts")
+    labels = merged.vectors().labels
+    assert torch.equal(labels, prototypes.labels)
+    means = merged.vectors().means
+    assert torch.allclose(means, prototypes.means, rtol=1e-6, atol=rounding)
+    assert torch.equal(merged.vectors().counts, label_counts[labels])
+    assert torch.equal(merged.counts("label_counts"), label_counts)
 
 
 @pytest.mark.parametrize("clients", [3, 1000])
 def test_the_largest_sums_do_not_overflow_and_what_is_larger_is_cut(clients: int) -> None:
     up: Declared = {"weights": Weights()}
     limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
-    one = summing.to_sums(
-        Payload(weights={"w": torch.tensor([1e30, -1e30])}), up, limits, 10**12, clients
-    )
-    found, total = summing.from_sums(one * np.uint64(clients), up, limits, clients)
+    huge = Payload(weights={"w": torch.tensor([1e30, -1e30])})
+    sums = summing.to_sums(huge, up, limits, 10**12, clients) * np.uint64(clients)
+
+    merged, total = summing.from_sums(sums, up, limits, clients)
+
     assert total == clients * summing.MOST_SAMPLES
-    assert (found.weights() or {})["w"].tolist() == [summing.LARGEST, -summing.LARGEST]
+    assert (merged.weights() or {})["w"].tolist() == [summing.LARGEST, -summing.LARGEST]
 
 
-def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_is_none() -> None:
+def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None:
     up: Declared = {"prototypes": Vectors()}
     sent = Payload(prototypes=Prototypes(torch.tensor([[3e6, 4e6, 0.0]]), torch.tensor([2])))
-    found, *_ = summing.from_sums(summing.to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
-    assert torch.allclose(found.vectors().means, torch.tensor([[6e3, 8e3, 0.0]]))
-    up = {"prototypes": Vectors(counts=True)}
+    merged, _ = summing.from_sums(summing.to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
+    assert torch.allclose(merged.vectors().means, torch.tensor([[6e3, 8e3, 0.0]]))
+
+
+def test_no_prototypes_are_sums_of_nought() -> None:
+    up: Declared = {"prototypes": Vectors(counts=True)}
     none = torch.zeros(0, dtype=torch.int64)
-    sums = summing.to_sums(
-        Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none)), up, LIMITS, 9, 3
-    )
+    sent = Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none))
+    sums = summing.to_sums(sent, up, LIMITS, 9, 3)
     assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
     assert summing.from_sums(sums, up, LIMITS, 3)[0].vectors() is None
-    for odd in (torch.nan, torch.inf):
-        broken = Payload(weights=BN | {"w": torch.full((2, 3), odd)})
-        with pytest.raises(summing.NotFinite, match="NaN or infinity"):
-            summing.to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_not_summed(value: float) -> None:
+    broken = Payload(weights=BN | {"w": torch.full((2, 3), value)})
+    with pytest.raises(summing.NotFinite, match="NaN or infinity"):
+        summing.to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3)
 
 
 @pytest.mark.parametrize(("place", "value", "said"), [
@@ -279,9 +326,8 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept_and_none_
 ])  # fmt: skip
 def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
     prototypes = Prototypes(torch.ones(1, 3), torch.tensor([0]), torch.tensor([4]))
-    upload = Payload(
-        weights=BN, prototypes=prototypes, label_counts=torch.ones(5, dtype=torch.int64)
-    )
+    ones = torch.ones(5, dtype=torch.int64)
+    upload = Payload(weights=BN, prototypes=prototypes, label_counts=ones)
     sums = summing.to_sums(upload, UP, LIMITS, 1, 3)
     sums[place] = np.array(value * summing.scale(3)).astype(np.int64).view(np.uint64)
     with pytest.raises(RefusedMessage, match=said):
@@ -291,62 +337,58 @@ def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, 
 @pytest.mark.parametrize("k", [1.5, 4.0])
 def test_without_counts_a_class_has_at_most_a_vote_of_each_site(k: float) -> None:
     up: Declared = {"prototypes": Vectors()}
-    sums = summing.to_sums(
-        Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0]))), up, LIMITS, 9, 3
-    )
+    sent = Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0])))
+    sums = summing.to_sums(sent, up, LIMITS, 9, 3)
     sums[4] = summing.to_whole(np.array([k]), 3)[0]
-    with pytest.raises(
-        RefusedMessage, match="prototypes of a class from more than 3 sites, or from a part of one"
-    ):
+    said = "prototypes of a class from more than 3 sites, or from a part of one"
+    with pytest.raises(RefusedMessage, match=said):
         summing.from_sums(sums, up, LIMITS, 3)
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures --------------------------------------------------------------------------------------
 
 NAMES = summing.figure_names(("total",), {"head/auc"})
 
 
-def reported(tested: int, right: int, **more: Any) -> Report:
-    return Report(
-        4, 0, tested, {"head": right}, {"total": 0.25}, {"train": 1.5}, {"head/auc": 0.5}, **more
-    )
+def means_of(*reports: tuple[Report, int]) -> Any:
+    """What the server has of three sites' reports, each with the site's training samples."""
+    figures = [summing.weighted_figures(report, n, NAMES) for report, n in reports]
+    sums = np.add.reduce([summing.to_whole(of_site, 3) for of_site in figures])
+    return summing.means_of(summing.from_whole(sums, 3), NAMES)
 
 
-def test_figures_are_means_over_all_samples_and_weigh_at_most_as_uploads() -> None:
-    one = reported(10, 7, validation_samples=4, validation={"head": 0.75, "head/auc": 0.5})
-    other, without = reported(30, 9), Report(4, 0, 0)
-    weighted = [
-        summing.weighted_figures(report, n, NAMES)
-        for report, n in ((one, 30), (other, 10), (without, 5))
-    ]
-    sums = np.add.reduce([summing.to_whole(figures, 3) for figures in weighted])
-    means = summing.means_of(summing.from_whole(sums, 3), NAMES)
+def test_figures_are_means_over_all_samples() -> None:
+    same: dict[str, Any] = {"losses": {"total": 0.25}, "metrics": {"head/auc": 0.5}}
+    validated = {"validation_samples": 4, "validation": {"head": 0.75, "head/auc": 0.5}}
+    first = Report(4, 0, 10, {"head": 7}, seconds={"train": 1.5}, **same, **validated)
+    second = Report(4, 0, 30, {"head": 9}, **same)
+    without = Report(4, 0, 0)
+
+    means = means_of((first, 30), (second, 10), (without, 5))
+
     assert means["correct"] == {"head": 16 / 40}
     assert means["validation"] == {"head": 0.75, "head/auc": 0.5}
     assert means["metrics"] == {"head/auc": 0.5}
     assert means["losses"] == {"total": 0.25}
-    assert summing.without_figures(one) == Report(4, 0, 0, seconds={"train": 1.5})
-    report = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
-    figures = dict(
-        zip(
-            NAMES,
-            summing.weighted_figures(report, 10**9, NAMES).reshape(-1, 2).tolist(),
-            strict=True,
-        )
-    )
+    assert summing.without_figures(first) == Report(4, 0, 0, seconds={"train": 1.5})
+
+
+def test_figures_weigh_at_most_as_uploads() -> None:
+    huge = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
+    pairs = summing.weighted_figures(huge, 10**9, NAMES).reshape(-1, 2).tolist()
+    figures = dict(zip(NAMES, pairs, strict=True))
     assert figures["correct.head"] == [summing.MOST_SAMPLES, summing.MOST_SAMPLES]
     assert figures["losses.total"] == [summing.MOST_SAMPLES * summing.LARGEST, summing.MOST_SAMPLES]
-    sums = summing.to_whole(
-        summing.weighted_figures(Report(4, 0, 3 * 10**6, {"head": 10**6}), 1, NAMES), 3
-    )
-    assert summing.means_of(summing.from_whole(sums, 3), NAMES)["correct"]["head"] == pytest.approx(
-        1 / 3, abs=1e-6
-    )
-    for odd in (torch.nan, torch.inf):
-        with pytest.raises(summing.NotFinite, match=r"losses\.total is (nan|inf)"):
-            summing.weighted_figures(
-                Report(4, 0, 9, losses={"total": float(odd)}), 9, ["losses.total"]
-            )
+
+    third = Report(4, 0, 3 * 10**6, {"head": 10**6})
+    assert means_of((third, 1))["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_figures_that_are_not_finite_are_not_summed(value: float) -> None:
+    report = Report(4, 0, 9, losses={"total": value})
+    with pytest.raises(summing.NotFinite, match=r"losses\.total is (nan|inf)"):
+        summing.weighted_figures(report, 9, ["losses.total"])
 
 
 @pytest.mark.parametrize(("name", "total", "n", "said"), [

@@ -21,36 +21,42 @@ class Half:
         self.model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         self.parameter = nn.Parameter(torch.zeros(4))
         self.tensor = torch.zeros(2, dtype=torch.bool)
-        self.optimizer = torch.optim.SGD(
-            [*self.model.parameters(), self.parameter], lr=0.1, momentum=0.9
-        )
+        parameters = [*self.model.parameters(), self.parameter]
+        self.optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
         self.generator = torch.Generator().manual_seed(0)
         self.prototypes: Prototypes | None = None
         self.absent: Prototypes | None = None
-        self.table: dict[str, Any] = dict.fromkeys(
-            ("plain", "site-1", "a:b")
-        )  # not the order of names
+        # not the order of names
+        self.table: dict[str, Any] = {"plain": None, "site-1": None, "a:b": None}
 
     def live(self) -> None:
-        (
-            self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()
-        ).backward()
+        """Every attribute changes."""
+        loss = self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()
+        loss.backward()
         self.optimizer.step()
         self.tensor[1] = True
         torch.rand(3, generator=self.generator)
         self.prototypes = Prototypes(torch.rand(3, 4), torch.arange(3), torch.tensor([5, 1, 2]))
-        counted = Prototypes(torch.rand(1, 4), torch.tensor([7]), torch.tensor([9]))
-        deep = {"deep": {"deeper": torch.ones(1), "site.2": some_prototypes(1)}, "beside": counted}
-        self.table = {"plain": torch.arange(3), "site-1": some_prototypes(2), "a:b": deep}
+        self.table = {
+            "plain": torch.arange(3),
+            "site-1": some_prototypes(2),
+            "a:b": {
+                "deep": {"deeper": torch.ones(1), "site.2": some_prototypes(1)},
+                "beside": Prototypes(torch.rand(1, 4), torch.tensor([7]), torch.tensor([9])),
+            },
+        }
 
 
 def some_prototypes(rows: int) -> Prototypes:
     return Prototypes(torch.rand(rows, 4), torch.arange(rows))
 
 
-def through_a_file(entries: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    write_tensors(path / "state.safetensors", entries, {"format": "test"})
-    return read_tensors(path / "state.safetensors", CPU)[0]
+def handed_over(source: Any, target: Any, names: tuple[str, ...], folder: Path) -> None:
+    """Through a file."""
+    file = folder / "state.safetensors"
+    write_tensors(file, pack_attributes(source, names), {"format": "test"})
+    entries, _ = read_tensors(file, CPU)
+    restore_attributes(target, names, entries)
 
 
 def assert_same(found: Any, wanted: Any) -> None:
@@ -72,115 +78,112 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 
 def test_every_kind_survives(tmp_path: Path) -> None:
-    lived, fresh = Half(), Half()
+    lived = Half()
     lived.live()
-    parameter, model = fresh.parameter, fresh.model
-    restore_attributes(fresh, KEPT, through_a_file(pack_attributes(lived, KEPT), tmp_path))
-    assert_same(dict(fresh.model.state_dict()), dict(lived.model.state_dict()))
+    fresh = Half()
+    parameter = fresh.parameter
+    model = fresh.model
+
+    handed_over(lived, fresh, KEPT, tmp_path)
+
     assert fresh.parameter is parameter  # the optimizer holds it
     assert fresh.model is model
+    assert_same(dict(fresh.model.state_dict()), dict(lived.model.state_dict()))
     assert_same(fresh.parameter.data, lived.parameter.data)
     assert_same(fresh.tensor, lived.tensor)
     assert_same(fresh.prototypes, lived.prototypes)
     assert fresh.absent is None
     assert_same(fresh.table, lived.table)
     assert list(fresh.table) == list(lived.table)
-    momenta = [half.optimizer.state_dict()["state"] for half in (fresh, lived)]
-    assert len(momenta[1]) == 5
-    assert_same(*momenta)
-    assert torch.equal(
-        torch.rand(4, generator=fresh.generator), torch.rand(4, generator=lived.generator)
-    )
+    momenta = lived.optimizer.state_dict()["state"]
+    assert len(momenta) == 5
+    assert_same(fresh.optimizer.state_dict()["state"], momenta)
+    assert_same_draws(fresh.generator, lived.generator)
 
 
-def test_names_of_entries_which_are_copies() -> None:
+def assert_same_draws(one: torch.Generator, other: torch.Generator) -> None:
+    assert torch.equal(torch.rand(4, generator=one), torch.rand(4, generator=other))
+
+
+def test_names_of_entries() -> None:
     lived = Half()
     lived.live()
+
     names = set(pack_attributes(lived, ("model", "tensor", "prototypes", "absent", "table")))
-    assert {
-        "model/0.weight",
-        "model/1.running_mean",
-        "tensor",
-        "prototypes:means",
-        "prototypes:labels",
-    } <= names
-    assert {
-        "table/plain",
-        "table/site-1:means",
-        "table/a:b/deep/site.2:labels",
-        "table/a:b/beside:counts",
-    } <= names
+
+    assert {"model/0.weight", "model/1.running_mean", "tensor"} <= names
+    assert {"prototypes:means", "prototypes:labels"} <= names
+    assert {"table/plain", "table/site-1:means"} <= names
+    assert {"table/a:b/deep/site.2:labels", "table/a:b/beside:counts"} <= names
     assert not any(name.startswith("absent") for name in names)
-    entry, before = (
-        pack_attributes(lived, ("parameter",))["parameter"],
-        lived.parameter.detach().clone(),
-    )
+
+
+def test_entries_are_copies() -> None:
+    half = Half()
+    entry = pack_attributes(half, ("parameter",))["parameter"]
+    before = half.parameter.detach().clone()
     with torch.no_grad():
-        lived.parameter.add_(1)
+        half.parameter.add_(1)
     assert torch.equal(entry, before)
     assert not entry.requires_grad
-    odd = SimpleNamespace(value={"a": {"b": "text"}})
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    owner = SimpleNamespace(value={"a": {"b": "text"}})
     with pytest.raises(TypeError, match="value/a/b: a checkpoint cannot hold a str"):
-        pack_attributes(odd, ("value",))
+        pack_attributes(owner, ("value",))
 
 
 def test_what_was_none_or_empty_is_so_again(tmp_path: Path) -> None:
     fresh = Half()
-    restore_attributes(fresh, KEPT, through_a_file(pack_attributes(Half(), KEPT), tmp_path))
+    handed_over(Half(), fresh, KEPT, tmp_path)
     assert fresh.prototypes is None
     assert fresh.table == {}
     assert fresh.optimizer.state_dict()["state"] == {}
 
 
-def test_an_attribute_that_is_none_when_built_may_become_anything_of_tensors(
-    tmp_path: Path,
-) -> None:
-    for value in (
+@pytest.mark.parametrize(
+    "value",
+    [
         torch.ones(2),
         some_prototypes(2),
         {"a": torch.ones(1), "b": {"c": some_prototypes(1)}},
-    ):
-        lived, fresh = SimpleNamespace(value=value), SimpleNamespace(value=None)
-        restore_attributes(
-            fresh, ("value",), through_a_file(pack_attributes(lived, ("value",)), tmp_path)
-        )
-        assert_same(fresh.value, value)
+    ],
+)
+def test_an_attribute_that_is_none_when_built_may_become_anything_of_tensors(
+    value: Any, tmp_path: Path
+) -> None:
+    fresh = SimpleNamespace(value=None)
+    handed_over(SimpleNamespace(value=value), fresh, ("value",), tmp_path)
+    assert_same(fresh.value, value)
 
 
 def test_names_that_begin_alike_do_not_mix(tmp_path: Path) -> None:
-    class Alike:
-        def __init__(self, of: float) -> None:
-            self.w: Any = {"x": torch.full((1,), of)} if of else {}
-            self.w2: Any = torch.full((1,), 2 * of)
-            self.wx: Any = Prototypes(torch.full((1, 1), 3 * of), torch.tensor([0])) if of else None
-
-    lived, fresh, names = Alike(1.0), Alike(0.0), ("w", "w2", "wx")
-    restore_attributes(fresh, names, through_a_file(pack_attributes(lived, names), tmp_path))
+    lived = SimpleNamespace(w={"x": torch.ones(1)}, w2=torch.tensor([2.0]), wx=some_prototypes(1))
+    fresh = SimpleNamespace(w={}, w2=torch.zeros(1), wx=None)
+    handed_over(lived, fresh, ("w", "w2", "wx"), tmp_path)
     assert_same(vars(fresh), vars(lived))
 
 
 def test_a_dictionary_of_modules_and_generators_goes_on_in_place(tmp_path: Path) -> None:
-    class Many:
-        def __init__(self) -> None:
-            self.parts: dict[str, Any] = {
-                "critic": nn.Linear(2, 2),
-                "dice": torch.Generator().manual_seed(0),
-            }
-            self.parts["inner"] = {"optimizer": torch.optim.Adam(self.parts["critic"].parameters())}
+    def some_parts() -> dict[str, Any]:
+        critic = nn.Linear(2, 2)
+        dice = torch.Generator().manual_seed(0)
+        inner = {"optimizer": torch.optim.Adam(critic.parameters())}
+        return {"critic": critic, "dice": dice, "inner": inner}
 
-    lived, fresh = Many(), Many()
-    lived.parts["critic"](torch.ones(1, 2)).sum().backward()
-    lived.parts["inner"]["optimizer"].step()
-    torch.rand(3, generator=lived.parts["dice"])
-    critic = fresh.parts["critic"]
-    restore_attributes(
-        fresh, ("parts",), through_a_file(pack_attributes(lived, ("parts",)), tmp_path)
-    )
-    assert fresh.parts["critic"] is critic
-    assert_same(dict(critic.state_dict()), dict(lived.parts["critic"].state_dict()))
-    assert torch.equal(
-        torch.rand(4, generator=fresh.parts["dice"]), torch.rand(4, generator=lived.parts["dice"])
-    )
-    assert_same(
-        *(half.parts["inner"]["optimizer"].state_dict()["state"] for half in (fresh, lived))
-    )
+    lived = some_parts()
+    lived["critic"](torch.ones(1, 2)).sum().backward()
+    lived["inner"]["optimizer"].step()
+    torch.rand(3, generator=lived["dice"])
+    fresh = some_parts()
+    owner = SimpleNamespace(parts=fresh)
+    critic = fresh["critic"]
+
+    handed_over(SimpleNamespace(parts=lived), owner, ("parts",), tmp_path)
+
+    assert owner.parts["critic"] is critic
+    assert_same(dict(critic.state_dict()), dict(lived["critic"].state_dict()))
+    assert_same_draws(owner.parts["dice"], lived["dice"])
+    optimizer = owner.parts["inner"]["optimizer"]
+    assert_same(optimizer.state_dict()["state"], lived["inner"]["optimizer"].state_dict()["state"])

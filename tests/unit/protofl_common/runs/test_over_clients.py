@@ -1,4 +1,7 @@
-"""Figures over clients, metrics beside accuracy: by hand, and in a run's files; what looks odd in data or outcome."""
+"""Figures over clients, and metrics beside accuracy: by hand, and in a run's files.
+
+And what looks odd in data or outcome.
+"""
 
 import sys
 from pathlib import Path
@@ -32,120 +35,134 @@ def test_over_clients_by_hand() -> None:
 
 
 def test_evaluations_of_all_sites() -> None:
-    told = [(2, 2), (3, 3), (4, 4), (3, 3), (4, 1), (4, 3)]
-    rows = [
-        {"asked": asked, "valid": valid, "number": number}
-        for number, (asked, valid) in enumerate(told)
-    ]
-    for liars, wanted in ((0, [2, 5]), (1, [1, 2, 3, 5]), (2, [0, 1, 2, 3, 4, 5])):
-        assert [
-            row["number"] for row in of_all_sites([*rows[:5], rows[5] | {"liars": liars}])
-        ] == wanted
+    """As many as the last asks and as answer it, but for as many as may lie."""
+    asked_and_valid = [(2, 2), (3, 3), (4, 4), (3, 3), (4, 1), (4, 3)]
+    for liars, numbers in ((0, [2, 5]), (1, [1, 2, 3, 5]), (2, [0, 1, 2, 3, 4, 5])):
+        rows = []
+        for asked, valid in asked_and_valid:
+            rows.append({"asked": asked, "valid": valid, "number": len(rows)})
+        rows[-1]["liars"] = liars
+        assert [row["number"] for row in of_all_sites(rows)] == numbers
     assert of_all_sites([]) == []
 
 
 def test_human_units() -> None:
-    assert [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)] == [
-        "0 B",
-        "999 B",
-        "1.5 kB",
-        "2.5 MB",
-        "4.0 GB",
-    ]
-    assert [human_seconds(seconds) for seconds in (1.25, 42, 75, 3720)] == [
-        "1.2s",
-        "42s",
-        "1m15s",
-        "1h02m",
-    ]
+    sizes = [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)]
+    assert sizes == ["0 B", "999 B", "1.5 kB", "2.5 MB", "4.0 GB"]
+    times = [human_seconds(seconds) for seconds in (1.25, 42, 75, 3720)]
+    assert times == ["1.2s", "42s", "1m15s", "1h02m"]
 
 
 def evaluated(
     after: int, tested: float, validated: float | None = None, asked: int = 4
 ) -> dict[str, Any]:
-    row = {
+    row: dict[str, Any] = {
         "asked": asked,
         "valid": asked,
         "evaluated-after-round": after,
         "accuracy": {"head": {"mean": tested}},
     }
-    return row | ({} if validated is None else {"validation": {"head": {"mean": validated}}})
+    if validated is not None:
+        row["validation"] = {"head": {"mean": validated}}
+    return row
 
 
 def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() -> None:
-    """The first of several; a lucky draw of clients does not count; `best` tells the test figure all the same."""
-    disagreeing = [evaluated(0, 0.1, 0.7), evaluated(1, 0.3, 0.99, asked=2), evaluated(2, 0.9, 0.5)]
-    disagreeing += [evaluated(3, 0.8, 0.7), evaluated(4, 0.6, 0.6)]
-    assert best_of(disagreeing, "head") == {
-        "mean": 0.1,
-        "after-round": 0,
-        "chosen-on": "validation",
-    }
-    blind = [
-        {key: value for key, value in row.items() if key != "validation"} for row in disagreeing
+    """The first of several; a lucky draw of clients does not count.
+
+    `best` tells the test figure all the same.
+    """
+    rows = [
+        evaluated(0, 0.1, 0.7),
+        evaluated(1, 0.3, 0.99, asked=2),
+        evaluated(2, 0.9, 0.5),
+        evaluated(3, 0.8, 0.7),
+        evaluated(4, 0.6, 0.6),
     ]
-    assert best_of(blind, "head") == {"mean": 0.9, "after-round": 2, "chosen-on": "test"}
-    assert best_of(blind, "prototype") is None
-    assert (
-        best_text({"mean": 0.9, "after-round": 2}) == "90.00 @2 (chosen on test data)"
-    )  # of an older run
+    best = {"mean": 0.1, "after-round": 0, "chosen-on": "validation"}
+    assert best_of(rows, "head") == best
+
+    for row in rows:
+        del row["validation"]
+    assert best_of(rows, "head") == {"mean": 0.9, "after-round": 2, "chosen-on": "test"}
+    assert best_of(rows, "prototype") is None
+
+    of_an_older_run: Any = {"mean": 0.9, "after-round": 2}
+    assert best_text(of_an_older_run) == "90.00 @2 (chosen on test data)"
 
 
 def result(algo: str, **clients: float) -> Any:
-    of_clients = {site: {"head": accuracy} for site, accuracy in clients.items()}
-    return {"settings": {"algo": algo}, "algorithm": algo.title(), "accuracy": {"head": {"mean": 0.5}}, "clients": {},
-        "bytes": {}, "accuracy-of-clients": of_clients}  # fmt: skip
+    return {
+        "settings": {"algo": algo},
+        "algorithm": algo.title(),
+        "accuracy": {"head": {"mean": 0.5}},
+        "accuracy-of-clients": {site: {"head": share} for site, share in clients.items()},
+        "clients": {},
+        "bytes": {},
+    }
 
 
 def test_clients_are_compared_one_by_one() -> None:
     """An equal mean may hide that one client pays for another; a tie harms nobody."""
-    alone, other = result("local", a=0.5, b=0.5, c=0.5), result("fedavg", a=0.9, b=0.1, c=0.5)
-    assert side_by_side([alone, other]).note.endswith(
-        " Clients worse off than alone: Fedavg 1 of 3."
-    )
-    assert "worse off" not in side_by_side([other]).note
-    assert "worse off" not in side_by_side([result("local"), result("fedavg")]).note, (
-        "single clients are hidden"
-    )
+    alone = result("local", a=0.5, b=0.5, c=0.5)
+    fedavg = result("fedavg", a=0.9, b=0.1, c=0.5)
+    said = " Clients worse off than alone: Fedavg 1 of 3."
+    assert side_by_side([alone, fedavg]).note.endswith(said)
+    assert "worse off" not in side_by_side([fedavg]).note
+
+    single_clients_hidden = [result("local"), result("fedavg")]
+    assert "worse off" not in side_by_side(single_clients_hidden).note
 
 
 SCORES = np.array([[3.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [2.0, 1.0, 0.0]])
 LABELS = np.array([0, 0, 1, 1])
-"""Predicted 0, 0, 1, 0: class 0 has recall 1 and precision 2/3, class 1 recall 1/2 and precision 1; nobody is of 2."""
+"""Predicted 0, 0, 1, 0; nobody is of class 2.
+
+Class 0 has recall 1 and precision 2/3, class 1 recall 1/2 and precision 1.
+"""
+
+# The share of pairs (class 0, class 1) in which the right one's probability is larger; a tie
+# counts half.
+AUC_OF_0 = (2 + 1.5) / 4
+AUC_OF_1 = (2 + 1 + 0.5) / 4  # 0.67 beats both; 0.24 beats 0.11, and ties with 0.24
+AUC = (AUC_OF_0 + AUC_OF_1) / 2
 
 
 def test_metrics_by_hand() -> None:
-    found = evaluate_metrics(["balanced-accuracy", "macro-f1", "auc", "recall"], SCORES, LABELS)
-    assert found.pop("balanced-accuracy") == pytest.approx(3 / 4)
-    assert found.pop("macro-f1") == pytest.approx((4 / 5 + 2 / 3) / 2)
-    auc_of_0 = (
-        2 + 1.5
-    ) / 4  # pairs (class 0, class 1) in which class 0's probability is larger, a tie counts half
-    auc_of_1 = (2 + 1 + 0.5) / 4  # 0.67 beats both; 0.24 beats 0.11, and ties with 0.24
-    assert found.pop("auc") == pytest.approx((auc_of_0 + auc_of_1) / 2)
-    (blind := torch.tensor(SCORES))[
-        :, 1
-    ] = -torch.inf  # class 1 has no prototype: its probability is 0 everywhere
-    alike = (
-        SCORES + np.array([[9.0], [-9], [40], [0]]),
-        900 * SCORES,
-    )  # of the same probabilities, and the same order
-    aucs = [evaluate_metrics(["auc"], scores, LABELS)["auc"] for scores in (*alike, _finite(blind))]
-    assert aucs == pytest.approx([(auc_of_0 + auc_of_1) / 2] * 2 + [((1.5 + 2) / 4 + 0.5) / 2])
-    assert found == {"recall/0": 1.0, "recall/1": 0.5}
+    metrics = ["balanced-accuracy", "macro-f1", "auc", "recall"]
+    assert evaluate_metrics(metrics, SCORES, LABELS) == {
+        "balanced-accuracy": pytest.approx(3 / 4),
+        "macro-f1": pytest.approx((4 / 5 + 2 / 3) / 2),
+        "auc": pytest.approx(AUC),
+        "recall/0": 1.0,
+        "recall/1": 0.5,
+    }
+
+
+def test_auc_is_of_the_order_of_probabilities() -> None:
+    def auc(scores: np.ndarray) -> float:
+        return evaluate_metrics(["auc"], scores, LABELS)["auc"]
+
+    assert auc(SCORES + np.array([[9.0], [-9], [40], [0]])) == pytest.approx(AUC)
+    assert auc(900 * SCORES) == pytest.approx(AUC)
+
+    # class 1 has no prototype, so that its probability is 0 everywhere
+    without_class_1 = torch.tensor(SCORES)
+    without_class_1[:, 1] = -torch.inf
+    assert auc(_finite(without_class_1)) == pytest.approx(((1.5 + 2) / 4 + 0.5) / 2)
 
 
 def test_what_a_report_may_hold_and_the_choices() -> None:
-    wanted = {
-        f"{kind}/{name}"
-        for kind in ("head", "prototype")
-        for name in ("auc", "recall/0", "recall/1")
+    assert declared_metrics(["auc", "recall"], 2) == {
+        "head/auc",
+        "head/recall/0",
+        "head/recall/1",
+        "prototype/auc",
+        "prototype/recall/0",
+        "prototype/recall/1",
     }
-    assert declared_metrics(["auc", "recall"], 2) == wanted
-    with pytest.raises(
-        SettingsError,
-        match="metrics = 'auc, f1': 'f1' is not one of balanced-accuracy, macro-f1, auc",
-    ):
+    said = "metrics = 'auc, f1': 'f1' is not one of balanced-accuracy, macro-f1, auc"
+    with pytest.raises(SettingsError, match=said):
         metric_names("auc, f1")
 
 
@@ -162,41 +179,44 @@ def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
 
 @pytest.mark.slow
 def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
-    outcome = run_federation(
-        run_config(tmp_path, metrics="auc, recall", train_samples=20, test_samples=40), clients=3
-    )
+    config = run_config(tmp_path, metrics="auc, recall", train_samples=20, test_samples=40)
+    outcome = run_federation(config, clients=3)
+
     last = outcome.rows[-1]
+    of_clients = [client["metrics"] for client in last["clients"].values()]
     for inference in ("head", "prototype"):
-        each = [client["metrics"][f"{inference}/auc"] for client in last["clients"].values()]
-        assert last["metrics"][f"{inference}/auc"]["mean"] == pytest.approx(sum(each) / 3)
-        assert 0 <= min(each) <= max(each) <= 1
-        of_classes = [
-            one["metrics"][f"{inference}/recall/{c}"]
-            for one in last["clients"].values()
-            for c in range(10)
-        ]
-        assert sum(of_classes) / 30 == pytest.approx(
-            last["accuracy"][inference]["mean"]
-        )  # ten classes of four samples
+        aucs = [metrics[f"{inference}/auc"] for metrics in of_clients]
+        assert 0 <= min(aucs) <= max(aucs) <= 1
+        assert last["metrics"][f"{inference}/auc"]["mean"] == pytest.approx(sum(aucs) / 3)
+
+        # of ten classes with four samples each the mean recall is the accuracy
+        recalls = []
+        for metrics in of_clients:
+            recalls += [metrics[f"{inference}/recall/{label}"] for label in range(10)]
+        assert sum(recalls) / 30 == pytest.approx(last["accuracy"][inference]["mean"])
+
     assert outcome.summary["metrics"] == last["metrics"]
-    assert Figure(what="head/auc").read(outcome.folder) == pytest.approx(
-        last["metrics"]["head/auc"]["mean"]
-    )
+    auc = last["metrics"]["head/auc"]["mean"]
+    assert Figure(what="head/auc").read(outcome.folder) == pytest.approx(auc)
     assert {name.partition("/")[2] for name in last["metrics"]} >= {"auc", "recall/9"}
 
 
-# -- doubts ----------------------------------------------------------------------------------------------------------
+# -- doubts ---------------------------------------------------------------------------------------
 def written(tmp_path: Path, labels: list[str], **more: Any) -> dict[str, Any]:
     """The config of a run over these labels, whose inputs say nothing about them."""
     inputs = np.random.default_rng(1).normal(size=(len(labels), 3))
     np.savez(tmp_path / "mine.npz", inputs=inputs, labels=labels, **more)
-    own = {
-        "dataset": "arrays",
-        "data_dir": str(tmp_path / "mine.npz"),
-        "partition": "iid",
-        "models": "mlp-1",
-    }
-    return run_config(tmp_path, **own, algo="fedavg", train_samples=0, test_samples=0, lr=1e-9)
+    return run_config(
+        tmp_path,
+        dataset="arrays",
+        data_dir=str(tmp_path / "mine.npz"),
+        partition="iid",
+        models="mlp-1",
+        algo="fedavg",
+        train_samples=0,
+        test_samples=0,
+        lr=1e-9,
+    )
 
 
 def test_an_accuracy_that_needs_no_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -210,32 +230,40 @@ def test_an_accuracy_that_needs_no_model(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 def test_a_model_that_has_learnt_raises_no_doubt(tmp_path: Path) -> None:
-    config = written(tmp_path, labels := ["no", "yes"] * 60)
-    inputs = np.random.default_rng(1).normal(size=(120, 3)) + 6.0 * np.array([[0], [1]] * 60)
+    labels = ["no", "yes"] * 60
+    config = written(tmp_path, labels) | {"lr": 0.1, "rounds": 3}
+    inputs = np.random.default_rng(1).normal(size=(120, 3))
+    inputs[1::2] += 6.0
     np.savez(tmp_path / "mine.npz", inputs=inputs, labels=labels)
-    assert run_federation(config | {"lr": 0.1, "rounds": 3}, clients=2).summary["warnings"] == []
+    assert run_federation(config, clients=2).summary["warnings"] == []
 
 
 def test_an_accuracy_that_fell() -> None:
-    row = {
-        "kind": "round",
-        "void": False,
-        "failed": {},
-        "refused": {},
-        "clients": {"north": {"accuracy": {}}},
-    }
-    rows = [row | evaluated(after, mean) for after, mean in ((26, 0.9), (27, 0.971), (40, 0.34))]
+    rows = accurate_rounds((26, 0.9), (27, 0.971), (40, 0.34))
     (doubt,) = doubts_of_outcome(rows, rows[-1], {})
-    assert doubt.startswith(
-        "accuracy by head fell from 97.1 % after round 27 to 34.0 %: try a smaller lr, "
-    )
-    rows[-1] |= {"accuracy": {"head": {"mean": 0.85}}, "refused": {"site-0": "odd"}}
-    found = [
-        *doubts_of_outcome(rows, rows[-1], {}),
-        *doubts_of_outcome(rows, rows[-1] | {"accuracy": {}}, {}),
-    ]
+    said = "accuracy by head fell from 97.1 % after round 27 to 34.0 %: try a smaller lr, "
+    assert doubt.startswith(said)
+
+
+def test_a_refused_reply_and_no_accuracy_at_all() -> None:
+    rows = accurate_rounds((26, 0.9), (27, 0.971), (40, 0.85))
+    rows[-1]["refused"] = {"site-0": "odd"}
     refused = "1 of 12 replies failed or were refused, the last: odd"
-    assert found == [refused, refused, "no accuracy of any client (too few test samples)"]
+    assert [*doubts_of_outcome(rows, rows[-1], {})] == [refused]
+
+    nobody_tested = rows[-1] | {"accuracy": {}}
+    no_accuracy = "no accuracy of any client (too few test samples)"
+    assert [*doubts_of_outcome(rows, nobody_tested, {})] == [refused, no_accuracy]
+
+
+def accurate_rounds(*means: tuple[int, float]) -> list[dict[str, Any]]:
+    """A row of each of these rounds, with this mean accuracy after it."""
+    rows = []
+    for after, mean in means:
+        row: dict[str, Any] = {"kind": "round", "void": False, "failed": {}, "refused": {}}
+        row["clients"] = {"north": {"accuracy": {}}}
+        rows.append(row | evaluated(after, mean))
+    return rows
 
 
 def test_a_class_that_is_tested_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -245,11 +273,10 @@ def test_a_class_that_is_tested_nowhere(tmp_path: Path, capfd: pytest.CaptureFix
 
 def test_rounds_that_changed_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def tamper(message: Any, reply: Any) -> Any:
-        return (
-            None
-            if message.metadata.message_type == "train" and message.metadata.group_id == "2"
-            else reply
-        )
+        metadata = message.metadata
+        if metadata.message_type == "train" and metadata.group_id == "2":
+            return None
+        return reply
 
     config = written(tmp_path, ["a", "b"] * 20) | {"round-timeout": 0.5, "max-silent-rounds": 0}
     first, *_ = run_federation(config, clients=2, tamper=tamper).summary["warnings"]

@@ -1,9 +1,11 @@
-"""The wire: everything declared survives a round trip, also in an envelope; all else is refused with its reason."""
+"""The wire: everything declared survives a round trip, also in an envelope.
+
+All else is refused with its reason.
+"""
 
 import dataclasses
 import math
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,10 +66,10 @@ REPORT = records.Report(
 
 
 def honest() -> RecordDict:
+    """Two prototypes and a report."""
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    content = pack_payload(
-        Payload(prototypes=Prototypes(means, torch.tensor([7, 2]), torch.tensor([5, 9]))), UP
-    )
+    prototypes = Prototypes(means, labels=torch.tensor([7, 2]), counts=torch.tensor([5, 9]))
+    content = pack_payload(Payload(prototypes=prototypes), UP)
     content["report"] = records.pack_report(REPORT, LOSSES)
     return content
 
@@ -78,9 +80,9 @@ def some_value(entry: Entry) -> Value:
             counts = torch.tensor([5, 9]) if entry.counts else None
             labels = torch.tensor([9, 9]) if entry.several else torch.tensor([0, 9])
             means = torch.randn(2, {"features": 3, "classes": 10, "backbones": 4}[entry.width])
-            return Prototypes(
-                means.softmax(dim=1) if entry.probabilities else means, labels, counts
-            )
+            if entry.probabilities:
+                means = means.softmax(dim=1)
+            return Prototypes(means, labels, counts)
         case VectorSets():
             return tuple(Prototypes(torch.randn(rows, 3), torch.arange(rows)) for rows in (2, 1, 3))
         case Moments():
@@ -88,11 +90,11 @@ def some_value(entry: Entry) -> Value:
             moments.measure(torch.randn(30, 4), torch.arange(30) % 7)
             return moments.state_dict()
         case Weights():
-            names, values = (
-                ("head.weight", "body.1.num_batches_tracked"),
-                (torch.randn(10, 3), torch.tensor(4)),
-            )
-            return {entry.parts[0] + name: value for name, value in zip(names, values, strict=True)}
+            part = entry.parts[0]
+            return {
+                f"{part}head.weight": torch.randn(10, 3),
+                f"{part}body.1.num_batches_tracked": torch.tensor(4),
+            }
         case Counts():
             return torch.tensor([0, 5, 9, *[0] * 7])
     raise AssertionError(entry)
@@ -113,19 +115,20 @@ def assert_equal(got: Payload, sent: Payload) -> None:
     """All entries, to the last bit."""
     assert got.entries.keys() == sent.entries.keys()
     for name in sent.entries:
-        mine, yours = (flat(payload, name) for payload in (got, sent))
-        assert mine.keys() == yours.keys()
-        assert all(torch.equal(mine[key], value) for key, value in yours.items())
+        got_tensors = tensors_of(got, name)
+        sent_tensors = tensors_of(sent, name)
+        assert got_tensors.keys() == sent_tensors.keys()
+        for key, tensor in sent_tensors.items():
+            assert torch.equal(got_tensors[key], tensor)
 
 
-def flat(payload: Payload, name: str) -> dict[str, torch.Tensor]:
+def tensors_of(payload: Payload, name: str) -> dict[str, torch.Tensor]:
     """Every tensor of an entry by a name."""
     found = {**(payload.weights(name) or {}), "of classes": payload.counts(name)}
-    for number, one in enumerate((payload.vectors(name), *payload.sets(name))):
-        found |= {
-            f"{number} {part}": getattr(one, part, None) for part in ("means", "labels", "counts")
-        }
-    return {key: value for key, value in found.items() if value is not None}
+    for number, prototypes in enumerate((payload.vectors(name), *payload.sets(name))):
+        for part in ("means", "labels", "counts"):
+            found[f"{number} {part}"] = getattr(prototypes, part, None)
+    return {key: tensor for key, tensor in found.items() if tensor is not None}
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -134,16 +137,13 @@ def test_every_declared_payload_survives_a_round_trip(algo: str, way: str) -> No
     declared = getattr(CATALOG[algo].exchange, way)
     sent = some_payload(declared)
     assert sent.entries.keys() == declared.keys()
-    limits = Limits(
-        10,
-        3,
-        100.0,
-        {name: template_of(sent.weights(name) or {}) for name in declared},
-        frozen_dim=4,
-    )
-    assert_equal(
-        unpack_payload(pack_payload(sent, declared), declared, limits, required=True), sent
-    )
+    templates = {name: template_of(sent.weights(name) or {}) for name in declared}
+    limits = Limits(10, 3, 100.0, templates, frozen_dim=4)
+
+    content = pack_payload(sent, declared)
+    received = unpack_payload(content, declared, limits, required=True)
+
+    assert_equal(received, sent)
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -153,101 +153,93 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
         "prototypes": UP["prototypes"],
         "local_sets": VectorSets(),
         "label_counts": Counts(),
+        "secret": Weights(),
     }
-    everything = some_payload(kinds | {"secret": Weights()}).entries
-    several = Prototypes(torch.randn(2, 3), torch.tensor([4, 4]))
+    everything = some_payload(kinds).entries
+    two_of_a_class = Prototypes(torch.randn(2, 3), torch.tensor([4, 4]))
+
     for declared in (CATALOG[algo].exchange.down, CATALOG[algo].exchange.up):
         for name in everything.keys() - declared.keys():
             with pytest.raises(ValueError, match=f"{name} is not declared"):
                 pack_payload(Payload(**{name: everything[name]}), declared)
+
         vectors = declared.get("prototypes", Vectors(several=False))
         if not vectors.several:
             with pytest.raises(ValueError, match="not declared"):
-                pack_payload(Payload(prototypes=several), declared)
+                pack_payload(Payload(prototypes=two_of_a_class), declared)
         if "prototypes" in declared and not vectors.counts:
             packed = pack_payload(Payload(prototypes=everything["prototypes"]), declared)
             assert set(packed.array_records["prototypes"]) == {"means", "labels"}
 
 
 @pytest.mark.parametrize(
-    "change", [lambda x: 1.1 * x, lambda x: x.roll(1) - x + x.mean(), torch.zeros_like]
+    "wrong",
+    [
+        pytest.param([0.77, 0.33] + [0.0] * 8, id="sum is not 1"),
+        pytest.param([-0.6, 0.5] + [0.1375] * 8, id="a number below 0"),
+        pytest.param([0.0] * 10, id="sum is 0"),
+    ],
 )
-def test_class_probabilities_that_are_none_are_refused(
-    change: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    """Of a wrong sum, with a number below 0, of sum 0."""
+def test_class_probabilities_that_are_none_are_refused(wrong: list[float]) -> None:
     declared = {"outputs": Vectors(width="classes", probabilities=True)}
-    rows = torch.tensor([[0.7, 0.3] + [0.0] * 8, [0.1] * 10])
-    means = torch.stack([change(rows[0]), rows[1]])
-    content = pack_payload(Payload(outputs=Prototypes(means, torch.tensor([3, 4]))), declared)
+    outputs = Prototypes(torch.tensor([wrong, [0.1] * 10]), torch.tensor([3, 4]))
+    content = pack_payload(Payload(outputs=outputs), declared)
     assert_refused(content, declared, "outputs that are no class probabilities")
 
 
-def with_array(name: str, values: np.ndarray | Array) -> Callable[[RecordDict], None]:
-    def change(content: RecordDict) -> None:
-        content.array_records["prototypes"][name] = (
-            values if isinstance(values, Array) else raw(values)
-        )
-
-    return change
-
-
-BAD_PAYLOADS: dict[str, tuple[Callable[[RecordDict], None], str]] = {
-    "wrong rank": (with_array("means", np.zeros(6, np.float32)), "shape 6 instead of 6×3"),
-    "numpy file format": (
-        with_array("means", Array(np.zeros((2, 3), np.float32))),
-        "numpy.ndarray",
-    ),
-    "truncated": (
-        with_array("means", Array("float32", (2, 3), RAW, b"1234")),
-        "4 bytes do not fill",
-    ),
+BAD_ARRAYS: dict[str, tuple[str, Array, str]] = {
+    "wrong rank": ("means", raw(np.zeros(6, np.float32)), "shape 6 instead of 6×3"),
+    "numpy file format": ("means", Array(np.zeros((2, 3), np.float32)), "numpy.ndarray"),
+    "truncated": ("means", Array("float32", (2, 3), RAW, b"1234"), "4 bytes do not fill"),
     "negative shape": (
-        with_array("means", Array("float32", (-2, 3), RAW, b"")),
+        "means",
+        Array("float32", (-2, 3), RAW, b""),
         "-2 prototypes, not from 1 to 10",
     ),
-    "float labels": (with_array("labels", np.array([0.0, 1.0], np.float32)), "float32"),
-    "labels of another length": (with_array("labels", np.array([1, 2, 3])), "shape 3 instead of 2"),
-    "no rows": (
-        with_array("means", np.zeros((0, 3), np.float32)),
-        "0 prototypes, not from 1 to 10",
-    ),
-    "undeclared array": (with_array("secret", np.zeros(3, np.float32)), "secret"),
-    "missing prototypes": (lambda content: content.pop("prototypes"), "no prototypes"),
+    "no rows": ("means", raw(np.zeros((0, 3), np.float32)), "0 prototypes, not from 1 to 10"),
+    "float labels": ("labels", raw(np.array([0.0, 1.0], np.float32)), "float32"),
+    "labels of another length": ("labels", raw(np.array([1, 2, 3])), "shape 3 instead of 2"),
+    "undeclared array": ("secret", raw(np.zeros(3, np.float32)), "secret"),
 }
 """What `tests/federation/test_hostile.py` does not send."""
 
 
-@pytest.mark.parametrize("kind", BAD_PAYLOADS)
-def test_a_bad_payload_is_refused_with_its_reason(kind: str) -> None:
-    change, said = BAD_PAYLOADS[kind]
+@pytest.mark.parametrize("kind", BAD_ARRAYS)
+def test_a_bad_array_is_refused_with_its_reason(kind: str) -> None:
+    name, array, said = BAD_ARRAYS[kind]
     content = honest()
-    change(content)
+    content.array_records["prototypes"][name] = array
     assert_refused(content, UP, re.escape(said))
 
 
-def test_several_prototypes_of_a_class_are_limited_and_so_are_sets(monkeypatch: Patch) -> None:
+def test_a_declared_entry_must_be_there() -> None:
+    content = honest()
+    del content["prototypes"]
+    assert_refused(content, UP, "no prototypes")
+
+
+def test_several_prototypes_of_a_class_are_limited() -> None:
     declared = {"prototypes": Vectors(several=True)}
-    content = pack_payload(
-        Payload(prototypes=Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))), declared
-    )
-    found = unpack_payload(
-        content, declared, Limits(10, 3, max_per_class=3), required=True
-    ).vectors()
-    assert found.labels.tolist() == [2, 2, 2, 5]
-    assert_refused(
-        content,
-        declared,
-        "same label, not at most 2 .max-prototypes-per-c",
-        Limits(10, 3, max_per_class=2),
-    )
-    with pytest.raises(
-        RefusedMessage, match=r"80 bytes of arrays, .* at most 40 \(max-prototypes-per-class\)"
-    ):
+    prototypes = Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))
+    content = pack_payload(Payload(prototypes=prototypes), declared)
+
+    three = Limits(10, 3, max_per_class=3)
+    received = unpack_payload(content, declared, three, required=True).vectors()
+    assert received.labels.tolist() == [2, 2, 2, 5]
+
+    two = Limits(10, 3, max_per_class=2)
+    assert_refused(content, declared, "same label, not at most 2 .max-prototypes-per-c", two)
+
+    said = r"80 bytes of arrays, .* at most 40 \(max-prototypes-per-class\)"
+    with pytest.raises(RefusedMessage, match=said):
         check_size(content, declared, Limits(2, 3, max_per_class=1))
-    # FedPCL makes a table of all classes of each set, however few of them it has
+
+
+def test_the_number_of_sets_is_limited(monkeypatch: Patch) -> None:
+    """FedPCL makes a table of all classes of each set, however few of them it has."""
     monkeypatch.setattr("protofl_common.wire.payloads.MAX_SETS", 1)
-    declared, one = {"sets": VectorSets()}, Prototypes(torch.ones(1, 3), torch.tensor([0]))
+    declared = {"sets": VectorSets()}
+    one = Prototypes(torch.ones(1, 3), torch.tensor([0]))
     assert_refused(pack_payload(Payload(sets=(one, one)), declared), declared, "in order, to 0")
 
 
@@ -275,16 +267,12 @@ def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -
 def test_weights_that_do_not_fit_the_model_are_refused() -> None:
     declared = {"weights": Weights()}
     limits = Limits(10, 3, weights={"weights": {"w": ("float32", (2, 2))}})
-    for name, shape, said in (
-        ("v", (2, 2), "arrays do not fit: v, w"),
-        ("w", (2, 3), "shape 2×3 instead of 2×2"),
-    ):
-        assert_refused(
-            pack_payload(Payload(weights={name: torch.zeros(shape)}), declared),
-            declared,
-            said,
-            limits,
-        )
+
+    wrong_name = pack_payload(Payload(weights={"v": torch.zeros(2, 2)}), declared)
+    assert_refused(wrong_name, declared, "arrays do not fit: v, w", limits)
+
+    wrong_shape = pack_payload(Payload(weights={"w": torch.zeros(2, 3)}), declared)
+    assert_refused(wrong_shape, declared, "shape 2×3 instead of 2×2", limits)
 
 
 BODY: Declared = {"weights": Weights(parts=("body.",))}
@@ -295,27 +283,30 @@ def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_wa
     body = {"body.w": torch.randn(2, 2)}
     content = pack_payload(Payload(weights=body), BODY)
     assert_equal(unpack_payload(content, BODY, BODY_LIMITS, required=True), Payload(weights=body))
-    for odd in ("head.w", "bod", "body", "xbody.w"):
-        with pytest.raises(ValueError, match=rf"weights\.{odd} is not declared .*; parts: body\."):
-            pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), BODY)
-        more = pack_payload(Payload(weights={**body, odd: torch.zeros(1)}), {"weights": Weights()})
-        assert_refused(more, BODY, f"weights whose arrays do not fit: {odd}", BODY_LIMITS)
-        with pytest.raises(
-            RefusedMessage, match="bytes of arrays, where a valid reply has at most 16"
-        ):
-            check_size(more, BODY, BODY_LIMITS)
-    assert_refused(
-        pack_payload(Payload(weights={}), BODY), BODY, r"arrays do not fit: body\.w", BODY_LIMITS
-    )
+
+    for undeclared in ("head.w", "bod", "body", "xbody.w"):
+        weights = {**body, undeclared: torch.zeros(1)}
+        said = rf"weights\.{undeclared} is not declared .*; parts: body\."
+        with pytest.raises(ValueError, match=said):
+            pack_payload(Payload(weights=weights), BODY)
+
+        content = pack_payload(Payload(weights=weights), {"weights": Weights()})
+        said = f"weights whose arrays do not fit: {undeclared}"
+        assert_refused(content, BODY, said, BODY_LIMITS)
+        said = "bytes of arrays, where a valid reply has at most 16"
+        with pytest.raises(RefusedMessage, match=said):
+            check_size(content, BODY, BODY_LIMITS)
+
+    nothing = pack_payload(Payload(weights={}), BODY)
+    assert_refused(nothing, BODY, r"arrays do not fit: body\.w", BODY_LIMITS)
 
 
 def test_the_declared_part_of_a_module() -> None:
     model = build_model("cnn4", input_shape=(1, 8, 8), num_classes=4, feature_dim=6, seed=1)
     whole = model.state_dict()
-    body, head = (
-        part_of(model, Weights(parts=("body.",))),
-        part_of(model, Weights(parts=("head.",))),
-    )
+    body = part_of(model, Weights(parts=("body.",)))
+    head = part_of(model, Weights(parts=("head.",)))
+
     assert body.keys() | head.keys() == whole.keys() == part_of(model, Weights()).keys()
     assert all(name.startswith("body.") for name in body)
     assert all(name.startswith("head.") for name in head)
@@ -324,8 +315,12 @@ def test_the_declared_part_of_a_module() -> None:
 
 def test_entries_of_one_kind_under_several_names() -> None:
     """Each is checked by its own declaration, and against its own arrays."""
-    declared: Declared = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic"),
-        "prototypes": Vectors(counts=True), "logits": Vectors(width="classes")}  # fmt: skip
+    declared: Declared = {
+        "weights": Weights(parts=("body.",)),
+        "critic": Weights(of="critic"),
+        "prototypes": Vectors(counts=True),
+        "logits": Vectors(width="classes"),
+    }
     templates = {"weights": {"body.w": ("float32", (2,))}, "critic": {"w": ("float32", (3,))}}
     sent = Payload(
         weights={"body.w": torch.randn(2)},
@@ -333,19 +328,20 @@ def test_entries_of_one_kind_under_several_names() -> None:
         prototypes=Prototypes(torch.randn(1, 3), torch.tensor([4]), torch.tensor([2])),
         logits=Prototypes(torch.randn(2, 10), torch.tensor([4, 1])),
     )
+    limits = Limits(10, 3, weights=templates)
+
     content = pack_payload(sent, declared)
     assert list(content) == list(declared)
-    limits = Limits(10, 3, weights=templates)
     check_size(content, declared, limits)
     assert_equal(unpack_payload(content, declared, limits, required=True), sent)
+
     content["critic"], content["weights"] = content["weights"], content["critic"]
     assert_refused(content, declared, r"weights whose arrays do not fit: body\.w, w", limits)
+
     del content["critic"], content["weights"]
     assert_refused(content, declared, "no weights", limits)
-    assert unpack_payload(content, declared, limits, required=False).entries.keys() == {
-        "prototypes",
-        "logits",
-    }
+    received = unpack_payload(content, declared, limits, required=False)
+    assert received.entries.keys() == {"prototypes", "logits"}
 
 
 COUNTS: Declared = {"label_counts": Counts()}
@@ -361,17 +357,15 @@ def test_bad_counts_are_refused(values: np.ndarray, said: str) -> None:
     assert_refused(RecordDict({"label_counts": ArrayRecord({"counts": raw(values)})}), COUNTS, said)
 
 
-def test_prototypes_cost_four_bytes_a_number_plus_labels_and_counts_which_are_eight_bytes_a_class() -> (
-    None
-):
+def test_a_number_costs_four_bytes_and_a_label_or_a_count_eight() -> None:
     assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
     content = pack_payload(some_payload(COUNTS), COUNTS)
     assert payload_bytes(content) == 80
     check_size(content, COUNTS, LIMITS)
+
     content.array_records["label_counts"]["means"] = raw(np.zeros(1, np.int64))
-    with pytest.raises(
-        RefusedMessage, match="88 bytes of arrays, where a valid reply has at most 80"
-    ):
+    said = "88 bytes of arrays, where a valid reply has at most 80"
+    with pytest.raises(RefusedMessage, match=said):
         check_size(content, COUNTS, LIMITS)
     assert_refused(content, COUNTS, "label_counts whose arrays do not fit: means")
 
@@ -415,12 +409,15 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (RecordDict({"report": records.pack_report(REPORT, LOSSES), "more": ConfigRecord({"x": 1})}), "records other"),
+    (RecordDict({**changed(), "more": ConfigRecord({"x": 1})}), "records other"),
     (RecordDict({"report": MetricRecord({"round": 2})}), "incomplete"),
     (changed(seconds__train=math.inf), "seconds.train is not a finite number"),
     (changed(train_samples=-3), "odd entry train_samples"),
     (changed(validation_samples=-3), "odd entry validation_samples"),
-    (changed(validation_samples=9, validation__head=1.5), "an accuracy, or a metric that is a share, above 1"),
+    (
+        changed(validation_samples=9, validation__head=1.5),
+        "an accuracy, or a metric that is a share, above 1",
+    ),
     (changed(validation_samples=9, validation__head=-0.5), "odd entry validation.head"),
     (changed(validation_samples=9, validation__features=0.5), "odd entry validation.features"),
     (changed(validation__head=0.5), "without validation samples"),
@@ -435,43 +432,53 @@ def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str)
 
 
 def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
-    """No client can buy the choice of the best round with a huge AUC; what a user's own metric may be is not known."""
+    """No client can buy the choice of the best round with a huge AUC.
+
+    What a user's own metric may be is not known.
+    """
     own = "head/mine:loss"
+    metrics = {own, "head/auc"}
     for group in ("metrics", "validation"):
-        flat = {"validation_samples": 9, f"{group}.{own}": -3.0, f"{group}.head/auc": 1.0}
-        records.unpack_report(changed(**flat), 2, LOSSES, {own, "head/auc"})
-        for bad, said in ((7.0, "a metric that is a share, above 1"), (-0.1, "odd entry")):
+        right = {"validation_samples": 9, f"{group}.{own}": -3.0, f"{group}.head/auc": 1.0}
+        records.unpack_report(changed(**right), 2, LOSSES, metrics)
+        for value, said in ((7.0, "a metric that is a share, above 1"), (-0.1, "odd entry")):
+            wrong = changed(**{**right, f"{group}.head/auc": value})
             with pytest.raises(RefusedMessage, match=said):
-                records.unpack_report(
-                    changed(**flat | {f"{group}.head/auc": bad}), 2, LOSSES, {own, "head/auc"}
-                )
+                records.unpack_report(wrong, 2, LOSSES, metrics)
+
     masked = {"metrics.head/auc": 7.0, "validation.head/auc": 1.0, "validation_samples": 9}
     with pytest.raises(RefusedMessage, match="a metric that is a share, above 1"):
         records.unpack_report(changed(**masked), 2, LOSSES, {"head/auc"})
+
+
+def test_the_best_round_survives_a_round_trip() -> None:
+    best: BestRound = {"metric": "head", "after": 3, "on": "test"}
+    during = RecordDict(dict(records.pack_best(best)))
+    at_the_end = RecordDict(dict(records.pack_best(best, final=True)))
+    assert records.unpack_best(RecordDict()) == (-1, "")
+    assert records.unpack_best(during) == (3, "")
+    assert records.unpack_best(at_the_end) == (3, "test")
 
 
 @pytest.mark.parametrize(
     "record", [{"after": 1}, {"after": "1", "on": ""}, {"after": 1, "on": "../x"}]
 )
 def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -> None:
-    assert records.unpack_best(RecordDict()) == (-1, "")
-    best: BestRound = {"metric": "head", "after": 3, "on": "test"}
-    assert records.unpack_best(RecordDict(dict(records.pack_best(best)))) == (3, "")
-    assert records.unpack_best(RecordDict(dict(records.pack_best(best, final=True)))) == (3, "test")
     with pytest.raises(RefusedMessage, match="best is"):
         records.unpack_best(RecordDict({"best": ConfigRecord(record)}))
 
 
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
     instructions = records.Instructions(3, "run", run_history=RunHistory(13, ((11, 5), (12, 6))))
-    assert (
-        records.unpack_instructions(RecordDict({"round": records.pack_instructions(instructions)}))
-        == instructions
-    )
+    content = RecordDict({"round": records.pack_instructions(instructions)})
+    assert records.unpack_instructions(content) == instructions
+
     assert records.unpack_site_card(RecordDict({"site": records.pack_site_card(CARD)})) == CARD
-    report = dataclasses.replace(
-        REPORT, validation_samples=5, validation={"head": 0.4, "head/auc": 0.5}
-    )
+
+
+def test_a_report_survives_a_round_trip() -> None:
+    validation = {"head": 0.4, "head/auc": 0.5}
+    report = dataclasses.replace(REPORT, validation_samples=5, validation=validation)
     packed = RecordDict({"report": records.pack_report(report, LOSSES, {"head/auc"})})
     assert records.unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
 
@@ -487,21 +494,20 @@ def test_malformed_instructions_are_refused() -> None:
     with pytest.raises(RefusedMessage, match="no complete record 'round'"):
         records.unpack_instructions(RecordDict())
     right = {"round": 3, "run_name": "run", "run_history": "11:5,13", "counted": 2, "part": 0.5}
-    wrongs = [("round", "3"), ("part", -0.1), ("part", 1.5), ("part", math.nan)]
-    wrongs += [
-        ("run_history", text) for text in (13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500)
-    ]
-    wrongs += [
-        ("run_name", text)
-        for text in ("", "..", ".x", "a/b", "/abs", "a\\b", "x" * 201, "a\u202eb", "a\nb")
-    ]
-    for key, value in wrongs:
-        wrong = ConfigRecord({**right, key: value})
-        with pytest.raises(RefusedMessage, match=rf"round\.{key} is "):
-            records.unpack_instructions(RecordDict({"round": wrong}))
+    wrong: dict[str, list[Any]] = {
+        "round": ["3"],
+        "part": [-0.1, 1.5, math.nan],
+        "run_history": [13, "", "11:5:2,13", " 13", "-1", "1_1", "١", "1," * 500],
+        "run_name": ["", "..", ".x", "a/b", "/abs", "a\\b", "x" * 201, "a\u202eb", "a\nb"],
+    }
+    for key, values in wrong.items():
+        for value in values:
+            record = ConfigRecord({**right, key: value})
+            with pytest.raises(RefusedMessage, match=rf"round\.{key} is "):
+                records.unpack_instructions(RecordDict({"round": record}))
 
 
-# -- updates ----------------------------------------------------------------------------------------------------------
+# -- updates --------------------------------------------------------------------------------------
 
 CHANGES: Declared = {"weights": Update()}
 CHANGES_LIMITS = Limits(
@@ -511,34 +517,56 @@ SEEN = torch.ones(5, 5, dtype=torch.int64)
 
 
 def unpack_change(**arrays: torch.Tensor) -> Payload:
-    named = {name.replace("__", ":"): value for name, value in arrays.items()}
-    return unpack_payload(
-        pack_payload(Payload(weights=named), CHANGES), CHANGES, CHANGES_LIMITS, required=True
-    )
+    """What a server reads of an update with these arrays; ``w__left`` stands for ``w:left``."""
+    weights = {name.replace("__", ":"): value for name, value in arrays.items()}
+    content = pack_payload(Payload(weights=weights), CHANGES)
+    return unpack_payload(content, CHANGES, CHANGES_LIMITS, required=True)
 
 
 def test_a_matrix_comes_whole_or_as_the_product_of_its_factors() -> None:
-    left, right = torch.randn(4, 2), torch.randn(2, 6)
-    found = unpack_change(w__left=left, w__right=right, seen=SEEN)
-    assert_equal(found, Payload(weights={"w": (left @ right).reshape(4, 3, 2), "seen": SEEN}))
-    whole = Payload(weights={"w": torch.randn(4, 3, 2), "seen": SEEN})
-    assert_equal(unpack_change(**whole.weights() or {}), whole)
+    left = torch.randn(4, 2)
+    right = torch.randn(2, 6)
+    product = (left @ right).reshape(4, 3, 2)
+    received = unpack_change(w__left=left, w__right=right, seen=SEEN)
+    assert_equal(received, Payload(weights={"w": product, "seen": SEEN}))
+
+    whole = {"w": torch.randn(4, 3, 2), "seen": SEEN}
+    assert_equal(unpack_change(**whole), Payload(weights=whole))
 
 
-ONE_LEFT, ONE_RIGHT = torch.ones(4, 1), torch.ones(1, 6)
+ONE_LEFT = torch.ones(4, 1)
+ONE_RIGHT = torch.ones(1, 6)
 
 
 @pytest.mark.parametrize(("arrays", "said"), [
-    ({"w__left": torch.ones(4, 3), "w__right": torch.ones(3, 6)}, "3 factors of weights w, not from 1 to 2"),
-    ({"w__left": torch.ones(4, 0), "w__right": torch.ones(0, 6)}, "0 factors of weights w, not from 1 to 2"),
+    (
+        {"w__left": torch.ones(4, 3), "w__right": torch.ones(3, 6)},
+        "3 factors of weights w, not from 1 to 2",
+    ),
+    (
+        {"w__left": torch.ones(4, 0), "w__right": torch.ones(0, 6)},
+        "0 factors of weights w, not from 1 to 2",
+    ),
     ({"w__left": torch.ones(4, 2), "w__right": ONE_RIGHT}, "w:left: shape 4×2 instead of 4×1"),
     ({"w__left": ONE_LEFT, "w__right": torch.ones(1, 5)}, "w:right: shape 1×5 instead of 1×6"),
-    ({"w__left": ONE_LEFT, "w__right": torch.ones(1, 3, 2)}, "w:right: shape 1×3×2 instead of 1×6"),
-    ({"w__left": ONE_LEFT.long(), "w__right": ONE_RIGHT}, "int64 instead of raw-little-endian float32"),
+    (
+        {"w__left": ONE_LEFT, "w__right": torch.ones(1, 3, 2)},
+        "w:right: shape 1×3×2 instead of 1×6",
+    ),
+    (
+        {"w__left": ONE_LEFT.long(), "w__right": ONE_RIGHT},
+        "int64 instead of raw-little-endian float32",
+    ),
     ({"w__left": ONE_LEFT * math.nan, "w__right": ONE_RIGHT}, "w:left: NaN or infinity"),
-    ({"w__left": ONE_LEFT * 1e30, "w__right": ONE_RIGHT * 1e30}, "w: factors whose product is not finite"),
+    (
+        {"w__left": ONE_LEFT * 1e30, "w__right": ONE_RIGHT * 1e30},
+        "w: factors whose product is not finite",
+    ),
     ({"w__left": ONE_LEFT}, "arrays do not fit: w, w:left"),
-    ({"w__left": ONE_LEFT, "w__right": ONE_RIGHT, "w__right__left": ONE_LEFT}, "do not fit: w:right:left"),
+    (
+        {"w__left": ONE_LEFT, "w__right": ONE_RIGHT, "w__right__left": ONE_LEFT},
+        "do not fit: w:right:left",
+    ),
     ({"w": torch.ones(1), "w__left": ONE_LEFT, "w__right": ONE_RIGHT}, "arrays do not fit: w"),
     ({}, "arrays do not fit: w"),
 ])  # fmt: skip
@@ -548,22 +576,23 @@ def test_wrong_factors_are_refused(arrays: dict[str, torch.Tensor], said: str) -
 
 
 def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:
-    pair = {"seen:left": torch.ones(5, 1), "seen:right": torch.ones(1, 5)}
-    for declared, name in ((CHANGES, "seen"), ({"weights": Weights()}, "w")):
-        sent = {"w": torch.ones(4, 3, 2), "seen": SEEN}
-        del sent[name]
-        sent |= {key.replace("seen", name): value for key, value in pair.items()}
-        content = pack_payload(Payload(weights=sent), declared)
-        assert_refused(content, declared, "arrays do not fit", CHANGES_LIMITS)
-    sent = {
-        "w:left": torch.ones(4, 3),
-        "w:right": torch.ones(3, 5),
-        "seen": SEEN,
-    }  # 4 · 24 and 8 · 25 bytes
+    factors = {"seen:left": torch.ones(5, 1), "seen:right": torch.ones(1, 5)}
+    content = pack_payload(Payload(weights={"w": torch.ones(4, 3, 2), **factors}), CHANGES)
+    assert_refused(content, CHANGES, "arrays do not fit", CHANGES_LIMITS)
+
+    declared = {"weights": Weights()}
+    sent = {"w:left": ONE_LEFT, "w:right": ONE_RIGHT, "seen": SEEN}
+    content = pack_payload(Payload(weights=sent), declared)
+    assert_refused(content, declared, "arrays do not fit", CHANGES_LIMITS)
+
+
+def test_factors_are_no_larger_than_their_matrix() -> None:
+    sent = {"w:left": torch.ones(4, 3), "w:right": torch.ones(3, 5), "seen": SEEN}
     content = pack_payload(Payload(weights=sent), CHANGES)
-    with pytest.raises(
-        RefusedMessage, match="308 bytes of arrays, where a valid reply has at most 296"
-    ):
+
+    # w is 4 · 24 bytes, and seen 8 · 25
+    said = "308 bytes of arrays, where a valid reply has at most 296"
+    with pytest.raises(RefusedMessage, match=said):
         check_size(content, CHANGES, CHANGES_LIMITS)
 
 
@@ -572,67 +601,91 @@ def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_s
     declared = {"weights": Weights(), "prototypes": Vectors()}
     received = unpack_payload(pack_payload(Payload(), declared), declared, LIMITS, required=False)
     assert received.weights() is None
-    with pytest.raises(
-        KeyError, match="updat is not declared for this direction; declared: weights, prototypes"
-    ):
+    said = "updat is not declared for this direction; declared: weights, prototypes"
+    with pytest.raises(KeyError, match=said):
         received.weights("updat")
 
 
 def some_content(numbers: int = 6) -> RecordDict:
-    arrays = ArrayRecord(
-        {"w": Array(np.arange(numbers, dtype=np.float32)), "b": Array(np.zeros((), np.int64))}
-    )
-    config = ConfigRecord(
-        {"name": "run", "on": True, "keys": b"\0\1", "shape": [1, 2], "none": list[str]()}
-    )
+    """A record of each kind, with a value of each kind."""
+    values = {"name": "run", "on": True, "keys": b"\0\1", "shape": [1, 2], "none": list[str]()}
+    weights = Array(np.arange(numbers, dtype=np.float32))
+    bias = Array(np.zeros((), np.int64))
     return RecordDict(
-        {"weights": arrays, "round": config, "report": MetricRecord({"loss": 0.5, "n": 3})}
+        {
+            "weights": ArrayRecord({"w": weights, "b": bias}),
+            "round": ConfigRecord(values),
+            "report": MetricRecord({"loss": 0.5, "n": 3}),
+        }
     )
 
 
-def test_what_comes_out_of_an_envelope_is_what_was_put_in_and_nothing_that_lies_beside() -> None:
-    inside = put_in(some_content())
-    assert take_out(inside) == some_content()
-    assert list(take_out(inside)) == list(some_content())
-    assert put_in(inside) is inside
-    assert len(get_all_nested_objects(inside)) == 2  # Beside the message itself; eight without it
+def test_what_comes_out_of_an_envelope_is_what_was_put_in() -> None:
+    envelope = put_in(some_content())
+    assert take_out(envelope) == some_content()
+    assert list(take_out(envelope)) == list(some_content())
+    assert put_in(envelope) is envelope
+
+    # Flower sends each nested object by itself
     assert len(get_all_nested_objects(some_content())) == 8
+    assert len(get_all_nested_objects(envelope)) == 2
+
     large = some_content(LARGEST // 4 + 1)
     assert put_in(large) is large
     assert take_out(large) is large
-    inside = put_in(some_content())
-    assert (
-        take_out(RecordDict({**inside, "more": ConfigRecord({"bytes": bytes(9)})})) == RecordDict()
-    )
-    assert (
-        take_out(
-            RecordDict({NAME: ConfigRecord({**inside.config_records[NAME], "more": bytes(9)})})
-        )
-        == RecordDict()
-    )
 
 
+def test_of_an_envelope_with_something_beside_nothing_comes_out() -> None:
+    envelope = put_in(some_content())
+    beside = RecordDict({**envelope, "more": ConfigRecord({"bytes": bytes(9)})})
+    assert take_out(beside) == RecordDict()
+
+    record = ConfigRecord({**envelope.config_records[NAME], "more": bytes(9)})
+    assert take_out(RecordDict({NAME: record})) == RecordDict()
+
+
+@pytest.fixture
+def _in_a_task(monkeypatch: Patch) -> None:
+    """As in a process of Flower, where messages can be made."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.mark.usefixtures("_in_a_task")
 def test_what_goes_to_many_sites_is_in_memory_once() -> None:
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    messages = [Message(some_content(), node, "train", group_id="1") for node in (1, 2)]
+    first = Message(some_content(), 1, "train", group_id="1")
+    second = Message(some_content(), 2, "train", group_id="1")
     grid: Any = SimpleNamespace(_runtime_client="of a SuperLink", push_messages=lambda sent: [])
-    push_each(grid, messages)
-    one, other = (message.content.config_records[NAME]["content"] for message in messages)
-    assert one is other
+
+    push_each(grid, [first, second])
+
+    envelopes = [message.content.config_records[NAME] for message in (first, second)]
+    assert envelopes[0]["content"] is envelopes[1]["content"]
 
 
-@pytest.mark.parametrize("text", [b"\xff\xff", b"\x0a\x03\x0a\x01x", 5, "words", None])
-def test_an_envelope_that_cannot_be_read_has_nothing_inside(text: object) -> None:
-    """The second is a record without a kind."""
-    assert (
-        take_out(RecordDict({NAME: ConfigRecord({} if text is None else {"content": text})}))
-        == RecordDict()
-    )
-    assert take_out(RecordDict({NAME: MetricRecord({"content": 1})})) == RecordDict()
+NO_KIND = b"\x0a\x03\x0a\x01x"
+"""A record without a kind."""
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        ConfigRecord({"content": b"\xff\xff"}),
+        ConfigRecord({"content": NO_KIND}),
+        ConfigRecord({"content": 5}),
+        ConfigRecord({"content": "words"}),
+        ConfigRecord(),
+        MetricRecord({"content": 1}),
+    ],
+)
+def test_an_envelope_that_cannot_be_read_has_nothing_inside(
+    record: ConfigRecord | MetricRecord,
+) -> None:
+    assert take_out(RecordDict({NAME: record})) == RecordDict()
+
+
+@pytest.mark.usefixtures("_in_a_task")
 def test_a_client_answers_in_an_envelope_what_came_in_one() -> None:
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     handler = answered(lambda message, _: RecordDict({**message.content}))
     context = Context(1, 1, {}, RecordDict(), {})
     for sent in (some_content(), put_in(some_content())):

@@ -1,4 +1,7 @@
-"""Rubbish on the wire: decoders refuse it with `RefusedMessage` alone, and accept only what keeps the rules."""
+"""Rubbish on the wire: decoders refuse it with `RefusedMessage` alone.
+
+And accept only what keeps the rules.
+"""
 
 import math
 import string
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload, check_size, template_of, unpack_payload
 from protofl_common.wire.records import (
     Report,
@@ -26,85 +30,122 @@ from protofl_common.wire.records import (
 from protofl_common.wire.schema import Limits, RefusedMessage
 from server_app.replies import check_claims
 from tests.support.attacks import raw
+from tests.support.declaration import Declared
 from tests.support.declared import DECLARED, INFERENCES, SITE, report_names
 from tests.support.rubbish import DIM, NUMBERS, TEXTS, VALUES, arrays, floats
 
-CLASSES, ROUND, MAX_NORM, MANY = 6, 5, 100.0, 3
-HOLDS, SAMPLES = (0, 1, 2, 4), 40
+CLASSES = 6
+ROUND = 5
+MAX_NORM = 100.0
+MAX_PER_CLASS = 3
+HELD_CLASSES = (0, 1, 2, 4)
+SAMPLES = 40
+
+
+def modules() -> list[str]:
+    """The record "weights", and every other record of weights that an algorithm declares."""
+    names = {"weights": None}
+    for declared in DECLARED.values():
+        names |= dict.fromkeys(declared.beside)
+    names.pop("moments", None)
+    return list(names)
+
+
+MODULES = modules()
 MODEL = {"body.weight": ("float32", (2, DIM)), "body.seen": ("int64", ())}
-MODULES = (
-    "weights",
-    *dict.fromkeys(name for one in DECLARED.values() for name in one.beside if name != "moments"),
-)
-TEMPLATES = dict.fromkeys(MODULES, MODEL) | {
-    "moments": template_of(ClassMoments(CLASSES, DIM, "lda").state_dict())
-}
-LIMITS = Limits(CLASSES, DIM, MAX_NORM, TEMPLATES, MANY)
+MOMENTS = template_of(ClassMoments(CLASSES, DIM, "lda").state_dict())
+TEMPLATES = {**dict.fromkeys(MODULES, MODEL), "moments": MOMENTS}
+LIMITS = Limits(CLASSES, DIM, MAX_NORM, TEMPLATES, MAX_PER_CLASS)
 CARD = SiteCard(
-    "north",
-    0,
-    3,
-    "",
-    "cnn4",
-    (1, 8, 8),
-    99,
-    SAMPLES,
-    SAMPLES,
-    (*"abcdef",),
-    HOLDS,
-    "",
-    "cpu",
-    0,
-    SAMPLES,
+    name="north",
+    partition=0,
+    num_partitions=3,
+    domain="",
+    arch="cnn4",
+    input_shape=(1, 8, 8),
+    parameters=99,
+    train_samples=SAMPLES,
+    test_samples=SAMPLES,
+    classes=tuple("abcdef"),
+    present=HELD_CLASSES,
+    weights="",
+    device="cpu",
+    found=0,
+    validation_samples=SAMPLES,
 )
 
 
-# -- what arrives ------------------------------------------------------------------------------------------------------
+# -- what arrives ---------------------------------------------------------------------------------
 @st.composite
 def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
     """A reply as an honest client might send it, then changed in none to three places."""
-    declared, content = DECLARED[algo], RecordDict()
-    if training and declared.prototypes:
-        pool = [*HOLDS, *HOLDS] if declared.several else list(HOLDS)
-        labels = np.array(draw(st.permutations(pool))[: draw(st.integers(1, len(pool)))], np.int64)
-        means = floats(draw, (len(labels), CLASSES if declared.probabilities else DIM))
-        if declared.probabilities:
-            means = np.abs(means) / np.abs(means).sum(axis=1, keepdims=True)
-        made = {"means": means, "labels": labels}
-        if "counts" in declared.prototypes:
-            made["counts"] = np.array([draw(st.integers(1, 10)) for _ in labels], np.int64)
-        content[declared.record] = ArrayRecord({name: raw(values) for name, values in made.items()})
-    for record in (name for name in MODULES if training and name in declared.records):
-        matrix = {"body.weight": raw(floats(draw, (2, DIM)))}
-        if declared.since and draw(st.booleans()):
-            shapes = {":left": (2, 1), ":right": (1, DIM)}
-            matrix = {
-                f"body.weight{side}": raw(floats(draw, shape)) for side, shape in shapes.items()
-            }
-        content[record] = ArrayRecord({**matrix, "body.seen": raw(np.array(4, np.int64))})
-    if training and "moments" in declared.records:
-        moments, rows = (
-            ClassMoments(CLASSES, DIM, "lda"),
-            torch.from_numpy(floats(draw, (SAMPLES, DIM))),
-        )
-        moments.measure(rows.nan_to_num(0, 0, 0), torch.tensor(HOLDS).repeat(SAMPLES // len(HOLDS)))
-        content["moments"] = ArrayRecord(
-            {name: raw(value.numpy()) for name, value in moments.state_dict().items()}
-        )
-    if training and declared.label_counts:
-        counts = [draw(st.integers(0, 12)) if label in HOLDS else 0 for label in range(CLASSES)]
-        content["label_counts"] = ArrayRecord({"counts": raw(np.array(counts, np.int64))})
+    content = RecordDict()
+    if training:
+        add_declared_records(draw, DECLARED[algo], content)
+
     report: dict[str, Any] = {"round": ROUND, "train_samples": SAMPLES, "test_samples": SAMPLES}
     report["validation_samples"] = draw(st.sampled_from([0, SAMPLES]))
     names = sorted(report_names(algo, training) - report.keys())
-    report |= {
-        name: draw(st.integers(0, SAMPLES))
-        for name in draw(st.lists(st.sampled_from(names), max_size=4))
-    }
+    for name in draw(st.lists(st.sampled_from(names), max_size=4)):
+        report[name] = draw(st.integers(0, SAMPLES))
     content["report"] = MetricRecord(report)
+
     for change in draw(st.lists(st.sampled_from(CHANGES), max_size=3)):
         change(draw, content)
     return content
+
+
+def add_declared_records(draw: st.DrawFn, declared: Declared, content: RecordDict) -> None:
+    if declared.prototypes:
+        content[declared.record] = some_prototypes(draw, declared)
+
+    for record in MODULES:
+        if record in declared.records:
+            content[record] = some_weights(draw, may_be_factors=bool(declared.since))
+
+    if "moments" in declared.records:
+        moments = ClassMoments(CLASSES, DIM, "lda")
+        features = torch.from_numpy(floats(draw, (SAMPLES, DIM))).nan_to_num(0, 0, 0)
+        moments.measure(features, torch.tensor(HELD_CLASSES).repeat(SAMPLES // len(HELD_CLASSES)))
+        content["moments"] = raw_record(
+            {name: value.numpy() for name, value in moments.state_dict().items()}
+        )
+
+    if declared.label_counts:
+        counts = np.zeros(CLASSES, np.int64)
+        for label in HELD_CLASSES:
+            counts[label] = draw(st.integers(0, 12))
+        content["label_counts"] = raw_record({"counts": counts})
+
+
+def some_prototypes(draw: st.DrawFn, declared: Declared) -> ArrayRecord:
+    pool = [*HELD_CLASSES, *HELD_CLASSES] if declared.several else list(HELD_CLASSES)
+    number = draw(st.integers(1, len(pool)))
+    labels = np.array(draw(st.permutations(pool))[:number], np.int64)
+    if declared.probabilities:
+        means = np.abs(floats(draw, (number, CLASSES)))
+        means /= means.sum(axis=1, keepdims=True)
+    else:
+        means = floats(draw, (number, DIM))
+
+    arrays = {"means": means, "labels": labels}
+    if "counts" in declared.prototypes:
+        arrays["counts"] = np.array([draw(st.integers(1, 10)) for _ in labels], np.int64)
+    return raw_record(arrays)
+
+
+def some_weights(draw: st.DrawFn, may_be_factors: bool) -> ArrayRecord:
+    arrays = {"body.seen": np.array(4, np.int64)}
+    if may_be_factors and draw(st.booleans()):
+        arrays["body.weight:left"] = floats(draw, (2, 1))
+        arrays["body.weight:right"] = floats(draw, (1, DIM))
+    else:
+        arrays["body.weight"] = floats(draw, (2, DIM))
+    return raw_record(arrays)
+
+
+def raw_record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
+    return ArrayRecord({name: raw(values) for name, values in arrays.items()})
 
 
 def change_array(draw: st.DrawFn, content: RecordDict) -> None:
@@ -117,9 +158,8 @@ def change_labels(draw: st.DrawFn, content: RecordDict) -> None:
         for name in {"labels", "counts"} & set(record):
             length = len(record[name].data) // 8
             numbers = st.one_of(st.integers(-2, 60), st.integers(-(2**63), 2**63 - 1))
-            record[name] = raw(
-                np.array(draw(st.lists(numbers, min_size=length, max_size=length)), np.int64)
-            )
+            values = draw(st.lists(numbers, min_size=length, max_size=length))
+            record[name] = raw(np.array(values, np.int64))
 
 
 def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
@@ -145,38 +185,58 @@ def remove_record(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def change_report(draw: st.DrawFn, content: RecordDict) -> None:
-    known = [
-        "round",
-        "train_samples",
-        "test_samples",
-        "correct.head",
-        "losses.total",
-        "seconds.train",
-        "losses.x",
-    ]
-    known += ["validation_samples", "validation.head"]
+    known = ["round", "train_samples", "test_samples", "validation_samples", "correct.head"]
+    known += ["losses.total", "losses.x", "seconds.train", "validation.head"]
     value = draw(st.one_of(NUMBERS, st.lists(st.integers(), max_size=3)))
+    if isinstance(value, bool):  # Flower takes none
+        return
     for record in content.metric_records.values():
-        if not isinstance(value, bool):  # Flower takes none
-            record[draw(st.one_of(st.sampled_from(known), TEXTS))] = value
+        record[draw(st.one_of(st.sampled_from(known), TEXTS))] = value
 
 
 CHANGES = (change_array, change_labels, remove_array, add_record, remove_record, change_report)
 
 
-# -- what must hold of what is accepted --------------------------------------------------------------------------------
+# -- what must hold of what is accepted -----------------------------------------------------------
 def assert_proper(
     content: RecordDict, payload: Payload, report: Report, algo: str, training: bool
 ) -> None:
     declared = DECLARED[algo]
     assert set(content.array_records) == (declared.records if training else set())
     assert set(payload.entries) == set(content.array_records)
-    prototypes = payload.entries.get(declared.record)
     assert list(content.metric_records) == ["report"]
     assert not content.config_records
-    flat = dict(content.metric_records["report"])
-    assert set(flat) <= report_names(algo, training)
-    assert all(type(value) in (int, float) and math.isfinite(value) for value in flat.values())
+    assert "local_sets" not in payload.entries
+
+    entries = dict(content.metric_records["report"])
+    assert set(entries) <= report_names(algo, training)
+    assert all(type(value) in (int, float) and math.isfinite(value) for value in entries.values())
+    assert_proper_report(report, training)
+
+    prototypes = payload.entries.get(declared.record)
+    assert (prototypes is not None) == bool(training and declared.prototypes)
+    if prototypes is not None:
+        record = content.array_records[declared.record]
+        assert_proper_prototypes(prototypes, record, declared, report.train_samples)
+
+    counts = payload.entries.get("label_counts")
+    assert (counts is not None) == bool(training and declared.label_counts)
+    if counts is not None:
+        assert counts.dtype == torch.int64
+        assert tuple(counts.shape) == (CLASSES,)
+        assert counts.numpy().tobytes() == content.array_records["label_counts"]["counts"].data
+        assert all(n >= 0 for n in counts.tolist())
+        assert {label for label, n in enumerate(counts.tolist()) if n} <= set(HELD_CLASSES)
+        assert 1 <= sum(counts.tolist()) <= report.train_samples
+
+    for record in MODULES:
+        weights = payload.entries.get(record)
+        assert (weights is not None) == (training and record in declared.records)
+        if weights is not None:
+            assert_proper_weights(weights)
+
+
+def assert_proper_report(report: Report, training: bool) -> None:
     assert report.round == ROUND
     assert (1 if training else 0) <= report.train_samples <= SAMPLES
     assert 0 <= report.test_samples <= SAMPLES
@@ -185,53 +245,44 @@ def assert_proper(
     assert report.validation_samples or not report.validation
     assert all(0 <= share <= 1 for share in report.validation.values())
     assert all(type(n) is int and 0 <= n <= report.test_samples for n in report.correct.values())
-    assert "local_sets" not in payload.entries
-    assert (prototypes is not None) == bool(training and declared.prototypes)
-    counts = payload.entries.get("label_counts")
-    assert (counts is not None) == bool(training and declared.label_counts)
-    if counts is not None:
-        assert (counts.dtype, tuple(counts.shape)) == (torch.int64, (CLASSES,))
-        assert counts.numpy().tobytes() == content.array_records["label_counts"]["counts"].data
-        assert all(n >= 0 for n in counts.tolist())
-        assert {label for label, n in enumerate(counts.tolist()) if n} <= set(HOLDS)
-        assert 1 <= sum(counts.tolist()) <= report.train_samples
-    if prototypes is not None:
-        record = content.array_records[declared.record]
-        assert set(record) == set(declared.prototypes)
-        means, labels = prototypes.means.numpy(), prototypes.labels.numpy()
-        assert (means.dtype, labels.dtype) == (np.float32, np.int64)
-        assert 1 <= len(labels) <= CLASSES * (MANY if declared.several else 1)
-        assert means.shape == (len(labels), CLASSES if declared.probabilities else DIM)
-        assert np.isfinite(means).all()
-        if declared.probabilities:
-            assert means.min() >= 0
-            np.testing.assert_allclose(means.astype(np.float64).sum(axis=1), 1, atol=2e-3)
-        assert max(math.sqrt(sum(float(x) ** 2 for x in row)) for row in means) <= MAX_NORM * (
-            1 + 1e-12
-        )
-        assert set(labels.tolist()) <= set(HOLDS)
-        assert max(labels.tolist().count(label) for label in labels.tolist()) <= (
-            MANY if declared.several else 1
-        )
-        assert means.tobytes() == record["means"].data
-        assert labels.tobytes() == record["labels"].data
-        assert (prototypes.counts is not None) == ("counts" in declared.prototypes)
-        if prototypes.counts is not None:
-            assert prototypes.counts.numpy().tobytes() == record["counts"].data
-            assert min(prototypes.counts.tolist()) >= 1
-            assert sum(prototypes.counts.tolist()) <= report.train_samples
-    for record in MODULES:
-        weights = payload.entries.get(record)
-        assert (weights is not None) == (training and record in declared.records)
-        if weights is None:
-            continue
-        assert set(weights) == set(MODEL)
-        for name, (dtype, shape) in MODEL.items():
-            assert (str(weights[name].dtype), tuple(weights[name].shape)) == (
-                f"torch.{dtype}",
-                shape,
-            )
-            assert np.isfinite(weights[name].numpy()).all()
+
+
+def assert_proper_prototypes(
+    prototypes: Prototypes, record: ArrayRecord, declared: Declared, train_samples: int
+) -> None:
+    assert set(record) == set(declared.prototypes)
+    means = prototypes.means.numpy()
+    labels = prototypes.labels.numpy()
+    assert means.tobytes() == record["means"].data
+    assert labels.tobytes() == record["labels"].data
+
+    assert means.dtype == np.float32
+    assert means.shape == (len(labels), CLASSES if declared.probabilities else DIM)
+    assert np.isfinite(means).all()
+    if declared.probabilities:
+        assert means.min() >= 0
+        np.testing.assert_allclose(means.astype(np.float64).sum(axis=1), 1, atol=2e-3)
+    for row in means.tolist():
+        assert math.sqrt(sum(x**2 for x in row)) <= MAX_NORM * (1 + 1e-12)
+
+    assert labels.dtype == np.int64
+    assert len(labels) >= 1
+    assert set(labels.tolist()) <= set(HELD_CLASSES)
+    assert np.bincount(labels).max() <= (MAX_PER_CLASS if declared.several else 1)
+
+    assert (prototypes.counts is not None) == ("counts" in declared.prototypes)
+    if prototypes.counts is not None:
+        assert prototypes.counts.numpy().tobytes() == record["counts"].data
+        assert min(prototypes.counts.tolist()) >= 1
+        assert sum(prototypes.counts.tolist()) <= train_samples
+
+
+def assert_proper_weights(weights: dict[str, torch.Tensor]) -> None:
+    assert set(weights) == set(MODEL)
+    for name, (dtype, shape) in MODEL.items():
+        assert str(weights[name].dtype) == f"torch.{dtype}"
+        assert tuple(weights[name].shape) == shape
+        assert np.isfinite(weights[name].numpy()).all()
 
 
 def assert_refused_with_a_reason_fit_for_a_log(refusal: RefusedMessage) -> None:
@@ -274,23 +325,23 @@ def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
 
 @given(st.data(), ALGOS)
 def test_replies_with_wrong_bytes(data: st.DataObject, algo: str) -> None:
-    """Some bytes of an honest reply are changed in transit; what Flower can still read, we decode."""
+    """Some bytes of a reply are changed in transit; we decode what Flower can still read."""
     content = data.draw(replies(algo, True))
     places = st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255))
     changes = data.draw(st.lists(places, min_size=1, max_size=4))
-    held = [
-        array
-        for record in content.array_records.values()
-        for array in record.values()
-        if array.data
-    ]
-    if held and data.draw(st.booleans()):
-        array = data.draw(st.sampled_from(held))
-        array.data, changes = with_bytes(array.data, changes), []
+
+    filled = []
+    for record in content.array_records.values():
+        filled += [array for array in record.values() if array.data]
+    in_an_array = filled and data.draw(st.booleans())
+    if in_an_array:
+        array = data.draw(st.sampled_from(filled))
+        array.data = with_bytes(array.data, changes)
+
     try:
-        text = with_bytes(
-            recorddict_to_proto(content).SerializeToString(deterministic=True), changes
-        )
+        text = recorddict_to_proto(content).SerializeToString(deterministic=True)
+        if not in_an_array:
+            text = with_bytes(text, changes)
         read = recorddict_from_proto(ProtoRecordDict.FromString(text))
     except Exception:  # Flower's own refusal
         event("not for Flower")
@@ -306,12 +357,31 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 }
 
 
+INTRODUCTION: dict[str, Any] = {
+    "name": "north",
+    "partition": 0,
+    "num_partitions": 3,
+    "domain": "",
+    "arch": "cnn4",
+    "input_shape": [1, 8, 8],
+    "parameters": 9,
+    "train_samples": 30,
+    "test_samples": 30,
+    "validation_samples": 0,
+    "found": 60,
+    "classes": list("abcdef"),
+    "present": [1, 4],
+    "weights": "0f" * 8,
+    "device": "cpu",
+    "signature": "",
+    "columns": "",
+    "real": True,
+}
+
+
 @given(st.data())
 def test_introductions(data: st.DataObject) -> None:
-    honest = {"name": "north", "partition": 0, "num_partitions": 3, "domain": "", "arch": "cnn4"}
-    honest |= {"input_shape": [1, 8, 8], "parameters": 9, "train_samples": 30, "test_samples": 30}
-    values: dict[str, Any] = honest | {"device": "cpu", "classes": list("abcdef"), "present": [1, 4], "real": True,
-        "weights": "0f" * 8, "signature": "", "columns": "", "found": 60, "validation_samples": 0}  # fmt: skip
+    values = dict(INTRODUCTION)
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
     if data.draw(st.integers(0, 5)) == 0:
@@ -321,12 +391,14 @@ def test_introductions(data: st.DataObject) -> None:
     content = RecordDict({"site": ConfigRecord(values)})
     if data.draw(st.integers(0, 5)) == 0:
         add_record(data.draw, content)
+
     try:
         card = unpack_site_card(content)
     except RefusedMessage as refusal:
         assert_refused_with_a_reason_fit_for_a_log(refusal)
         return
     event("accepted")
+
     assert set(content) - {"audit"} == {"site"}
     assert len(card.signature) in (0, 128)
     assert set(values) == set(SITE)
@@ -344,30 +416,37 @@ def test_introductions(data: st.DataObject) -> None:
     assert all(type(size) is int and size > 0 for size in card.input_shape)
 
 
+INSTRUCTIONS = {
+    "round": 3,
+    "run_name": "r",
+    "run_history": "11:5,13",
+    "counted": 2,
+    "part": 1.0,
+}
+
+
 @given(st.data())
 def test_what_a_client_is_told(data: st.DataObject) -> None:
     """Instructions, and the sets of every client (FedPCL), which only the server sends."""
-    values: dict[str, Any] = {
-        "round": 3,
-        "run_name": "r",
-        "run_history": "11:5,13",
-        "counted": 2,
-        "part": 1.0,
-    }
+    instructions: dict[str, Any] = dict(INSTRUCTIONS)
+    if data.draw(st.integers(0, 2)) == 0:
+        instructions[data.draw(st.sampled_from(sorted(instructions)))] = data.draw(VALUES)
+
     rows = data.draw(st.integers(1, 3))
 
     def numbers(largest: int) -> np.ndarray:
-        return np.array(
-            data.draw(st.lists(st.integers(0, largest), min_size=rows, max_size=rows)), np.int64
-        )
+        values = data.draw(st.lists(st.integers(0, largest), min_size=rows, max_size=rows))
+        return np.array(values, np.int64)
 
-    means, labels, owners = floats(data.draw, (rows, DIM)), numbers(CLASSES), np.sort(numbers(3))
-    made = {"means": raw(means), "labels": raw(labels), "owners": raw(owners)}
-    if data.draw(st.integers(0, 2)) == 0:
-        values[data.draw(st.sampled_from(sorted(values)))] = data.draw(VALUES)
+    sets = {
+        "means": raw(floats(data.draw, (rows, DIM))),
+        "labels": raw(numbers(CLASSES)),
+        "owners": raw(np.sort(numbers(3))),
+    }
     if data.draw(st.integers(0, 3)) == 0:
-        made[data.draw(st.sampled_from(sorted(made)))] = data.draw(arrays())
-    content = RecordDict({"round": ConfigRecord(values), "local_sets": ArrayRecord(made)})
+        sets[data.draw(st.sampled_from(sorted(sets)))] = data.draw(arrays())
+
+    content = RecordDict({"round": ConfigRecord(instructions), "local_sets": ArrayRecord(sets)})
     try:
         unpack_instructions(content)
         payload = unpack_payload(content, CATALOG["fedpcl"].exchange.down, LIMITS, required=False)
@@ -375,29 +454,26 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
         event("refused")
         return
     event("accepted")
-    for one in payload.sets("local_sets"):
-        assert len(set(one.labels.tolist())) == len(one) <= CLASSES
-        assert 0 <= min(one.labels.tolist()) <= max(one.labels.tolist()) < CLASSES
-        assert np.isfinite(one.means.numpy()).all()
-        assert one.means.shape[1] == DIM
-    assert sum(len(one) for one in payload.sets("local_sets")) == rows
+
+    for prototypes in payload.sets("local_sets"):
+        labels = prototypes.labels.tolist()
+        assert len(set(labels)) == len(prototypes) <= CLASSES
+        assert 0 <= min(labels) <= max(labels) < CLASSES
+        assert np.isfinite(prototypes.means.numpy()).all()
+        assert prototypes.means.shape[1] == DIM
+    assert sum(len(prototypes) for prototypes in payload.sets("local_sets")) == rows
 
 
 @given(TEXTS, st.one_of(TEXTS, st.text("0123456789,:- _", max_size=9)))
 def test_where_a_server_sends_a_client(run_name: str, run_history: str) -> None:
     """The run name becomes a folder, and the run_history says which files in it count."""
-    values = {
-        "round": 3,
-        "run_name": run_name,
-        "run_history": run_history,
-        "counted": 0,
-        "part": 1.0,
-    }
+    names = {"run_name": run_name, "run_history": run_history}
     try:
-        unpack_instructions(RecordDict({"round": ConfigRecord(values)}))
+        unpack_instructions(RecordDict({"round": ConfigRecord({**INSTRUCTIONS, **names})}))
     except RefusedMessage as refusal:
         assert_refused_with_a_reason_fit_for_a_log(refusal)
         return
+
     assert 1 <= len(run_name) <= 200
     assert run_name.isprintable()
     assert run_name[0] != "."
