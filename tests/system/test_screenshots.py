@@ -206,15 +206,19 @@ def test_a_screenshot_is_not_blank(
     algo: str, device: str, pages: dict[str, Path], tmp_path: Path
 ) -> None:
     """Every screenful of the upper 4,000 pixels has something on it, in several colours."""
+    width, height = WIDTHS[device], 4000
     picture = tmp_path / "page.png"
-    size = f"--window-size={WIDTHS[device]},4000"
+    size = f"--window-size={width},{height}"
     chromium(f"--screenshot={picture}", size, pages[algo].as_uri())
+
     pixels = np.asarray(Image.open(picture).convert("RGB"))
-    assert pixels.shape == (4000, WIDTHS[device], 3)
-    for top in range(0, 4000, 800):
-        part = pixels[top : top + 800].reshape(-1, 3)
-        assert (np.abs(part - np.median(part, axis=0)).max(axis=1) > 40).mean() > 0.01
-        assert len(np.unique(part // 32, axis=0)) > 20
+    assert pixels.shape == (height, width, 3)
+    for top in range(0, height, 800):
+        screenful = pixels[top : top + 800].reshape(-1, 3)
+        background = np.median(screenful, axis=0)
+        differs = np.abs(screenful - background).max(axis=1) > 40
+        assert differs.mean() > 0.01
+        assert len(np.unique(screenful // 32, axis=0)) > 20
 
 
 @pytest.fixture(scope="module")
