@@ -213,7 +213,7 @@ def test_fedplvm_tells_prototypes_per_class(tmp_path: Path) -> None:
         per_class = len(labels) / len(np.unique(labels))
         assert lines[domain][-1] == pytest.approx(per_class)
 
-    *_, phases = drawn(charts.time, fedplvm.folder, "line_chart")[:5]
+    phases = drawn(charts.time, fedplvm.folder, "line_chart")[4]
     assert np.isnan(phases["client: evaluate"]).tolist() == [False, True, False]
 
 
