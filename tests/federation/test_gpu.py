@@ -219,20 +219,22 @@ def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
 def test_cuda_is_made_to_repeat_exactly(precision: str, monkeypatch: Patch) -> None:
     asked: list[object] = []
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    monkeypatch.setattr(matmul, "allow_tf32", matmul.allow_tf32)  # restored at the end
-    monkeypatch.setattr(cudnn, "allow_tf32", cudnn.allow_tf32)
-    monkeypatch.setattr(cudnn, "benchmark", True)
+    before = matmul.allow_tf32, cudnn.allow_tf32
     monkeypatch.setattr(
         torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append((on, warn_only))
     )
     monkeypatch.setattr(torch, "empty", lambda *_, device: asked.append(device))
+    monkeypatch.setattr("torch.backends.cudnn.benchmark", True)
     monkeypatch.setattr("torch.utils.deterministic.fill_uninitialized_memory", True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
 
-    assert devices.open_device("cuda:1", precision) == torch.device("cuda:1")
+    device = devices.open_device("cuda:1", precision)
+    of_products = matmul.allow_tf32
+    of_convolutions = cudnn.allow_tf32
+    matmul.allow_tf32, cudnn.allow_tf32 = before
 
-    assert asked == [(True, True), torch.device("cuda:1")]
-    assert matmul.allow_tf32 == (precision == "tf32")
-    assert cudnn.allow_tf32 == (precision == "tf32")
+    assert device == torch.device("cuda:1")
+    assert asked == [(True, True), device]
+    assert of_products == of_convolutions == (precision == "tf32")
     assert not cudnn.benchmark
     assert not torch.utils.deterministic.fill_uninitialized_memory

@@ -9,6 +9,7 @@ import json
 import re
 import sqlite3
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,32 +224,23 @@ def assert_complete(outcome: Outcome) -> None:
     found = scalars(outcome)
 
     for kind in ("head", "prototype"):
-        wanted: dict[str, dict[int, float]] = {}
-        for row in outcome.rows:
-            if kind not in row["accuracy"]:
-                continue
-            after_round = row["evaluated-after-round"]
-            figures = {
-                f"accuracy/{kind}/mean": row["accuracy"][kind]["mean"],
-                f"accuracy/{kind}/worst-10-percent": row["accuracy"][kind]["worst-10%"],
-                f"accuracy/{kind}/std": row["accuracy"][kind]["std"],
-                f"metric/{kind}/auc": row["metrics"][f"{kind}/auc"]["mean"],
-            }
-            for tag, value in figures.items():
-                wanted.setdefault(tag, {})[after_round] = value
-        for tag, values in wanted.items():
-            assert found[tag] == pytest.approx(values), tag
+        rows = [row for row in outcome.rows if kind in row["accuracy"]]
+        for name, tag in (("mean", "mean"), ("worst-10%", "worst-10-percent"), ("std", "std")):
+            wanted = {row["evaluated-after-round"]: row["accuracy"][kind][name] for row in rows}
+            assert found[f"accuracy/{kind}/{tag}"] == pytest.approx(wanted)
+        auc = f"{kind}/auc"
+        wanted = {row["evaluated-after-round"]: row["metrics"][auc]["mean"] for row in rows}
+        assert found[f"metric/{auc}"] == pytest.approx(wanted)
 
-    for row in outcome.rows[:-1]:
-        number = row["round"]
-        assert found["loss/total"][number] == pytest.approx(row["losses"]["total"])
-        assert found["bytes/up"][number] == pytest.approx(row["bytes"]["up"])
-        assert found["seconds/total"][number] == pytest.approx(row["seconds"]["total"])
-        assert found["replies/refused"][number] == len(row["refused"])
-        assert found["replies/valid"][number] == row["valid"]
-        assert found["server/margin"][number] == pytest.approx(row["server"]["margin"])
-    for tag in ("loss/total", "bytes/up", "seconds/total", "replies/valid", "server/margin"):
-        assert len(found[tag]) == len(outcome.rows) - 1, tag
+    def each_round(value: Callable[[dict[str, Any]], float]) -> Any:
+        return pytest.approx({row["round"]: value(row) for row in outcome.rows[:-1]})
+
+    assert found["loss/total"] == each_round(lambda row: row["losses"]["total"])
+    assert found["bytes/up"] == each_round(lambda row: row["bytes"]["up"])
+    assert found["seconds/total"] == each_round(lambda row: row["seconds"]["total"])
+    assert found["replies/refused"] == each_round(lambda row: len(row["refused"]))
+    assert found["replies/valid"] == each_round(lambda row: row["valid"])
+    assert found["server/margin"] == each_round(lambda row: row["server"]["margin"])
 
 
 def test_a_resumed_run_has_each_round_once(tmp_path: Path) -> None:

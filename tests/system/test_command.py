@@ -1,4 +1,4 @@
-"""``protofl run`` for real, stopped or killed: its exit status says so, and nothing is left running."""
+"""``protofl run``, stopped or killed: its exit status says so, and nothing is left running."""
 
 import re
 import signal
@@ -15,22 +15,17 @@ from tests.support import ROOT
 from tests.support.processes import BIN, hear_ctrl_c, wait_until
 
 pytestmark = pytest.mark.system
-TINY = (
-    "algo=local",
-    "dataset=digits",
-    "partition=iid",
-    "rounds=1",
-    "local-epochs=1",
-    "--clients",
-    "2",
-)
+TINY = ("algo=local", "dataset=digits", "partition=iid", "local-epochs=1", "--clients", "2")
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(BIN / "protofl"), *arguments]
-    out, err = subprocess.PIPE, subprocess.STDOUT
     return subprocess.Popen(
-        command, cwd=ROOT, stdout=out, stderr=err, text=True, preexec_fn=hear_ctrl_c
+        [sys.executable, str(BIN / "protofl"), *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=hear_ctrl_c,
     )
 
 
@@ -45,20 +40,22 @@ def ended(number: int) -> bool:
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_path: Path) -> None:
     process = start("run", *TINY, "rounds=100000", f"out-dir={tmp_path}")
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if re.search(r"round +2/", line):
-            break
-    children = {
-        child.pid for child in psutil.Process(process.pid).children()
-    }  # they simulate its clients
+    said = ""
+    while not re.search(r"round +2/", said):
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    # they simulate its clients
+    children = [child.pid for child in psutil.Process(process.pid).children()]
+
     start_of_end = time.monotonic()
     process.send_signal(kind)
     rest, _ = process.communicate(timeout=120)
-    assert process.returncode == (-kind if kind == signal.SIGKILL else 130), "".join(said) + rest
+
+    assert process.returncode == (-kind if kind == signal.SIGKILL else 130), said + rest
     if kind != signal.SIGKILL:
         assert time.monotonic() - start_of_end < 5  # one on a machine with nothing else to do
-        ((file,), resume) = tmp_path.glob("*/resume.toml"), re.search(r"to go on: (.*)", rest)
+        (file,) = tmp_path.glob("*/resume.toml")
+        resume = re.search(r"to go on: (.*)", rest)
         assert resume[1] == f"{program()} run --recipe {file}"
     wait_until(lambda: all(map(ended, children)), timeout=50)

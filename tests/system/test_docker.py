@@ -1,4 +1,7 @@
-"""`make demo` for real: image, SuperLink, three sites in networks of their own, a FedTGP run, its result."""
+"""`make demo` for real.
+
+Image, SuperLink, three sites in networks of their own, a FedTGP run, its result.
+"""
 
 import json
 import os
@@ -27,9 +30,19 @@ SITES = {
 
 
 def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A target of the Makefile, in a compose project of the test's own; BUILD_OPTIONS and the like are the caller's."""
-    return subprocess.run(["make", target], cwd=ROOT, env=os.environ | {"PROJECT": PROJECT} | variables,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3600)  # fmt: skip
+    """A target of the Makefile, in a compose project of the test's own.
+
+    BUILD_OPTIONS and the like are the caller's.
+    """
+    return subprocess.run(
+        ["make", target],
+        cwd=ROOT,
+        env=os.environ | {"PROJECT": PROJECT} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=3600,
+    )
 
 
 def docker(*arguments: str) -> str:
@@ -41,9 +54,8 @@ def of_the_project(*arguments: str) -> list[str]:
 
 
 def container(service: str) -> str:
-    (name,) = of_the_project(
-        "ps", "--quiet", "--filter", f"label=com.docker.compose.service={service}"
-    )
+    of_service = f"label=com.docker.compose.service={service}"
+    (name,) = of_the_project("ps", "--quiet", "--filter", of_service)
     return name
 
 
@@ -68,12 +80,8 @@ def test_the_demo_shows_what_was_learnt(demo: str) -> None:
 
 def address(service: str) -> str:
     """Of a service that is in one network only."""
-    return docker(
-        "inspect",
-        "--format",
-        "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}",
-        container(service),
-    ).strip()
+    addresses = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    return docker("inspect", "--format", addresses, container(service)).strip()
 
 
 def test_sites_meet_only_the_door(demo: str) -> None:
@@ -81,10 +89,8 @@ def test_sites_meet_only_the_door(demo: str) -> None:
     docker("exec", container("worker"), "python", "-c", look, address("superlink"), "8000")
     for site in SITES:
         docker("exec", container(site), "python", "-c", look, "gate", "8000")
-        for other, port in (
-            ("superlink", "8000"),
-            *((other, "9094") for other in SITES if other != site),
-        ):
+        others = [("superlink", "8000")] + [(other, "9094") for other in SITES if other != site]
+        for other, port in others:
             with pytest.raises(AssertionError, match=r"OSError|TimeoutError"):
                 docker("exec", container(site), "python", "-c", look, address(other), port)
 
@@ -103,13 +109,11 @@ def test_nobody_is_root_and_everyone_is_healthy(demo: str) -> None:
 
 def test_the_sites_machines_pass_their_own_check(demo: str) -> None:
     for site in SITES:
-        *_, script = json.loads(
-            docker("inspect", "--format", "{{json .Config.Cmd}}", container(site))
-        )
+        command = docker("inspect", "--format", "{{json .Config.Cmd}}", container(site))
+        *_, script = json.loads(command)
         assert "site run" in script
-        found = docker(
-            "exec", container(site), "sh", "-euc", script.replace("site run", "site check")
-        )
+        check = script.replace("site run", "site check")
+        found = docker("exec", container(site), "sh", "-euc", check)
         assert "WRONG" not in found
         assert "code          that of /app" in found, found
 

@@ -1,4 +1,7 @@
-"""The README's commands on three hosts with addresses of their own: network namespaces, outside which all stays."""
+"""The README's commands on three hosts with addresses of their own.
+
+The hosts are network namespaces, outside of which everything stays as it is.
+"""
 
 import json
 import os
@@ -70,14 +73,15 @@ class Hosts(Machines):
         return 8001, 8000
 
     def _substitutions(self, machine: str) -> dict[str, str]:
-        kept = ("/data/", 'device="cuda"', "north", 'arch="cnn4"', 'classes="benign,malignant"')
-        wider = {
-            key: value for key, value in super()._substitutions(machine).items() if key in kept
-        }
-        return {
+        substitutions = {
             "superlink.example.org": ADDRESSES["superlink"],
             "rounds=2": "rounds=4 threads=1",
-        } | wider
+        }
+        kept = ("/data/", 'device="cuda"', "north", 'arch="cnn4"', 'classes="benign,malignant"')
+        for key, value in super()._substitutions(machine).items():
+            if key in kept:
+                substitutions[key] = value
+        return substitutions
 
     def on(self, machine: str) -> list[str]:
         return ["ip", "netns", "exec", f"{self.name}-{machine}"]

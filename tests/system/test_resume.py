@@ -1,4 +1,7 @@
-"""A deployed run whose SuperLink and server are killed in the middle; `test_table_shards` kills simulated ones."""
+"""A deployed run whose SuperLink and server are killed in the middle.
+
+`test_table_shards` kills simulated ones.
+"""
 
 import json
 from contextlib import ExitStack

@@ -1,7 +1,7 @@
-"""The README of separate machines, executed: its blocks are run as they stand, with other ports and folders.
+"""The README of separate machines, executed: its blocks are run with other ports and folders.
 
-Then what must be refused: unknown keys, no key, a certificate of another authority, and anything but SuperNode traffic
-at the door.
+Then what must be refused: unknown keys, no key, a certificate of another authority, and anything
+but SuperNode traffic at the door.
 """
 
 import json
@@ -11,7 +11,7 @@ import sqlite3
 import ssl
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
@@ -43,19 +43,16 @@ def test_the_readme_says_who_runs_each_block() -> None:
 
 
 def test_private_files_are_private(federation: Machines) -> None:
-    certs = {machine: federation.checkout(machine) / "certs" for machine in ("superlink", *SITES)}
-    private = [
-        certs["superlink"] / name
-        for name in ("ca.key", "server.key", "superexec.secret", "../superlink.db")
-    ]
-    private += [certs[site] / "nodes" / site for site in SITES]
-    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    certs = federation.checkout("superlink") / "certs"
+    private = [certs / name for name in ("ca.key", "server.key", "superexec.secret")]
+    private.append(federation.checkout("superlink") / "superlink.db")
     for site in SITES:
-        assert sorted(path.name for path in certs[site].rglob("*") if path.is_file()) == [
-            "ca.crt",
-            site,
-            f"{site}.pub",
-        ]
+        certs = federation.checkout(site) / "certs"
+        private.append(certs / "nodes" / site)
+        files = sorted(path.name for path in certs.rglob("*") if path.is_file())
+        assert files == ["ca.crt", site, f"{site}.pub"]
+    for file in private:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
 
 def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
@@ -65,55 +62,51 @@ def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
     with press(federation):
         done = federation.run("superlink", run.text, timeout=240)
     output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+
     listed = federation.run("superlink", "flwr ls federation --format json")
-    assert json.loads(listed.stdout)["runs"][0]["status"] == "finished:completed", (
-        output + federation.logs()
-    )
-    summary = json.loads(
-        ((federation.checkout("superlink") / "runs" / "first") / "summary.json").read_text()
-    )
+    status = json.loads(listed.stdout)["runs"][0]["status"]
+    assert status == "finished:completed", output + federation.logs()
+    folder = federation.checkout("superlink") / "runs" / "first"
+    summary = json.loads((folder / "summary.json").read_text())
     assert summary["algorithm"] == "FedTGP"
     assert {site: client["arch"] for site, client in summary["clients"].items()} == SITES
     assert sum(summary["trouble"].values()) == 0
     assert min(client["head"] for client in summary["accuracy-of-clients"].values()) > 0.3
     for site in SITES:
-        kept = [
-            path.name for path in federation.checkout(site).glob(f"state/first-*/clients/{site}/*")
-        ]
-        assert len(kept) == 2
-        assert "model.safetensors" in kept  # for `protofl export`
+        files = federation.checkout(site).glob(f"state/first-*/clients/{site}/*")
+        names = [path.name for path in files]
+        assert len(names) == 2
+        assert "model.safetensors" in names  # for `protofl export`
 
 
 @contextmanager
 def press(machines: Machines) -> Iterator[None]:
-    """Strangers are at the door meanwhile, if there is one; they are refused, and nobody's memory grows by it."""
+    """Strangers are at the door meanwhile, if there is one.
+
+    They are refused, and nobody's memory grows by it.
+    """
     if not HAPROXY.exists():
         yield
         return
-    with strangers_at(
-        machines.door, machines.checkout("superlink") / "certs" / "ca.crt"
-    ) as answers:
+    authority = machines.checkout("superlink") / "certs" / "ca.crt"
+    with strangers_at(machines.door, authority) as answers:
         yield
         memory = {name: peak_memory(name) for name in ("haproxy", "flower-superlink")}
     print(answers, memory)
     refused = {("head", "408"), ("body", "408"), ("length", "413"), ("chunks", "413")}
-    assert (
-        refused <= set(answers) <= refused | {("idle", ""), ("upload", "504")}
-    )  # after 30 s, and 5 minutes
+    after_a_while = {("idle", ""), ("upload", "504")}  # 30 s, and 5 minutes
+    assert refused <= set(answers) <= refused | after_a_while
     assert max(memory.values()) < 400, memory
 
 
 def peak_memory(program: str) -> float:
     """The most MB that a program, which this process has started, has had so far."""
-    ours = {one.pid for one in psutil.Process().children(recursive=True)}
-    running = {
-        one.pid: one.info["cmdline"] or []
-        for one in psutil.process_iter(["cmdline"])
-        if one.pid in ours
-    }
-    (pid,) = [
-        pid for pid, words in running.items() if program in [Path(word).name for word in words[:2]]
-    ]
+    pids = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if program in [Path(word).name for word in process.cmdline()[:2]]:
+                pids.append(process.pid)
+    (pid,) = pids
     (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(kilobytes) / 1000
 
@@ -123,19 +116,22 @@ REFUSED = {
     "no key": ("certs/ca.crt", "", "2001"),
     "another authority": ("stranger/ca.crt", "certs/nodes/north", "CERTIFICATE_VERIFY_FAILED"),
 }
-"""What is wrong with a SuperNode -> its certificate of an authority, its key, and the reason that it is told."""
+"""What is wrong with a SuperNode -> its authority's certificate, its key, what it is told."""
 
 
 @pytest.mark.parametrize(("authority", "key", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_supernode_is_refused(
     authority: str, key: str, reason: str, federation: Machines, tmp_path: Path
 ) -> None:
-    federation.step(
-        "north", "python docker/certificates.py stranger --node stranger --server localhost"
-    )
-    command = f"exec flower-supernode --superlink localhost:8000 --root-certificates {authority} --port {free_port()}"
-    command += f" --auth-supernode-private-key {key}" if key else ""
+    stranger = "python docker/certificates.py stranger --node stranger --server localhost"
+    federation.step("north", stranger)
+
+    command = "exec flower-supernode --superlink localhost:8000"
+    command += f" --root-certificates {authority} --port {free_port()}"
+    if key:
+        command += f" --auth-supernode-private-key {key}"
     status, output = federation.end_of("north", command, tmp_path / "log")
+
     assert status != 0, output
     assert reason in output
     listed = federation.run("superlink", "flwr supernode list federation --format json")
@@ -147,28 +143,24 @@ def test_a_supernode_is_refused(
 )
 def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
     assert ask(federation, federation.door, "/health") == 200
-    paths = [
+    for path in (
         "/v1/control/start-run",
         "/v1/control/register-node",
         "/v1/runtime/acquire-task",
         "/docs",
         "/health?x=1",
-    ]
-    paths += [
         "/v1/fleet/../control/list-runs",
         "/v1/fleet/%2e%2e/control/list-runs",
         "/v1/fleet//x",
-    ]
-    for path in paths:
-        assert ask(federation, federation.door, path, b"") == 404
+    ):
+        assert ask(federation, federation.door, path, b"") == 404, path
     assert ask(federation, federation.superlink, "/v1/control/list-runs", b"") != 404
 
 
 def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> int:
     """The status with which a port of the SuperLink's machine answers."""
-    context = ssl.create_default_context(
-        cafile=str(machines.checkout("superlink") / "certs" / "ca.crt")
-    )
+    authority = machines.checkout("superlink") / "certs" / "ca.crt"
+    context = ssl.create_default_context(cafile=str(authority))
     opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
     try:
         with opener.open(Request(f"https://127.0.0.1:{port}{path}", data), timeout=5) as answer:
@@ -178,24 +170,23 @@ def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> 
 
 
 def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path: Path) -> None:
-    command = (
-        "exec protofl worker --runtime-api-address 127.0.0.1:8001 --root-certificates certs/ca.crt"
-    )
+    command = "exec protofl worker --runtime-api-address 127.0.0.1:8001"
+    command += " --root-certificates certs/ca.crt"
     federation.end_of("superlink", command, tmp_path / "log")  # it ends, and says nothing
     assert '"POST /v1/runtime/acquire-task HTTP/1.1" 401' in federation.logs()
 
 
-# -- docs/operations.md, on what stands --------------------------------------------------------------------------------
+# -- docs/operations.md, on what stands ------------------------------------------------------------
 def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
     """Site -> (node, state), as `protofl status` shows them."""
     shown = machines.run("superlink", "protofl status federation", timeout=240)
     assert shown.returncode == 0, shown.stderr
-    found = [line.split()[:3] for line in shown.stdout.splitlines()]
-    return {
-        name: (node, state)
-        for name, node, state in found
-        if state in ("online", "offline", "registered")
-    }
+    found = {}
+    for line in shown.stdout.splitlines():
+        name, node, state = line.split()[:3]
+        if state in ("online", "offline", "registered"):
+            found[name] = (node, state)
+    return found
 
 
 def shown_once(
@@ -213,27 +204,29 @@ def shown_once(
 def test_the_operators_page(federation: Machines) -> None:
     """Its blocks in order; north has a new key at the end, and nobody else has noticed."""
     before = shown_once(federation, lambda found: all(found[site][1] == "online" for site in SITES))
+
     for block in blocks_of(OPERATIONS):
         done = federation.run(block.machine, block.text, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr + federation.logs()
         if block.machine == "north":
             federation.carry("north", "superlink", "nodes/north.pub")
-    at = federation.checkout("superlink")
-    with sqlite3.connect(at / "backup" / "superlink.db") as copy:
+
+    backup = federation.checkout("superlink") / "backup" / "superlink.db"
+    with sqlite3.connect(backup) as copy:
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    now = shown_once(
-        federation,
-        lambda found: found["north"] != before["north"] and found["north"][1] == "online",
-    )
+
+    def north_is_back(found: dict[str, tuple[str, str]]) -> bool:
+        return found["north"] != before["north"] and found["north"][1] == "online"
+
+    now = shown_once(federation, north_is_back)
     assert now["north"][0] != before["north"][0]
     assert now["south"] == before["south"]
 
 
 def chapter(title: str, of: str = "sh superlink") -> list[str]:
     """The blocks of that kind in a chapter of the page."""
-    (text,) = re.findall(
-        rf"(?ms)^## {title}\n(.*?)(?=^## |\Z)", OPERATIONS.read_text(encoding="utf-8")
-    )
+    page = OPERATIONS.read_text(encoding="utf-8")
+    (text,) = re.findall(rf"(?ms)^## {title}\n(.*?)(?=^## |\Z)", page)
     return re.findall(rf"(?ms)^```{of}\n(.*?)^```", text)
 
 
@@ -245,10 +238,10 @@ def stopped_run(machines: Machines) -> str:
     command = next(line for line in re.split(r"(?<!\\)\n", run.text) if line.startswith("flwr run"))
     machines.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=8"))
     wait_until(lambda: list(folder.glob("checkpoints/000001*")), machines.logs)
+
     listed = json.loads(machines.run("superlink", "flwr ls federation --format json").stdout)
-    return next(
-        str(run["run-id"]) for run in listed["runs"] if not run["status"].startswith("finished")
-    )
+    unfinished = [run for run in listed["runs"] if not run["status"].startswith("finished")]
+    return str(unfinished[0]["run-id"])
 
 
 def upgrade(machines: Machines) -> None:
@@ -261,16 +254,20 @@ def upgrade(machines: Machines) -> None:
 
 @pytest.mark.long
 def test_what_else_the_operators_page_says(federation: Machines) -> None:
-    """A run is stopped; the SuperLink loses its database, all get newer code; it goes on; a site forgets, one goes."""
-    ((stop, resume),) = map(str.splitlines, chapter("Stop and resume", of="sh superlink stopping"))
+    """A run is stopped; the SuperLink loses its database, and all get newer code; the run goes on.
+
+    Then a site forgets, and one goes.
+    """
+    (stopping,) = chapter("Stop and resume", of="sh superlink stopping")
+    stop, resume = stopping.splitlines()
     renew, rotate = chapter("Certificates and keys")
-    federation.step("superlink", f"RUN={(number := stopped_run(federation))}\n{stop}")
+    number = stopped_run(federation)
+    federation.step("superlink", f"RUN={number}\n{stop}")
 
     federation.step("superlink", *chapter("Backup and restore"))
+    register_guest = "flwr supernode register certs/nodes/guest.pub federation --name guest"
     federation.step("superlink", "python docker/certificates.py certs --node guest")
-    federation.step(
-        "superlink", "flwr supernode register certs/nodes/guest.pub federation --name guest"
-    )
+    federation.step("superlink", register_guest)
     assert "guest" in nodes(federation)
 
     def meanwhile() -> None:
@@ -279,31 +276,26 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
         upgrade(federation)
 
     federation.restart(meanwhile)
+    checkout = federation.checkout("superlink")
     shown = ssl.get_server_certificate(("127.0.0.1", federation.door))
-    assert (
-        (federation.checkout("superlink") / "certs/server.crt")
-        .read_text()
-        .startswith(shown.strip())
-    )
+    assert (checkout / "certs" / "server.crt").read_text().startswith(shown.strip())
     assert set(nodes(federation)) == set(SITES)
     federation.step("north", *chapter("Upgrade", of="sh north upgrading"))
+
     done = federation.run("superlink", resume, timeout=400)
-    summary = json.loads((federation.checkout("superlink") / "runs/first/summary.json").read_text())
-    assert (summary["rounds"], len(summary["resumed-after-rounds"])) == (8, 1), (
-        done.stdout + done.stderr
-    )
+    summary = json.loads((checkout / "runs" / "first" / "summary.json").read_text())
+    assert summary["rounds"] == 8, done.stdout + done.stderr
+    assert len(summary["resumed-after-rounds"]) == 1, done.stdout + done.stderr
     assert sum(summary["trouble"].values()) == 0
     assert "no model of an earlier round" not in federation.logs()
     assert "resuming with other code" in done.stdout
-    assert all((federation.checkout(site) / "newer").exists() for site in SITES)
+    for site in SITES:
+        assert (federation.checkout(site) / "newer").exists()
     assert "round 1/8" in federation.run("superlink", f"flwr log {number} federation --show").stdout
 
     federation.step("north", *chapter("Retention and erasure", of="sh north purging"))
-    kept = {
-        site: list((federation.checkout(site) / "state").rglob("*.safetensors")) for site in SITES
-    }
-    assert kept["south"]
-    assert not kept["north"]
+    assert list((federation.checkout("south") / "state").rglob("*.safetensors"))
+    assert not list((federation.checkout("north") / "state").rglob("*.safetensors"))
 
     revoke, register = rotate.replace("north", "south").splitlines()
     federation.step("superlink", revoke)
