@@ -1,6 +1,7 @@
-"""A package of somebody else's, installed beside this one: its method, network and data act as our own do.
+"""A package of somebody else's, installed beside this one: its method, network and data.
 
-It is `tests/support/outside`, of docs/extend.md and halves.md; `tests/system/test_outside.py` runs it for real.
+They act as our own do. It is `tests/support/outside`, of docs/extend.md and halves.md;
+`tests/system/test_outside.py` runs it for real.
 """
 
 import dataclasses
@@ -42,6 +43,7 @@ from tests.support.accidents import CLIENTS, PLACES, stop
 from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
 from tests.support.harness import (
+    Outcome,
     client_of,
     refusal,
     rows_without_a_reply,
@@ -123,81 +125,86 @@ def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
     return client_half(site.settings.row)(site, number)
 
 
-def test_it_is_found_by_its_entry_point(site_packages: Path, tmp_path: Path) -> None:
+def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
     assert plugins.installed()["moon"].value == "outside_moon.method:ROW"
     assert row().title == "MOON"
-    for half in (
-        client_half(row()),
-        import_module("outside_moon.net"),
-        import_module("outside_moon.data"),
-    ):
-        module = sys.modules[half.__module__] if isinstance(half, type) else half
+    method = sys.modules[client_half(row()).__module__]
+    for module in (method, import_module("outside_moon.net"), import_module("outside_moon.data")):
         assert Path(str(module.__file__)).is_relative_to(site_packages)
     assert server_half(row()) is server_half(CATALOG["fedavg"])
-    for models in ("cnn4", VIT):  # it never takes the fused step
-        assert type(half_of(run_config(tmp_path, **MOON | {"models": models})).step()) is Step
 
 
-@pytest.mark.parametrize(("changes", "said"), [
+@pytest.mark.parametrize("models", ["cnn4", VIT])
+def test_it_never_takes_the_fused_step(models: str, tmp_path: Path) -> None:
+    half = half_of(run_config(tmp_path, **MOON | {"models": models}))
+    assert type(half.step()) is Step
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
     ({"algo": "mooon"}, r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"),
-    ({"moon.mu": 2.0}, "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
-    ({"algo": "fedprox", "hparams": "mu=1"}, r"only for algorithms of other packages; set fedprox\.KEY instead"),
+    ({"moon.mu": 2.0},
+     "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
+    ({"algo": "fedprox", "hparams": "mu=1"},
+     r"only for algorithms of other packages; set fedprox\.KEY instead"),
 ])  # fmt: skip
 def test_another_name_another_key_and_hparams_of_our_own_are_refused(
-    changes: dict[str, Any], said: str
+    changes: dict[str, Any], reason: str
 ) -> None:
-    assert re.search(said, refusal({"algo": "moon"} | changes))
+    assert re.search(reason, refusal({"algo": "moon"} | changes))
 
 
 @pytest.mark.parametrize("models", ["small3", "resnet4-imagenet-stem", VIT])
 def test_without_its_term_it_is_fedavg_to_the_last_bit(models: str, tmp_path: Path) -> None:
     """Though a catalog's method may take the fused step on a CPU, and a package's never does."""
     settings = STRIPES | {"models": models, "test_samples": 30}
-    wanted = run_federation(run_config(tmp_path / "fedavg", algo="fedavg", **settings), clients=3)
-    found = run_federation(
-        run_config(tmp_path / "moon", algo="moon", hparams="mu=0", **settings), clients=3
-    )
+    fedavg = run_config(tmp_path / "fedavg", algo="fedavg", **settings)
+    moon = run_config(tmp_path / "moon", algo="moon", hparams="mu=0", **settings)
+
+    wanted = run_federation(fedavg, clients=3)
+    found = run_federation(moon, clients=3)
+
     assert metrics(found) == metrics(wanted)
     assert_same_models(models_left(found), models_left(wanted))
-    losses = [client["losses"] for line in found.rows[1:2] for client in line["clients"].values()]
-    assert {one["contrast"] for one in losses} == {0.0}
+    for client in found.rows[1]["clients"].values():
+        assert client["losses"]["contrast"] == 0.0
 
 
 def test_its_loss_by_hand(tmp_path: Path) -> None:
     """Eq. 3 and 4 in float64: −log of the one exponential over the sum of both, per sample."""
     moon: Any = half_of(run_config(tmp_path, **MOON, hparams="mu=3.0, temperature=0.7"))
     shape = {"input_shape": (1, 28, 28), "num_classes": 3, "feature_dim": 64}
-    moon.model, moon.received, moon.previous = (
-        build_model(VIT, **shape, seed=seed).double() for seed in (1, 2, 3)
-    )
+    moon.model = build_model(VIT, **shape, seed=1).double()
+    moon.received = build_model(VIT, **shape, seed=2).double()
+    moon.previous = build_model(VIT, **shape, seed=3).double()
     moon.last_round = 1
-    inputs, labels = moon.client.train_set.inputs[:7].double(), moon.client.train_set.labels[:7]
+    inputs = moon.client.train_set.inputs[:7].double()
+    labels = moon.client.train_set.labels[:7]
     z = moon.model.body(inputs)
     batch = Batch(inputs, labels, torch.arange(7), z, moon.model.head(z))
+
     terms = moon.loss(batch)
 
     with torch.inference_mode():
-        z, glob, prev = (
-            one.body(inputs).numpy() for one in (moon.model, moon.received, moon.previous)
-        )
+        z = moon.model.body(inputs).numpy()
+        z_glob = moon.received.body(inputs).numpy()
+        z_prev = moon.previous.body(inputs).numpy()
         logits = moon.model.head(torch.from_numpy(z)).numpy()
 
     def cosine(one: np.ndarray, other: np.ndarray) -> np.ndarray:
         return (one * other).sum(1) / np.sqrt((one**2).sum(1) * (other**2).sum(1))
 
-    near, far = np.exp(cosine(z, glob) / 0.7), np.exp(cosine(z, prev) / 0.7)
-    entropy = np.log(np.exp(logits).sum(1)) - logits[np.arange(7), labels]
-    assert terms["contrast"].item() == pytest.approx(
-        3.0 * -np.log(near / (near + far)).mean(), rel=1e-12
-    )
-    assert terms["cross-entropy"].item() == pytest.approx(entropy.mean(), rel=1e-12)
+    # l_con = −log [exp(sim(z, z_glob)/τ) / (exp(sim(z, z_glob)/τ) + exp(sim(z, z_prev)/τ))]
+    near = np.exp(cosine(z, z_glob) / 0.7)
+    far = np.exp(cosine(z, z_prev) / 0.7)
+    contrast = 3.0 * -np.log(near / (near + far)).mean()
+    entropy = (np.log(np.exp(logits).sum(1)) - logits[np.arange(7), labels]).mean()
+    assert terms["contrast"].item() == pytest.approx(contrast, rel=1e-12)
+    assert terms["cross-entropy"].item() == pytest.approx(entropy, rel=1e-12)
 
+    # only the model that is trained has gradients, and before the second round there is no contrast
     terms["contrast"].backward()
-    assert all(
-        parameter.grad is None
-        for one in (moon.received, moon.previous)
-        for parameter in one.parameters()
-    )
+    for other in (moon.received, moon.previous):
+        assert all(parameter.grad is None for parameter in other.parameters())
     assert any(parameter.grad is not None for parameter in moon.model.parameters())
     moon.last_round = None
     assert set(moon.loss(batch)) == {"cross-entropy"}
@@ -206,13 +213,16 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
 def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Though its halves draw from PyTorch's own generator: the client's as it receives, the server's as it merges."""
+    """Though its halves draw from PyTorch's own generator.
+
+    The client's draws as it receives, the server's as it merges.
+    """
 
     def drawing(owner: Any, given: Any, *, hook: Any) -> Any:
-        result, drawn = hook(owner, given), 0.01 * torch.randn(())
-        for value in (
-            owner.weights.values() if isinstance(owner, FedAvg) else owner.model.parameters()
-        ):
+        result = hook(owner, given)
+        drawn = 0.01 * torch.randn(())
+        is_server = isinstance(owner, FedAvg)
+        for value in owner.weights.values() if is_server else owner.model.parameters():
             value.data += drawn
         return result
 
@@ -221,30 +231,38 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(
     more = {"rounds": 6, "run_name": "mine", "test_samples": 20, "participation": 0.5}
     settings = MOON | more | {"hparams": "mu=2.0"}
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+
     config = run_config(tmp_path / "parts", **settings)
     for number, place in enumerate(PLACES, start=1):
         stop(config | {"resume": number > 1}, place, number, run_id=100 + number)
     with pytest.raises(SettingsError, match=r'hparams = "mu=1.0": the run has hparams = "mu=2.0"'):
         run_federation(config | {"resume": True, "hparams": "mu=1.0"}, CLIENTS, run_id=200)
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=300)
+
     assert_same(found, wanted)
     assert found.summary["resumed-after-rounds"] == [0, 1, 2, 3, 5]
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ("mu=-1", "hparams: mu = -1.0: must be a number at least 0"),
+NEGATIVE_MU = "hparams: mu = -1.0: must be a number at least 0"
+HAS = "it has mu, temperature"
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("mu=-1", NEGATIVE_MU),
     ("temperature=0", "hparams: temperature = 0.0: must be a number above 0"),
     ("mu=much", "hparams: mu = 'much': must be a number at least 0"),
     ("mu=NaN", "hparams: mu = nan: must be a finite number at least 0"),
-    ("nu=1", "hparams: nu: unknown key; it has mu, temperature"),
-    ("mu=1, temprature=2", "hparams: temprature: unknown key; did you mean temperature?; it has mu, temperature"),
+    ("nu=1", f"hparams: nu: unknown key; {HAS}"),
+    ("mu=1, temprature=2",
+     f"hparams: temprature: unknown key; did you mean temperature?; {HAS}"),
     ("mu", "hparams = 'mu': 'mu' is not KEY=VALUE"),
     ("mu=1, mu=2", "hparams = 'mu=1, mu=2': mu stands twice"),
-    ("mu=-1, nu=3, temperature=-2", "hparams: nu: unknown key; it has mu, temperature\n"
-     "hparams: mu = -1.0: must be a number at least 0\nhparams: temperature = -2.0: must be a number above 0"),
+    ("mu=-1, nu=3, temperature=-2",
+     f"hparams: nu: unknown key; {HAS}\n{NEGATIVE_MU}\n"
+     "hparams: temperature = -2.0: must be a number above 0"),
 ])  # fmt: skip
-def test_wrong_hparams_are_all_named_with_key_and_value(text: str, said: str) -> None:
-    assert refusal({"algo": "moon", "hparams": text}) == said
+def test_wrong_hparams_are_all_named_with_key_and_value(text: str, reason: str) -> None:
+    assert refusal({"algo": "moon", "hparams": text}) == reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,10 +275,9 @@ class Choosing(Hparams):
 
 def test_hparams_have_choices_and_every_kind_of_value() -> None:
     other = dataclasses.replace(row(), hparams=Choosing)
-    with pytest.raises(
-        SettingsError,
-        match=r"^hparams: similarity = 'cosin': choose one of cosine, l2 \(did you mean",
-    ):
+
+    misspelt = r"^hparams: similarity = 'cosin': choose one of cosine, l2 \(did you mean"
+    with pytest.raises(SettingsError, match=misspelt):
         plugins.read_hparams(other, "similarity=cosin")
     assert plugins.read_hparams(other, "") == Choosing()
     found = plugins.read_hparams(other, " similarity = l2,keep-last=3, lambda=2,, frozen=false")
@@ -277,29 +294,29 @@ class Undecorated(Hparams):
     mu: float = option(default=1.0)
 
 
-def test_hparams_need_no_option_but_a_type_that_can_be_written_and_their_decorator() -> None:
-    plain, undecorated = (dataclasses.replace(row(), hparams=kind) for kind in (Plain, Undecorated))
-    with pytest.raises(SettingsError) as caught:
-        plugins.read_hparams(plain, "mu=much, betas=3")
-    assert str(caught.value).splitlines() == [
-        "hparams: mu = 'much': must be a number",
-        "hparams: betas = ['3']: its type is list[float]; a setting is a bool, int, float or str",
-    ]
-    with pytest.raises(
-        SettingsError, match=r"write @dataclass\(frozen=True\) above class Undecorated\(Hparams\)"
-    ):
-        plugins.read_hparams(undecorated, "")
+def test_hparams_need_no_option() -> None:
     alone = dataclasses.make_dataclass("Alone", [("mu", float, 1.0)], bases=(Hparams,), frozen=True)
     assert plugins.read_hparams(dataclasses.replace(row(), hparams=alone), "mu=2") == alone(2.0)
 
 
-def test_a_setting_of_another_algorithm_says_where_the_hyper_parameters_of_a_package_stand() -> (
-    None
-):
-    with pytest.raises(
-        SettingsError,
-        match=r"no effect on moon, which reads mu in hparams, temperature in hparams$",
-    ):
+def test_hparams_need_a_type_that_can_be_written() -> None:
+    with pytest.raises(SettingsError) as caught:
+        plugins.read_hparams(dataclasses.replace(row(), hparams=Plain), "mu=much, betas=3")
+    assert str(caught.value).splitlines() == [
+        "hparams: mu = 'much': must be a number",
+        "hparams: betas = ['3']: its type is list[float]; a setting is a bool, int, float or str",
+    ]
+
+
+def test_hparams_need_their_decorator() -> None:
+    missing = r"write @dataclass\(frozen=True\) above class Undecorated\(Hparams\)"
+    with pytest.raises(SettingsError, match=missing):
+        plugins.read_hparams(dataclasses.replace(row(), hparams=Undecorated), "")
+
+
+def test_a_setting_of_another_algorithm_says_where_those_of_a_package_stand() -> None:
+    no_effect = r"no effect on moon, which reads mu in hparams, temperature in hparams$"
+    with pytest.raises(SettingsError, match=no_effect):
         check_chosen({"fedprox.mu": 2.0}, settings_of({"algo": "moon"}))
 
 
@@ -319,148 +336,163 @@ def change(monkeypatch: Patch, **fields: Any) -> None:
     monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", lambda name: moon)
 
 
+UNDECLARED = "the row of moon does not declare that its server merges by it; choose"
+
+
 @pytest.mark.parametrize(("key", "value", "sent", "why"), [
-    ("secagg", True, Weights(), "moon needs single uploads, for its row does not declare support for secagg; choo"),
-    ("secagg", True, Vectors(), "for its server does more with the clients' prototypes than average them; choo"),
-    ("secagg", True, Vectors(several=True), "for a sum has one vector of each class, where its clients send several"),
-    ("merging", "median", Weights(), "the row of moon does not declare that its server merges by it; choose mean"),
+    ("secagg", True, Weights(),
+     "moon needs single uploads, for its row does not declare support for secagg; choo"),
+    ("secagg", True, Vectors(),
+     "for its server does more with the clients' prototypes than average them; choo"),
+    ("secagg", True, Vectors(several=True),
+     "for a sum has one vector of each class, where its clients send several"),
+    ("merging", "median", Weights(), f"{UNDECLARED} mean"),
     ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
-    ("liars", 1, Weights(), "liars = 1: the row of moon does not declare that its server merges by it; choose 0"),
-    ("max-update-ratio", 2.0, Weights(), "max-update-ratio = 2.0: the row of moon does not declare"),
+    ("liars", 1, Weights(), f"liars = 1: {UNDECLARED} 0"),
+    ("max-update-ratio", 2.0, Weights(),
+     "max-update-ratio = 2.0: the row of moon does not declare"),
 ])  # fmt: skip
 def test_what_a_row_does_not_declare_is_refused(
     key: str, value: Any, sent: Any, why: str, monkeypatch: Patch
 ) -> None:
-    """A `merge` of its own would get the mean of all clients for the upload of one, or leave the setting aside."""
+    """A `merge` of its own would get the mean of all clients for the upload of one.
+
+    Or it would leave the setting aside.
+    """
     config = {"algo": "moon", key: value}
     assert settings_of(config).run.algo == "moon"
+
     several = sent == Vectors(several=True)
-    change(
-        monkeypatch, supports=(), averages_prototypes=several, exchange=Exchange(up={"sent": sent})
-    )
-    said = refusal(config)
-    assert why in said
-    named = re.findall(r"supports|averages_prototypes", said.partition("; or set ")[2])
-    assert len(named) == 2 * (key == "secagg")
-    assert all(f"`{word}`" in PAGE or f"`{word}=" in PAGE for word in named)
+    exchange = Exchange(up={"sent": sent})
+    change(monkeypatch, supports=(), averages_prototypes=several, exchange=exchange)
+    refused = refusal(config)
+
+    assert why in refused
+    named = re.findall(r"supports|averages_prototypes", refused.partition("; or set ")[2])
+    assert len(named) == (2 if key == "secagg" else 0)
+    for word in named:
+        assert f"`{word}`" in PAGE or f"`{word}=" in PAGE
 
 
-@pytest.mark.parametrize("secagg", [False, True])
+@pytest.mark.parametrize(("secagg", "uploads"), [(False, [1, 1, 1, 1]), (True, [4])])
 def test_an_upload_says_of_how_many_clients_it_is(
-    secagg: bool, tmp_path: Path, monkeypatch: Patch
+    secagg: bool, uploads: list[int], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     change(monkeypatch, supports=("secagg",))
     monkeypatch.setattr(Summing, "seen", [])
+
     run = run_federation(run_config(tmp_path, **MOON, secagg=secagg, rounds=1), clients=4)
-    assert Summing.seen == ([[4]] if secagg else [[1, 1, 1, 1]])
-    assert run.rows[0]["server"] == {"uploads": 1.0 if secagg else 4.0}
+
+    assert Summing.seen == [uploads]
+    assert run.rows[0]["server"] == {"uploads": float(len(uploads))}
+
+
+def test_uploads_must_have_the_names_of_what_is_merged(tmp_path: Path, monkeypatch: Patch) -> None:
     change(monkeypatch, exchange=Exchange(up={"weights": Weights(), "steps": Weights()}))
-    with pytest.raises(
-        FederationError, match="Summing lacks steps: uploads must have its names and shapes"
-    ):
-        run_federation(run_config(tmp_path / "lacks", **MOON, rounds=1), clients=1)
+
+    lacks = "Summing lacks steps: uploads must have its names and shapes"
+    with pytest.raises(FederationError, match=lacks):
+        run_federation(run_config(tmp_path, **MOON, rounds=1), clients=1)
 
 
 def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
     own: str, tmp_path: Path
 ) -> None:
-    """What a client keeps is what it uploaded, and the contrast begins in the round after its first."""
-    more = {
-        "metrics": f"auc, {own}:brier",
-        "callback": f"{own}:note",
-        "test_samples": 24,
-        "rounds": 3,
-    }
-    config = run_config(tmp_path, **MOON, **more)
+    """What a client keeps is what it uploaded, and the contrast begins after its first round."""
+    config = run_config(
+        tmp_path,
+        **MOON,
+        metrics=f"auc, {own}:brier",
+        callback=f"{own}:note",
+        test_samples=24,
+        rounds=3,
+    )
     run = run_federation(config, clients=2)
-    kept = {
-        path.parent.name: load_file(path)
-        for path in run.folder.glob("clients/*/000003-*.safetensors")
-    }
+
+    states = run.folder.glob("clients/*/000003-*.safetensors")
+    kept = {path.parent.name: load_file(path) for path in states}
     assert set(kept) == {"site-0", "site-1"}
-    for message, reply in run.exchanged()[-2:]:
+    for message, reply in run.exchanged(number=3):
         previous = kept[f"site-{message.metadata.dst_node_id - 1000}"]
         sent = {f"previous/{name}": array.data for name, array in reply.content["weights"].items()}
-        assert previous.keys() == sent.keys()
-        assert all(previous[name].numpy().tobytes() == data for name, data in sent.items())
+        assert {name: value.numpy().tobytes() for name, value in previous.items()} == sent
     losses = [line["clients"]["site-0"]["losses"] for line in run.rows[:3]]
     assert "contrast" not in losses[0]
-    assert all(one["contrast"] > 0 for one in losses[1:])
+    assert losses[1]["contrast"] > 0
+    assert losses[2]["contrast"] > 0
 
     module = sys.modules[own]
-    clients = [client for line in run.rows for client in line["clients"].values()]
-    told = [client["metrics"][f"head/{own}:brier"] for client in clients]
-    assert len(told) == len(module.seen) == 2 * 4
-    assert told == [module.brier(*pair) for pair in list(module.seen)]
-    shapes = {(type(scores), scores.shape, labels.shape) for scores, labels in module.seen}
-    assert shapes == {(np.ndarray, (24, 3), (24,))}
+    briers = []
+    for line in run.rows:
+        for client in line["clients"].values():
+            briers.append(client["metrics"][f"head/{own}:brier"])
+    assert len(briers) == len(module.seen) == 2 * 4
+    assert briers == [module.brier(*pair) for pair in list(module.seen)]
+    for scores, labels in module.seen:
+        assert isinstance(scores, np.ndarray)
+        assert (scores.shape, labels.shape) == ((24, 3), (24,))
     assert module.rows == run.rows
     assert [line["kind"] for line in run.rows] == ["round"] * 3 + ["final"]
 
-    assert (
-        main(["export", str(run.folder), "--site", "site-0", "--out", str(tmp_path / "model")]) == 0
-    )
-    card = json.loads((tmp_path / "model" / "model.json").read_text())
+    model = tmp_path / "model"
+    assert main(["export", str(run.folder), "--site", "site-0", "--out", str(model)]) == 0
+    card = json.loads((model / "model.json").read_text())
     assert (card["algorithm"], card["arch"]) == ("moon", VIT)
     assert card["classes"] == ["horizontal", "rising", "falling"]
     data = client_of(config, 0, 2).data
-    found = [one.label for one in Predictor.load(tmp_path / "model").predict(data.test_inputs)]
-    assert (
-        np.mean(found == data.test_labels) == run.summary["accuracy-of-clients"]["site-0"]["head"]
-    )
+    found = [prediction.label for prediction in Predictor.load(model).predict(data.test_inputs)]
+    accuracy = run.summary["accuracy-of-clients"]["site-0"]["head"]
+    assert np.mean(found == data.test_labels) == accuracy
 
 
 @pytest.mark.parametrize(("name", "kind"), [("secretive", "ValueError"), ("many", "TypeError")])
 def test_a_metric_that_fails_is_named_and_quotes_nothing(
     own: str, name: str, kind: str, tmp_path: Path
 ) -> None:
-    (row,) = rows_without_a_reply(
-        run_config(tmp_path, **MOON, metrics=f"{own}:{name}", rounds=1), clients=1
-    )
-    assert row["failed"] == {
-        "site-0": f"metrics = '{own}:{name}': it failed ({kind}); the log of the client says more"
-    }
+    config = run_config(tmp_path, **MOON, metrics=f"{own}:{name}", rounds=1)
+    (row,) = rows_without_a_reply(config, clients=1)
+
+    failed = f"it failed ({kind}); the log of the client says more"
+    assert row["failed"] == {"site-0": f"metrics = '{own}:{name}': {failed}"}
 
 
 def test_a_metric_that_is_not_there_is_refused_before_the_first_round(
     own: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        FederationError, match=f"1 client cannot take part: metrics = .*: {own} has no nothing"
-    ):
+    missing = f"1 client cannot take part: metrics = .*: {own} has no nothing"
+    with pytest.raises(FederationError, match=missing):
         run_federation(run_config(tmp_path, **MOON, metrics=f"auc, {own}:nothing"), clients=1)
 
 
 def test_a_callback_that_fails_is_said_and_the_run_goes_on(
     own: str, tmp_path: Path, capsys: Printed
 ) -> None:
-    assert (
-        len(run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2).rows)
-        == 3
-    )
-    assert (
-        capsys.readouterr().out.count(f"callback: {own}:offline failed, OSError: no network") == 3
-    )
+    run = run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2)
+
+    assert len(run.rows) == 3
+    warning = f"callback: {own}:offline failed, OSError: no network"
+    assert capsys.readouterr().out.count(warning) == 3
+
+
+def test_a_callback_that_cannot_be_called_is_refused(own: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"callback = .*:rows': it is no function or class of "):
-        run_federation(run_config(tmp_path / "other", **MOON, callback=f"{own}:rows"), clients=2)
+        run_federation(run_config(tmp_path, **MOON, callback=f"{own}:rows"), clients=2)
 
 
 def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
     nodes = real_sites(2, **{"allow-python": "outside_moon", "dataset": STRIPES["dataset"]})
     run = run_federation(run_config(tmp_path, **MOON), nodes=nodes)
-    assert {site: facts["arch"] for site, facts in run.summary["clients"].items()} == {
-        "site-0": VIT,
-        "site-1": VIT,
-    }
+    networks = {site: facts["arch"] for site, facts in run.summary["clients"].items()}
+    assert networks == {"site-0": VIT, "site-1": VIT}
     assert run.rows[1]["losses"]["contrast"] > 0
+
     del nodes[1001]["allow-python"]
-    with pytest.raises(
-        FederationError, match=r"site-1 .*: algo = 'moon': not allowed on this site; .*name outside"
-    ):
+    refused = r"site-1 .*: algo = 'moon': not allowed on this site; .*name outside"
+    with pytest.raises(FederationError, match=refused):
         run_federation(run_config(tmp_path / "refused", **MOON), nodes=nodes)
 
 
-# -- the page docs/extend.md -----------------------------------------------------------------------------------------
+# -- the page docs/extend.md -----------------------------------------------------------------------
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
@@ -521,26 +553,25 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
         assert name in PAGE
 
 
-def test_what_a_half_has_is_there(tmp_path: Path) -> None:
-    client, server = half_of(run_config(tmp_path, **MOON)), server_of("fedavg")
-    for heading, half in (
-        ("## What the client half has", client),
-        ("## What the server half has", server),
-    ):
-        cells = " ".join(cells[0] for cells in table(heading))
-        named = re.findall(r"`(?:self\.)?(\w+)(?:\(|`| = |, )", cells)
-        names = [name for name in named if name not in ("uploads", "payload")]
-        assert len(names) > 6
-        assert [
-            name for name in names if not hasattr(type(half), name) and not hasattr(half, name)
-        ] == []
-    (uploads,) = (
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_what_a_half_has_is_there(side: str, tmp_path: Path) -> None:
+    half = half_of(run_config(tmp_path, **MOON)) if side == "client" else server_of("fedavg")
+    cells = " ".join(cells[0] for cells in table(f"## What the {side} half has"))
+
+    named = re.findall(r"`(?:self\.)?(\w+)(?:\(|`| = |, )", cells)
+    names = [name for name in named if name not in ("uploads", "payload")]
+
+    assert len(names) > 6
+    for name in names:
+        assert hasattr(type(half), name) or hasattr(half, name), name
+
+
+def test_what_an_upload_has_is_there() -> None:
+    (text,) = [
         cells[1] for cells in table("## What the server half has") if cells[0] == "`uploads`"
-    )
-    assert all(
-        hasattr(Upload, name) or name in Upload.__annotations__
-        for name in re.findall(r"`(\w+)`", uploads)[1:]
-    )
+    ]
+    for name in re.findall(r"`(\w+)`", text)[1:]:
+        assert hasattr(Upload, name) or name in Upload.__annotations__, name
 
 
 def test_its_half_that_is_tried_has_the_loss_computed_by_hand(
@@ -549,21 +580,19 @@ def test_its_half_that_is_tried_has_the_loss_computed_by_hand(
     _, near, *_ = blocks("python")
     (tmp_path / "near.py").write_text(near, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    near_py = import_module("near")
-    near_py.test_near()
-    assert (
-        "near" not in near_py.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()
-    )  # round 1
+
+    module = import_module("near")
+    module.test_near()
+    losses = module.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()
+
+    assert "near" not in losses  # round 1
 
 
 def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    first = next(
-        cell
-        for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-        if cell["cell_type"] == "code"
-    )
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    first = next(cell for cell in cells if cell["cell_type"] == "code")
     scaffold = re.findall(r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL)[0]
     code = scaffold.replace("my_scaffold", "its_scaffold")  # no other test's module
     (tmp_path / "its_scaffold.py").write_text(code, encoding="utf-8")
@@ -576,42 +605,55 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(
         "rounds": 3,
         "local_epochs": 2,
         "partition": "dirichlet",
+        "total_samples": 150,
     }
-    settings |= {"total_samples": 150}
-    fedavg, ours, theirs = (
-        run_federation(run_config(tmp_path / algo, algo=algo, **settings), clients=3)
-        for algo in ("fedavg", "scaffold", "mine")
-    )
+
+    def run_of(algo: str) -> Outcome:
+        return run_federation(run_config(tmp_path / algo, algo=algo, **settings), clients=3)
+
+    def weights_of(run: Outcome) -> dict[str, torch.Tensor]:
+        return load_file(run.folder / "weights.safetensors")
+
+    fedavg = run_of("fedavg")
+    ours = run_of("scaffold")
+    theirs = run_of("mine")
+
     assert sum(theirs.summary["trouble"].values()) == 0
     assert [row["accuracy"] for row in theirs.rows] == [row["accuracy"] for row in ours.rows]
-    sent, wanted, other = (
-        load_file(run.folder / "weights.safetensors") for run in (theirs, ours, fedavg)
-    )
-    assert sent.keys() == wanted.keys()
-    assert all(torch.allclose(sent[name], wanted[name], atol=1e-6) for name in wanted)
-    assert not any(torch.allclose(sent[name], other[name], atol=1e-4) for name in wanted)
+    found = weights_of(theirs)
+    other = weights_of(fedavg)
+    wanted = weights_of(ours)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.allclose(found[name], value, atol=1e-6)
+        assert not torch.allclose(found[name], other[name], atol=1e-4)
 
 
-def test_its_entries_say_the_defaults_and_its_names_are_those_of_the_code() -> None:
+def test_its_entries_say_the_defaults() -> None:
+    kinds = {kind.__name__: kind for kind in (Vectors, Counts, VectorSets, Weights, Update)}
     shown = [cells[0].strip("`") for cells in table("### What is exchanged")]
-    made = [
-        eval(text, {one.__name__: one for one in (Vectors, Counts, VectorSets, Weights, Update)})
-        for text in shown
-    ]
-    assert made == [Vectors(), Counts(), VectorSets(), Weights(), Update()]
-    for text, one in zip(shown, made, strict=True):
-        assert re.findall(r"(\w+)=", text) == [field.name for field in dataclasses.fields(one)]
-    (batch,) = (cells[1] for cells in table("**The client half**") if cells[0] == "`loss(batch)`")
+
+    entries = [eval(text, kinds) for text in shown]
+
+    assert entries == [Vectors(), Counts(), VectorSets(), Weights(), Update()]
+    for text, entry in zip(shown, entries, strict=True):
+        fields = [field.name for field in dataclasses.fields(entry)]
+        assert re.findall(r"(\w+)=", text) == fields
+
+
+def test_its_names_are_those_of_the_code() -> None:
+    rows = table("**The client half**")
+    (batch,) = [cells[1] for cells in rows if cells[0] == "`loss(batch)`"]
     named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])
     assert named == [field.name for field in dataclasses.fields(Batch)]
-    assert set(KEYS) <= set(
-        re.findall(r"`(\w+)`", PAGE.partition("## Data:")[2].partition("\n## ")[0])
-    )
-    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE)) - {
-        "width",
-        "similarity",
-    }  # of Vectors, of a half
+
+    about_data = PAGE.partition("## Data:")[2].partition("\n## ")[0]
+    assert set(KEYS) <= set(re.findall(r"`(\w+)`", about_data))
+
+    settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE))
+    settings -= {"width", "similarity"}  # of Vectors, of a half
     assert {"arch", "dataset", "metrics", "callback", "models", "allow-python"} <= settings
     assert settings <= {*known_keys(), *NODE_KEYS}
+
     for path in re.findall(r"\]\((\.\./[^)]+)\)", PAGE):
         assert (ROOT / "docs" / path).exists(), path
