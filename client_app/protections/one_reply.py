@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from client_app.client import Client
 from client_app.protections.base import Protection
 from client_app.state import record_in
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
 
@@ -59,14 +60,14 @@ class OneReply(Protection):
     @contextmanager
     def _answers(self) -> Iterator[Answers]:
         """Open the record; RefusedMessage where this question, or a later one, was answered."""
+        instructions = self.client.instructions  # a message without valid ones leaves no file
         with record_in(self.file, "what was answered") as answers:
             trained, evaluated = map(int, answers.get(self.key, (0, 0)))
-            self._refuse_another_history(trained)
-            self._refuse_if_answered(trained, evaluated)
+            self._refuse_another_history(trained, instructions.run_history)
+            self._refuse_if_answered(trained, evaluated, instructions.round)
             yield answers
 
-    def _refuse_if_answered(self, trained: int, evaluated: int) -> None:
-        number = self.client.instructions.round
+    def _refuse_if_answered(self, trained: int, evaluated: int, number: int) -> None:
         asks_for_training = self.client.trains_now
         is_past = asks_for_training and number <= trained
         if not evaluated and not is_past:
@@ -76,10 +77,9 @@ class OneReply(Protection):
         answered = f"the reply to {last}: one for each"
         raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")
 
-    def _refuse_another_history(self, trained: int) -> None:
+    def _refuse_another_history(self, trained: int, history: RunHistory) -> None:
         """Refuse a run history without a round that this site has answered."""
         run_id = self.client.run_id
-        history = self.client.instructions.run_history
         if trained and not history.counts(run_id, trained):
             said = f"round.run_history is {history.text!r}"
             uncounted = f"in which round {trained} of the Flower run {run_id} does not count"
