@@ -50,9 +50,12 @@ def train_round(message: Message, context: Context) -> RecordDict:
 @app.evaluate()
 @answered
 def final_evaluation(message: Message, context: Context) -> RecordDict:
-    """After the last round: evaluate only, and leave the model."""
+    """After the last round: evaluate, and leave the model in this client's folder.
+
+    A new client, which no round has trained, first trains for ``new-client-epochs``.
+    """
     visit = open_visit(message, context)
-    visit.charge()
+    visit.charge()  # as in `train_round`: before a sample is used
     with visit.recorded():
         if visit.client.is_new:
             visit.train_late()

@@ -250,9 +250,10 @@ class SecureSum:
     def _vector(
         self, upload: Payload, report: Report, limits: Limits, clients: int
     ) -> NDArray[np.uint64]:
-        """The figures of the report and the upload [L], not masked yet.
+        """The figures of the report and then the upload, as whole numbers [L], not masked yet.
 
-        NotFinite where one has no place in a sum.
+        NotFinite for NaN or infinity, which have no place in a sum; ValueError where the upload is
+        not what this round's sum is declared to have.
         """
         settings = self.client.settings
         samples = len(self.client.data.train_labels)
@@ -265,6 +266,8 @@ class SecureSum:
 
         names = sums.figure_names(settings.row.reported_losses, self.client.metrics)
         figures = sums.to_whole(sums.weighted_figures(report, samples, names), clients)
+        # ``limits`` are of what comes from the server, whose prototypes may have any length. The
+        # server cannot check the length of single ones in a sum, so it is bounded here
         bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
         return np.concatenate([figures, sums.to_sums(upload, due, bounded, samples, clients)])
 

@@ -36,9 +36,10 @@ class SmallClasses(Protection):
         return settings.privacy.min_class_samples > 1
 
     def charge(self) -> None:
-        """Refuse to train where no class is large.
+        """Refuse to answer where no class is large, with SettingsError; nothing is charged here.
 
-        So does the introduction, but a server may leave that out.
+        The introduction refuses, too, but a server may leave that out. With secure aggregation
+        the server learns sums over clients only, none of which shows a small class of this one.
         """
         if not self.client.settings.privacy.sums_only:
             self.client.require_large_classes()

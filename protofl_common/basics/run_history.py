@@ -18,7 +18,10 @@ class RunHistory:
 
     run_id: int
     earlier: tuple[tuple[int, int], ...] = ()
-    """(run id, the last round of it that counts) of each run before, oldest first."""
+    """The Flower runs that were stopped and gone on with, oldest first.
+
+    Each is (run id, the last round of it that counts).
+    """
 
     @property
     def first(self) -> int:
@@ -32,7 +35,12 @@ class RunHistory:
         return {self.run_id, *(run_id for run_id, _ in self.earlier)}
 
     def counts(self, run_id: int, server_round: int) -> bool:
-        """Return whether what a client kept after a round of a Flower run belongs to the run."""
+        """Return whether this round of this Flower run is a part of the history.
+
+        A run that is stopped goes on as another Flower run from its last checkpoint. What a client
+        stored in later rounds of the stopped one does not count: these rounds are made anew. So
+        each Flower run has the rounds after its predecessor's last, up to its own last.
+        """
         first = 1
         for earlier_id, last in self.earlier:
             if run_id == earlier_id:

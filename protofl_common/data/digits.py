@@ -226,14 +226,15 @@ def _coloured_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pix
     slope = np.linspace(-0.15, 0.15, SIDE)
     downwards = slope[:, None] * rng.uniform(-1, 1)
     sideways = slope[None, :] * rng.uniform(-1, 1)
-    gradient = downwards + sideways
+    gradient = downwards + sideways  # may leave [0, 1]: whoever asks for a look clips it
 
     scene = ink.copy()
     distance = 19  # pixels from one digit to the next
-    for shift in (-distance, distance):
+    for shift in (-distance, distance):  # one neighbour to the left, one to the right
         other = others[rng.integers(len(others))]
         padded = np.pad(other, ((0, 0), (distance, distance)))
-        neighbour = padded[:, distance - shift :][:, :SIDE]
+        first = distance - shift  # the column of ``padded`` that comes to stand at the left edge
+        neighbour = padded[:, first : first + SIDE]
         scene = np.maximum(scene, neighbour)
     return _mixed(scene, ground, stroke) + gradient[..., None]
 

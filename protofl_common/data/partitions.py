@@ -257,9 +257,10 @@ def label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator
     decks = shuffled_by_class(pool.labels, rng)
     left = np.array([len(deck) for deck in decks])
     shares = []
-    for part in np.array_split(pool.rows, clients):
+    sizes = [len(part) for part in np.array_split(pool.rows, clients)]
+    for size in sizes:
         proportions = rng.dirichlet(np.full(len(decks), settings.alpha))
-        counts = _drawn(proportions, left, len(part), rng)
+        counts = _drawn(proportions, left, size, rng)
         still_left = left - counts
         taken = [deck[still_left[i] : left[i]] for i, deck in enumerate(decks)]
         shares.append(np.concatenate(taken))

@@ -66,9 +66,11 @@ class Rows:
         return f"{self._word} {self.lines[row]}"
 
     def annotations(self, *needed: str) -> dict[str, Any]:
-        """The columns that are no inputs, by the names of `from_arrays`.
+        """The columns that are no inputs: labels, whose a row is, and its part.
 
-        DataError without one that is needed, or for a column without a name of its own.
+        `COLUMNS` has their names in a file, and by what name of `from_arrays` they are returned.
+        Labels that are all whole numbers become int64, and else stay names. DataError without a
+        column that is ``needed``, and for any column without a name of its own.
         """
         for name in needed:
             if name not in self.columns:

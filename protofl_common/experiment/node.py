@@ -279,6 +279,11 @@ def wrong_values(node: Values) -> Iterator[str]:
 
 
 def _beyond_limits(allowed: Values, config: Values) -> Iterator[str]:
+    """Yield each setting of a run that is above what the site takes.
+
+    Values of a wrong type are passed over: `wrong_values` names those of the node config, and
+    `Settings` those of the run.
+    """
     for key, limit in LIMITED.items():
         value = config.get(key)
         most = allowed[limit]
@@ -411,7 +416,8 @@ def _named_in(config: Values) -> Iterator[tuple[str, str]]:
 def allow_named(config: Values) -> None:
     """Allow the modules that these settings name, that of a package's algorithm included.
 
-    Somebody who may say so has typed or submitted them.
+    Only for settings that were typed or submitted by somebody who may run code here: naming a
+    module lets it be imported. No key is left out, for here the server's modules are allowed, too.
     """
     python_names.allow([module for _, module in _modules_named(config, without=())])
 

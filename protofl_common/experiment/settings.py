@@ -474,12 +474,13 @@ def _upload_problems(settings: Settings) -> Iterator[str]:
 
 
 def _backbone_problems(settings: Settings) -> Iterator[str]:
+    """Yield what is wrong with ``backbones``, and with what needs or excludes frozen ones."""
     named = settings.model.backbones
     augment = settings.training.augment
     algo = settings.run.algo
     try:
         is_frozen = bool(settings.backbones)
-    except ValueError as error:
+    except ValueError as error:  # the names are read only now
         yield f"backbones = {named!r}: {error}; or auto, or none"
         return
     sent = [entry.words for entry in settings.exchange.up.values() if entry.of_frozen]

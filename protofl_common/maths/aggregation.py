@@ -152,10 +152,11 @@ def merge_weights(
 
 
 def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float) -> list[State]:
-    """Cut each update w_i − w to ``ratio`` times the median length, M (Sun et al.).
+    """Return the clients' weights w_i, with each update w_i − w cut to the length M.
 
-    ``received``: the w that each client had. Nothing is cut if fewer than `FEWEST` clients say what
-    length is usual.
+    ``received`` has the w that each client started from. Sun et al. leave M to the user; here it is
+    ``ratio`` times the median length of this round's updates. Nothing is cut where fewer than
+    `FEWEST` lengths are left by `with_length`: so few do not say what is usual.
     """
     lengths = [_length_of_change(w_i, w) for w_i, w in zip(sets, received, strict=True)]
     usual = with_length(lengths)

@@ -46,7 +46,7 @@ class ClassMoments(nn.Module):
     def of(cls, state: Mapping[str, Tensor]) -> "ClassMoments":
         """Return the moments with these tensors, whose shapes say the kind of head."""
         num_classes, width = state["first"].shape
-        moments = cls(num_classes, width, "lda")
+        moments = cls(num_classes, width, "lda")  # any kind would do: all tensors are replaced
         for name, value in state.items():
             moments.register_buffer(name, value)
         return moments
@@ -62,8 +62,9 @@ class ClassMoments(nn.Module):
         return self.second.dim() == 1
 
     def measure(self, features_NF: Tensor, labels_N: Tensor) -> None:
-        """Set all three to those of n samples."""
+        """Set shares π, means m and second moments S to those of these n samples."""
         n = len(labels_N)
+        # in float64, on the CPU: sums of products of many samples
         x_NF = features_NF.double().cpu()
         labels_N = labels_N.cpu()
         one_hot_NC = nn.functional.one_hot(labels_N, len(self.shares)).double()
@@ -264,7 +265,10 @@ def shrunk(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
 
 
 def _half(symmetric: Tensor) -> Tensor:
-    """The upper half of matrices [..., F, F], by rows."""
+    """The upper half of symmetric matrices [..., F, F], by rows: [..., F (F + 1) / 2].
+
+    The diagonal is in it; the lower half is the same numbers once more.
+    """
     rows, columns = torch.triu_indices(*symmetric.shape[-2:])
     return symmetric[..., rows, columns]
 

@@ -178,9 +178,11 @@ def sparse_correction(similarity_BG: Tensor, own_BG: Tensor, mean: bool = False)
 
 
 def centre_correction(features_BD: Tensor, prototypes_GD: Tensor, own_BG: Tensor) -> Tensor:
-    """2 (cos(z, mean of G^y) − 1)², averaged; a scalar.
+    """How far features point away from the centre of their class's prototypes; a scalar.
 
-    So the authors' code has it, without α (867b5f1).
+    2 (cos(z, c) − 1)², averaged over the batch, where c is the mean of G^y, the prototypes of the
+    sample's class y. FedPLVM's authors have this in their code (commit 867b5f1) instead of the
+    paper's Eq. 8: the cosine is not raised to the power α. ``own_BG`` as in `sparse_contrast`.
     """
     sums_BD = own_BG.to(prototypes_GD.dtype) @ prototypes_GD
     centres_BD = sums_BD / own_BG.sum(dim=1, keepdim=True).clamp(min=1)
@@ -189,7 +191,10 @@ def centre_correction(features_BD: Tensor, prototypes_GD: Tensor, own_BG: Tensor
 
 
 def _over_present(loss_B: Tensor, own_BG: Tensor) -> Tensor:
-    """The mean over the batch, counting 0 for samples whose class has no prototype."""
+    """The mean over the batch, in which samples without a prototype of their class count as 0.
+
+    A loss of such a sample may be infinite, so it is replaced, and not multiplied by 0.
+    """
     return torch.where(own_BG.any(dim=1), loss_B, 0.0).sum() / len(loss_B)
 
 

@@ -112,8 +112,12 @@ def build_model(
 
     Torch's global generator is left as it was. ``head`` is as the setting. A frozen last layer is
     drawn from ``head_seed``, so that clients of different bodies can have the same one, as in
-    FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH. ValueError for
-    an unknown architecture, for inputs that it cannot have, and for too many parameters.
+    FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH. With an empty
+    ``input_shape`` there is no body, only a head: FedGH's server has such a model.
+
+    A Gaussian classifier has no body either: its inputs are the features of frozen backbones. It
+    has nothing to draw, so ``head`` and the seeds do not matter. ValueError for an unknown
+    architecture, for inputs that it cannot have, and for too many parameters.
     """
     if arch.startswith(GAUSSIAN):
         kind = arch.removeprefix(GAUSSIAN)

@@ -184,9 +184,13 @@ def _card_in(file: Path, text: str) -> ModelCard:
 
 
 def _prototypes_in(file: Path, tensors: Mapping[str, Tensor], card: ModelCard) -> Prototypes:
-    """The prototypes of a file; SettingsError where they are not of the model on its card."""
+    """The prototypes of a file that has ``prototypes.means``.
+
+    SettingsError where they have no labels, or are not of the model on its card.
+    """
     means = tensors["prototypes.means"]
-    labels = tensors.get("prototypes.labels", torch.empty(0))
+    none = torch.empty(0)  # no list of classes, and so refused below
+    labels = tensors.get("prototypes.labels", none)
     classes = set(range(len(card.classes)))
     are_of_classes = labels.dtype == torch.int64 and set(labels.flatten().tolist()) <= classes
     is_list = labels.ndim == 1 and len(labels) > 0

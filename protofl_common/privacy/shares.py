@@ -134,18 +134,20 @@ class _Code:
     """What depends on the k ``points`` of shares alone, and what can be said of values there."""
 
     def __init__(self, points: Sequence[int], threshold: int) -> None:
-        self.points = points
-        self.threshold = threshold
-        self.spare = len(points) - threshold
-        # Σ w_x · f(x) over the points is the coefficient of x^(k − 1) of f, if no higher ones exist
+        self.points = points  # k of them
+        self.threshold = threshold  # t
+        self.spare = len(points) - threshold  # shares beyond the t that are needed
+        # w_x = 1 / Π (x − other point), mod p. For a polynomial g of degree k − 1 or less,
+        # Σ w_x · g(x) over the points is its coefficient of x^(k − 1)
         self._weights = []
         for x in points:
             product = math.prod(x - other for other in points if other != x)
             self._weights.append(pow(product, -1, PRIME))
-        self._weights_at: dict[int, list[int]] = {}
-        # f times any polynomial of degree below k − t has a degree below k − 1, so that this sum is
-        # 0. With one that is drawn at random, after the shares have come, wrong shares give 0
-        # with a probability of 1 / p
+        self._weights_at: dict[int, list[int]] = {}  # place -> Lagrange's weights of `at`
+        # For `fits`. f has a degree of t − 1, so f times any polynomial of a degree below k − t has
+        # a degree below k − 1: its coefficient of x^(k − 1), the sum above, is 0. ``test`` is such
+        # a polynomial, drawn at random after the shares have come: wrong shares, too, give a sum of
+        # 0 only with a probability of 1 / p
         test = [secrets.randbelow(PRIME) for _ in range(self.spare)]
         self._weights_of_test = []
         for x, weight in zip(points, self._weights, strict=True):

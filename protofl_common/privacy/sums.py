@@ -106,7 +106,7 @@ def from_sums(
     RefusedMessage for sums that no honest clients can have.
     """
     numbers = torch.from_numpy(from_whole(sums, clients))
-    n = float(numbers[0])
+    n = float(numbers[0])  # first in every vector of `to_sums`; the arrays of each entry follow
     if not 1 <= n <= clients * MOST_SAMPLES or n % 1:
         raise RefusedMessage(f"sums of {n:g} training samples")
     means = {}
@@ -119,7 +119,9 @@ def from_sums(
             arrays[key] = numbers[start : start + size].reshape(shape)
             start += size
         means[name] = codec.mean(arrays, n, clients)
-    limits = replace(limits, samples=n / clients)  # as much noise as the average client's, at most
+    # The mean must pass the checks of a single upload, so it goes through the same reader.
+    # It may have as much noise as the average client's, at most
+    limits = replace(limits, samples=n / clients)
     packed = pack_payload(Payload(**means), declared)
     mean = unpack_payload(packed, declared, limits, required=False)
     return mean, round(n)

@@ -97,9 +97,12 @@ def line_chart(
     unit: str,
     below: str = "after round",
 ) -> Markup:
-    """Draw a line per name over rounds, or other places.
+    """Draw a line per name; `draw` says what ``name``, ``title`` and ``caption`` are for.
 
-    The axis of losses and times of wide range is logarithmic.
+    ``places`` are the positions on the horizontal axis, one for each value of a line: rounds, or
+    what ``below``, the words under that axis, says. ``unit`` stands at the vertical axis, which is
+    logarithmic for losses and seconds that differ by a factor of more than 50. A value of NaN, of
+    a round that was not measured, is left out.
     """
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
@@ -116,6 +119,7 @@ def line_chart(
         axes.set(xlabel=below, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=below.endswith("round"), nbins=8))
 
+        # an inch of the legend holds about 14 characters
         legend_columns = 3 if max(map(len, lines)) <= 16 else 2
         names = [short(label, int(14 * WIDTH) // legend_columns) for label in lines]
         figure.legend(axes.lines, names, loc="outside lower center", ncols=legend_columns)

@@ -97,6 +97,7 @@ class Table:
         It has the rules of the package booktabs where that is loaded, else plain ones.
         """
         rows = [[_with_minus(text) for text in row] for row in self.rows]
+        # tabulate would escape \textbf{…}: one character stands for it until tabulate is done
         for row, column in self.bold:
             rows[row][column] = BOLD + rows[row][column] + END_OF_BOLD
         columns = range(len(self.heads))
@@ -326,7 +327,7 @@ def side_by_side(runs: Sequence[Summary]) -> Table:
         worst = "–"
         if "worst-10%" in figures:
             worst = f"{figures['worst-10%']:.1f} %"
-        else:
+        else:  # only means over all samples are known: secure aggregation hid the single sites
             is_hidden = True
         exchanged = human_bytes(sum(run["bytes"].values()))
         models = counted(client["arch"] for client in run["clients"].values())
@@ -335,4 +336,5 @@ def side_by_side(runs: Sequence[Summary]) -> Table:
     note = COMPARED_NOTE
     if is_hidden:
         note += f" {HIDDEN}"
-    return Table(COMPARED_HEADS, rows, note + harmed(runs), "side by side", words=(0, 5))
+    words = (0, 5)  # the columns of the algorithm and of its models
+    return Table(COMPARED_HEADS, rows, note + harmed(runs), "side by side", words=words)

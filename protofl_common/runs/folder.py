@@ -296,6 +296,7 @@ class RunFolder:
         """Remove half a line left by a kill, and margins of later rounds, which will run again."""
         path = self.path / MARGINS
         if path.exists():
+            # half a line is no JSON, so `margins` does not return it
             kept = [_json_line(row) for row in self.margins() if row["round"] <= last]
             write_text(path, "".join(kept))
 

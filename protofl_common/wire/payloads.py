@@ -213,9 +213,10 @@ class Codec(ABC):
 
     @abstractmethod
     def template(self) -> Template:
-        """Return array -> (dtype, shape).
+        """Return the arrays that travel: name -> (dtype, shape).
 
-        A first axis of −n stands for up to n rows, in all arrays of the entry equally many.
+        How many rows a sender has may be its own choice. A negative first axis −n says so: from 1
+        to n rows, but equally many in all arrays of the entry (`arrays_in`).
         """
 
     @abstractmethod
@@ -234,7 +235,10 @@ class Codec(ABC):
         return {key: shape for key, (_, shape) in sorted(self.template().items())}
 
     def addends(self, value: Any, n: float) -> list[Tensor]:
-        """Return these arrays of one client with n samples, each number within its bounds."""
+        """Return the arrays of `summed` as one client with n samples adds them to the sum.
+
+        Each number is cut to its bounds first, for the server sees no client's own.
+        """
         raise ValueError("sums are of what clients upload after training")
 
     def mean(self, sums: StateDict, n: float, clients: int) -> Value | None:
@@ -330,7 +334,13 @@ class VectorsCodec(Codec):
         return {"table": (self.limits.num_classes, self._width() + 1)}
 
     def addends(self, value: Prototypes, n: float) -> list[Tensor]:
-        means_PW = value.means.double().renorm(2, 0, 0.999999 * self.limits.max_norm)
+        """Return one table [C, W + 1]: of each class k · mean, and k (`privacy/sums.py`).
+
+        Every class is weighted by its own k, so n, the samples of all classes, does not matter.
+        """
+        # a little below the limit: rounding in the sum must not bring the mean above it
+        longest = 0.999999 * self.limits.max_norm
+        means_PW = value.means.double().renorm(2, 0, longest)
         means_PW = means_PW.clamp(-LARGEST, LARGEST)
         if self.entry.counts and value.counts is not None:
             k_P = value.counts.clamp(max=int(MOST_SAMPLES)).double()

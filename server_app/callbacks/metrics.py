@@ -3,7 +3,7 @@
 import os
 import platform
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import chain
@@ -91,17 +91,10 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
     reports: dict[str, Report] = {}
     for site, report in result.reports.items():
         reports[site] = _of_new_client(report) if site in new_clients else report
-    if result.means is None:
+    if result.means is None:  # each client has reported its own figures
         figures = Figures.of_clients(reports.values(), federation.bounds.liars)
-    else:
+    else:  # secure aggregation hid them
         figures = Figures.of_samples(result.means)
-
-    clients = {site: _client_row(report) for site, report in reports.items()}
-    vectors_up = vectors_in(strategy.row.exchange.up).values()
-    if not result.final and any(entry.several for entry in vectors_up):
-        for site, sent in result.prototypes.items():
-            numbers_C = sent.labels.bincount(minlength=strategy.num_classes)
-            clients[site]["prototypes-of-classes"] = numbers_C.tolist()
 
     seconds_of_clients = _sums([report.seconds for report in reports.values()])
     row: RoundRow = {
@@ -118,7 +111,7 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
         "refused": result.refused,
         "missing": result.missing,
         "late": result.late,
-        "clients": clients,
+        "clients": _client_rows(result, reports, strategy),
         "seconds": {**result.seconds, "clients": seconds_of_clients},
         "metrics": figures.metrics,
         "validation": figures.validation,
@@ -196,6 +189,19 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
     if "epsilon" in final:
         return {"epsilon": final["epsilon"], **summary}
     return summary
+
+
+def _client_rows(
+    result: RoundResult, reports: Mapping[str, Report], strategy: Strategy
+) -> dict[str, ClientRow]:
+    """Return the row of each site, with its prototypes per class where it may send several."""
+    rows = {site: _client_row(report) for site, report in reports.items()}
+    vectors_up = vectors_in(strategy.row.exchange.up).values()
+    if not result.final and any(entry.several for entry in vectors_up):
+        for site, sent in result.prototypes.items():
+            numbers_C = sent.labels.bincount(minlength=strategy.num_classes)
+            rows[site]["prototypes-of-classes"] = numbers_C.tolist()
+    return rows
 
 
 def _client_row(report: Report) -> ClientRow:

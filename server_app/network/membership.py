@@ -179,16 +179,18 @@ class Federation:
         return not why or _awaits_approval(why)
 
     def _all_heard(self) -> bool:
-        """Return whether no further site is awaited.
+        """Return whether no further site is awaited: `gather` goes on with those that are there.
 
-        FederationError where those that are there do not suffice.
+        FederationError where these do not suffice, and waiting for ``join-timeout`` would not help.
         """
         if self._questions:
             return False
+        # The clients are there, but neither they nor the settings say how many there shall be
         ready = len(self.cards)
         wanted = self._wanted()
         if ready and not wanted:
             raise FederationError(self._too_few())
+        # All have come
         if wanted and ready >= wanted:
             return True
 
@@ -198,13 +200,16 @@ class Federation:
         for name in self.settings.named_sites:
             if name not in self.cards and f"site {name}" not in refused:
                 return False
+        # An operator may yet say yes
         if any(_awaits_approval(why) for why in problems.values()):
             return False
-
+        # Nobody has refused, so those that are missing may just be late
         if not problems:
             return False
+        # Some of the number wanted have neither come nor refused
         if ready and ready + len(problems) < wanted:
             return False
+        # All have answered. Do those that can take part suffice?
         if not 0 < self._least() <= ready:
             raise FederationError(admission.describe_problems(problems))
         return True

@@ -153,9 +153,14 @@ class SecureSum(Channel):
         return [Upload("all", payload, Report(result.number, samples, 0), clients=len(sent))]
 
     def _unmask(self, sent: Collection[str]) -> BySite:
-        """Ask the sites for shares of each other's masks, and to begin the next sum."""
+        """Return of each site that answers its shares of the others' masks; ``sent``: who uploaded.
+
+        The same message begins the next sum, to save two more: the sites deal shares for it, which
+        are kept in ``exchange.begun``. A site that answers badly is expelled, and one that does not
+        answer is missing in the result; nothing is raised.
+        """
         keys = self._keys_of_next(sent)
-        shares_of_all = pack_by_site(dict.fromkeys(sent, b""))
+        shares_of_all = pack_by_site(dict.fromkeys(sent, b""))  # only the names say something
         next_keys = pack_by_site(keys, NEXT_SUM)
         questions = {}
         for site in sent:

@@ -63,16 +63,22 @@ def test_new_clients_are_asked_last_and_their_figures_stand_apart(
 def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
     tmp_path: Path,
 ) -> None:
-    others, figures = [], []
+    """With and without training of the new ones, the global model and all rounds are the same."""
+    results_of_others = []
+    figures = []
     for epochs in (0, 3):
         folder = tmp_path / str(epochs)
         settings = {"algo": "fedavg", "new_clients": 2, "new_client_epochs": epochs}
         outcome = run_federation(run_config(folder, **settings, **SMALL), clients=4)
         found = digests(outcome.folder)
+        # the folder "clients" has the new clients' own models, too
         global_tensors = {name: found[name] for name in found if "clients" not in name}
-        others.append((global_tensors, without_times(outcome.rows[:-1])))
+        rounds = without_times(outcome.rows[:-1])  # without the final evaluation
+        results_of_others.append((global_tensors, rounds))
         figures.append(outcome.summary["metrics"])
-    assert others[0] == others[1]
+
+    untrained, trained = results_of_others
+    assert untrained == trained
     assert figures[0] != figures[1]
 
 

@@ -280,6 +280,7 @@ def test_the_margins_of_many_prototypes_take_no_time() -> None:
 
 
 def test_with_hidden_labels_all_training_samples_are_counted(tmp_path: Path) -> None:
+    """The 30 of `DIGITS`, not only those that are left a label."""
     config = run_config(tmp_path, algo="fedproto", positive_rate=0.5, rounds=1, **DIGITS)
     for facts in sites_of(run_federation(config, 2)).values():
         assert sum(facts["train-classes"]) == 30

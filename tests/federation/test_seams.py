@@ -167,7 +167,10 @@ def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_pat
 def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """A round that is killed before its answer is ready is charged again when it is asked again."""
+    """Asked for one round under name after name, the site is charged for each, until it refuses.
+
+    Each time it is killed before its answer is ready: that is charged, too.
+    """
     config = study(tmp_path, algo="fedavg", norm="group", dp="sample")
     node = site(tmp_path)
     monkeypatch.setattr("client_app.app.Visit._report", interrupted)

@@ -762,7 +762,10 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
 def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """And a site's model waits for the disk."""
+    """The run 4711 claims to go on with 11: its model comes in the place of 11's, which is kept.
+
+    And a site's model waits for the disk.
+    """
     node = sharing(tmp_path)
     config = run_config(tmp_path, run_name="mine", **DIGITS)
     run_federation(config, nodes={7: node}, run_id=11)

@@ -200,6 +200,11 @@ class Screen(AbstractContextManager["Screen"]):
             self._live.stop()
 
     def __call__(self, line: str) -> None:
+        """Take a line of the ServerApp.
+
+        Lines of the result are kept until the end. A round replaces the one before in the live
+        line; all else is printed at once, unless the screen is quiet.
+        """
         if self.quiet:
             self.recent.append(line)
         is_warning = self.quiet and line.startswith("warning: ")

@@ -93,7 +93,8 @@ def _submission(run: Run) -> str:
     state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
     if state == "pending":
         state += " (waits for protofl worker: is it running?)"
-    # resume.toml has all settings, and not only those that differ from the defaults
+    # A run that is resumed was submitted with resume.toml, which repeats all settings. Only those
+    # that differ from the defaults are shown
     changed = sorted(run.override_config.items() - default_run_config().items())
     asked = printable(" ".join(f"{key}={value!r}" for key, value in changed))
     what = f"by {run.account_name or '?'}  bundle {run.fab_hash[:8]}…  {state}  {asked}"

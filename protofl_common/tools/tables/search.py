@@ -100,7 +100,11 @@ class Search:
         return reason
 
     def _best(self, reason: str) -> Cell:
-        made = self.made
+        """Return the cell with the settings of the best trial, for all its seeds.
+
+        SettingsError where no trial has a value; ``reason`` says why the last one failed.
+        """
+        made = self.made  # all have a value; Optuna's type allows for None, hence the 0.0 below
         count = self.table.trials
         if not made:
             raise SettingsError(f"none of {count} trials ended well: {reason}")

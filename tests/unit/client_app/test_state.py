@@ -61,6 +61,7 @@ def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
 def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(
     wary: bool, tmp_path: Path
 ) -> None:
+    """A real site is wary: it keeps what a server's claims alone would have it remove."""
     states = saved(StateFolder(tmp_path, "site-1", FIRST, wary=wary), 1)
     (tmp_path / "site-1" / "000002-11.safetensors.77.tmp" / "half").mkdir(parents=True)
     assert loaded(states, 3) == 1
@@ -140,7 +141,9 @@ def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path: Path) 
     for counted in (0, 2, 3):
         assert states.load(4, "cnn4", CPU, counted)[1] == 3
     missing = r"site-1: .*/site-1/000004-11\.safetensors, its state after round 4, is missing; "
-    with pytest.raises(LostStateError, match=missing + r"the newest is of round 3\. Put this folder"):
+    with pytest.raises(
+        LostStateError, match=missing + r"the newest is of round 3\. Put this folder"
+    ):
         states.load(5, "cnn4", CPU, 4)
     with pytest.raises(LostStateError, match=missing + "there is none"):
         folder(tmp_path / "elsewhere").load(5, "cnn4", CPU, 4)

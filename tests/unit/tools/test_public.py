@@ -34,7 +34,7 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
     assert set(run.accuracy) == {"head", "prototype"}
     assert public.Run(str(run.folder)).accuracy == run.accuracy  # type: ignore[arg-type]
     assert all(0 <= value <= 1 for value in run.accuracy.values())
-    assert len(run.rounds) == 3
+    assert len(run.rounds) == 3  # two rounds, and the final evaluation
     assert run.summary["rounds"] == 2
     assert any(line.startswith("round 2/2") for line in lines)
 

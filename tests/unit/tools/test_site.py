@@ -509,6 +509,7 @@ def test_a_private_key_that_others_may_read_or_that_flower_does_not_take(
 def test_a_disk_that_is_almost_full(
     free_bytes: int, text: str, level: str, site: Path, monkeypatch: Patch
 ) -> None:
+    """Below 1 GiB is a warning; less than 1 MB is told as 0 MB, with which no site can work."""
     monkeypatch.setattr(f"{SITE_CHECK}.FEW_BYTES", 2**30)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free_bytes))
     assert level_of(found(), f"{site / 'state'}: {text}") == level

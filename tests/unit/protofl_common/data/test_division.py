@@ -24,7 +24,8 @@ def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_div
     open_all: OpenAll,
 ) -> None:
     for client in open_all(5, dataset="digit-domains", partition="feature-shift", test_samples=50):
-        assert len(client.train_labels) == 30
+        assert len(client.train_labels) == 30  # as `data_settings` has it
+        # 50 of ten classes that are equally large: about 5 of each
         assert set(np.bincount(client.test_labels)) <= {4, 5, 6}
         assert len(client.test_labels) == 50
 

@@ -37,16 +37,20 @@ def first_partition(rows: np.ndarray) -> np.ndarray:
     return np.array([root(i) for i in range(len(rows))])
 
 
+def rows_of(source: str) -> np.ndarray:
+    """Uniform rows; 12 blobs of 20 rows each, far apart; or sparse rows, as after a ReLU."""
+    random = np.random.default_rng(5)
+    if source == "random":
+        return random.random((150, 16))
+    if source == "blobs":
+        centres = np.eye(12) * 5 + 1
+        return np.repeat(centres, 20, axis=0) + random.normal(0, 0.05, (240, 12))
+    return np.maximum(0, random.normal(-1, 1, (120, 64)))
+
+
 @pytest.mark.parametrize("source", ["random", "blobs", "relu"])
 def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str) -> None:
-    random = np.random.default_rng(5)
-    rows = {
-        "random": lambda: random.random((150, 16)),
-        "blobs": lambda: (
-            np.repeat(np.eye(12) * 5 + 1, 20, axis=0) + random.normal(0, 0.05, (240, 12))
-        ),
-        "relu": lambda: np.maximum(0, random.normal(-1, 1, (120, 64))),
-    }[source]()
+    rows = rows_of(source)
     found = finch_partitions(rows)
     expected, counts, _ = FINCH(rows, verbose=False)
     assert len(found) == expected.shape[1]
@@ -54,9 +58,13 @@ def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str
         assert partition.max() + 1 == count
         assert same_partition(partition, column)
     assert same_partition(found[0], first_partition(rows))
-    if source == "blobs":
-        blob = np.repeat(np.arange(12), 20)
-        assert all(len(set(blob[found[-1] == one])) == 1 for one in range(found[-1].max() + 1))
+
+
+def test_no_cluster_mixes_blobs() -> None:
+    blobs = np.repeat(np.arange(12), 20)
+    coarsest = finch_partitions(rows_of("blobs"))[-1]
+    for cluster_number in range(coarsest.max() + 1):
+        assert len(set(blobs[coarsest == cluster_number])) == 1
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ SIDES = {  # of the map after the first convolution, and after the pool, on 32×
 
 @pytest.mark.parametrize("arch", SIDES)
 def test_strides_of_the_stems(arch: str) -> None:
+    """Hooks note the side of the map behind each of the two layers."""
     body: Any = build(arch, 8).eval().body
     sides = []
 

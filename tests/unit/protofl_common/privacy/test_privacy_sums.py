@@ -87,7 +87,7 @@ def p_if_uniform(values: np.ndarray) -> float:
 
 
 def test_a_masked_vector_looks_uniform() -> None:
-    """Also with the masks of one pair alone. What is masked is anything but uniform."""
+    """So does the mask of one pair alone; the vector itself looks anything but uniform."""
     vector = np.arange(50_000, dtype=np.uint64)
     secrets = secrets_of(3)
     keys = keys_of(secrets)
