@@ -135,7 +135,9 @@ def test_a_supernode_is_refused(
     assert status != 0, output
     assert reason in output
     listed = federation.run("superlink", "flwr supernode list federation --format json")
-    assert len(json.loads(listed.stdout)["nodes"]) == len(SITES)
+    statuses = [node["status"] for node in json.loads(listed.stdout)["nodes"]]
+    # north's old key may be listed, if the operators' page has given it a new one by now
+    assert len(statuses) - statuses.count("unregistered") == len(SITES)
 
 
 @pytest.mark.skipif(
