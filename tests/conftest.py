@@ -55,6 +55,7 @@ def _nobody_has_named_a_module() -> None:
 
 SET_BY_LIBRARIES = {
     "BROWSER_USE_SETUP_LOGGING",
+    "CUBLAS_WORKSPACE_CONFIG",
     "FLWR_DISABLE_UPDATE_CHECK",
     "FLWR_TELEMETRY_ENABLED",
     "GRPC_VERBOSITY",
@@ -63,7 +64,7 @@ SET_BY_LIBRARIES = {
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
 }
-"""Variables that a library, or `protofl` for its sake, sets when it is first imported."""
+"""Variables that a library, or `protofl` for its sake, sets when it is first imported or used."""
 
 
 def state_of_the_process() -> dict[str, object]:
@@ -77,7 +78,6 @@ def state_of_the_process() -> dict[str, object]:
         "threads": sorted(each.name for each in threading.enumerate() if is_a_tests_own(each)),
         "torch's threads": torch.get_num_threads(),
         "torch's default type": torch.get_default_dtype(),
-        "torch's determinism": torch.are_deterministic_algorithms_enabled(),
         "signal handlers": [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)],
         "standard output": sys.stdout,
     }
