@@ -1,4 +1,7 @@
-"""FedKD, two rounds: teachers of different architectures; each loss's gradient asked for by itself; NumPy's SVD."""
+"""FedKD, two rounds: teachers of different architectures.
+
+Each loss's gradient is asked for by itself; the SVD is NumPy's.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -81,8 +84,9 @@ class FedKDClient(plain.PlainClient):
 
 
 def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
-    """Each matrix with as few of its singular values as have the energy; and how many numbers travel."""
-    found, numbers = {}, 0
+    """Each matrix with as few of its singular values as have the energy; the numbers sent."""
+    found = {}
+    numbers = 0
     for name, value in update.items():
         matrix = value.numpy().reshape(len(value), -1).astype(np.float64)
         u, sigma, v = np.linalg.svd(matrix, full_matrices=False)
@@ -137,7 +141,10 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
 def test_all_that_take_part_start_from_one_student(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether a client was sent the student or its update; and after a round that did not count, and a lost reply."""
+    """Whether a client was sent the student or its update.
+
+    And after a round that did not count, and a lost reply.
+    """
     started: dict[int, dict[str, plain.State]] = {}
     fit = FedKD.fit
 
@@ -206,7 +213,7 @@ def test_a_client_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path: P
 
 
 def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
-    """``max-update-ratio``: what is measured is the update itself, not how far it is from the weights."""
+    """``max-update-ratio`` measures the update itself, not how far it is from the weights."""
     settings: dict[str, Any] = {
         "models": STUDENT,
         "rounds": 1,

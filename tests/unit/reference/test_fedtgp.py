@@ -1,4 +1,7 @@
-"""FedTGP, two rounds with the paper's defaults: the clients' Eq. 11, and the server's own draw, Eq. 9 and Eq. 10."""
+"""FedTGP, two rounds with the paper's defaults.
+
+The clients' Eq. 11, and the server's own draw, Eq. 9 and Eq. 10.
+"""
 
 from itertools import combinations
 from pathlib import Path
@@ -28,7 +31,7 @@ class Client(plain.PlainClient):
     starts_alike = False
 
     def train(self, number: int, prototypes: Table) -> Table:
-        """CE + 0.1 · mean over the batch's classes of ‖mean z of the class − P̂^c‖₂; then the class means."""
+        """CE + 0.1 · mean over the batch's classes c of ‖mean z of c − P̂^c‖₂; then class means."""
         self.sgd(number, loss=lambda batch: self.loss(batch, prototypes))
         return {c: mean.float() for c, mean in self.class_means().items()}
 
@@ -42,10 +45,14 @@ class Client(plain.PlainClient):
 
 
 class Server:
-    """Ṕ ~ N(0, 1) and F = FC → ReLU → FC, or none, drawn once, trained on in every round; ``size`` 0: all at once."""
+    """Ṕ ~ N(0, 1) and F = FC → ReLU → FC, or none, drawn once and trained on in every round.
+
+    ``size`` is a batch's; 0 is all at once.
+    """
 
     def __init__(self, seed: int, transform: bool, size: int) -> None:
-        start, self.size = derive_seed(seed, "fedtgp"), size
+        start = derive_seed(seed, "fedtgp")
+        self.size = size
         torch.manual_seed(start)
         self.vectors = torch.randn(10, DIM).requires_grad_()
         self.layers = [torch.nn.Linear(DIM, DIM), torch.nn.Linear(DIM, DIM)] if transform else []

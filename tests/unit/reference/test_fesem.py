@@ -1,4 +1,7 @@
-"""FeSEM, three rounds: the best first division of four clients by trying all, later the nearest centre."""
+"""FeSEM, three rounds.
+
+The best first division of four clients by trying all, later the nearest centre.
+"""
 
 import itertools
 from pathlib import Path
@@ -28,7 +31,10 @@ def vector(weights: plain.State) -> np.ndarray:
 
 
 def best_division(models: list[plain.State]) -> Division:
-    """Of all divisions into K groups, that with the least squares around the groups' means: what K-means seeks."""
+    """Of all divisions into K groups the one that K-means seeks.
+
+    It has the least squares around the groups' means.
+    """
     points = [vector(one) for one in models]
 
     def spread(groups: Division) -> float:
@@ -102,8 +108,9 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
 
 
 def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() -> None:
-    """Five sites, three of the centre at 0 and two at 10; training moves each by 0.1, the liar by more."""
-    server, sites = server_of("fesem", fesem__centres=K, liars=1), [f"site-{i}" for i in range(5)]
+    """Five sites, three of the centre at 0, two at 10; each moves by 0.1, the liar by more."""
+    server = server_of("fesem", fesem__centres=K, liars=1)
+    sites = [f"site-{i}" for i in range(5)]
 
     def at(place: float, index: int = 7) -> StateDict:
         return server.weights | {
@@ -126,9 +133,13 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
 
 
 def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
-    """On a line, K-means of 0, 4, 4.5 and 5.5 leaves the first client alone; the centres 0 and 10 leave the last."""
+    """K-means of 0, 4, 4.5 and 5.5 on a line leaves the first client alone.
+
+    The centres 0 and 10 leave the last one alone.
+    """
     server = server_of("fesem", fesem__centres=K)
-    first, sites = server.weights, [f"site-{i}" for i in range(SITES)]
+    first = server.weights
+    sites = [f"site-{i}" for i in range(SITES)]
 
     def merge(*places: float) -> list[list[str]]:
         """Send models at these places of a line of one parameter; the clients of each cluster."""
@@ -148,7 +159,10 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
 
 
 def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: Path) -> None:
-    """A centre without a client stays the first model; a client that has not trained is sent the first centre."""
+    """A centre without a client stays the first model.
+
+    A client that has not trained is sent the first centre.
+    """
     config = run_config(
         tmp_path, algo="fesem", models="htcnn-1", rounds=1, fesem__centres=5, participation=0.5
     )

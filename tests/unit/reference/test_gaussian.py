@@ -1,5 +1,6 @@
-"""Gaussian heads: of the moments of many clients, the head equals the one of all features in one place."""
+"""Gaussian heads: of many clients' moments, the head equals that of all features in one place."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,10 @@ def oas(covariance: Numbers, n: float) -> Numbers:
 
 
 def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
-    """log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C]; −∞ for an absent class."""
+    """log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C].
+
+    It is −∞ for an absent class.
+    """
     present = [c for c in range(C) if (y == c).any()]
     own = {c: np.cov(x[y == c].T, bias=True) for c in present}
     if head == "naive-bayes":
@@ -106,7 +110,7 @@ def test_the_moments_are_those_of_all_features_in_one_place(
 
 @pytest.mark.parametrize("head", HEADS)
 def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
-    """Projected backbone features are many and alike, so logits are compared by differences between classes."""
+    """Logits are compared by differences between classes, as backbone features are much alike."""
     outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3, gaussian__head=head)
     model = (
         TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors")
@@ -115,16 +119,22 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
     )
     at = x[:: len(x) // 50]
     found, wanted = model(torch.from_numpy(at)).numpy(), by_hand(x, y, head, at)
-    found, wanted = found - found.max(1, keepdims=True), wanted - wanted.max(1, keepdims=True)
+    found = found - found.max(1, keepdims=True)
+    wanted = wanted - wanted.max(1, keepdims=True)
     np.testing.assert_allclose(
         found, wanted, rtol=0, atol=1e-4 * np.abs(wanted[np.isfinite(wanted)]).max()
     )
     assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.97
 
 
-@pytest.mark.parametrize("division", [
-    pytest.param(name, marks=[pytest.mark.long] * (clients > 30)) for name, (clients, _) in DIVISIONS.items()
-])  # fmt: skip
+def divisions() -> Iterator[Any]:
+    """The name of each, marked as long where it has many clients."""
+    for name, (clients, _) in DIVISIONS.items():
+        marks = [pytest.mark.long] if clients > 30 else []
+        yield pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("division", divisions())
 def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
     clients, settings = DIVISIONS[division]
     plain, *_ = federation(tmp_path / "plain", clients, **settings, total_samples=600)
@@ -140,7 +150,10 @@ def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Pat
 
 
 def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
-    """A client of one class of ten predicts that class only, with its own priors; an optimizer to keep is none."""
+    """A client of one class of ten predicts that class only, with its own priors.
+
+    An optimizer to keep is none.
+    """
     settings: dict[str, Any] = {
         "partition": "pathological",
         "classes_per_client": 1,
@@ -168,7 +181,7 @@ def test_small_classes_stay_away(tmp_path: Path) -> None:
     assert some
 
 
-# -- differential privacy ----------------------------------------------------------------------------------------------
+# -- differential privacy ----------------------------------------------------------------
 
 PRIVATE = {"partition": "iid", "dp": "sample", "dp_epsilon": 8.0}
 
@@ -194,7 +207,7 @@ def test_noise_is_repaired_to_moments_that_samples_can_have_and_these_need_none(
 
 @pytest.mark.parametrize("secagg", [False, True])
 def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: Path) -> None:
-    """Nothing is refused, what each client sends has no class's exact share, and inputs are cut as samples were."""
+    """Nothing is refused, no client sends a class's exact share, inputs are cut as samples were."""
     outcome, x, y = federation(tmp_path, 3, **PRIVATE, secagg=secagg)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["epsilon"] <= 8

@@ -1,4 +1,7 @@
-"""MPFT: centres of frozen features go up once; AdamW by hand trains adapter and classifier on them for everybody."""
+"""MPFT: centres of frozen features go up once.
+
+AdamW by hand trains adapter and classifier on them for everybody.
+"""
 
 import math
 from collections.abc import Iterable
@@ -80,8 +83,9 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     found, first = plain.weights_left(outcome), plain.copied(clients[0].model_of("global"))
     assert found.keys() == wanted.keys()
     assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
-    # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but its rounding, of which
-    # AdamW makes steps; they differ from one processor to the next, the rest does not.
+    # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but
+    # its rounding, of which AdamW makes steps; they differ from one processor to the next, the
+    # rest does not.
     idle = (found["body.1.bias"] - wanted["body.1.bias"]).abs() > 1e-5
     assert int(idle.sum()) <= 2
     for name, value in wanted.items():
