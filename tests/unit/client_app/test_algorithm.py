@@ -66,16 +66,12 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
     found = algorithm(tmp_path, algo, models="resnet4-imagenet-stem", **SMALL)
 
     def tensors() -> dict[str, torch.Tensor]:
-        states = {
-            f"{number}": module.state_dict()
-            for number, module in enumerate((found.model, *found.modules))
-        }
-        flat = {
-            f"{number}/{name}": value
-            for number, state in states.items()
-            for name, value in state.items()
-        }
-        return {name: value.clone() for name, value in (flat | found.packed_state()).items()}
+        kept = {}
+        for number, module in enumerate((found.model, *found.modules)):
+            for name, value in module.state_dict().items():
+                kept[f"{number}/{name}"] = value
+        kept |= found.packed_state()
+        return {name: value.clone() for name, value in kept.items()}
 
     before = tensors()
     found.evaluation_model()

@@ -294,7 +294,8 @@ from protofl_common.data import clients, open_client_data
 from protofl_common.models.split import SplitModel
 from protofl_common.experiment.settings import Settings, default_run_config
 
-folder, limit = sys.argv[1], int(sys.argv[2])
+folder = sys.argv[1]
+limit = int(sys.argv[2])
 given = {
     "dataset": "arrays",
     "partition": "own",

@@ -39,9 +39,8 @@ class FedProtoClient(PlainClient):
             return total
         for row, label in enumerate(labels):
             if label in protos:
-                total = total + ((z[row] - torch.from_numpy(protos[label])) ** 2).mean() / len(
-                    labels
-                )
+                squares = (z[row] - torch.from_numpy(protos[label])) ** 2
+                total = total + squares.mean() / len(labels)
         return total
 
     def train(self, number: int, protos: dict[int, np.ndarray]) -> None:

@@ -80,10 +80,8 @@ def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> N
         found.append(run_federation(config, clients=2).folder)
     for name in ("weights.safetensors", "clients/site-1/model.safetensors"):
         plain.assert_equal(*(load_file(folder / name) for folder in found))
-    left, received = (
-        plain.model_left(found[0], "site-1"),
-        load_file(found[0] / "weights.safetensors"),
-    )
+    left = plain.model_left(found[0], "site-1")
+    received = load_file(found[0] / "weights.safetensors")
     assert all(torch.equal(left[name], value) for name, value in received.items())
 
 

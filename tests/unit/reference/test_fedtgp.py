@@ -36,12 +36,14 @@ class Client(plain.PlainClient):
         return {c: mean.float() for c, mean in self.class_means().items()}
 
     def loss(self, batch: list[int], prototypes: Table) -> torch.Tensor:
-        z, labels = self.model.body(self.x[batch]), [self.y[i] for i in batch]
-        held = set(labels) & prototypes.keys()
-        apart = [(z[[y == c for y in labels]].mean(0) - prototypes[c]).norm() for c in held]
-        return plain.cross_entropy(self.model.head(z), labels) + 0.1 * sum(apart) / max(
-            1, len(apart)
-        )
+        z = self.model.body(self.x[batch])
+        labels = [self.y[i] for i in batch]
+        distances = []
+        for c in set(labels) & prototypes.keys():
+            mean = z[[y == c for y in labels]].mean(0)
+            distances.append((mean - prototypes[c]).norm())
+        apart = sum(distances) / max(1, len(distances))
+        return plain.cross_entropy(self.model.head(z), labels) + 0.1 * apart
 
 
 class Server:
@@ -69,17 +71,17 @@ class Server:
     def train(self, sets: list[Table]) -> None:
         pairs = [(c, mean) for one in sets for c, mean in one.items()]
         centres = {c: torch.stack([mean for d, mean in pairs if d == c]).mean(0) for c, _ in pairs}
-        margin = min(
-            100.0, max(float((centres[a] - centres[b]).norm()) for a, b in combinations(centres, 2))
-        )
+        largest = max(float((centres[a] - centres[b]).norm()) for a, b in combinations(centres, 2))
+        margin = min(100.0, largest)
         self.seen |= centres.keys()
         trained = [self.vectors, *(p for layer in self.layers for p in layer.parameters())]
         for batch in plain.minibatches(len(pairs), self.size or len(pairs), EPOCHS, self.shuffle):
-            table, losses = self.prototypes(), []
-            for c, mean in (pairs[i] for i in batch):
-                near = {
-                    d: torch.exp(-(mean - p).norm() - margin * (d == c)) for d, p in table.items()
-                }
+            table = self.prototypes()
+            losses = []
+            for i in batch:
+                c, mean = pairs[i]
+                near = {d: torch.exp(-(mean - p).norm()) for d, p in table.items()}
+                near[c] = torch.exp(-(mean - table[c]).norm() - margin)
                 losses.append(-torch.log(near[c] / sum(near.values())))
             plain.descend(sum(losses) / len(losses), trained, RATE)
 

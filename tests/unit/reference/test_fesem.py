@@ -38,20 +38,18 @@ def best_division(models: list[plain.State]) -> Division:
     points = [vector(one) for one in models]
 
     def spread(groups: Division) -> float:
-        means = [np.mean([points[i] for i in group], axis=0) for group in groups]
-        return sum(
-            ((points[i] - mean) ** 2).sum()
-            for group, mean in zip(groups, means, strict=True)
-            for i in group
-        )
+        squares = 0.0
+        for group in groups:
+            members = np.stack([points[i] for i in group])
+            squares += ((members - members.mean(axis=0)) ** 2).sum()
+        return squares
 
-    labels = (
-        one for one in itertools.product(range(K), repeat=len(models)) if set(one) == set(range(K))
-    )
-    return min(
-        ([[i for i, k in enumerate(one) if k == group] for group in range(K)] for one in labels),
-        key=spread,
-    )
+    divisions = []
+    for labels in itertools.product(range(K), repeat=len(models)):
+        groups = [[i for i, label in enumerate(labels) if label == k] for k in range(K)]
+        if all(groups):
+            divisions.append(groups)
+    return min(divisions, key=spread)
 
 
 def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
@@ -79,7 +77,8 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
     outcome, clients = plain.side_by_side(
         tmp_path, plain.SharingClient, "htcnn-1", SITES, algo="fesem", **more
     )
-    centres, centre_of = [plain.copied(clients[0].model_of("global"))] * K, [0] * SITES
+    centres = [plain.copied(clients[0].model_of("global"))] * K
+    centre_of = [0] * SITES
     for number in (1, 2, 3):
         for index, weights in received(outcome, MessageType.TRAIN, number).items():
             plain.assert_close(weights, centres[centre_of[index]])
@@ -87,10 +86,10 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         groups = best_division(models) if number == 1 else nearest(models, centres)
         for k, group in enumerate(groups):
             if group:
-                centres[k] = plain.averaged(
-                    [models[i] for i in group], [len(clients[i].y) for i in group]
-                )
-                centre_of = [k if i in group else before for i, before in enumerate(centre_of)]
+                sizes = [len(clients[i].y) for i in group]
+                centres[k] = plain.averaged([models[i] for i in group], sizes)
+            for i in group:
+                centre_of[i] = k
     assert len(set(centre_of)) == K
     at_the_end = received(outcome, MessageType.EVALUATE, 3)
     for index, client in enumerate(clients):
@@ -107,6 +106,11 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         plain.assert_close(one, centre)
 
 
+def uploads(sites: list[str], models: list[StateDict]) -> list[Upload]:
+    pairs = zip(sites, models, strict=True)
+    return [Upload(site, Payload(weights=model), Report(1, 10, 5)) for site, model in pairs]
+
+
 def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() -> None:
     """Five sites, three of the centre at 0, two at 10; each moves by 0.1, the liar by more."""
     server = server_of("fesem", fesem__centres=K, liars=1)
@@ -121,12 +125,9 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
     server.centres = {"0": at(0), "1": at(10)}
     server.cluster_of = {site: torch.tensor(int(site > "site-2")) for site in sites}
     places = [at(0.1), at(0.1), at(0.1), at(10.1), at(99, index=1000)]
-    server.merge(
-        [
-            Upload(s, Payload(weights=w), Report(1, 10, 5))
-            for s, w in zip(sites, places, strict=True)
-        ]
-    )
+
+    server.merge(uploads(sites, places))
+
     assert float(server.centres["1"]["head.bias"][0]) == pytest.approx(10 + (0.1 + 0.2) / 2)
     assert {int(centre["body.index"]) for centre in server.centres.values()} == {7}
     assert len(server.reduced) == 1
@@ -144,12 +145,7 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
     def merge(*places: float) -> list[list[str]]:
         """Send models at these places of a line of one parameter; the clients of each cluster."""
         moved = [first | {"head.bias": torch.tensor([place, 0.0])} for place in places]
-        server.merge(
-            [
-                Upload(s, Payload(weights=w), Report(1, 10, 5))
-                for s, w in zip(sites, moved, strict=True)
-            ]
-        )
+        server.merge(uploads(sites, moved))
         return sorted([[s for s in sites if int(server.cluster_of[s]) == k] for k in range(K)])
 
     assert merge(-1, 1, 9, 11) == [["site-0", "site-1"], ["site-2", "site-3"]]

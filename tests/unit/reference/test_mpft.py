@@ -67,7 +67,8 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     clients = [
         FedPCLClient(Settings.from_run_config(config), index) for index in range(plain.CLIENTS)
     ]
-    x, y = [], []
+    x = []
+    y = []
     for client, (means, labels) in zip(clients, sent(outcome), strict=True):
         for label in range(10):
             of_class = [client.r[i].double() for i, one in enumerate(client.y) if one == label]
@@ -80,7 +81,8 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "mpft"))
     batches = plain.minibatches(len(y), SIZE, EPOCHS, shuffle)
     wanted = adamw(clients[0].model_of("global"), batches, torch.cat(x), y)
-    found, first = plain.weights_left(outcome), plain.copied(clients[0].model_of("global"))
+    found = plain.weights_left(outcome)
+    first = plain.copied(clients[0].model_of("global"))
     assert found.keys() == wanted.keys()
     assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
     # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but

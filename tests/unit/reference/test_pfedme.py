@@ -69,8 +69,6 @@ def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path)
         "train_samples": 20,
         "test_samples": 20,
         "rounds": 1,
-    }
-    settings |= {
         "optimizer": "adam",
         "lr": 0.001,
         "batch_size": 20,
