@@ -1,9 +1,11 @@
 """The yardstick: what a round of FedProto or FedTGP costs in bare PyTorch, without any federation.
 
-Two processes of one thread each share the clients, largest first. Models are plain ``nn.Sequential`` of the eight CNNs
-of HtCNN8, trained by ``torch.optim.SGD``; data lie ready as float tensors; nothing is stored, sent or checked. Every
-client's round is: one epoch of cross-entropy plus FedProto's term, class means after training, evaluation by head and
-by nearest prototype, the last two at batch 500. The server averages; FedTGP's trains, by a loop over minibatches.
+Two processes of one thread each share the clients, largest first. Models are plain
+``nn.Sequential`` of the eight CNNs of HtCNN8, trained by ``torch.optim.SGD``; data lie ready as
+float tensors; nothing is stored, sent or checked. Every client's round is: one epoch of
+cross-entropy plus FedProto's term, class means after training, evaluation by head and by nearest
+prototype, the last two at batch 500. The server averages; FedTGP's trains, by a loop over
+minibatches.
 """
 
 from __future__ import annotations
@@ -125,7 +127,10 @@ def averages(means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
 def loop(
     start: TrainedPrototypes, samples_PD: Tensor, labels_P: Tensor, margin: float, epochs: int
 ) -> None:
-    """Minibatches of 10 as in the paper, by autograd through `torch.cdist`; trains ``start`` in place."""
+    """Minibatches of 10 as in the paper, by autograd through `torch.cdist`.
+
+    Trains ``start`` in place.
+    """
     optimizer = torch.optim.SGD([start.vectors_CD, *start.transform.parameters()], lr=LOOP_LR)
     for _ in range(epochs):
         for rows in torch.randperm(len(labels_P)).split(LOOP_BATCH):
@@ -139,7 +144,7 @@ def loop(
 
 
 class TrainedPrototypes:
-    """FedTGP's server, its margin the largest distance of a class's mean to the nearest other one."""
+    """FedTGP's server; its margin is the largest distance of a class's mean to its nearest one."""
 
     def __init__(self, settings: Settings, classes: int) -> None:
         dim, self.hparams = settings.model.feature_dim, settings.hparams

@@ -1,12 +1,14 @@
-"""FedProto and FedTGP of HtFLlib beside ours, round by round, on its generator's division of CIFAR-10.
+"""FedProto and FedTGP of HtFLlib beside ours, round by round, on its division of CIFAR-10.
 
-    python -m tests.bench.curves --htfllib H --pfllib P --images cifar10.npz --out OUT   # prints the table at the end
+    python -m tests.bench.curves --htfllib H --pfllib P --images cifar10.npz --out OUT
 
-The division is that of ``dataset/utils/dataset_utils.py`` in PFLlib, to which HtFLlib's README points for data:
-pathological (2 classes a client) and practical (Dirichlet 0.1), 20 clients, three quarters of a client's samples for
-training; a seed is another division, and seed 1 is the scripts' own. Both engines get the same samples in the same
-scale and networks of the same shapes. Both test before they train, over all test samples, by the nearest prototype.
-Finished runs stay in ``OUT/curves.json``. ``--images`` holds x_train uint8 [N, 32, 32, 3] and y_train [N].
+The table is printed at the end. The division is that of ``dataset/utils/dataset_utils.py`` in
+PFLlib, to which HtFLlib's README points for data: pathological (2 classes a client) and practical
+(Dirichlet 0.1), 20 clients, three quarters of a client's samples for training; a seed is another
+division, and seed 1 is the scripts' own. Both engines get the same samples in the same scale and
+networks of the same shapes. Both test before they train, over all test samples, by the nearest
+prototype. Finished runs stay in ``OUT/curves.json``. ``--images`` holds x_train uint8
+[N, 32, 32, 3] and y_train [N].
 """
 
 import argparse
@@ -27,21 +29,34 @@ from tests.bench.round_speed import CLIENTS, METHODS
 from tests.support.harness import run_federation
 
 DIVISIONS = {"pathological": "pat", "practical": "dir"}  # name -> the generator's
-SETTING = {"dataset": "arrays", "partition": "natural", "test-from": "official-own", "train-samples": 0,
-    "models": "htcnn8", "feature-dim": 512, "batch-size": 10, "local-epochs": 1, "lr": 0.01, "momentum": 0.0,
-    "drop-last": True, "initial-weights": "shared", "report": False, "fedproto.weighting": "uniform"}  # fmt: skip
+SETTING = {
+    "dataset": "arrays",
+    "partition": "natural",
+    "test-from": "official-own",
+    "train-samples": 0,
+    "models": "htcnn8",
+    "feature-dim": 512,
+    "batch-size": 10,
+    "local-epochs": 1,
+    "lr": 0.01,
+    "momentum": 0.0,
+    "drop-last": True,
+    "initial-weights": "shared",
+    "report": False,
+    "fedproto.weighting": "uniform",
+}
 
 
 def write_arrays(file: Path, options: argparse.Namespace, division: str, seed: int) -> None:
-    """The first samples of every class, with the client and the part that the generator gives them."""
+    """The first samples of every class, with the client and the part that the generator gives."""
     with np.load(options.images) as packed:
-        images, labels = packed["x_train"], packed["y_train"].astype(np.int64)
+        images = packed["x_train"]
+        labels = packed["y_train"].astype(np.int64)
     rows = np.concatenate(
         [np.flatnonzero(labels == label)[: options.samples // 10] for label in range(10)]
     )
-    sys.modules["ujson"] = (
-        MagicMock()
-    )  # for the file of settings that the scripts write, which is not needed
+    # For the file of settings that the scripts write, which is not needed.
+    sys.modules["ujson"] = MagicMock()
     sys.path.insert(0, str(options.pfllib / "dataset" / "utils"))
     utils = importlib.import_module("dataset_utils")
     np.random.seed(seed)  # noqa: NPY002 -- the generator's scripts draw from it
@@ -100,7 +115,10 @@ def curves(
 
 
 def table(done: dict[str, dict[str, list[float]]], rounds: list[int]) -> None:
-    """Mean ± standard deviation over the seeds: by rounds, of the best round, and of the differences seed by seed."""
+    """Mean ± standard deviation over the seeds.
+
+    By rounds, of the best round, and of the differences seed by seed.
+    """
     print(
         "| | seeds | "
         + " | ".join(map(str, rounds))

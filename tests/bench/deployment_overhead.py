@@ -1,9 +1,9 @@
-"""``make bench-deployment``: where a round's time goes when SuperLink and SuperNodes are separate processes.
+"""``make bench-deployment``: a round's time where SuperLink and SuperNodes are processes.
 
-The federation of docker/README.md on this machine: SuperLink, worker, door, two sites with 300 small images each. The
-lines of the SuperNodes' logs are stamped as they appear; a client's own work is what it reports itself. ``--stock``
-leaves out what we do about the waiting, ``--start-method spawn`` what we do about the imports. Prints figures; nothing
-here passes or fails.
+The federation of docker/README.md on this machine: SuperLink, worker, door, two sites with 300
+small images each. The lines of the SuperNodes' logs are stamped as they appear; a client's own work
+is what it reports itself. ``--stock`` leaves out what we do about the waiting, ``--start-method
+spawn`` what we do about the imports. Prints figures; nothing here passes or fails.
 """
 
 import argparse
@@ -24,8 +24,12 @@ import psutil
 
 from tests.support.machines import SITES, Machines
 
-LINES = {"received": re.compile(r"Receiving: train message"), "started": re.compile(r"Start `flwr-clientapp` process"),
-    "sending": re.compile(r"Sending: train message"), "sent": re.compile(r"Sent successfully")}  # fmt: skip
+LINES = {
+    "received": re.compile(r"Receiving: train message"),
+    "started": re.compile(r"Start `flwr-clientapp` process"),
+    "sending": re.compile(r"Sending: train message"),
+    "sent": re.compile(r"Sent successfully"),
+}
 PARTS = {
     "asking": "until the SuperNode has the round's message",
     "starting": "until a process is there for it, with Flower imported",
@@ -33,8 +37,13 @@ PARTS = {
     "work": "the client's own work",
     "sending": "until the reply is sent",
 }
-IMPORTS = {"Python": "", "Flower's client": "import flwr.supernode.cli.flwr_clientapp", "PyTorch": "import torch",
-    "client_app": "import client_app.app", "torch._dynamo": "import torch._dynamo"}  # fmt: skip
+IMPORTS = {
+    "Python": "",
+    "Flower's client": "import flwr.supernode.cli.flwr_clientapp",
+    "PyTorch": "import torch",
+    "client_app": "import client_app.app",
+    "torch._dynamo": "import torch._dynamo",
+}
 """In the order in which a process needs them; each is timed after those before it."""
 
 
@@ -50,7 +59,7 @@ class Timed(Machines):
         return super()._substitutions(machine) | (less if self.stock else method)
 
     def processor_of_sites(self) -> float:
-        """CPU seconds of all that the sites have started, as far as it still runs or has been waited for."""
+        """CPU seconds of all that the sites have started, which still runs or was waited for."""
         places = {str(self.checkout(site)) for site in SITES}
         total = 0.0
         for one in psutil.Process().children(recursive=True):
@@ -111,8 +120,11 @@ def measure(rounds: int, folder: Path) -> None:
         stamps = {site: Stamps(folder / f"{site}-0.log") for site in SITES}
         for stamp in stamps.values():
             stamp.start()
-        config = f'algo="fedproto" rounds={rounds} threads=1 dataset="domain-folder" partition="own" image-size=28'
-        config += ' local-epochs=1 num-clients=2 run-name="bench"'
+        config = (
+            f'algo="fedproto" rounds={rounds} threads=1'
+            ' dataset="domain-folder" partition="own" image-size=28'
+            ' local-epochs=1 num-clients=2 run-name="bench"'
+        )
         time.sleep(20)  # until the sites have imported what they import ahead
         before = machines.processor_of_sites()
         done = machines.run(
@@ -125,9 +137,8 @@ def measure(rounds: int, folder: Path) -> None:
         rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if row["kind"] == "round"]
     seconds = [row["seconds"]["total"] for row in rows[1:]]
-    print(
-        f"\nseconds per round: {statistics.mean(seconds):.2f} ({min(seconds):.2f} … {max(seconds):.2f})"
-    )
+    mean = statistics.mean(seconds)
+    print(f"\nseconds per round: {mean:.2f} ({min(seconds):.2f} … {max(seconds):.2f})")
     print(f"CPU seconds of a site per message, its SuperNode's included: {processor:.2f}")
     collected: dict[str, list[float]] = defaultdict(list)
     for site, stamp in stamps.items():

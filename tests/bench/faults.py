@@ -1,10 +1,11 @@
-"""`make faults`: every fault that a federation should survive, tried several times on real Flower processes.
+"""`make faults`: every fault that a federation should survive, on real Flower processes.
 
     python -m tests.bench.faults --out faults --times 5
 
-Each fault has a run of its own, in which it strikes once per round (or every other), on a SuperLink, its worker and two
-SuperNodes. What came of it is kept in ``<out>/<fault>.json``, so that the command, started again, does only what is
-missing; ``<out>/table.md`` is made of all that is there.
+Every fault is tried several times. It has a run of its own, in which it strikes once per round (or
+every other), on a SuperLink, its worker and two SuperNodes. What came of it is kept in
+``<out>/<fault>.json``, so that the command, started again, does only what is missing;
+``<out>/table.md`` is made of all that is there.
 """
 
 import argparse
@@ -79,7 +80,10 @@ def undisturbed(trial: Trial) -> Tries:
 
 
 def killed(*parts: str) -> Callable[[Trial], Tries]:
-    """These parts are killed and started again, from the second round on, in each a little later; costs nothing."""
+    """These parts are killed and started again, from the second round on, in each a little later.
+
+    It costs nothing.
+    """
 
     def fault(trial: Trial) -> Tries:
         starts = {
@@ -104,7 +108,10 @@ def killed(*parts: str) -> Callable[[Trial], Tries]:
 
 @contextmanager
 def held(trial: Trial) -> Iterator[None]:
-    """All client processes of the south are stopped meanwhile, also those that it starts; afterwards they go on."""
+    """All client processes of the south are stopped meanwhile, also those that it starts.
+
+    Afterwards they go on.
+    """
     over = threading.Event()
     caught: dict[int, Any] = {}
 
@@ -148,7 +155,10 @@ def silent(trial: Trial) -> Tries:
 
 
 def client_killed(trial: Trial) -> Tries:
-    """In every other round, as the kernel does where memory is short. Flower starts it again after half a minute."""
+    """In every other round, as the kernel does where memory is short.
+
+    Flower starts it again after half a minute.
+    """
     trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE)
     struck = range(2, 2 * trial.times + 1, 2)
     for number in struck:
@@ -209,7 +219,10 @@ def late(trial: Trial) -> Tries:
 
 
 def lost_replies(trial: Trial, struck: range, *kinds: str) -> Tries:
-    """For faults that may cost a reply: what became of it is told, and the round went on with the others."""
+    """For faults that may cost a reply.
+
+    What became of it is told, and the round went on with the others.
+    """
     trial.standing.finished(timeout=600)
     rows = {row["round"]: row for row in trial.rows()}
     return [
@@ -236,7 +249,10 @@ def exact(trial: Trial) -> Tries:
 
 
 DEADLINE = 45.0
-"""Seconds that a round may take where a client is stopped; several times what it takes on a free machine."""
+"""Seconds that a round may take where a client is stopped.
+
+They are several times what it takes on a free machine.
+"""
 
 FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
     "undisturbed": (undisturbed, "", ""),

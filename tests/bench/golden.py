@@ -1,10 +1,11 @@
-"""The figures of every algorithm in small federations, to the last bit: recorded before a change, compared after it.
+"""The figures of every algorithm in small federations, to the last bit, before and after a change.
 
     python -m tests.bench.golden record before.json
     python -m tests.bench.golden compare before.json
 
-Figures belong to a machine and a PyTorch; so they are recorded where they are compared, and not kept in the repository.
-Compared are the rounds' metrics without times, the summary's accuracies, and every tensor that the server leaves.
+Figures belong to a machine and a PyTorch; so they are recorded where they are compared, and not
+kept in the repository. Compared are the rounds' metrics without times, the summary's accuracies,
+and every tensor that the server leaves.
 """
 
 import argparse
@@ -22,16 +23,35 @@ from tests.support.results import digests, without_times
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"train_samples": 20, "test_samples": 40},
-    "wide": {  # wide linear layers, batch normalisation's absence, unequal shares, a sample of the clients
-        "partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 300, "test_samples": 40,
-        "models": "htcnn-3", "momentum": 0.9, "weight_decay": 0.01, "keep_optimizer": True, "participation": 0.7,
-        "batch_size": 8, "rounds": 3, "feature_dim": 32,
+    # Wide linear layers, batch normalisation's absence, unequal shares, a sample of the clients.
+    "wide": {
+        "partition": "dirichlet",
+        "alpha": 0.5,
+        "train_samples": 0,
+        "total_samples": 300,
+        "test_samples": 40,
+        "models": "htcnn-3",
+        "momentum": 0.9,
+        "weight_decay": 0.01,
+        "keep_optimizer": True,
+        "participation": 0.7,
+        "batch_size": 8,
+        "rounds": 3,
+        "feature_dim": 32,
     },
-    "few": {  # few labels, batch normalisation, Adam
-        "models": "resnet4-imagenet-stem", "optimizer": "adam", "lr": 0.002, "positive_rate": 0.5, "pu_weight": 0.5,
-        "train_samples": 24, "test_samples": 40, "local_epochs": 2, "keep_optimizer": True,
+    # Few labels, batch normalisation, Adam.
+    "few": {
+        "models": "resnet4-imagenet-stem",
+        "optimizer": "adam",
+        "lr": 0.002,
+        "positive_rate": 0.5,
+        "pu_weight": 0.5,
+        "train_samples": 24,
+        "test_samples": 40,
+        "local_epochs": 2,
+        "keep_optimizer": True,
     },
-}  # fmt: skip
+}
 
 
 def figures(algo: str, settings: dict[str, Any]) -> Any:

@@ -2,11 +2,12 @@
 
     python -m tests.bench.gpu [--device cuda] [--steps 300] [--at-once 1 4 8] [--htfllib FOLDER]
 
-A step is FedProto's, batch 10, SGD, on inputs of the shapes of Fashion-MNIST (HtCNN8) and CIFAR-100 (HtFE8) with random
-content, on which speed does not depend. Printed are steps per second: the mean over a group's networks (the harmonic
-one, that is, of a round in which each takes as many steps), each after a first round that warms up. ``bare``: the same
-network under autograd and ``torch.optim.SGD``, nothing else; ``ours``: as clients train. Several at once are processes
-of their own. ``HtFLlib``: a round of its own loop. Last, a round of FedTGP's server with 100 classes.
+A step is FedProto's, batch 10, SGD, on inputs of the shapes of Fashion-MNIST (HtCNN8) and CIFAR-100
+(HtFE8) with random content, on which speed does not depend. Printed are steps per second: the mean
+over a group's networks (the harmonic one, that is, of a round in which each takes as many steps),
+each after a first round that warms up. ``bare``: the same network under autograd and
+``torch.optim.SGD``, nothing else; ``ours``: as clients train. Several at once are processes of
+their own. ``HtFLlib``: a round of its own loop. Last, a round of FedTGP's server with 100 classes.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def settings_of(device: str, **changes: object) -> Settings:
 def client(
     group: str, arch: str, device: torch.device, steps: int
 ) -> tuple[SplitModel, Samples, Loss]:
-    """A network, as much data as makes so many steps, and FedProto's loss with a prototype of every class."""
+    """A network, data for so many steps, and FedProto's loss with a prototype of every class."""
     shape, classes = SHAPES[group]
     model = build_model(arch, input_shape=shape, num_classes=classes, feature_dim=DIM, seed=1).to(
         device
@@ -153,7 +154,7 @@ def speed_of_htfllib(library: Path, group: str, device: str, steps: int) -> floa
 
 
 def server_seconds(device: str, classes: int) -> float:
-    """A round of FedTGP's server: 100 epochs, 20 clients with a prototype of every class, as after a ReLU."""
+    """A round of FedTGP's server: 100 epochs, 20 clients with all prototypes, as after a ReLU."""
     labels = torch.arange(classes)
     centres_CD = torch.randn(classes, DIM)
     sets = [
@@ -210,9 +211,8 @@ def main() -> None:
             ]
             print(f"  {name:<24} {rate:8.0f} {'  '.join(ratios)}", flush=True)
     for name in dict.fromkeys(("cpu", options.device)):
-        print(
-            f"FedTGP's server, {options.classes} classes, {name}: {server_seconds(name, options.classes):.2f} s"
-        )
+        seconds = server_seconds(name, options.classes)
+        print(f"FedTGP's server, {options.classes} classes, {name}: {seconds:.2f} s")
 
 
 if __name__ == "__main__":

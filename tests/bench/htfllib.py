@@ -1,8 +1,9 @@
-"""HtFLlib's own loop (github.com/TsingZ0/HtFLlib), run from a folder that holds it, on our division and our networks.
+"""HtFLlib's own loop (github.com/TsingZ0/HtFLlib), on our division and our networks.
 
-Its servers and clients are used as they are, in a process of their own, by their method ``train``, which evaluates,
-trains and merges round after round and keeps what each took. Its ``main.py`` is not, as it has no HtCNN8. Data lie
-where it looks for them, relative to the process's folder, so nothing is written into HtFLlib's.
+It is run from a folder that holds it. Its servers and clients are used as they are, in a process of
+their own, by their method ``train``, which evaluates, trains and merges round after round and keeps
+what each took. Its ``main.py`` is not, as it has no HtCNN8. Data lie where it looks for them,
+relative to the process's folder, so nothing is written into HtFLlib's.
 """
 
 import argparse
@@ -32,7 +33,7 @@ SERVERS = {"fedproto": ("serverproto", "FedProto"), "fedtgp": ("servertgp", "Fed
 """Our name of an algorithm -> the module and the class of HtFLlib's server."""
 DATASET = "benchmark"
 OPTIONS = {"dataset": DATASET, "goal": DATASET, "eval_gap": 1}
-"""Options of its command line that are not a run's settings; all others are left at their defaults."""
+"""Options of its command line that are not a run's settings; all others keep their defaults."""
 
 
 def write_samples(
@@ -66,7 +67,7 @@ def write_division(folder: Path, settings: Settings, clients: int) -> None:
 
 
 def network(arch: str, channels: int = 1, side: int = 28) -> str:
-    """HtFLlib's expression for one of the networks of HtCNN8, for images of this shape, or of HtFE8."""
+    """HtFLlib's expression for a network of HtCNN8, for images of this shape, or of HtFE8."""
     if arch == "cnn4":
         return "FedAvgCNN(in_features=3, num_classes=args.num_classes, dim=1600)"
     if arch in CNN_PLANS:
@@ -79,8 +80,12 @@ def network(arch: str, channels: int = 1, side: int = 28) -> str:
 
 
 def defaults(library: Path) -> dict[str, Any]:
-    """Option -> its default on HtFLlib's command line: what its main.py tells its parser, without what else it does."""
-    file, parser = library / "system" / "main.py", argparse.ArgumentParser()
+    """Option -> its default on HtFLlib's command line.
+
+    It is what its main.py tells its parser, without what else main.py does.
+    """
+    file = library / "system" / "main.py"
+    parser = argparse.ArgumentParser()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "parser.add_argument":
             eval(compile(ast.Expression(node), file, "eval"), {"parser": parser})
@@ -90,7 +95,10 @@ def defaults(library: Path) -> dict[str, Any]:
 def seconds(
     library: Path, folder: Path, settings: Settings, clients: int, rounds: int, **changes: Any
 ) -> list[float]:
-    """Wall clock of each round after the first, in which clients have no prototypes yet; see `finished`."""
+    """Wall clock of each round after the first, in which clients have no prototypes yet.
+
+    See `finished`.
+    """
     return finished(library, folder, settings, clients, rounds, **changes)["seconds"][1:]
 
 
@@ -103,10 +111,10 @@ def finished(
     threads: int = 0,
     **changes: Any,
 ) -> dict[str, list[float]]:
-    """The ``seconds`` of each round of a run on the samples in ``folder``, and the ``accuracy`` before it.
+    """The ``seconds`` of each round of a run on the samples in ``folder``.
 
-    Its process takes as many threads as torch chooses (0), whatever this one is allowed, or these. ``changes`` are of
-    its options.
+    And the ``accuracy`` before it. Its process takes as many threads as torch chooses (0), whatever
+    this one is allowed, or these. ``changes`` are of its options.
     """
     hparams, training = settings.hparams, settings.training
     options = (
@@ -155,7 +163,7 @@ def finished(
 
 
 def run(options: dict[str, Any]) -> dict[str, list[float]]:
-    """In HtFLlib's own process: a run, the seconds of its rounds and the accuracy over all test samples before each."""
+    """In HtFLlib's own process: a run's seconds by round, and the test accuracy before each."""
     sys.modules["h5py"] = MagicMock()  # for its file of results, which is not needed
     module, name = SERVERS[options["algorithm"]]
     server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)(

@@ -1,8 +1,12 @@
-"""docs/algorithms/natural.md: clients that are real hospitals, people and cameras, not parts of one data set.
+"""docs/algorithms/natural.md: clients that are real hospitals, people and cameras.
 
-python -m tests.bench.natural write /data           # /data/heart.npz of /data/heart/*.data
-protofl table configs/tables/natural-heart.yaml --data-dir /data
-python -m tests.bench.natural show natural-heart --data-dir /data    # the page's table, of runs/tables/runs
+They are not parts of one data set. In turn, of /data/heart/*.data, with the page's table last:
+
+    python -m tests.bench.natural write /data
+    protofl table configs/tables/natural-heart.yaml --data-dir /data
+    python -m tests.bench.natural show natural-heart --data-dir /data
+
+The first makes /data/heart.npz; the last reads runs/tables/runs.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ CATEGORIES = {2: (2, 3, 4), 6: (1, 2)}  # chest pain, ECG: a column for each val
 
 
 def heart(data_dir: str) -> dict[str, Any]:
-    """UCI's four files as FLamby's Fed-Heart-Disease has them: its columns, its rows, its division (sklearn, 43)."""
+    """UCI's four files as FLamby's Fed-Heart-Disease: columns, rows, division (sklearn, 43)."""
     from sklearn.model_selection import train_test_split
 
     parts = {name: complete_rows(Path(data_dir) / f"processed.{name}.data") for name in HOSPITALS}
@@ -57,10 +61,9 @@ def heart(data_dir: str) -> dict[str, Any]:
 
 
 def complete_rows(file: Path) -> np.ndarray:
-    """[N, 11]: the columns that FLamby keeps and the label, of the rows in which none of them is missing."""
-    kept = [
-        row[:COLUMNS] + row[-1:] for row in (line.split(",") for line in file.read_text().split())
-    ]
+    """[N, 11]: the columns that FLamby keeps and the label, of the rows without a missing value."""
+    rows = [line.split(",") for line in file.read_text().split()]
+    kept = [row[:COLUMNS] + row[-1:] for row in rows]
     return np.array([row for row in kept if "?" not in row], dtype=np.float64)
 
 

@@ -1,8 +1,8 @@
 """What the documents say of the code, made from it: ``python -m tests.bench.reference``.
 
-That is the pages in ``docs/reference``, and of a page in ``docs/algorithms`` the drawing and the end. A test compares
-what is committed with what this makes, so it cannot go stale. Nothing here depends on the machine, on the Python
-version, or on other packages that are installed.
+That is the pages in ``docs/reference``, and of a page in ``docs/algorithms`` the drawing and the
+end. A test compares what is committed with what this makes, so it cannot go stale. Nothing here
+depends on the machine, on the Python version, or on other packages that are installed.
 """
 
 import argparse
@@ -51,8 +51,14 @@ def pages() -> dict[str, str]:
 def settings() -> Iterator[str]:
     """Every general setting, by section."""
     yield from _head("Settings", "Every key of `[tool.flwr.app.config]` in `pyproject.toml`.")
-    yield "*Changes* says what a setting changes: the result; the data; the name and place of the results; the machine;"
-    yield "who is waited for; the display. A key with ✓ may also stand in a site's node config, which then counts."
+    yield (
+        "*Changes* says what a setting changes: "
+        "the result; the data; the name and place of the results; the machine;"
+    )
+    yield (
+        "who is waited for; the display. "
+        "A key with ✓ may also stand in a site's node config, which then counts."
+    )
     meanings, defaults = _meanings(), default_run_config()
     for section in SECTIONS.values():
         yield from ("", f"## {str(section.__doc__).rstrip('.')}", "")
@@ -60,8 +66,9 @@ def settings() -> Iterator[str]:
 
 
 def algorithm(name: str, row: Algorithm) -> Iterator[str]:
-    """The page of an algorithm as it stands, with its drawing in words, and below it settings and code."""
-    written, image = _written(name).partition(MADE)[0], f"](travels/{name}.svg)"
+    """The page of an algorithm, its drawing in words, and below it settings and code."""
+    written = _written(name).partition(MADE)[0]
+    image = f"](travels/{name}.svg)"
     written = re.sub(
         rf"!\[.*{re.escape(image)}", lambda _: f"![{alternative(row, _stays(name))}{image}", written
     )
@@ -91,7 +98,7 @@ def _between(text: str, mark: str, lines: Iterable[str]) -> str:
 
 
 def _what_travels() -> Iterator[str]:
-    """The table of all algorithms in ``index.md``: a row of the catalog, and what stays, from its page."""
+    """The table of all algorithms in ``index.md``: rows of the catalog, and what stays."""
     rows = []
     for name, row in CATALOG.items():
         down, up = in_words(row.exchange.down), in_words(row.exchange.up)
@@ -131,9 +138,8 @@ def _paper(name: str) -> str:
 def _stays(name: str) -> str:
     """What never leaves a client, as the words of the drawing on its page say at their end."""
     stays = re.search(rf"At the client stays: (.*)\.\]\(travels/{name}\.svg\)", _written(name))
-    assert stays, (
-        f"docs/algorithms/{name}.md lacks its drawing: ![… At the client stays: ….](travels/{name}.svg)"
-    )
+    wanted = f"![… At the client stays: ….](travels/{name}.svg)"
+    assert stays, f"docs/algorithms/{name}.md lacks its drawing: {wanted}"
     return stays[1]
 
 

@@ -1,8 +1,11 @@
-"""How federations of ten bear hostile clients: python -m tests.bench.robust_merging --out DIR [--hostile 1 2 3 4]
+"""How federations of ten bear hostile clients.
 
-Ten clients with the embedded digits, dealt out at random; the last ones send changed replies in every round, below
-every limit. The figure is the mean accuracy of the honest, by the nearest prototype or, for FedAvg and FedPLVM, by the
-model. What a run came to is kept in ``<out>/results.jsonl``: the command, started again, does only what is missing.
+    python -m tests.bench.robust_merging --out DIR [--hostile 1 2 3 4]
+
+Ten clients with the embedded digits, dealt out at random; the last ones send changed replies in
+every round, below every limit. The figure is the mean accuracy of the honest, by the nearest
+prototype or, for FedAvg and FedPLVM, by the model. What a run came to is kept in
+``<out>/results.jsonl``: the command, started again, does only what is missing.
 """
 
 import argparse
@@ -51,7 +54,7 @@ FLOODED = ("fedplvm",)
 BY_MODEL = ("fedavg", "fedplvm", "lg-fedavg", "fedper", "feddistill")
 SHARED = {"arch": "htcnn-1", "initial-weights": "shared"}
 PRIVATE = {"models": "htcnn-1,htcnn-3,cnn4"}
-"""Of clients whose features are not alike, prototypes cannot be compared coordinate by coordinate."""
+"""Prototypes of clients whose features are not alike cannot be compared by coordinates."""
 
 
 def attacked(
@@ -85,7 +88,7 @@ def honest_accuracy(
 def tried(
     algo: str, attack: str, hostile: int, seed: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """The honest clients' accuracies, and how many of them the server ever refused or took for failed."""
+    """The honest clients' accuracies, and how many the server ever refused or took for failed."""
     nodes = range(1000 + CLIENTS - hostile, 1000 + CLIENTS)
     with tempfile.TemporaryDirectory() as folder:
         rate = {"lr": 0.1} if algo in BY_MODEL else {}

@@ -1,11 +1,12 @@
-"""``make bench DATA_DIR=…``: a federated round against the same passes in bare PyTorch, on this machine, in one run.
+"""``make bench DATA_DIR=…``: a federated round against the same passes in bare PyTorch.
 
     python -m tests.bench.round_speed --data-dir D [--htfllib FOLDER] [--samples 4000]
 
-FedProto and FedTGP on Fashion-MNIST, HtCNN8, 20 clients, Dirichlet 0.1, batch 10, one epoch, D = 512; two Ray actors of
-one thread against two bare processes of one thread (`bare.py`) and, given the folder of HtFLlib, against its own loop
-(`htfllib.py`). FedTGP is as in HtFLlib's code, with 100 epochs of its server in all three. Prints ratios; nothing here
-passes or fails.
+FedProto and FedTGP on Fashion-MNIST, HtCNN8, 20 clients, Dirichlet 0.1, batch 10, one epoch,
+D = 512, on this machine, in one run; two Ray actors of one thread against two bare processes of one
+thread (`bare.py`) and, given the folder of HtFLlib, against its own loop (`htfllib.py`). FedTGP is
+as in HtFLlib's code, with 100 epochs of its server in all three. Prints ratios; nothing here passes
+or fails.
 """
 
 import argparse
@@ -24,14 +25,27 @@ from tests.bench.bare import BareFederation
 from tests.support.processes import Connection, superlink
 
 CLIENTS = 20
-SETTING = {"dataset": "fashion-mnist", "partition": "dirichlet", "alpha": 0.1, "train-samples": 0, "models": "htcnn8",
-    "feature-dim": 512, "batch-size": 10, "local-epochs": 1, "lr": 0.01, "momentum": 0.0}  # fmt: skip
+SETTING = {
+    "dataset": "fashion-mnist",
+    "partition": "dirichlet",
+    "alpha": 0.1,
+    "train-samples": 0,
+    "models": "htcnn8",
+    "feature-dim": 512,
+    "batch-size": 10,
+    "local-epochs": 1,
+    "lr": 0.01,
+    "momentum": 0.0,
+}
 METHODS: dict[str, dict[str, Any]] = {
     "FedProto": {"algo": "fedproto"},
     "FedTGP": {"algo": "fedtgp", "fedtgp.distance": "mse", "fedtgp.granularity": "sample"}
     | {"fedtgp.lambda": 1.0, "fedtgp.margin": "nearest"},
 }
-"""Name -> what makes it the same work in all loops: the clients' term is the samples' mean square, of weight 1."""
+"""Name -> what makes it the same work in all loops.
+
+The clients' term is the samples' mean square, of weight 1.
+"""
 
 
 def federated(connection: Connection, folder: Path, name: str, **changes: Any) -> list[RoundRow]:
@@ -45,7 +59,7 @@ def federated(connection: Connection, folder: Path, name: str, **changes: Any) -
 def compare_rounds(
     connection: Connection, folder: Path, method: str, options: argparse.Namespace
 ) -> None:
-    """(a), (b) and (c): wall clock of a steady round, and what the engine adds to a client's round."""
+    """(a), (b) and (c): a steady round's wall clock, what the engine adds to a client's round."""
     changes = METHODS[method] | {"data-dir": options.data_dir, "total-samples": options.samples}
     settings = Settings.from_run_config(default_run_config() | SETTING | changes)
 
@@ -93,13 +107,14 @@ def print_phases(rows: list[RoundRow]) -> None:
         + ", ".join(f"{phase} {ms:.0f}" for phase, ms in per_client.items())
     )
     print(
-        f"    engine, wire and waiting for the last client {rest:.0f} ms; work {1000 * work / CLIENTS:.0f} ms"
+        f"    engine, wire and waiting for the last client {rest:.0f} ms; "
+        f"work {1000 * work / CLIENTS:.0f} ms"
     )
     server = 1000 * statistics.mean(row["seconds"]["aggregate"] for row in rows)
     sizes = rows[-1]["bytes"]
-    print(
-        f"    server: {server:.1f} ms a round; {human_bytes(sizes['up'])} up, {human_bytes(sizes['down'])} down"
-    )
+    up = human_bytes(sizes["up"])
+    down = human_bytes(sizes["down"])
+    print(f"    server: {server:.1f} ms a round; {up} up, {down} down")
 
 
 def spread(seconds: list[float]) -> str:

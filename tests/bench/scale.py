@@ -1,8 +1,9 @@
-"""``make bench-scale``: what a simulated client costs among 100 to 10,000, of which a tenth or all are asked.
+"""``make bench-scale``: what a simulated client costs among 100 to 10,000.
 
-FedProto on made-up images of MNIST's number and shape, Dirichlet 0.1, at most 40 training and 20 test samples a client,
-on as many Ray actors as there are CPUs. Prints figures; nothing here passes or fails. ``ARGS='100 1000 1000:1.0'`` are
-other federations: clients, and after a colon the part of them that a round asks.
+A tenth or all of them are asked. FedProto on made-up images of MNIST's number and shape,
+Dirichlet 0.1, at most 40 training and 20 test samples a client, on as many Ray actors as there are
+CPUs. Prints figures; nothing here passes or fails. ``ARGS='100 1000 1000:1.0'`` are other
+federations: clients, and after a colon the part of them that a round asks.
 """
 
 import argparse
@@ -21,10 +22,16 @@ from tests.support.processes import Connection, superlink
 
 FEDERATIONS = ("100", "1000", "3000", "10000", "1000:1.0")
 SETTING = {
-    "dataset": "arrays", "partition": "dirichlet", "alpha": 0.1, "train-samples": 40, "test-samples": 20,
-    "models": "mnist-cnn", "report": False, "join-timeout": 3600,
+    "dataset": "arrays",
+    "partition": "dirichlet",
+    "alpha": 0.1,
+    "train-samples": 40,
+    "test-samples": 20,
+    "models": "mnist-cnn",
+    "report": False,
+    "join-timeout": 3600,
     "callback": "tests.bench.scale:note",
-}  # fmt: skip
+}
 NOTES = "PROTOFL_BENCH_NOTES"
 COLUMNS = (
     "clients",
@@ -74,14 +81,21 @@ def measured(
     start = time.time()
     connection.simulate(clients, config | {"participation": participation}, timeout=36_000)
     lines = [json.loads(line) for line in notes.read_text().splitlines()]
-    first, later = lines[0], [line for line in lines[1:] if line["kind"] == "round"]
+    first = lines[0]
+    later = [line for line in lines[1:] if line["kind"] == "round"]
     asked = sum(line["asked"] for line in later)
+    round_seconds = sum(line["seconds"] for line in later)
+    client_seconds = sum(sum(line["clients"].values()) for line in later)
+    cpu_seconds = later[-1]["cpu"] - first["cpu"]
     figures = (
-        f"{clients}", f"{first['asked']}", f"{1e3 * sum(line['seconds'] for line in later) / asked:.0f}",
-        f"{1e3 * sum(sum(line['clients'].values()) for line in later) / asked:.0f}",
-        f"{1e3 * (later[-1]['cpu'] - first['cpu']) / asked:.1f}", f"{lines[-1]['memory'] / 1e6:.0f}",
+        f"{clients}",
+        f"{first['asked']}",
+        f"{1e3 * round_seconds / asked:.0f}",
+        f"{1e3 * client_seconds / asked:.0f}",
+        f"{1e3 * cpu_seconds / asked:.1f}",
+        f"{lines[-1]['memory'] / 1e6:.0f}",
         f"{first['time'] - first['seconds'] - start:.0f}",
-    )  # fmt: skip
+    )
     return f"| {' | '.join(figures)} |"
 
 

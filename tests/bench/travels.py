@@ -1,4 +1,7 @@
-"""The drawing of what an algorithm exchanges, as SVG: a client, a server, and an arrow for each entry of its row."""
+"""The drawing of what an algorithm exchanges, as SVG.
+
+It shows a client, a server, and an arrow for each entry of the algorithm's row.
+"""
 
 from html import escape
 from textwrap import wrap
@@ -12,14 +15,18 @@ USUAL = {  # docs/algorithms/index.md says so
     "a prototype of each class, with the number of samples behind it": " with counts",
 }
 HEAD = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 540 {height}" font-family="Helvetica, sans-serif" role="img">
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 540 {height}" \
+font-family="Helvetica, sans-serif" role="img">
 <title>{title}</title>
 <style>
-text {{ font-size: 14px; fill: #1f2430 }} .strong {{ font-weight: bold }} .small {{ font-size: 12.5px; fill: #4a5260 }}
-.paper {{ fill: #ffffff }} .box {{ fill: #f3f6fa; stroke: #8a94a3 }} path {{ fill: none; stroke-width: 2 }}
+text {{ font-size: 14px; fill: #1f2430 }} .strong {{ font-weight: bold }} \
+.small {{ font-size: 12.5px; fill: #4a5260 }}
+.paper {{ fill: #ffffff }} .box {{ fill: #f3f6fa; stroke: #8a94a3 }} \
+path {{ fill: none; stroke-width: 2 }}
 .up {{ stroke: #a3470f }} .down {{ stroke: #22609f }}
 @media (prefers-color-scheme: dark) {{
-text {{ fill: #e8ebf0 }} .small {{ fill: #b9c1cc }} .paper {{ fill: #23272f }} .box {{ fill: #2f3540; stroke: #8a94a3 }}
+text {{ fill: #e8ebf0 }} .small {{ fill: #b9c1cc }} .paper {{ fill: #23272f }} \
+.box {{ fill: #2f3540; stroke: #8a94a3 }}
 .up {{ stroke: #f0a36b }} .down {{ stroke: #7db4ee }}
 }}
 </style>

@@ -1,10 +1,13 @@
-"""which.svg and docs/notebook/2026-11-which.md: accuracy, bytes, CPU seconds of every algorithm in four situations.
+"""which.svg and docs/notebook/2026-11-which.md: every algorithm in four situations.
 
-    python -m tests.bench.which measure --data-dir /data    # the tables which*.yaml, run by run in this process
-    python -m tests.bench.which draw                        # the figure and the page's table from what was measured
+    python -m tests.bench.which measure --data-dir /data
+    python -m tests.bench.which draw
 
-The first goes on where it was stopped; several may run at the same time. CPU seconds are those of a whole run, clients
-and server, on one thread; a first run of the same data, whose seconds do not count, fills the caches.
+They show accuracy, bytes and CPU seconds. ``measure`` runs the tables which*.yaml, run by run in
+this process. It goes on where it was stopped; several may run at the same time. CPU seconds are
+those of a whole run, clients and server, on one thread; a first run of the same data, whose seconds
+do not count, fills the caches. ``draw`` makes the figure and the page's table from what was
+measured.
 """
 
 import argparse
@@ -30,7 +33,7 @@ MEASURED = HERE / "docs" / "algorithms" / "which.csv"
 SEEDS = 3
 COLUMNS = ("situation", "algorithm", "seed", "head", "prototype", "early", "up", "down", "seconds")
 EARLY = 10
-"""After so many rounds of the same runs: ``early``, the accuracy that the page's table has in brackets."""
+"""After so many rounds of the same runs: ``early``, the bracketed accuracy in the page's table."""
 GROUPS = {
     "nothing": ("Local",),
     "whole models": (
@@ -59,7 +62,10 @@ BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 
 @dataclass(frozen=True)
 class Point:
-    """An algorithm in a situation: accuracies in percent, one per seed; bytes; CPU seconds, in those of Local."""
+    """An algorithm in a situation.
+
+    Accuracies are in percent, one per seed; CPU seconds are in those of Local.
+    """
 
     accuracies: list[float]
     early: list[float]  # after `EARLY` rounds; empty where a run has fewer
@@ -117,7 +123,10 @@ def measure(data_dir: str, seed: int, situations: Sequence[str], part: int, part
 
 
 def run(run: Run, **changed: int) -> list[str]:
-    """[accuracy by head in percent, by prototypes, after `EARLY` rounds, bytes up, down, CPU seconds]; "": none."""
+    """[accuracy by head in percent, by prototypes, after `EARLY` rounds, bytes up, down, CPU s].
+
+    "": none.
+    """
     with tempfile.TemporaryDirectory() as folder:
         here = {"out-dir": folder, "report": False, "device": "cpu", "threads": 1}
         began = time.process_time()

@@ -1,4 +1,7 @@
-"""The job as a bare PyTorch loop: load the global weights, train, add them up. What every engine adds is its cost."""
+"""The job as a bare PyTorch loop: load the global weights, train, add them up.
+
+What every engine adds is its cost.
+"""
 
 import copy
 import random

@@ -1,11 +1,13 @@
-"""``make bench-peers DATA_DIR=…``: one federated job in several engines, in turn, one process of one thread each.
+"""``make bench-peers DATA_DIR=…``: one federated job in several engines, in turn.
 
-    python -m tests.bench.peers.compare --data-dir D [--engines bare protofl pfl flower] [--repeat 3] [--rounds 20]
+    python -m tests.bench.peers.compare --data-dir D [--engines bare protofl pfl flower]
+        [--repeat 3] [--rounds 20]
 
-Each engine other than ours gets a virtual environment of its own with the released package, in ``--environments``.
-``many``: 1,000 users of 50 images, 50 asked, batches of 10 (pfl-research's own benchmark, on Fashion-MNIST).
-``all``: 100 users of 500 images, all asked, batches of 50. Prints milliseconds per visit, the ratio to the bare loop,
-accuracy, and memory, without the first two rounds. Engines draw differently. Nothing here passes or fails.
+Each is one process of one thread. Each engine other than ours gets a virtual environment of its own
+with the released package, in ``--environments``. ``many``: 1,000 users of 50 images, 50 asked,
+batches of 10 (pfl-research's own benchmark, on Fashion-MNIST). ``all``: 100 users of 500 images,
+all asked, batches of 50. Prints milliseconds per visit, the ratio to the bare loop, accuracy, and
+memory, without the first two rounds. Engines draw differently. Nothing here passes or fails.
 """
 
 import argparse
@@ -38,9 +40,13 @@ WARM_UP = 2
 
 
 def dealt(settings: DataSettings, job: Job, file: Path) -> None:
-    """Write the job's images as a file that all engines read: a user's, and the official test images dealt to all."""
+    """Write the job's images as a file that all engines read.
+
+    It has a user's images, and the official test images dealt to all.
+    """
     data = open_data(settings)
-    draw, official = np.random.default_rng(0), np.asarray(data.official)
+    draw = np.random.default_rng(0)
+    official = np.asarray(data.official)
     train = draw.permutation(np.flatnonzero(official == 0))[: job.users * job.images]
     test = draw.permutation(np.flatnonzero(official == 1))
     rows = np.concatenate([train, test])
@@ -114,21 +120,18 @@ def main() -> None:
                 {each: timed(each, pythons[each], job, file) for each in pythons}
                 for _ in range(options.repeat)
             ]
-        print(
-            f"\n{name}: {job}\n{'engine':10} {'ms a visit':>10} {'x bare':>7} {'accuracy':>9} {'MB':>6}"
-        )
+        titles = f"{'engine':10} {'ms a visit':>10} {'x bare':>7} {'accuracy':>9} {'MB':>6}"
+        print(f"\n{name}: {job}\n{titles}")
         for engine in pythons:
             visit = statistics.median(run[engine]["seconds"] for run in runs) / job.asked * 1000
-            ratios = (
-                [run[engine]["seconds"] / run["bare"]["seconds"] for run in runs]
-                if "bare" in pythons
-                else [0.0]
-            )
-            accuracy = statistics.mean(run[engine]["accuracy"] for run in runs)
+            slowdown = 0.0
+            if "bare" in pythons:
+                slowdown = statistics.median(
+                    run[engine]["seconds"] / run["bare"]["seconds"] for run in runs
+                )
+            accuracy = 100 * statistics.mean(run[engine]["accuracy"] for run in runs)
             memory = max(run[engine]["megabytes"] for run in runs)
-            print(
-                f"{engine:10} {visit:10.1f} {statistics.median(ratios):7.2f} {100 * accuracy:9.1f} {memory:6.0f}"
-            )
+            print(f"{engine:10} {visit:10.1f} {slowdown:7.2f} {accuracy:9.1f} {memory:6.0f}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The job that every engine does, and how it reports. Imported in each engine's own environment: torch and numpy only.
+"""The job that every engine does, and how it reports.
 
-FedAvg, unweighted, of a small CNN over many users with as many images each; some are asked in each round, train one
-epoch with SGD, and all test images are classified by the last global model.
+It is imported in each engine's own environment: torch and numpy only. The job is FedAvg,
+unweighted, of a small CNN over many users with as many images each; some are asked in each round,
+train one epoch with SGD, and all test images are classified by the last global model.
 """
 
 import json
@@ -21,7 +22,10 @@ SIDE, CLASSES, FEATURES = 28, 10, 50
 
 @dataclass(frozen=True)
 class Job:
-    """How many users, images of each, users asked in a round, rounds; the rest is as in pfl-research's benchmark."""
+    """How many users, images of each, users asked in a round, and rounds.
+
+    The rest is as in pfl-research's benchmark.
+    """
 
     users: int
     images: int

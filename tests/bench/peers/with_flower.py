@@ -1,4 +1,4 @@
-"""The job in Flower's own simulation, with its FedAvg and a client of a few lines: one Ray actor of one thread."""
+"""The job in Flower's simulation, with its FedAvg and a small client: one Ray actor, one thread."""
 
 import sys
 from collections.abc import Callable

@@ -18,12 +18,25 @@ def line(text: str) -> None:
         clock.tick()
 
 
-settings = {"algo": "fedavg", "dataset": "arrays", "data-dir": sys.argv[2], "partition": "natural",
-    "test-from": "official-own", "participation": job.asked / job.users, "rounds": job.rounds,
-    "evaluate-every": job.rounds + 1, "arch": "mnist-cnn", "feature-dim": 50, "batch-size": job.batch, "lr": job.lr,
-    "momentum": 0.0, "device": "cpu", "out-dir": folder, "report": False}  # fmt: skip
+settings = {
+    "algo": "fedavg",
+    "dataset": "arrays",
+    "data-dir": sys.argv[2],
+    "partition": "natural",
+    "test-from": "official-own",
+    "participation": job.asked / job.users,
+    "rounds": job.rounds,
+    "evaluate-every": job.rounds + 1,
+    "arch": "mnist-cnn",
+    "feature-dim": 50,
+    "batch-size": job.batch,
+    "lr": job.lr,
+    "momentum": 0.0,
+    "device": "cpu",
+    "out-dir": folder,
+    "report": False,
+}
 run = simulate(dict(default_run_config()) | settings, job.users, line)
-clock.times = clock.times[
-    1:
-]  # the clients introduce themselves before round 1: left out, as other engines' start
+# The clients introduce themselves before round 1: left out, as other engines' start.
+clock.times = clock.times[1:]
 clock.report(RunFolder(run).finished_summary()["accuracy"]["head"]["weighted"])

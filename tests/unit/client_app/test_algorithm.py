@@ -1,4 +1,7 @@
-"""A client's hooks: their order, what lives on, which step trains, what stays off the disk; and how it is evaluated."""
+"""A client's hooks: their order, what lives on, which step trains, what stays off the disk.
+
+And how a client is evaluated.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ def algorithm(
     )
 
 
-# -- hooks ---------------------------------------------------------------------------------------------------------
+# -- hooks -------------------------------------------------------------------------------
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
 def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
     algo: str, tmp_path: Path, monkeypatch: Patch
@@ -59,20 +62,16 @@ def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
-    """What lives on, goes up or is trained next is the same after `evaluation_model`; Per-FedAvg adapts a copy."""
+    """What lives on, goes up or trains next is the same afterwards; Per-FedAvg adapts a copy."""
     found = algorithm(tmp_path, algo, models="resnet4-imagenet-stem", **SMALL)
 
     def tensors() -> dict[str, torch.Tensor]:
-        states = {
-            f"{number}": module.state_dict()
-            for number, module in enumerate((found.model, *found.modules))
-        }
-        flat = {
-            f"{number}/{name}": value
-            for number, state in states.items()
-            for name, value in state.items()
-        }
-        return {name: value.clone() for name, value in (flat | found.packed_state()).items()}
+        kept = {}
+        for number, module in enumerate((found.model, *found.modules)):
+            for name, value in module.state_dict().items():
+                kept[f"{number}/{name}"] = value
+        kept |= found.packed_state()
+        return {name: value.clone() for name, value in kept.items()}
 
     before = tensors()
     found.evaluation_model()
@@ -124,7 +123,7 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
     assert [group["lr"] for group in found.optimizer.param_groups] == [0.15]
 
 
-# -- what lives on -------------------------------------------------------------------------------------------------
+# -- what lives on -----------------------------------------------------------------------
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
     momentum: float, tmp_path: Path
@@ -142,7 +141,8 @@ def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
     assert len(files) == 2
     for path in files:
         names = list(load_file(path))
-        assert bool(names) == bool(momentum)  # plain SGD remembers nothing, after a round that counts
+        # Plain SGD remembers nothing, after a round that counts.
+        assert bool(names) == bool(momentum)
         assert all(name.startswith("optimizer/") for name in names)
 
 
@@ -157,7 +157,7 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
     torch.testing.assert_close(fresh.model.state_dict(), lived.model.state_dict(), rtol=0, atol=0)
 
 
-# -- what trains -----------------------------------------------------------------------------------------------------
+# -- what trains -------------------------------------------------------------------------
 @pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
     """But those whose loss looks at the weights, or uses the head twice, do not."""
@@ -216,7 +216,7 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
 def test_own_prototypes_are_those_of_the_training_classes(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Of those without a test sample, too: which classes are tested is not known when a client predicts."""
+    """Also of those without a test sample: a client that predicts does not know what is tested."""
     seen: list[tuple[Samples, Prototypes | None]] = []
 
     def noted(
@@ -226,8 +226,12 @@ def test_own_prototypes_are_those_of_the_training_classes(
         return evaluate(model, data, batch_size, known, **how)
 
     monkeypatch.setattr("client_app.app.evaluate", noted)
-    few: dict[str, Any] = {"partition": "pathological", "classes_per_client": 4, "test_samples": 2,
-        "models": "mnist-cnn"}  # fmt: skip
+    few: dict[str, Any] = {
+        "partition": "pathological",
+        "classes_per_client": 4,
+        "test_samples": 2,
+        "models": "mnist-cnn",
+    }
     run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
     *_, (tested, first), (_, second), (_, third) = seen  # the final evaluation of the three clients
     for known in (first, second, third):

@@ -1,4 +1,4 @@
-"""From bytes to tensors: normalisation, samples without a label kept apart, and changes of training images."""
+"""From bytes to tensors: normalisation, samples without a label kept apart, changed images."""
 
 import warnings
 from pathlib import Path
@@ -23,8 +23,21 @@ CPU = torch.device("cpu")
 def some_data(labels: list[int]) -> ClientData:
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 2, 4, 4), dtype=np.uint8)
     numbers = np.array(labels)
-    return ClientData(images, numbers, images, numbers, images[:0], numbers[:0], ("a", "b", "c"), "", (0.2, 0.5),
-        (0.3, 0.25), (), (), len(labels))  # fmt: skip
+    return ClientData(
+        train_inputs=images,
+        train_labels=numbers,
+        test_inputs=images,
+        test_labels=numbers,
+        validation_inputs=images[:0],
+        validation_labels=numbers[:0],
+        classes=("a", "b", "c"),
+        domain="",
+        mean=(0.2, 0.5),
+        std=(0.3, 0.25),
+        fill=(),
+        columns=(),
+        found=len(labels),
+    )
 
 
 def test_bytes_become_normalised_floats() -> None:

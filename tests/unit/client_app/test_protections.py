@@ -1,4 +1,7 @@
-"""A client's protections, their order, and DP-SGD: single gradients by hand, the noise, who is drawn, and refusals."""
+"""A client's protections, their order, and DP-SGD.
+
+Of DP-SGD: single gradients by hand, the noise, who is drawn, and refusals.
+"""
 
 from dataclasses import replace
 from importlib import import_module
@@ -143,7 +146,10 @@ def entropy(batch: Batch) -> LossTerms:
 
 
 def test_no_sample_shapes_anothers_gradient() -> None:
-    """A loss over the batch's mean would let it: without the third sample the sum differs by that sample's, no more."""
+    """A loss over the batch's mean would let it.
+
+    Without the third sample the sum differs by that sample's gradient, and by no more.
+    """
 
     def together(batch: Batch) -> LossTerms:
         return {"x": (batch.features.mean() - 1).square() * batch.inputs.mean().exp()}
@@ -161,7 +167,7 @@ ODD = [float("nan"), float("inf"), -float("inf"), 1e38, 3e38]
 
 @pytest.mark.parametrize("odd", ODD)
 def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(odd: float) -> None:
-    """In one number, in all, and in a loss that overflows: what is left of the step is the other samples'."""
+    """In one number, in all, and in a loss that overflows: the other samples' step is left."""
 
     def squared(batch: Batch) -> LossTerms:
         return {"x": (batch.features + batch.inputs.sum(1, keepdim=True)).square().sum()}

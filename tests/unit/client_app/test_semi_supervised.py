@@ -31,10 +31,12 @@ def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientA
 
 
 def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
-    """Rows of the labelled (0 … 9) and unlabelled (10 … 29) training samples, as the training loop gives them."""
+    """Rows of the training samples as the loop gives them: 0 … 9 labelled, 10 … 29 unlabelled."""
     data = client.client.train_set.with_unlabelled()
-    features, index = client.model.body(data.inputs[rows]), torch.arange(len(data))[rows]
-    return Batch(data.inputs[rows], data.labels[rows], index, features, client.model.head(features))
+    inputs = data.inputs[rows]
+    index = torch.arange(len(data))[rows]
+    features = client.model.body(inputs)
+    return Batch(inputs, data.labels[rows], index, features, client.model.head(features))
 
 
 def batch_loss(client: ClientAlgorithm[Any], of: Batch) -> LossTerms:

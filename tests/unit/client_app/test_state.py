@@ -1,4 +1,4 @@
-"""The client's private files: which state counts, how many are kept, atomicity, and clear errors."""
+"""The client's private files: which state counts, how many are kept, atomicity, clear errors."""
 
 import errno
 from pathlib import Path
@@ -141,9 +141,8 @@ def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path: Path) 
     for counted in (0, 2, 3):
         assert states.load(4, "cnn4", CPU, counted)[1] == 3
     missing = r"site-1: .*/site-1/000004-11\.safetensors, its state after round 4, is missing; "
-    with pytest.raises(
-        LostStateError, match=missing + r"the newest is of round 3\. Put this folder"
-    ):
+    newest = r"the newest is of round 3\. Put this folder"
+    with pytest.raises(LostStateError, match=missing + newest):
         states.load(5, "cnn4", CPU, 4)
     with pytest.raises(LostStateError, match=missing + "there is none"):
         folder(tmp_path / "elsewhere").load(5, "cnn4", CPU, 4)
@@ -194,11 +193,13 @@ def full_disk(*args: object, **kwargs: object) -> None:
     "where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"]
 )
 def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    states = saved(
-        folder(tmp_path, wary=where == "os.fsync"), 2, 3
-    )  # simulated clients wait for no disk
+    # Simulated clients wait for no disk.
+    states = saved(folder(tmp_path, wary=where == "os.fsync"), 2, 3)
     monkeypatch.setattr(where, full_disk)
-    said = r"round 4 is lost .* has the state after round 3: .*site-1.* could not be written.*No space left"
+    said = (
+        "round 4 is lost .* has the state after round 3: "
+        ".*site-1.* could not be written.*No space left"
+    )
     with pytest.raises(StateError, match=said):
         states.save(*some_state(4))
     monkeypatch.undo()

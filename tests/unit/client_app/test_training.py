@@ -1,4 +1,4 @@
-"""The training loop: batches, exact steps, its errors, no compiler, and inputs that stay on the disk."""
+"""The training loop: batches, exact steps, errors, no compiler, inputs that stay on the disk."""
 
 import dataclasses
 import re
@@ -102,20 +102,18 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains_and_is_checked()
         )
 
 
-def test_a_last_batch_of_one_joins_its_neighbour_when_asked_so_that_batch_normalisation_survives() -> (
-    None
-):
-    data, generator = some_data(21), torch.Generator()
-    assert [len(labels) for _, labels, _ in shuffled_batches(data, 10, generator)] == [10, 10, 1]
-    assert [
-        len(labels) for _, labels, _ in shuffled_batches(data, 10, generator, no_single=True)
-    ] == [10, 11]
-    losses = train(
-        step_of(some_model("resnet10"), cross_entropy, settings()),
-        some_data(11),
-        settings(),
-        seed=3,
-    )
+def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
+    """So that batch normalisation survives it."""
+    data = some_data(21)
+    generator = torch.Generator()
+
+    usual = shuffled_batches(data, 10, generator)
+    assert [len(labels) for _, labels, _ in usual] == [10, 10, 1]
+    joined = shuffled_batches(data, 10, generator, no_single=True)
+    assert [len(labels) for _, labels, _ in joined] == [10, 11]
+
+    step = step_of(some_model("resnet10"), cross_entropy, settings())
+    losses = train(step, some_data(11), settings(), seed=3)
     assert losses["total"] > 0
 
 
@@ -200,8 +198,10 @@ def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided:
 
 
 def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew() -> None:
-    """As those of Ditto's other model, or of a layer that a method of another package gives its optimizer."""
-    model, other, data = some_model(), torch.nn.Parameter(torch.ones(())), some_data()
+    """As those of Ditto's other model, or of a layer that another package's method trains too."""
+    model = some_model()
+    other = torch.nn.Parameter(torch.ones(()))
+    data = some_data()
     optimizer = torch.optim.SGD([*model.parameters(), other], lr=0.5)
     step = Step([model], optimizer, lambda batch: cross_entropy(batch) | {"other": other})
     for left in (0.5, 0.0):
@@ -294,20 +294,30 @@ from protofl_common.data import clients, open_client_data
 from protofl_common.models.split import SplitModel
 from protofl_common.experiment.settings import Settings, default_run_config
 
-folder, limit = sys.argv[1], int(sys.argv[2])
-given = {"dataset": "arrays", "partition": "own", "data-dir": folder, "cache-dir": folder + "/cache"}
-settings = Settings.from_run_config(default_run_config() | given | {"local-epochs": 1, "batch-size": 256})
+folder = sys.argv[1]
+limit = int(sys.argv[2])
+given = {
+    "dataset": "arrays",
+    "partition": "own",
+    "data-dir": folder,
+    "cache-dir": folder + "/cache",
+    "local-epochs": 1,
+    "batch-size": 256,
+}
+settings = Settings.from_run_config(default_run_config() | given)
 
 def loss(batch):
     return {"ce": torch.nn.functional.cross_entropy(batch.logits, batch.labels)}
 
 def epoch():
     torch.manual_seed(0)
-    model = SplitModel(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4)), torch.nn.Linear(4, 2))
+    body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4))
+    model = SplitModel(body, torch.nn.Linear(4, 2))
     step = Step([model], make_optimizer([model], settings.training), loss)
     data = open_client_data(settings.data, seed=0, partition=0, num_partitions=1)
     samples = to_device(data.train_inputs, data.train_labels, data, torch.device("cpu"))
-    print(type(samples.inputs).__name__, len(samples), train(step, samples, settings.training, seed=1))
+    losses = train(step, samples, settings.training, seed=1)
+    print(type(samples.inputs).__name__, len(samples), losses)
 
 epoch()
 used = 1024 * int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -1,1 +1,1 @@
-"""Each algorithm through the whole system against an independent script of plain PyTorch and NumPy loops."""
+"""Each algorithm through the whole system against an independent script of plain PyTorch loops."""

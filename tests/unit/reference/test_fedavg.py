@@ -1,4 +1,7 @@
-"""FedAvg and FedProto + averaging, two rounds, with batch normalisation: all that is in a state dict is averaged."""
+"""FedAvg and FedProto + averaging, two rounds, with batch normalisation.
+
+All that is in a state dict is averaged.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""FedBN, two rounds: all but normalisation layers averaged; these are each client's own, and never on the wire."""
+"""FedBN, two rounds: all but normalisation layers averaged.
+
+These are each client's own, and never on the wire.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""FedDistill, two rounds: mean outputs by class, and distances sample by sample, in float64, over several bodies."""
+"""FedDistill, two rounds, over several bodies.
+
+Mean outputs by class, and distances sample by sample, in float64.
+"""
 
 from pathlib import Path
 

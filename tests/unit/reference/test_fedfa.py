@@ -114,7 +114,7 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
 
 
 def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
-    """One of five puts all the spread into one channel: the smallest and the largest of each are left out."""
+    """One of five puts all the spread into one channel: of each, both extremes are left out."""
 
     def lie(message: Message, reply: Message) -> Message:
         for name, array in reply.content["averages"].items():

@@ -1,4 +1,7 @@
-"""FedGen, two rounds: bodies of different architectures; generator, ensemble of heads and Adam by hand, in float64."""
+"""FedGen, two rounds: bodies of different architectures.
+
+Generator, ensemble of heads and Adam by hand, in float64.
+"""
 
 import itertools
 from pathlib import Path
@@ -211,7 +214,10 @@ def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone(
 
 
 def test_cifar100_costs_what_the_paper_says() -> None:
-    """FedTGP, Table 5: 20 clients, Σ (2 |w| + |Θ|) = 8.69 M; it leaves out buffers and label counts, 0.3 %."""
+    """FedTGP, Table 5: 20 clients, Σ (2 |w| + |Θ|) = 8.69 M.
+
+    It leaves out buffers and label counts, 0.3 %.
+    """
     head = sum(parameter.numel() for parameter in LinearHead(512, 100).parameters())
     made = TrainedGenerator(100, 512, 32, seed=0)
     theta = sum(parameter.numel() for parameter in made.parameters())

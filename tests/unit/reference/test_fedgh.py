@@ -1,4 +1,7 @@
-"""FedGH, two rounds: bodies of different architectures; the header's steps by hand, in float64, on every mean alone."""
+"""FedGH, two rounds: bodies of different architectures.
+
+The header's steps by hand, in float64, on every mean alone.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,16 +33,21 @@ class FedGHClient(plain.PlainClient):
 def trained(
     header: plain.State, sets: list[Means], batches: Iterable[list[int]], lr: float
 ) -> plain.State:
-    """θ ← θ − η/B Σ (softmax(W r + b) − onehot(s)) [r, 1] over each minibatch of representations r of class s."""
-    w, b = (header[f"head.{name}"].double().numpy().copy() for name in ("weight", "bias"))
+    """θ ← θ − η/B Σ (softmax(W r + b) − onehot(s)) [r, 1], B by B representations r of class s."""
+    w = header["head.weight"].double().numpy().copy()
+    b = header["head.bias"].double().numpy().copy()
     pairs = [(mean, label) for one in sets for label, mean in one.items()]
     for batch in batches:
-        step_w, step_b = np.zeros_like(w), np.zeros_like(b)
-        for mean, label in (pairs[i] for i in batch):
+        step_w = np.zeros_like(w)
+        step_b = np.zeros_like(b)
+        for i in batch:
+            mean, label = pairs[i]
             scores = np.exp(w @ mean + b)
             error = scores / scores.sum() - np.eye(len(b))[label]
-            step_w, step_b = step_w + np.outer(error, mean), step_b + error
-        w, b = w - lr * step_w / len(batch), b - lr * step_b / len(batch)
+            step_w = step_w + np.outer(error, mean)
+            step_b = step_b + error
+        w = w - lr * step_w / len(batch)
+        b = b - lr * step_b / len(batch)
     return {"head.weight": torch.from_numpy(w).float(), "head.bias": torch.from_numpy(b).float()}
 
 

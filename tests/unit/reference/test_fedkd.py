@@ -1,4 +1,7 @@
-"""FedKD, two rounds: teachers of different architectures; each loss's gradient asked for by itself; NumPy's SVD."""
+"""FedKD, two rounds: teachers of different architectures.
+
+Each loss's gradient is asked for by itself; the SVD is NumPy's.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -81,8 +84,9 @@ class FedKDClient(plain.PlainClient):
 
 
 def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
-    """Each matrix with as few of its singular values as have the energy; and how many numbers travel."""
-    found, numbers = {}, 0
+    """Each matrix with as few of its singular values as have the energy; the numbers sent."""
+    found = {}
+    numbers = 0
     for name, value in update.items():
         matrix = value.numpy().reshape(len(value), -1).astype(np.float64)
         u, sigma, v = np.linalg.svd(matrix, full_matrices=False)
@@ -92,12 +96,11 @@ def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
         thin = rank * sum(matrix.shape)
         if value.dim() > 1 and thin < matrix.size:
             kept = sum(sigma[k] * np.outer(u[:, k], v[k]) for k in range(rank))
-            found[name], numbers = (
-                torch.from_numpy(kept.reshape(value.shape)).float(),
-                numbers + thin,
-            )
+            found[name] = torch.from_numpy(kept.reshape(value.shape)).float()
+            numbers += thin
         else:
-            found[name], numbers = value, numbers + value.numel()
+            found[name] = value
+            numbers += value.numel()
     return found, numbers
 
 
@@ -137,14 +140,16 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
 def test_all_that_take_part_start_from_one_student(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether a client was sent the student or its update; and after a round that did not count, and a lost reply."""
+    """Whether a client was sent the student or its update.
+
+    And after a round that did not count, and a lost reply.
+    """
     started: dict[int, dict[str, plain.State]] = {}
     fit = FedKD.fit
 
     def noted(self: FedKD) -> dict[str, float]:
-        started.setdefault(self.round, {})[self.client.name] = {
-            k: v.clone() for k, v in self.received.items()
-        }
+        students = started.setdefault(self.round, {})
+        students[self.client.name] = {name: value.clone() for name, value in self.received.items()}
         return fit(self)
 
     def tamper(message: Message, reply: Message) -> Message | None:
@@ -165,16 +170,12 @@ def test_all_that_take_part_start_from_one_student(
         "participation": 0.67,
         "rounds": 7,
         "round_timeout": 1.0,
+        "train_samples": 10,
+        "test_samples": 10,
+        "feature_dim": 8,
     }
-    config = run_config(
-        tmp_path,
-        liars=0,
-        algo="fedkd",
-        train_samples=10,
-        test_samples=10,
-        feature_dim=8,
-        **settings,
-    )
+    config = run_config(tmp_path, liars=0, algo="fedkd", **settings)
+
     outcome = run_federation(config, 6, tamper, on_grid=lambda grid: setattr(grid, "log", log))
 
     assert len(outcome.rows) == 8
@@ -183,11 +184,11 @@ def test_all_that_take_part_start_from_one_student(
         assert len(others) == 3
         for other in others:
             plain.assert_close(other, first)
-        assert set(asked(number).values()) == (
-            {"weights"} if number in (1, 4) else {"weights", "update"}
-        ), number
-    plain.assert_close(started[3][next(iter(started[3]))], started[4][next(iter(started[4]))])
-    assert not torch.equal(*(next(iter(started[n].values()))["head.weight"] for n in (4, 5)))
+        sent = {"weights"} if number in (1, 4) else {"weights", "update"}
+        assert set(asked(number).values()) == sent, number
+    student = {number: next(iter(clients.values())) for number, clients in started.items()}
+    plain.assert_close(student[3], student[4])
+    assert not torch.equal(student[4]["head.weight"], student[5]["head.weight"])
 
 
 def test_a_client_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path: Path) -> None:
@@ -206,31 +207,28 @@ def test_a_client_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path: P
 
 
 def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
-    """``max-update-ratio``: what is measured is the update itself, not how far it is from the weights."""
+    """``max-update-ratio`` measures the update itself, not how far it is from the weights."""
     settings: dict[str, Any] = {
         "models": STUDENT,
         "rounds": 1,
         "max_update_ratio": 1.0,
         "fedkd__energy_start": 1.0,
-    }
-    settings |= {
         "fedkd__energy_end": 1.0,
+        "partition": "iid",
+        "train_samples": 0,
         "total_samples": 120,
         "feature_dim": 8,
         "local_epochs": 2,
     }
-    config = run_config(
-        tmp_path, liars=0, algo="fedkd", train_samples=0, partition="iid", **settings
-    )
+    config = run_config(tmp_path, liars=0, algo="fedkd", **settings)
+
     outcome = run_federation(config, plain.CLIENTS)
+
     names = plain.weights_left(outcome).keys()
     replies = [reply.content for _, reply in outcome.grid.log if "weights" in reply.content]
     sent = [reply.array_records["weights"] for reply in replies]
-    before = next(
-        one.content.array_records["weights"]
-        for one, _ in outcome.grid.log
-        if "weights" in one.content
-    )
+    asked = [message.content for message, _ in outcome.grid.log if "weights" in message.content]
+    before = asked[0].array_records["weights"]
     wholes = [{name: whole(one, name) for name in names} for one in sent]
     lengths = [np.sqrt(sum(np.square(value).sum() for value in one.values())) for one in wholes]
     assert max(lengths) > 1.01 * min(lengths)
@@ -238,9 +236,8 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
     sizes = [reply.metric_records["report"]["train_samples"] for reply in replies]
     wanted = {}
     for name in names:
-        moved = sum(
-            n * part * one[name] for n, part, one in zip(sizes, parts, wholes, strict=True)
-        ) / sum(sizes)
+        updates = zip(sizes, parts, wholes, strict=True)
+        moved = sum(n * part * one[name] for n, part, one in updates) / sum(sizes)
         start = values_of(before[name])
         wanted[name] = torch.from_numpy(start + moved.reshape(start.shape)).float()
     plain.assert_close(plain.weights_left(outcome), wanted)
@@ -249,7 +246,8 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
 def whole(record: ArrayRecord, name: str) -> np.ndarray:
     """A sent update, be it in factors."""
     if name in record:
-        return values_of(record[name]).astype(np.float64).reshape(len(values_of(record[name])), -1)
-    return values_of(record[f"{name}:left"]).astype(np.float64) @ values_of(
-        record[f"{name}:right"]
-    ).astype(np.float64)
+        update = values_of(record[name]).astype(np.float64)
+        return update.reshape(len(update), -1)
+    left = values_of(record[f"{name}:left"]).astype(np.float64)
+    right = values_of(record[f"{name}:right"]).astype(np.float64)
+    return left @ right

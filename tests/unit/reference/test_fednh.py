@@ -1,4 +1,7 @@
-"""FedNH, two rounds: cosines, the trained scale, class means and the moving prototypes, sample by sample in float64."""
+"""FedNH, two rounds, sample by sample in float64.
+
+Cosines, the trained scale, class means and the moving prototypes.
+"""
 
 from pathlib import Path
 

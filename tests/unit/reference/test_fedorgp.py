@@ -1,4 +1,4 @@
-"""FedORGP, two rounds: angles, the server's training and its prototypes, one at a time in float64."""
+"""FedORGP, two rounds: angles, the server's training, its prototypes, one at a time in float64."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""FedPCL, three rounds: contrast, prototypes, padding and inference from the equations; and Table 5's other losses."""
+"""FedPCL, three rounds: contrast, prototypes, padding and inference from the equations.
+
+And Table 5's other losses.
+"""
 
 from pathlib import Path
 

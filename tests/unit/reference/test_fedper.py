@@ -1,4 +1,4 @@
-"""FedPer, two rounds: base layers averaged, personal ones each client's own, and never on the wire."""
+"""FedPer, two rounds: base layers averaged, personal ones each client's own, never on the wire."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""FedPLVM, two rounds: clusters, loss, model average and global clusters written again from the equations."""
+"""FedPLVM, two rounds: clusters, loss, averages and global clusters again from the equations."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""FedProto, two rounds: losses, steps, prototypes, aggregation and inference written again, sample by sample."""
+"""FedProto, two rounds, written again, sample by sample.
+
+Losses, steps, prototypes, aggregation and inference.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ class FedProtoClient(PlainClient):
     def regulariser(
         self, z: torch.Tensor, labels: list[int], protos: dict[int, np.ndarray]
     ) -> torch.Tensor:
-        """Eq. 6 by the letter (l2 of class means, summed), or the authors' mean squared error per sample."""
+        """Eq. 6 by the letter (l2 of class means, summed), or the authors' MSE per sample."""
         total = torch.zeros(())
         if self.hparams.granularity == "class":
             for label in set(labels) & set(protos):
@@ -36,9 +39,8 @@ class FedProtoClient(PlainClient):
             return total
         for row, label in enumerate(labels):
             if label in protos:
-                total = total + ((z[row] - torch.from_numpy(protos[label])) ** 2).mean() / len(
-                    labels
-                )
+                squares = (z[row] - torch.from_numpy(protos[label])) ** 2
+                total = total + squares.mean() / len(labels)
         return total
 
     def train(self, number: int, protos: dict[int, np.ndarray]) -> None:

@@ -1,4 +1,4 @@
-"""FedProx, two rounds: the gradient of the proximal term by hand, the mean of the models by samples."""
+"""FedProx, two rounds: the proximal term's gradient by hand, the models' mean by samples."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""FedRep, two rounds: evaluated under the last round's head, which is then fitted to the body; bodies are averaged."""
+"""FedRep, two rounds: evaluated under the last round's head, which is then fitted to the body.
+
+Bodies are averaged.
+"""
 
 from pathlib import Path
 
@@ -67,7 +70,7 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("models", ["resnet4-imagenet-stem", "htcnn-3"])
 def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> None:
-    """The head trains before the body, whether or not the client evaluates; the body left is the one received."""
+    """The head trains before the body, evaluated or not; the body left is the one received."""
     found = []
     for every in (1, 3):
         config = run_config(
@@ -77,16 +80,14 @@ def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> N
         found.append(run_federation(config, clients=2).folder)
     for name in ("weights.safetensors", "clients/site-1/model.safetensors"):
         plain.assert_equal(*(load_file(folder / name) for folder in found))
-    left, received = (
-        plain.model_left(found[0], "site-1"),
-        load_file(found[0] / "weights.safetensors"),
-    )
+    left = plain.model_left(found[0], "site-1")
+    received = load_file(found[0] / "weights.safetensors")
     assert all(torch.equal(left[name], value) for name, value in received.items())
 
 
 @pytest.mark.parametrize(("backbones", "numbers"), [(1, 131_072), (3, 393_216)])
 def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
-    """FedPCL, Table 2: the first layer of the projection, which counts no bias and no batch normalisation."""
+    """FedPCL, Table 2: the projection's first layer, without bias and batch normalisation."""
     model = build_model(
         "projection", input_shape=(512 * backbones,), num_classes=10, feature_dim=256, seed=1
     )

@@ -1,4 +1,4 @@
-"""FedSA, two rounds: anchors, the margin, the four terms and the prototypes, one at a time in float64."""
+"""FedSA, two rounds: anchors, margin, the four terms and prototypes, one at a time in float64."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,7 @@
-"""FedTGP, two rounds with the paper's defaults: the clients' Eq. 11, and the server's own draw, Eq. 9 and Eq. 10."""
+"""FedTGP, two rounds with the paper's defaults.
+
+The clients' Eq. 11, and the server's own draw, Eq. 9 and Eq. 10.
+"""
 
 from itertools import combinations
 from pathlib import Path
@@ -28,24 +31,30 @@ class Client(plain.PlainClient):
     starts_alike = False
 
     def train(self, number: int, prototypes: Table) -> Table:
-        """CE + 0.1 · mean over the batch's classes of ‖mean z of the class − P̂^c‖₂; then the class means."""
+        """CE + 0.1 · mean over the batch's classes c of ‖mean z of c − P̂^c‖₂; then class means."""
         self.sgd(number, loss=lambda batch: self.loss(batch, prototypes))
         return {c: mean.float() for c, mean in self.class_means().items()}
 
     def loss(self, batch: list[int], prototypes: Table) -> torch.Tensor:
-        z, labels = self.model.body(self.x[batch]), [self.y[i] for i in batch]
-        held = set(labels) & prototypes.keys()
-        apart = [(z[[y == c for y in labels]].mean(0) - prototypes[c]).norm() for c in held]
-        return plain.cross_entropy(self.model.head(z), labels) + 0.1 * sum(apart) / max(
-            1, len(apart)
-        )
+        z = self.model.body(self.x[batch])
+        labels = [self.y[i] for i in batch]
+        distances = []
+        for c in set(labels) & prototypes.keys():
+            mean = z[[y == c for y in labels]].mean(0)
+            distances.append((mean - prototypes[c]).norm())
+        apart = sum(distances) / max(1, len(distances))
+        return plain.cross_entropy(self.model.head(z), labels) + 0.1 * apart
 
 
 class Server:
-    """Ṕ ~ N(0, 1) and F = FC → ReLU → FC, or none, drawn once, trained on in every round; ``size`` 0: all at once."""
+    """Ṕ ~ N(0, 1) and F = FC → ReLU → FC, or none, drawn once and trained on in every round.
+
+    ``size`` is a batch's; 0 is all at once.
+    """
 
     def __init__(self, seed: int, transform: bool, size: int) -> None:
-        start, self.size = derive_seed(seed, "fedtgp"), size
+        start = derive_seed(seed, "fedtgp")
+        self.size = size
         torch.manual_seed(start)
         self.vectors = torch.randn(10, DIM).requires_grad_()
         self.layers = [torch.nn.Linear(DIM, DIM), torch.nn.Linear(DIM, DIM)] if transform else []
@@ -62,17 +71,17 @@ class Server:
     def train(self, sets: list[Table]) -> None:
         pairs = [(c, mean) for one in sets for c, mean in one.items()]
         centres = {c: torch.stack([mean for d, mean in pairs if d == c]).mean(0) for c, _ in pairs}
-        margin = min(
-            100.0, max(float((centres[a] - centres[b]).norm()) for a, b in combinations(centres, 2))
-        )
+        largest = max(float((centres[a] - centres[b]).norm()) for a, b in combinations(centres, 2))
+        margin = min(100.0, largest)
         self.seen |= centres.keys()
         trained = [self.vectors, *(p for layer in self.layers for p in layer.parameters())]
         for batch in plain.minibatches(len(pairs), self.size or len(pairs), EPOCHS, self.shuffle):
-            table, losses = self.prototypes(), []
-            for c, mean in (pairs[i] for i in batch):
-                near = {
-                    d: torch.exp(-(mean - p).norm() - margin * (d == c)) for d, p in table.items()
-                }
+            table = self.prototypes()
+            losses = []
+            for i in batch:
+                c, mean = pairs[i]
+                near = {d: torch.exp(-(mean - p).norm()) for d, p in table.items()}
+                near[c] = torch.exp(-(mean - table[c]).norm() - margin)
                 losses.append(-torch.log(near[c] / sum(near.values())))
             plain.descend(sum(losses) / len(losses), trained, RATE)
 

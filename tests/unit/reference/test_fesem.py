@@ -1,4 +1,7 @@
-"""FeSEM, three rounds: the best first division of four clients by trying all, later the nearest centre."""
+"""FeSEM, three rounds.
+
+The best first division of four clients by trying all, later the nearest centre.
+"""
 
 import itertools
 from pathlib import Path
@@ -28,24 +31,25 @@ def vector(weights: plain.State) -> np.ndarray:
 
 
 def best_division(models: list[plain.State]) -> Division:
-    """Of all divisions into K groups, that with the least squares around the groups' means: what K-means seeks."""
+    """Of all divisions into K groups the one that K-means seeks.
+
+    It has the least squares around the groups' means.
+    """
     points = [vector(one) for one in models]
 
     def spread(groups: Division) -> float:
-        means = [np.mean([points[i] for i in group], axis=0) for group in groups]
-        return sum(
-            ((points[i] - mean) ** 2).sum()
-            for group, mean in zip(groups, means, strict=True)
-            for i in group
-        )
+        squares = 0.0
+        for group in groups:
+            members = np.stack([points[i] for i in group])
+            squares += ((members - members.mean(axis=0)) ** 2).sum()
+        return squares
 
-    labels = (
-        one for one in itertools.product(range(K), repeat=len(models)) if set(one) == set(range(K))
-    )
-    return min(
-        ([[i for i, k in enumerate(one) if k == group] for group in range(K)] for one in labels),
-        key=spread,
-    )
+    divisions = []
+    for labels in itertools.product(range(K), repeat=len(models)):
+        groups = [[i for i, label in enumerate(labels) if label == k] for k in range(K)]
+        if all(groups):
+            divisions.append(groups)
+    return min(divisions, key=spread)
 
 
 def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
@@ -73,7 +77,8 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
     outcome, clients = plain.side_by_side(
         tmp_path, plain.SharingClient, "htcnn-1", SITES, algo="fesem", **more
     )
-    centres, centre_of = [plain.copied(clients[0].model_of("global"))] * K, [0] * SITES
+    centres = [plain.copied(clients[0].model_of("global"))] * K
+    centre_of = [0] * SITES
     for number in (1, 2, 3):
         for index, weights in received(outcome, MessageType.TRAIN, number).items():
             plain.assert_close(weights, centres[centre_of[index]])
@@ -81,10 +86,10 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         groups = best_division(models) if number == 1 else nearest(models, centres)
         for k, group in enumerate(groups):
             if group:
-                centres[k] = plain.averaged(
-                    [models[i] for i in group], [len(clients[i].y) for i in group]
-                )
-                centre_of = [k if i in group else before for i, before in enumerate(centre_of)]
+                sizes = [len(clients[i].y) for i in group]
+                centres[k] = plain.averaged([models[i] for i in group], sizes)
+            for i in group:
+                centre_of[i] = k
     assert len(set(centre_of)) == K
     at_the_end = received(outcome, MessageType.EVALUATE, 3)
     for index, client in enumerate(clients):
@@ -101,9 +106,15 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         plain.assert_close(one, centre)
 
 
+def uploads(sites: list[str], models: list[StateDict]) -> list[Upload]:
+    pairs = zip(sites, models, strict=True)
+    return [Upload(site, Payload(weights=model), Report(1, 10, 5)) for site, model in pairs]
+
+
 def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() -> None:
-    """Five sites, three of the centre at 0 and two at 10; training moves each by 0.1, the liar by more."""
-    server, sites = server_of("fesem", fesem__centres=K, liars=1), [f"site-{i}" for i in range(5)]
+    """Five sites, three of the centre at 0, two at 10; each moves by 0.1, the liar by more."""
+    server = server_of("fesem", fesem__centres=K, liars=1)
+    sites = [f"site-{i}" for i in range(5)]
 
     def at(place: float, index: int = 7) -> StateDict:
         return server.weights | {
@@ -114,31 +125,27 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
     server.centres = {"0": at(0), "1": at(10)}
     server.cluster_of = {site: torch.tensor(int(site > "site-2")) for site in sites}
     places = [at(0.1), at(0.1), at(0.1), at(10.1), at(99, index=1000)]
-    server.merge(
-        [
-            Upload(s, Payload(weights=w), Report(1, 10, 5))
-            for s, w in zip(sites, places, strict=True)
-        ]
-    )
+
+    server.merge(uploads(sites, places))
+
     assert float(server.centres["1"]["head.bias"][0]) == pytest.approx(10 + (0.1 + 0.2) / 2)
     assert {int(centre["body.index"]) for centre in server.centres.values()} == {7}
     assert len(server.reduced) == 1
 
 
 def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
-    """On a line, K-means of 0, 4, 4.5 and 5.5 leaves the first client alone; the centres 0 and 10 leave the last."""
+    """K-means of 0, 4, 4.5 and 5.5 on a line leaves the first client alone.
+
+    The centres 0 and 10 leave the last one alone.
+    """
     server = server_of("fesem", fesem__centres=K)
-    first, sites = server.weights, [f"site-{i}" for i in range(SITES)]
+    first = server.weights
+    sites = [f"site-{i}" for i in range(SITES)]
 
     def merge(*places: float) -> list[list[str]]:
         """Send models at these places of a line of one parameter; the clients of each cluster."""
         moved = [first | {"head.bias": torch.tensor([place, 0.0])} for place in places]
-        server.merge(
-            [
-                Upload(s, Payload(weights=w), Report(1, 10, 5))
-                for s, w in zip(sites, moved, strict=True)
-            ]
-        )
+        server.merge(uploads(sites, moved))
         return sorted([[s for s in sites if int(server.cluster_of[s]) == k] for k in range(K)])
 
     assert merge(-1, 1, 9, 11) == [["site-0", "site-1"], ["site-2", "site-3"]]
@@ -148,7 +155,10 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
 
 
 def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: Path) -> None:
-    """A centre without a client stays the first model; a client that has not trained is sent the first centre."""
+    """A centre without a client stays the first model.
+
+    A client that has not trained is sent the first centre.
+    """
     config = run_config(
         tmp_path, algo="fesem", models="htcnn-1", rounds=1, fesem__centres=5, participation=0.5
     )

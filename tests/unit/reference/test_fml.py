@@ -1,4 +1,7 @@
-"""FML, two rounds: private models of different architectures; the divergences by hand, in float64, of probabilities."""
+"""FML, two rounds: private models of different architectures.
+
+The divergences by hand, in float64, of probabilities.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""FPL, two rounds: class means, clusters, both prototype terms and the mean of the models, written again."""
+"""FPL, two rounds: class means, clusters, both prototype terms, the models' mean, written again."""
 
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,10 @@ def test_two_rounds_equal_an_independent_script(
 
 
 def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
-    """Features behind a projection have signs; Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10)."""
+    """Features behind a projection have signs.
+
+    Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10).
+    """
     config = run_config(
         tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0
     )

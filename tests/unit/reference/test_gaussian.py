@@ -1,4 +1,4 @@
-"""Gaussian heads: of the moments of many clients, the head equals the one of all features in one place."""
+"""Gaussian heads: of many clients' moments, the head equals that of all features in one place."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,10 @@ def oas(covariance: Numbers, n: float) -> Numbers:
 
 
 def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
-    """log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C]; −∞ for an absent class."""
+    """log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C].
+
+    It is −∞ for an absent class.
+    """
     present = [c for c in range(C) if (y == c).any()]
     own = {c: np.cov(x[y == c].T, bias=True) for c in present}
     if head == "naive-bayes":
@@ -66,11 +69,13 @@ def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
     within = sum((y == c).mean() * own[c] for c in present)
     logits = np.full((len(at), C), -np.inf)
     for c in present:
-        n, away = (y == c).sum(), at - x[y == c].mean(0)
-        sigma = oas(within, len(y)) if head == "lda" else oas((n * own[c] + within) / (n + 1), n)
-        logits[:, c] = (
-            np.log(n / len(y)) - np.einsum("mf,mf->m", away @ np.linalg.inv(sigma), away) / 2
-        )
+        n = (y == c).sum()
+        away = at - x[y == c].mean(0)
+        sigma = oas(within, len(y))
+        if head != "lda":
+            sigma = oas((n * own[c] + within) / (n + 1), n)
+        distance = np.einsum("mf,mf->m", away @ np.linalg.inv(sigma), away)
+        logits[:, c] = np.log(n / len(y)) - distance / 2
         logits[:, c] -= np.linalg.slogdet(sigma)[1] / 2
     return logits
 
@@ -91,7 +96,8 @@ def test_the_moments_are_those_of_all_features_in_one_place(
 ) -> None:
     clients, settings = DIVISIONS[division]
     outcome, x, y = federation(tmp_path, clients, **settings, gaussian__head=head)
-    moments, each = moments_of(outcome), np.eye(C)[y]
+    moments = moments_of(outcome)
+    each = np.eye(C)[y]
     rows, columns = np.triu_indices(x.shape[1])
     second = {
         "naive-bayes": lambda: each.T @ x**2,
@@ -106,7 +112,7 @@ def test_the_moments_are_those_of_all_features_in_one_place(
 
 @pytest.mark.parametrize("head", HEADS)
 def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
-    """Projected backbone features are many and alike, so logits are compared by differences between classes."""
+    """Logits are compared by differences between classes, as backbone features are much alike."""
     outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3, gaussian__head=head)
     model = (
         TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors")
@@ -114,17 +120,25 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
         .double()
     )
     at = x[:: len(x) // 50]
-    found, wanted = model(torch.from_numpy(at)).numpy(), by_hand(x, y, head, at)
-    found, wanted = found - found.max(1, keepdims=True), wanted - wanted.max(1, keepdims=True)
-    np.testing.assert_allclose(
-        found, wanted, rtol=0, atol=1e-4 * np.abs(wanted[np.isfinite(wanted)]).max()
-    )
+    found = model(torch.from_numpy(at)).numpy()
+    wanted = by_hand(x, y, head, at)
+    found = found - found.max(1, keepdims=True)
+    wanted = wanted - wanted.max(1, keepdims=True)
+    largest = np.abs(wanted[np.isfinite(wanted)]).max()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * largest)
     assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.97
 
 
-@pytest.mark.parametrize("division", [
-    pytest.param(name, marks=[pytest.mark.long] * (clients > 30)) for name, (clients, _) in DIVISIONS.items()
-])  # fmt: skip
+def divisions() -> list[Any]:
+    """The name of each, marked as long where it has many clients."""
+    found = []
+    for name, (clients, _) in DIVISIONS.items():
+        marks = [pytest.mark.long] if clients > 30 else []
+        found.append(pytest.param(name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("division", divisions())
 def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
     clients, settings = DIVISIONS[division]
     plain, *_ = federation(tmp_path / "plain", clients, **settings, total_samples=600)
@@ -140,14 +154,20 @@ def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Pat
 
 
 def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
-    """A client of one class of ten predicts that class only, with its own priors; an optimizer to keep is none."""
+    """A client of one class of ten predicts that class only, with its own priors.
+
+    An optimizer to keep is none.
+    """
     settings: dict[str, Any] = {
         "partition": "pathological",
         "classes_per_client": 1,
         "total_samples": 500,
+        "keep_optimizer": True,
+        "optimizer": "adam",
+        "gaussian__priors": "personal",
+        "gaussian__shrinkage": 0.5,
     }
-    settings |= {"keep_optimizer": True, "optimizer": "adam", "gaussian__priors": "personal"}
-    outcome, *_ = federation(tmp_path, 10, **settings, gaussian__shrinkage=0.5)
+    outcome, *_ = federation(tmp_path, 10, **settings)
     assert outcome.summary["accuracy"]["head"]["mean"] == 1
 
 
@@ -168,7 +188,7 @@ def test_small_classes_stay_away(tmp_path: Path) -> None:
     assert some
 
 
-# -- differential privacy ----------------------------------------------------------------------------------------------
+# -- differential privacy ----------------------------------------------------------------
 
 PRIVATE = {"partition": "iid", "dp": "sample", "dp_epsilon": 8.0}
 
@@ -194,7 +214,7 @@ def test_noise_is_repaired_to_moments_that_samples_can_have_and_these_need_none(
 
 @pytest.mark.parametrize("secagg", [False, True])
 def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: Path) -> None:
-    """Nothing is refused, what each client sends has no class's exact share, and inputs are cut as samples were."""
+    """Nothing is refused, no client sends a class's exact share, inputs are cut as samples were."""
     outcome, x, y = federation(tmp_path, 3, **PRIVATE, secagg=secagg)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["epsilon"] <= 8
@@ -210,12 +230,9 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
     torch.testing.assert_close(model(torch.from_numpy(5 * x)), logits)
     if not secagg:
         replies = [reply for _, reply in outcome.exchanged()]
-        shares = np.concatenate(
-            [values_of(reply.content["moments"]["shares"]) for reply in replies]
-        )
-        whole = shares * [
-            reply.content["report"]["train_samples"] for reply in replies for _ in range(C)
-        ]
+        shares = np.stack([values_of(reply.content["moments"]["shares"]) for reply in replies])
+        samples = np.array([reply.content["report"]["train_samples"] for reply in replies])
+        whole = shares * samples[:, None]
         assert (np.abs(whole - whole.round()) > 1e-3).mean() > 0.9
 
 

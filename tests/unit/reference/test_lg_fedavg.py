@@ -1,4 +1,4 @@
-"""LG-FedAvg, two rounds: heads averaged over bodies of different architectures, which never leave their clients."""
+"""LG-FedAvg, two rounds: heads averaged over different bodies, which never leave their clients."""
 
 from pathlib import Path
 

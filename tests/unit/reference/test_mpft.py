@@ -1,4 +1,7 @@
-"""MPFT: centres of frozen features go up once; AdamW by hand trains adapter and classifier on them for everybody."""
+"""MPFT: centres of frozen features go up once.
+
+AdamW by hand trains adapter and classifier on them for everybody.
+"""
 
 import math
 from collections.abc import Iterable
@@ -64,7 +67,8 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     clients = [
         FedPCLClient(Settings.from_run_config(config), index) for index in range(plain.CLIENTS)
     ]
-    x, y = [], []
+    x = []
+    y = []
     for client, (means, labels) in zip(clients, sent(outcome), strict=True):
         for label in range(10):
             of_class = [client.r[i].double() for i, one in enumerate(client.y) if one == label]
@@ -77,11 +81,13 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "mpft"))
     batches = plain.minibatches(len(y), SIZE, EPOCHS, shuffle)
     wanted = adamw(clients[0].model_of("global"), batches, torch.cat(x), y)
-    found, first = plain.weights_left(outcome), plain.copied(clients[0].model_of("global"))
+    found = plain.weights_left(outcome)
+    first = plain.copied(clients[0].model_of("global"))
     assert found.keys() == wanted.keys()
     assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
-    # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but its rounding, of which
-    # AdamW makes steps; they differ from one processor to the next, the rest does not.
+    # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but
+    # its rounding, of which AdamW makes steps; they differ from one processor to the next, the
+    # rest does not.
     idle = (found["body.1.bias"] - wanted["body.1.bias"]).abs() > 1e-5
     assert int(idle.sum()) <= 2
     for name, value in wanted.items():

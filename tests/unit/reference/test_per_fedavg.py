@@ -1,4 +1,4 @@
-"""Per-FedAvg, two rounds: w~ and the outer step on weights by hand; evaluated after one inner step."""
+"""Per-FedAvg, two rounds: w~ and the outer step by hand; evaluated after one inner step."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class PerFedAvgClient(plain.PlainClient):
 def test_it_takes_as_many_steps_as_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch is two passes in batches of twice the size; with local-steps, each step counts once.
 
-    Statistics of batch normalisation are of both halves of each batch, and of the one to which it adapts at the end.
+    Batch normalisation counts both halves of each batch, and the one to which it adapts at the end.
     """
     steps: list[int] = []
     step = MetaStep.__call__

@@ -63,14 +63,12 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
 
 
 def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path) -> None:
-    """With η · λ = 1 and one batch a round w_i is θ, at any learning rate: Adam's small one slows θ alone."""
+    """With η · λ = 1 and one batch a round w_i is θ at any rate: Adam's small one slows θ alone."""
     settings: dict[str, Any] = {
         "models": "htcnn-3",
         "train_samples": 20,
         "test_samples": 20,
         "rounds": 1,
-    }
-    settings |= {
         "optimizer": "adam",
         "lr": 0.001,
         "batch_size": 20,

@@ -1,5 +1,8 @@
-"""Algorithms at their limits: one without its own terms is a simpler one, as in tests/federation/test_identities.py;
-what one cannot serve is refused before the first round; few labels, or a last batch of one sample, stop none."""
+"""Algorithms at their limits.
+
+One without its own terms is a simpler one, as in tests/federation/test_identities.py; what one
+cannot serve is refused before the first round; few labels, or a last batch of one, stop none.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +25,7 @@ ABSENT: dict[str, Any] = {
     "rounds": 3,
 }
 ABSENT |= {"train_samples": 20, "partition": "pathological"}
+FPL_WITHOUT_TERMS = {"fpl__contrast": False, "fpl__consistency": "none"}
 NO_TERMS: dict[str, Any] = {
     f"fedsa__{name}": 0.0 for name in ("regularization", "contrast", "calibration")
 }
@@ -45,19 +49,28 @@ def weights(outcome: Outcome) -> Models:
 
 CASES: dict[str, tuple[str, str, Callable[[Outcome], Models], bool, dict[str, Any]]] = {
     "Ditto's global model": ("ditto", "fedavg", weights, True, RESNET | {"ditto__lambda": 0.0}),
-    "Ditto's own models begin with the common one": ("ditto", "local", models_left, True,
-        RESNET | {"ditto__lambda": 0.0, "initial_weights": "shared"}),
-    "FedGen's generator reaches heads alone; Local rounds in another order": ("fedgen", "local", models_left, False,
-        ONE_HEAD | {"train_samples": 45}),
+    "Ditto's own models begin with the common one": (
+        "ditto",
+        "local",
+        models_left,
+        True,
+        RESNET | {"ditto__lambda": 0.0, "initial_weights": "shared"},
+    ),
+    "FedGen's generator reaches heads alone; Local rounds in another order": (
+        "fedgen",
+        "local",
+        models_left,
+        False,
+        ONE_HEAD | {"train_samples": 45},
+    ),
     "FedORGP": ("fedorgp", "local", models_left, True, plain.TINY | {"fedorgp__lambda": 0.0}),
-    "FedSA, which takes no fused steps": ("fedsa", "local", models_left, False, plain.TINY | NO_TERMS),
-    "FPL of absent clients and classes": ("fpl", "fedavg", weights, True, ABSENT | {"fpl__lambda": 0.0}),
-    "FPL's terms by name": ("fpl", "fedavg", weights, True,
-        ABSENT | {"fpl__contrast": False, "fpl__consistency": "none"}),
-    "pFedMe: with K, η · λ and β of 1, w_i = θ": ("pfedme", "fedavg", weights, True, RESNET | WHOLE),
+    "FedSA, no fused steps": ("fedsa", "local", models_left, False, plain.TINY | NO_TERMS),
+    "FPL, some absent": ("fpl", "fedavg", weights, True, ABSENT | {"fpl__lambda": 0.0}),
+    "FPL's terms by name": ("fpl", "fedavg", weights, True, ABSENT | FPL_WITHOUT_TERMS),
+    "pFedMe: K, η · λ and β are 1, w_i = θ": ("pfedme", "fedavg", weights, True, RESNET | WHOLE),
     "ProtoFed": ("protofed", "fedavg", weights, True, {"protofed__prototypes": "every-round"}),
-}  # fmt: skip
-"""What it is -> (algorithm, the simpler one, what is compared, whether to the last bit, settings)."""
+}
+"""What it is -> (algorithm, simpler one, what is compared, to the last bit or not, settings)."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -85,17 +98,29 @@ LARGE: dict[str, Any] = {
     "min_class_samples": 999,
 }
 HEADS = ("cnn4", "mobilenet-v2+fc256", "htcnn-1")
+FEW_SAMPLES = "min-class-samples = 999: this client has no class of as many"
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedfa", {"models": "mlp-2"}, NO_MAPS),
     ("fedfa", {"backbones": "glyphs"}, NO_MAPS),
     ("fedgh", {}, "differ in weights; fedgh needs one shape of what it shares(.|\n)*fc256: site-1"),
-    ("fednh", {"arch": HEADS[1]}, r"fednh needs heads of one layer, and that of mobilenet-v2\+fc256"),
-    ("fedper", {"models": "htcnn-3", "fedper__personal_layers": 4},
-     "shares all but the last 4 layers of a model, and htcnn-3 has no more"),
-    ("gaussian", LARGE, "min-class-samples = 999: this client has no class of as many"),
-    ("gaussian", LARGE | {"secagg": True}, "min-class-samples = 999: this client has no class of as many"),
-    ("lg-fedavg", {}, "differ in weights; lg-fedavg needs one shape of(.|\n)*mobilenet-v2\\+fc256: site-1"),
-]  # fmt: skip
+    (
+        "fednh",
+        {"arch": HEADS[1]},
+        r"fednh needs heads of one layer, and that of mobilenet-v2\+fc256",
+    ),
+    (
+        "fedper",
+        {"models": "htcnn-3", "fedper__personal_layers": 4},
+        "shares all but the last 4 layers of a model, and htcnn-3 has no more",
+    ),
+    ("gaussian", LARGE, FEW_SAMPLES),
+    ("gaussian", LARGE | {"secagg": True}, FEW_SAMPLES),
+    (
+        "lg-fedavg",
+        {},
+        "differ in weights; lg-fedavg needs one shape of(.|\n)*mobilenet-v2\\+fc256: site-1",
+    ),
+]
 
 
 @pytest.mark.parametrize(("algo", "settings", "said"), REFUSED)
@@ -119,7 +144,10 @@ FEW_LABELS: dict[str, dict[str, Any]] = {
     "fedproto": {"pu_weight": 0.0},
     "fedrep": {"keep_optimizer": True},
 }
-"""Algorithm -> what else; a client of pFedMe joins later, FML and FedKD have a second network with normalisation."""
+"""Algorithm -> what else.
+
+A client of pFedMe joins later; FML and FedKD have a second network with normalisation.
+"""
 
 
 @pytest.mark.parametrize("algo", FEW_LABELS)

@@ -28,10 +28,9 @@ NODES = 30
 
 
 def simulation() -> tuple[Any, list[int], list[int]]:
-    """A grid on which each of the nodes has been sent a message, the nodes, and how often messages were looked at."""
-    from flwr.server.superlink.linkstate import (
-        LinkStateFactory,
-    )  # here: a second of imports in every worker
+    """A grid whose nodes have a message each, the nodes, and how often messages were looked at."""
+    # Imported here, as it would cost every worker a second.
+    from flwr.server.superlink.linkstate import LinkStateFactory
     from flwr.supercore.object_store import ObjectStoreFactory
     from flwr.superlink.federation import NoOpFederationManager
     from flwr.superlink.grid import InMemoryGrid
@@ -71,20 +70,20 @@ def test_every_node_gets_its_messages_once(changed: bool) -> None:
     assert len(looks) == 0 if changed else len(looks) > NODES**2
 
 
-def test_a_message_that_flower_does_not_take_is_not_delivered_and_other_grids_stay_as_they_are() -> (
-    None
-):
+def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
+    """And a grid of another kind stays as it is."""
     grid, _, _ = simulation()
     find_messages_by_node(grid)
     assert list(grid.push_messages([Message(RecordDict(), 4711, "train")])) == []
     assert grid.state.get_message_ins(node_id=4711, limit=1) == []
-    before = dict(vars(other := LocalGrid({}, {})))
+    other = LocalGrid({}, {})
+    before = dict(vars(other))
     find_messages_by_node(other)
     assert vars(other) == before
 
 
 class Replies:
-    """A SuperLink that has some replies, of which parts are ``missing``, and counts what it is asked."""
+    """A SuperLink with some replies, parts of which are ``missing``; it counts the requests."""
 
     def __init__(self, replies: list[Message]) -> None:
         self.waiting = {reply.metadata.reply_to_message_id: reply for reply in replies}

@@ -1,4 +1,7 @@
-"""Who is asked; what is out of proportion, from three replies on; and what a site may claim after its introduction."""
+"""Who is asked; what is out of proportion, from three replies on.
+
+And what a site may claim after its introduction.
+"""
 
 import re
 from collections import Counter

@@ -1,4 +1,7 @@
-"""By hand: what a server remembers of what a round lacks, who teaches whom, FedTGP's margins; on how many threads."""
+"""By hand: what a server remembers of what a round lacks, who teaches whom, FedTGP's margins.
+
+And on how many threads it trains.
+"""
 
 import math
 from collections.abc import Iterator
@@ -159,12 +162,20 @@ def four_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("dim", "batch", "passed", "threads"), [
-    (512, 10, 10, 1), (512, 10, 100, 4), (512, 10, 0, 1), (512, 0, 0, 4), (8, 0, 0, 1),
-], ids=["ten classes", "a hundred classes", "the minibatch itself", "all at once", "all at once, narrow"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dim", "batch", "passed", "threads"),
+    [
+        pytest.param(512, 10, 10, 1, id="ten classes"),
+        pytest.param(512, 10, 100, 4, id="a hundred classes"),
+        pytest.param(512, 10, 0, 1, id="the minibatch itself"),
+        pytest.param(512, 0, 0, 4, id="all at once"),
+        pytest.param(8, 0, 0, 1, id="all at once, narrow"),
+    ],
+)
 @pytest.mark.usefixtures("four_threads")
 def test_a_small_step_takes_one_thread(dim: int, batch: int, passed: int, threads: int) -> None:
-    layer, seen = nn.Linear(dim, dim), set()
+    layer = nn.Linear(dim, dim)
+    seen = set()
 
     def loss(rows: Tensor) -> Tensor:
         seen.add(torch.get_num_threads())
