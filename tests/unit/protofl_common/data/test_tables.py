@@ -246,7 +246,7 @@ def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -
 def test_a_feature_without_a_value_at_a_client_is_nought_there(
     opened: Any, open_all: OpenAll, tmp_path: Path
 ) -> None:
-    """South's column ``a`` is empty, so its gaps are filled with 0 after standardising."""
+    """South has no value of ``a``, and so no mean to fill in: its model is given 0."""
     lines = []
     for line in table().splitlines():
         if ",south," in line:
