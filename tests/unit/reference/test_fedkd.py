@@ -17,6 +17,7 @@ from protofl_common.basics.seeding import derive_seed
 from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.declaration import Declared
+from tests.support.given import Printed
 from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(
@@ -191,18 +192,33 @@ def test_all_that_take_part_start_from_one_student(
     assert not torch.equal(student[4]["head.weight"], student[5]["head.weight"])
 
 
-def test_a_client_that_lost_its_student_says_so_and_is_sent_it_again(tmp_path: Path) -> None:
+def test_a_site_that_lost_its_student_says_so_and_is_sent_it_again(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    """A simulated client that lost its state ends the run; a site begins anew."""
+
     def lose(message: Message, reply: Message) -> Message:
         if message.metadata.group_id == "1" and message.metadata.dst_node_id == 1000:
-            for path in tmp_path.rglob("site-0/0*.safetensors"):
+            for path in (tmp_path / "north").rglob("0*.safetensors"):
                 path.unlink()
         return reply
 
-    config = run_config(
-        tmp_path, liars=0, algo="fedkd", models=STUDENT, rounds=3, train_samples=10, test_samples=10
-    )
-    outcome = run_federation(config, 2, lose)
-    assert "has lost the student itself" in outcome.rows[1]["failed"]["site-0"]
+    nodes = {
+        1000 + number: {
+            "partition-id": number,
+            "num-partitions": 2,
+            "site-name": name,
+            "state-dir": str(tmp_path / name),
+        }
+        for number, name in enumerate(("north", "south"))
+    }
+    small = {"rounds": 3, "train_samples": 10, "test_samples": 10}
+    config = run_config(tmp_path, liars=0, algo="fedkd", models=STUDENT, **small)
+
+    outcome = run_federation(config, tamper=lose, nodes=nodes)
+
+    assert "StateError" in outcome.rows[1]["failed"]["north"]
+    assert "has lost the student itself" in capsys.readouterr().err
     assert outcome.rows[2]["valid"] == 2
 
 
