@@ -28,20 +28,20 @@ from protofl_common.config.sections import StudySettings
 from protofl_common.data import DataError
 from protofl_common.experiment.node import NODE_KEYS, is_site, site_folder, site_name
 from protofl_common.experiment.settings import digest_of, known_keys
-from protofl_common.experiment.study import about_site, id_of
+from protofl_common.experiment.study import about_site, study_id
 from protofl_common.wire import envelope
 from protofl_common.wire.payloads import payload_bytes, summary_of
 from protofl_common.wire.records import AUDIT, LOST_STATE, WAITING
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
-OPEN = (SettingsError, TrainingError, RefusedMessage)
+OPEN_ERRORS = (SettingsError, TrainingError, RefusedMessage)
 """Errors whose texts are of settings, the model's names, and what the server sent."""
-FULL = (
+GPU_MEMORY_FULL = (
     "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), "
     "or take a smaller batch-size"
 )
-FULL_MACHINE = (
+MEMORY_FULL = (
     "the machine has no memory left; "
     "take a smaller batch-size, image-size, text-length or feature-dim"
 )
@@ -150,7 +150,7 @@ def _about(message: Message, context: Context) -> dict[str, Any]:
         "run": context.run_id,
         "name": printable(run_name),
         "round": number,
-        "study": id_of(context.run_config),
+        "study": study_id(context.run_config),
         "algo": printable(algo),
     }
 
@@ -176,11 +176,11 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
     does not say of which kind an unexpected error is: single samples may cause it.
     """
     if isinstance(error, torch.OutOfMemoryError):
-        error = TrainingError(FULL)
+        error = TrainingError(GPU_MEMORY_FULL)
     elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        error = TrainingError(FULL_MACHINE)  # the one is NumPy's, the other PyTorch's on a CPU
+        error = TrainingError(MEMORY_FULL)  # the one is NumPy's, the other PyTorch's on a CPU
 
-    is_expected = isinstance(error, (*OPEN, *KINDS, UntoldError))
+    is_expected = isinstance(error, (*OPEN_ERRORS, *KINDS, UntoldError))
     text = str(error) if is_expected else f"{type(error).__name__}: {error}"
     waits = isinstance(error, RefusedMessage) and text.startswith(WAITING)
     if not waits:
@@ -190,7 +190,7 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         for line in "".join(traceback.format_exception(error)).splitlines():
             print("   ", printable(line), file=sys.stderr, flush=True)
 
-    if at_site and not isinstance(error, OPEN):
+    if at_site and not isinstance(error, OPEN_ERRORS):
         kind = _kind_of(error)
         if isinstance(error, UntoldError) or (private and not is_expected):
             kind = UNEXPECTED

@@ -22,7 +22,7 @@ from client_app.introduction import introduction
 from client_app.protections import names, protections_of
 from client_app.protections.base import Protection
 from client_app.protections.secure_sum import STAGES, SecureSum, sum_of
-from client_app.trained_model import Evaluated, choose_best, leave_best, leave_model
+from client_app.trained_model import EvaluatedModel, choose_best, leave_best, leave_model
 from client_app.training import TrainingError, for_epochs
 from protofl_common.basics.devices import seed_torch
 from protofl_common.maths.prototypes import Prototypes, chosen
@@ -89,7 +89,7 @@ def open_visit(message: Message, context: Context) -> "Visit":
         _receive(algorithm)
         secure_sum = sum_of(client)
         client.load_data()
-    return Visit(client, protections, algorithm, secure_sum, seconds, Evaluated(algorithm))
+    return Visit(client, protections, algorithm, secure_sum, seconds, EvaluatedModel(algorithm))
 
 
 @contextmanager
@@ -171,7 +171,7 @@ class Visit:
     algorithm: ClientAlgorithm[Any]
     secure_sum: SecureSum | None  # in which the answer leaves; None where it leaves by itself
     seconds: dict[str, float]  # of each phase
-    evaluated: Evaluated  # nothing, until `evaluate`
+    evaluated: EvaluatedModel  # nothing, until `evaluate`
 
     def charge(self) -> None:
         """Charge for the answer, before it makes use of a sample.
@@ -199,7 +199,7 @@ class Visit:
         for protection in self.protections:
             protection.after()
 
-    def evaluate(self) -> Evaluated:
+    def evaluate(self) -> EvaluatedModel:
         """Evaluate the model on test and validation samples, by head and by prototypes."""
         client = self.client
         algorithm = self.algorithm
@@ -211,14 +211,14 @@ class Visit:
             if len(client.validation_set):
                 validated = self._figures(client.validation_set, prototypes)
             tested = self._figures(client.test_set, prototypes)
-            self.evaluated = Evaluated(algorithm, prototypes, tested, validated)
+            self.evaluated = EvaluatedModel(algorithm, prototypes, tested, validated)
         return self.evaluated
 
     def _figures(self, data: Samples, prototypes: Prototypes | None) -> Evaluation:
         client = self.client
         algorithm = self.algorithm
         settings = client.settings
-        adds_balanced = client.data.uneven and not client.node.is_site
+        adds_balanced = client.data.has_uneven_classes and not client.node.is_site
         return evaluate(
             algorithm.evaluation_model(),
             data,
@@ -267,7 +267,7 @@ class Visit:
                 client.states.save(client.instructions.round, client.arch, state)
         return upload, losses
 
-    def leave(self, evaluated: Evaluated) -> None:
+    def leave(self, evaluated: EvaluatedModel) -> None:
         """Leave the model for use, and only the last round's state."""
         last_round = self.client.instructions.round
         with timed(self.seconds, "save"):

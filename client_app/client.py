@@ -224,7 +224,7 @@ class Client:
         if self.node.is_site:  # names of runs may meet
             run_folder += f"-{run_history.first}"
         folder = self.root / run_folder / "clients"
-        return StateFolder(folder, self.name, run_history, wary=self.node.is_site, use=use)
+        return StateFolder(folder, self.name, run_history, is_site=self.node.is_site, use=use)
 
     def signature(self, purpose: str) -> bytes:
         """Return the signature with this site's key, where the study names it; else b""."""

@@ -23,7 +23,7 @@ from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.experiment.node import REQUIRE_SECAGG, own_code, site_folder, site_name
-from protofl_common.experiment.study import UNSIGNED, Study, in_text, is_past, signed_part
+from protofl_common.experiment.study import UNSIGNED, Study, is_past, key_as_text, signed_part
 from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
 
@@ -95,7 +95,7 @@ def check_consent(
         lost = unknown_site(node)
         if lost:
             raise StateError(lost)
-        if study.sites and study.sites.get(name) != in_text(site_key(folder).public_key()):
+        if study.sites and study.sites.get(name) != key_as_text(site_key(folder).public_key()):
             other_key = "or names another key of it; `protofl site key` prints it"
             raise RefusedMessage(f"{study} does not name {name}, {other_key}")
         if approves:

@@ -21,7 +21,7 @@ audit log was compared with the record: the size of the log then, and the hash o
 """
 
 
-def lacking(root: Path, name: str, *, marks: bool = False) -> str:
+def missing_records(root: Path, name: str, *, marks: bool = False) -> str:
     """Say what a lost or older ``privacy/`` folder lacks that is on record; "" if it lacks nothing.
 
     The audit log has the rounds that were answered, and the record of answers how often each ledger

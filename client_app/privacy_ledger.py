@@ -94,6 +94,6 @@ def epsilon_of(spending: Mapping[tuple[float, float], int], delta: float) -> flo
     return epsilon(mechanisms, delta)
 
 
-def spent(file: Path, delta: float) -> float:
+def epsilon_spent(file: Path, delta: float) -> float:
     """Return ε at ``delta`` of all that a ledger contains."""
     return epsilon_of(total(read_ledger(file)), delta)

@@ -82,16 +82,23 @@ class StateFolder:
     """The states of one client in one run."""
 
     def __init__(
-        self, folder: Path, name: str, run_history: RunHistory, *, wary: bool = False, use: str = ""
+        self,
+        folder: Path,
+        name: str,
+        run_history: RunHistory,
+        *,
+        is_site: bool = False,
+        use: str = "",
     ) -> None:
         """Open the states of the client ``name`` in a run's ``folder``.
 
-        With ``wary``, only states of the present Flower run may be removed, and never its newest.
-        ``use`` is algorithm and exchange: no private model must come to one that uploads it.
+        With ``is_site``, only states of the present Flower run may be removed, and never its
+        newest. ``use`` is algorithm and exchange: no private model must come to one that uploads
+        it.
         """
         self.folder = folder / name
         self.run_history = run_history
-        self.wary = wary
+        self.is_site = is_site
         self.use = use
 
     @property
@@ -121,9 +128,9 @@ class StateFolder:
         none of them can be used. A simulated client has LostStateError in its place, and also where
         the state is older than ``counted``.
         """
-        error_kind = StateError if self.wary else LostStateError
+        error_kind = StateError if self.is_site else LostStateError
         key = self._last(before)
-        if not self.wary:
+        if not self.is_site:
             self._check_newest(key, counted)
         if key is None:
             return None
@@ -132,7 +139,7 @@ class StateFolder:
             tensors, facts = read_tensors(path, device)
         except TensorFileError as error:
             older = self._last(key.round)
-            if not self.wary and counted > (older.round if older else 0):
+            if not self.is_site and counted > (older.round if older else 0):
                 raise LostStateError(f"{self.folder.name}: {error}. {LOST}") from error
             if older is None:
                 raise error_kind(f"{error}; remove it to start afresh") from error
@@ -193,7 +200,7 @@ class StateFolder:
         facts = {"format": FORMAT, "round": str(after), "arch": arch, "use": self.use}
         try:
             # a simulation waits for the disk once a round
-            write_tensors(path, tensors, facts, durable=self.wary)
+            write_tensors(path, tensors, facts, durable=self.is_site)
         except TensorFileError as error:
             newest = f"the state after round {start.round}" if start else "no older state"
             raise StateError(
@@ -215,7 +222,7 @@ class StateFolder:
         newest = max(rounds, default=0)
         for path, key in files:
             old = start is not None and key.round < start.round
-            if self.wary:
+            if self.is_site:
                 old = old and key.run_id == present and key.round < newest
             elif key.run_id in self.run_history.known:
                 old = old or not self.run_history.counts(key.run_id, key.round)

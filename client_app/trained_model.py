@@ -25,7 +25,7 @@ from protofl_common.wire.records import unpack_best
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedModel:
     """An algorithm's model, the prototypes that predict beside its head, and how right both are."""
 
     algorithm: ClientAlgorithm[Any]
@@ -34,7 +34,7 @@ class Evaluated:
     validated: Evaluation = field(default_factory=Evaluation)
 
 
-def leave_model(evaluated: Evaluated, name: str, after: int) -> None:
+def leave_model(evaluated: EvaluatedModel, name: str, after: int) -> None:
     """Leave the model as it is after a round, ready for use, as a file of this name.
 
     Where that fails, the log has a line.
@@ -56,7 +56,7 @@ def leave_model(evaluated: Evaluated, name: str, after: int) -> None:
         log("ERROR", f"the trained model was not left for use: {error}")
 
 
-def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
+def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCard:
     algorithm = evaluated.algorithm
     client = algorithm.client
     data = client.data
@@ -92,7 +92,9 @@ def _card(evaluated: Evaluated, after: int, temperature: float) -> ModelCard:
     )
 
 
-def _calibrated(evaluated: Evaluated, prototypes: Prototypes | None) -> tuple[torch.Tensor, float]:
+def _calibrated(
+    evaluated: EvaluatedModel, prototypes: Prototypes | None
+) -> tuple[torch.Tensor, float]:
     """How far own samples are from prototypes, and the temperature T of the probabilities.
 
     The distances [n] are those from the nearest prototype, ascending. Samples are the validation
@@ -123,7 +125,7 @@ def _keep_former(client: Client, path: Path) -> None:
         log("WARNING", f"the model that was there stays, as {aside}")
 
 
-def leave_best(evaluated: Evaluated) -> None:
+def leave_best(evaluated: EvaluatedModel) -> None:
     """Leave the model as that of the round before, and remove all but the best round's so far.
 
     Models of other Flower runs stay.

@@ -22,21 +22,21 @@ from protofl_common.runs.folder import (
     RunFolder,
     baseline_folder,
     checkpoints,
-    troubles,
+    unused_replies,
 )
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
-from server_app.callbacks.screen import conclude, draw
+from server_app.callbacks.screen import conclude, draw_page
 from server_app.callbacks.stopping import epsilon_spent
-from server_app.checkpoint import alone_in, check_free, check_same, starting_point
+from server_app.checkpoint import check_free, check_same, locked_run, starting_point
 from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import RoundResult
 from server_app.round import final_evaluation, train_round
-from server_app.strategies.base import built
+from server_app.strategies.base import build_strategy
 
 app = ServerApp()
 
@@ -112,18 +112,18 @@ def one_run(
 
     ``later``: how many runs follow; ``baseline``: the algorithm, if this run is a baseline.
     """
-    with alone_in(folder):
+    with locked_run(folder):
         run = ActiveRun(settings, folder, starting_point(settings, folder, run_id), later)
         callbacks = callbacks_of(run)
         federation = Federation(grid, settings, run.start, baseline)
         federation.gather()
-        run.strategy = built(federation)
+        run.strategy = build_strategy(federation)
         run.strategy.restore(run.start.state)
         try:
             with logged(folder / "run.log"):
                 run_rounds(run, callbacks)
         except (FederationError, TensorFileError, OSError):
-            draw(settings, folder)
+            draw_page(settings, folder)
             raise
 
 
@@ -174,7 +174,7 @@ def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
             extra_records.update(callback.records(run))
         result = train_round(run.strategy, number, run.exchange, extra_records)
         last = number
-        reported(run, callbacks, result, start)
+        report_round(run, callbacks, result, start)
 
         if not result.not_merged:
             idle_rounds = 0
@@ -205,7 +205,7 @@ def _evaluate(run: ActiveRun, callbacks: list[Callback], last: int) -> None:
             f"no valid reply to the final evaluation ({why}); resume.toml repeats it"
         )
 
-    row = reported(run, callbacks, result, start)
+    row = report_round(run, callbacks, result, start)
     for callback in callbacks:
         callback.on_end(run, row, result)
 
@@ -222,12 +222,12 @@ def _reason_to_stop(run: ActiveRun, callbacks: list[Callback], number: int) -> s
 def _first_reason(rows: Sequence[RoundRow]) -> str:
     """Say why the first reply of these rounds that was lost was so; "" if none was."""
     for row in rows:
-        for _, _, reason in troubles(row):
+        for _, _, reason in unused_replies(row):
             return f"; the first reason: {reason}"
     return ""
 
 
-def reported(
+def report_round(
     run: ActiveRun, callbacks: list[Callback], result: RoundResult, start: float
 ) -> RoundRow:
     """Hand the result of an exchange that began at ``start`` to the callbacks.

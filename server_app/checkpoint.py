@@ -1,9 +1,9 @@
 """Checkpoints: the server's state after every round, so that a run that was stopped can go on.
 
 ``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round
-12, and, as JSON beside it, the rest. The last `NEWEST` are there: where the newest is damaged, the
-run goes on from the one before. Draws of clients and seeds of their training need no keeping: they
-derive from the seed and the round.
+12, and, as JSON beside it, the rest. The last `KEPT_CHECKPOINTS` are there: where the newest is
+damaged, the run goes on from the one before. Draws of clients and seeds of their training need no
+keeping: they derive from the seed and the round.
 """
 
 import json
@@ -28,7 +28,7 @@ from protofl_common.runs.folder import CHECKPOINTS, SETTINGS, RunFolder, checkpo
 from server_app.log import say
 
 FORMAT = "protofl-checkpoint-5"
-NEWEST = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
+KEPT_CHECKPOINTS = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
 
 MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
 """Settings that a resumed run may change; with another state-dir, clients' models began anew."""
@@ -61,7 +61,7 @@ class Checkpoint:
         path = folder / CHECKPOINTS / f"{self.round:06d}.safetensors"
         write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
         for other in checkpoints(folder):
-            if not self.round - NEWEST < int(other.stem) <= self.round:
+            if not self.round - KEPT_CHECKPOINTS < int(other.stem) <= self.round:
                 other.unlink()
 
     @classmethod
@@ -77,7 +77,7 @@ class Checkpoint:
         return cls(**stored, state=state)
 
 
-def newest_whole(folder: Path, without: str) -> Checkpoint:
+def newest_undamaged(folder: Path, without: str) -> Checkpoint:
     """Read the newest checkpoint that is undamaged.
 
     TensorFileError if all are damaged; SettingsError, which begins with ``without``, for none.
@@ -109,7 +109,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     if not settings.run.resume:
         check_free(folder)
         return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code)
-    newest = newest_whole(folder, without="resume = true: nothing to resume")
+    newest = newest_undamaged(folder, without="resume = true: nothing to resume")
     check_same(newest.settings, settings, folder)
     if newest.code != code:
         say(
@@ -148,7 +148,7 @@ def _text(settings: dict[str, Scalar], key: str) -> str:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def locked_run(folder: Path) -> Iterator[None]:
     """Keep others from running or resuming this run meanwhile; SettingsError if somebody does.
 
     What a killed process has left in the folder is removed.

@@ -10,7 +10,7 @@ from protofl_common.runs.folder import TROUBLE
 
 ALARMING = (*TROUBLE, "void", "warning", "waiting")
 """Lines that begin so have the level WARNING in a run's log."""
-SILENCE = 2.0
+SILENCE_SECONDS = 2.0
 """Seconds that the SuperLink may take to say that there is nothing new, without a line on it."""
 
 # No child of the root logger, whose handlers would print all lines again
@@ -28,7 +28,7 @@ def say(text: str) -> None:
 def tell_silence(since: float) -> None:
     """Say that the SuperLink took long over a call; Flower itself waits and tries again."""
     silence = time.monotonic() - since
-    if silence > SILENCE:
+    if silence > SILENCE_SECONDS:
         say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
 
 

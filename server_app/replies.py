@@ -26,16 +26,16 @@ class Upload:
     site: str
     payload: Payload
     report: Report
-    most: float = math.inf  # The largest weight that it may have, in samples
+    max_weight: float = math.inf  # The largest weight that it may have, in samples
     clients: int = 1
     """Number of clients whose mean it is: all under secure aggregation (`privacy/sums.py`)."""
 
     @property
     def train_samples(self) -> float:
         """n of FedAvg's weights: its samples, as many as `protections/uploads.py` lets count."""
-        return min(self.report.train_samples, self.most)
+        return min(self.report.train_samples, self.max_weight)
 
-    def having(self, **entries: Value) -> Self:
+    def with_entries(self, **entries: Value) -> Self:
         """Return this upload with these entries in the place of its own."""
         return replace(self, payload=Payload(**{**self.payload.entries, **entries}))
 
@@ -52,7 +52,7 @@ def vectors_of(uploads: Iterable[Upload], name: str = "prototypes") -> dict[str,
     return sent
 
 
-def together(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
+def all_vectors(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
     """Return all client prototypes of a round [P, D] and their labels [P]."""
     joined = Prototypes.joined(vectors_of(uploads).values())
     return joined.means, joined.labels
@@ -74,7 +74,7 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
     declared = payload.declared or {}
     for name, value in payload.entries.items():
         entry = declared.get(name, Entry())
-        _check_classes(entry.claims(value), report, card)
+        _check_classes(entry.class_counts(value), report, card)
 
 
 def _check_classes(value: Value, report: Report, card: SiteCard) -> None:
@@ -133,12 +133,12 @@ class RoundResult:
     seconds: Seconds = field(default_factory=Seconds)  # Of the exchange and of the server's step
     bytes_down: int = 0
     bytes_up: int = 0
-    waited: float = 0.0
+    waited_seconds: float = 0.0
     """Seconds of its longest exchange, which is how long silent sites were waited for."""
     not_merged: str = ""  # Why nothing was merged; "" where it was
-    bounded: set[str] = field(default_factory=set)
+    bounded_reasons: set[str] = field(default_factory=set)
     """``"site: how its part was reduced"``, or that its data changed."""
-    heads: dict[str, str] = field(default_factory=dict)
+    audit_heads: dict[str, str] = field(default_factory=dict)
     """Site -> the head of its audit log after its last reply."""
     late: dict[str, str] = field(default_factory=dict)
     """Site -> which earlier reply came now; it is not used."""
@@ -151,7 +151,7 @@ class RoundResult:
 
 
 @dataclass(eq=False)
-class Channel:
+class ReplyReader:
     """What a valid reply of one exchange contains, and how it is read.
 
     `SecureSum` overrides the methods: there sites send masked uploads, and the server learns a sum.

@@ -19,16 +19,16 @@ from server_app.network.exchange import MessageExchange
 from server_app.network.membership import AT_ONCE, Federation
 from server_app.protections.secure_sum import SecureSum
 from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
-from server_app.replies import Channel, Records, RoundResult, Upload, VoidRound, vectors_of
+from server_app.replies import Records, ReplyReader, RoundResult, Upload, VoidRound, vectors_of
 from server_app.strategies.base import Strategy
 
 
 def train_round(
-    strategy: Strategy, number: int, exchange: MessageExchange, more: Records
+    strategy: Strategy, number: int, exchange: MessageExchange, extra_records: Records
 ) -> RoundResult:
     """Let the sites of a round evaluate, train and upload, and merge what they send.
 
-    ``more``: records that go into every message beside the payload.
+    ``extra_records``: records that go into every message beside the payload.
     """
     federation = strategy.federation
     result = _new_round(strategy, number)
@@ -37,12 +37,12 @@ def train_round(
     sent: list[Upload] = []
     merge_started: float | None = None
     try:
-        sent = _uploads(strategy, exchange, result, channel, len(result.asked), more)
+        sent = _uploads(strategy, exchange, result, channel, len(result.asked), extra_records)
         uploads = sent
         for protect in (
             refuse_outliers,
             bound_samples,
-            _enough,
+            check_enough_replies,
             channel.accept,
             leave_out_farthest,
         ):
@@ -50,7 +50,7 @@ def train_round(
         merge_started = time.monotonic()
         result.server_figures = _merge(strategy, uploads, result)
         for site in result.reports:
-            federation.counted[site] = (number, strategy.parts.get(site, 1.0))
+            federation.counted[site] = (number, strategy.used_fractions.get(site, 1.0))
     except VoidRound as reason:
         result.not_merged = str(reason)
 
@@ -95,9 +95,9 @@ def _uploads(
     strategy: Strategy,
     exchange: MessageExchange,
     result: RoundResult,
-    channel: Channel,
+    channel: ReplyReader,
     at_once: int,
-    more: Records,
+    extra_records: Records,
 ) -> list[Upload]:
     """Ask the round's sites, so many ``at_once``, and read their replies.
 
@@ -114,7 +114,7 @@ def _uploads(
     for start in range(0, len(records_of_sites), at_once):
         sites = dict(records_of_sites[start : start + at_once])
         with seeded(derive_seed(strategy.seed, "payload", result.number)):
-            contents = _contents(strategy, sites, more, channel)
+            contents = _contents(strategy, sites, extra_records, channel)
         for site, content in exchange.ask(kind, contents, result).items():
             try:
                 upload = channel.read(content, cards[site])
@@ -127,26 +127,28 @@ def _uploads(
 
 
 def _contents(
-    strategy: Strategy, sites: Mapping[str, Records], more: Records, channel: Channel
+    strategy: Strategy, sites: Mapping[str, Records], extra_records: Records, channel: ReplyReader
 ) -> dict[str, Records]:
-    """Return the records for each of the ``sites``: the payload, ``more``, and its channel's.
+    """Return the records for each of the ``sites``: payload, ``extra_records``, its channel's.
 
     A payload that all sites receive is packed only once.
     """
     declared = strategy.settings.exchange.down
     common_payload = strategy.payload_down()
-    common = {**pack_payload(common_payload, declared), **more}
+    common = {**pack_payload(common_payload, declared), **extra_records}
     contents: dict[str, Records] = {}
     for site, records in sites.items():
         payload = strategy.payload_for(site, common_payload)
         own = common
         if payload is not common_payload:
-            own = {**pack_payload(payload, declared), **more}
+            own = {**pack_payload(payload, declared), **extra_records}
         contents[site] = {**channel.content(site, common, own), **records}
     return contents
 
 
-def _enough(uploads: list[Upload], federation: Federation, result: RoundResult) -> list[Upload]:
+def check_enough_replies(
+    uploads: list[Upload], federation: Federation, result: RoundResult
+) -> list[Upload]:
     least = federation.least_replies
     if len(uploads) < least:
         raise VoidRound(f"{len(uploads)} valid replies, fewer than min-replies = {least}")
@@ -160,15 +162,15 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     simulated clients, its error ends the run.
     """
     before = pack_attributes(strategy, strategy.state)
-    strategy.reduced = set()
-    strategy.parts = {}
+    strategy.reductions = set()
+    strategy.used_fractions = {}
     why_void = ""
     figures: dict[str, float] = {}
     try:
         with seeded(derive_seed(strategy.seed, "merge", result.number)):
             for name, figure in (strategy.merge(uploads) or {}).items():
                 figures[name] = float(figure)
-        result.bounded |= strategy.reduced
+        result.bounded_reasons |= strategy.reductions
         for name, tensor in strategy.present_state().items():
             if not tensor.isfinite().all():
                 why_void = f"{name} of the server would no longer be finite"
@@ -183,7 +185,7 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     return figures
 
 
-def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult) -> Channel:
+def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult) -> ReplyReader:
     """Return what valid replies of this exchange contain, and how they are read."""
     settings = strategy.settings
     is_training = not result.final
@@ -196,10 +198,10 @@ def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult)
         weights=strategy.templates(),
         frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
         # Eight deviations, which no honest client exceeds
-        noise=8 * count_noise(plan.table_noise) if plan else 0.0,
-        longest=settings.privacy.dp_feature_clip,
+        moment_noise=8 * count_noise(plan.table_noise) if plan else 0.0,
+        max_feature_norm=settings.privacy.dp_feature_clip,
     )
-    channel = Channel(
+    channel = ReplyReader(
         result.number,
         declared=settings.due_up(result.number) if is_training else {},
         limits=limits,

@@ -19,7 +19,7 @@ def server_device(machine: MachineSettings) -> torch.device:
     return open_device(device, machine.precision)
 
 
-def classified_by(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+def cross_entropy_of(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a loss for `train`: the cross-entropy of ``module`` on vectors with labels."""
     return lambda vectors, labels: cross_entropy(module(vectors), labels)
 
@@ -30,14 +30,14 @@ def train(
     optimizer: torch.optim.Optimizer,
     hparams: ServerTrainingHparams,
     generator: torch.Generator,
-    fewest: int = 1,
-    passed: int = 0,
+    min_rows: int = 1,
+    forward_rows: int = 0,
 ) -> float:
     """Make ``server-epochs`` passes over the vectors in shuffled minibatches.
 
     ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …], which may be on another
-    device; a minibatch of less than ``fewest`` rows is left out. ``passed``: how many rows pass
-    through what is trained, if not the minibatch. Returns the mean loss of the last pass.
+    device; a minibatch of less than ``min_rows`` rows is left out. ``forward_rows``: how many rows
+    pass through what is trained, if not the minibatch. Returns the mean loss of the last pass.
     """
     trained: list[Tensor] = []
     for group in optimizer.param_groups:
@@ -47,7 +47,7 @@ def train(
     count = len(vectors[0])
     batch_size = min(count, hparams.server_batch_size or count)
 
-    multiplications = (passed or batch_size) * sum(parameter.numel() for parameter in trained)
+    multiplications = (forward_rows or batch_size) * sum(parameter.numel() for parameter in trained)
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if multiplications < SMALL_STEP else threads)
     try:
@@ -58,7 +58,7 @@ def train(
             shuffled = [tensor[order].split(batch_size) for tensor in vectors]
             for minibatch in zip(*shuffled, strict=True):
                 rows = len(minibatch[0])
-                if rows < fewest:
+                if rows < min_rows:
                     continue
                 value = loss(*minibatch)
                 optimizer.zero_grad()

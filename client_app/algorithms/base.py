@@ -38,7 +38,7 @@ from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
-from protofl_common.wire.payloads import Payload, StateDict, part_of, template_of
+from protofl_common.wire.payloads import Payload, StateDict, declared_part, template_of
 from protofl_common.wire.schema import Declared, Template, weights_in
 
 __all__ = [  # what an algorithm's file needs
@@ -119,7 +119,7 @@ class ClientAlgorithm(Generic[H]):
             module: nn.Module = getattr(self, entry.of)
             if self.of_catalog:
                 # a third of load_state_dict's time: these modules' state is their own tensors
-                for key, own in part_of(module, entry).items():
+                for key, own in declared_part(module, entry).items():
                     own.copy_(weights[key])
             else:
                 # `unpack_payload` has seen to it that all that is declared is there
@@ -253,7 +253,7 @@ class ClientAlgorithm(Generic[H]):
     def weights(self, name: str = "weights") -> StateDict:
         """Return the weights that the row declares under ``name`` for the upload."""
         entry = weights_in(self.settings.exchange.up)[name]
-        return part_of(getattr(self, entry.of), entry)
+        return declared_part(getattr(self, entry.of), entry)
 
     def local_prototypes(self) -> Prototypes:
         """The class means of the training data under the present model (FedProto Eq. 1).
@@ -288,7 +288,7 @@ class ClientAlgorithm(Generic[H]):
         templates = {}
         for name, entry in weights_in(declared).items():
             module = getattr(self, entry.of)
-            templates[name] = template_of(part_of(module, entry))
+            templates[name] = template_of(declared_part(module, entry))
         return templates
 
 

@@ -33,7 +33,7 @@ from client_app.state import StateError
 from protofl_common.basics.devices import seeded
 from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.losses import adaptive, divergence
-from protofl_common.maths.low_rank import applied, change, compressed
+from protofl_common.maths.low_rank import apply_change, change_of, compress
 
 
 class FedKD(ClientAlgorithm[FedKDHparams]):
@@ -73,7 +73,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
                     "and has lost the student itself"
                 )
             update = {name: value.to(device) for name, value in update.items()}
-            self.received = applied(self.received, update, self.trained)
+            self.received = apply_change(self.received, update, self.trained)
 
         if self.received:
             self.student.load_state_dict(self.received)
@@ -105,5 +105,5 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
 
     def upload(self) -> Payload:
         energy = self.hparams.energy(self.round, self.settings.run.rounds)
-        update = self.privacy.post_processed(change, self.weights(), self.received, self.trained)
-        return Payload(weights=self.privacy.post_processed(compressed, update, energy))
+        update = self.privacy.post_processed(change_of, self.weights(), self.received, self.trained)
+        return Payload(weights=self.privacy.post_processed(compress, update, energy))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from client_app.client import Client
 from client_app.evaluation import Evaluation
-from client_app.ledger_audit import lacking
+from client_app.ledger_audit import missing_records
 from client_app.privacy_ledger import (
     Ledger,
     Spending,
@@ -89,7 +89,9 @@ class DifferentialPrivacy(Protection):
         if evaluation.correct:
             self._released.use_evaluation()
         noise = self._plan.figure_noise
-        noisy = Evaluation(release.private_hits(evaluation.correct, samples, noise, fresh_draw()))
+        noisy = Evaluation(
+            release.private_correct(evaluation.correct, samples, noise, fresh_draw())
+        )
         self.evaluations.append(noisy)
         return noisy
 
@@ -233,7 +235,7 @@ def check_affordable(client: Client) -> None:
 def _check_all_runs(client: Client, spending: Spending) -> None:
     if client.node.required_dp is None:
         return
-    if lost := lacking(client.root, client.name, marks=True):
+    if lost := missing_records(client.root, client.name, marks=True):
         raise LedgerError(lost)
     most, delta = client.node.required_dp
     cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"

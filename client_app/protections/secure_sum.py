@@ -36,7 +36,7 @@ from client_app.answers import UntoldError
 from client_app.client import Client, open_client
 from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
-from protofl_common.experiment.study import id_of, is_from_site
+from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import (
@@ -361,7 +361,9 @@ class SecureSum:
         write_text(self.path, _STORED.dump_json(progress).decode(), private=True)
 
     def _name_of(self, sum_number: int) -> masks.SumName:
-        return masks.SumName(id_of(self.client.settings.given), self.run_id, self.algo, sum_number)
+        return masks.SumName(
+            study_id(self.client.settings.given), self.run_id, self.algo, sum_number
+        )
 
 
 def _use_of(declared: Declared) -> str:

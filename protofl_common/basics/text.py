@@ -11,7 +11,7 @@ LONGEST_NAME = 200
 _FOLDERS = re.compile(r"…?(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
 
 
-def composed(name: str) -> str:
+def with_composed_letters(name: str) -> str:
     """``name`` with one character for an umlaut: macOS writes two, which look the same."""
     return normalize("NFC", name)
 

@@ -73,4 +73,4 @@ PARTITIONS: dict[str, str] = {
     "own": "no division: all data in data-dir (or all of its domain) are this client's own",
 }
 # versions of those that once gave other samples
-REDIVIDED = {"dirichlet": 2, "balanced-dirichlet": 2, "own": 3}
+PARTITION_VERSIONS = {"dirichlet": 2, "balanced-dirichlet": 2, "own": 3}

@@ -17,7 +17,7 @@ Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
 Values = Mapping[str, Scalar]  # one that is only read: of a run, or of a node
 Section = TypeVar("Section")
-LARGEST = 3.4e38  # the largest finite number: PyTorch computes in float32
+LARGEST_FLOAT32 = 3.4e38  # the largest finite number: PyTorch computes in float32
 TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 _hints = cache(get_type_hints)
 Affects = Literal["result", "data", "name", "machine", "waiting", "display"]
@@ -182,7 +182,7 @@ def unknown_keys(config: Values, legal: Iterable[str], likely: Sequence[str] = (
     return [f"{key}: unknown key{_nearest(key, legal_keys, likely)}" for key in unknown]
 
 
-def homeless(config: Values) -> list[str]:
+def folders_of_unknown_users(config: Values) -> list[str]:
     """A line for each folder ``~USER/…`` of a user whom this machine does not have."""
     lines = []
     for key, folder in config.items():
@@ -266,7 +266,7 @@ def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
 def _is_in_range(value: float, legal: Mapping[str, Any]) -> bool:
     if legal["or_zero"] and value == 0:
         return True
-    if not abs(value) <= LARGEST:  # nan, too
+    if not abs(value) <= LARGEST_FLOAT32:  # nan, too
         return False
     if legal["minimum"] is not None and value < legal["minimum"]:
         return False
@@ -276,11 +276,11 @@ def _is_in_range(value: float, legal: Mapping[str, Any]) -> bool:
 
 
 def _range_broken(value: float, legal: Mapping[str, Any]) -> str:
-    if abs(value) <= LARGEST:
+    if abs(value) <= LARGEST_FLOAT32:
         return f"must be a number{range_text(legal)}"
     if not math.isfinite(value):
         return f"must be a finite number{range_text(legal)}"
-    return f"must be a finite number{range_text(legal)} (in float32, up to {LARGEST:g})"
+    return f"must be a finite number{range_text(legal)} (in float32, up to {LARGEST_FLOAT32:g})"
 
 
 def range_text(legal: Mapping[str, Any]) -> str:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.division import placed, shares_of
+from protofl_common.data.division import client_and_number, shares_of
 from protofl_common.data.partitions import shuffled_by_class
 from protofl_common.data.raw import (
-    MOST_IN_MEMORY,
+    MOST_BYTES_IN_MEMORY,
     Inputs,
     Ints,
     StoredRows,
@@ -38,7 +38,7 @@ class ClientData:
 
     The arrays are read-only where they are views into the cache of the data set. Inputs are as
     `RawData.inputs`; no sample is in two parts, and for validation there may be none. Inputs above
-    `MOST_IN_MEMORY` stay on the disk (`StoredRows`). Labels are int64 [n], indices into
+    `MOST_BYTES_IN_MEMORY` stay on the disk (`StoredRows`). Labels are int64 [n], indices into
     ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
     """
 
@@ -61,7 +61,7 @@ class ClientData:
     """Of a table or texts, see `RawData`."""
     found: int
     """Samples that the share was taken from: of the data set, or of the domain that it names."""
-    uneven: bool = False
+    has_uneven_classes: bool = False
     """The data set that clients divide has a class of more than twice another's samples."""
 
 
@@ -83,7 +83,7 @@ def open_client_data(
     """
     check_data_settings(settings)
     data = open_data(settings)
-    client, clients = placed(settings, partition, num_partitions, domain)
+    client, clients = client_and_number(settings, partition, num_partitions, domain)
     share = shares_of(data, settings, seed, clients, domain)[client]
     if settings.standardise == "auto" and are_images(data.inputs):
         fill = Floats()
@@ -114,7 +114,7 @@ def open_client_data(
         fill=fill,
         columns=data.columns,
         found=samples,
-        uneven=settings.partition != "own" and data.uneven,
+        has_uneven_classes=settings.partition != "own" and data.has_uneven_classes,
     )
 
 
@@ -158,10 +158,10 @@ def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> Scale:
 def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArray[Any]:
     """These rows, in rising order: a copy, or a view that all clients of the machine share.
 
-    A view where they follow one another; and inputs above `MOST_IN_MEMORY` stay on the disk.
+    A view where they follow one another; and inputs above `MOST_BYTES_IN_MEMORY` stay on the disk.
     """
     bytes_as_float32 = 4 * len(rows) * math.prod(array.shape[1:])
-    if array.ndim > 1 and bytes_as_float32 > MOST_IN_MEMORY:
+    if array.ndim > 1 and bytes_as_float32 > MOST_BYTES_IN_MEMORY:
         return cast(NDArray[Any], StoredRows(array, rows, fill))
 
     plain = np.asarray(array)

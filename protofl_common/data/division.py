@@ -53,7 +53,9 @@ class Share(NamedTuple):
     validation: Ints
 
 
-def placed(settings: DataSettings, client: int, clients: int, domain: str = "") -> tuple[int, int]:
+def client_and_number(
+    settings: DataSettings, client: int, clients: int, domain: str = ""
+) -> tuple[int, int]:
     """A client's number and the number of clients that divide its data.
 
     (0, 1) where nobody else has a part of them: with partition ``own``, or a domain of its own.

@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protofl_common.basics.files import cache_folder, make_private
-from protofl_common.basics.text import composed
+from protofl_common.basics.text import with_composed_letters
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import DataError, Images, RawData, check_classes, class_names
 
 EXTENSIONS = frozenset(
     (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 )
-PARTS = frozenset(
+PART_NAMES = frozenset(
     (
         *("train", "training", "test", "testing"),
         *("val", "valid", "validation", "dev", "eval", "evaluation"),
@@ -39,7 +39,7 @@ PARTS = frozenset(
 DEFAULT_SIZE = 64
 """Pixels a side when ``image-size`` is 0: photographs have no common size of their own."""
 MOST_PIXELS = 2**26  # limit of an image file; decoded, so many pixels take 200 MB
-PATIENCE = 5.0  # seconds between two lines of progress
+PROGRESS_SECONDS = 5.0  # seconds between two lines of progress
 
 
 def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
@@ -80,7 +80,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         none = f"no images laid out as {layout} in {root}"
         raise DataError(f"data-dir = {settings.data_dir!r}: {none}")
 
-    folder_of = {composed(folder.name): folder for folder in folders}
+    folder_of = {with_composed_letters(folder.name): folder for folder in folders}
     if by_domain:
         _check_no_parts(folder_of, root, "domains")
         classes = _classes_of_domains(samples, trees, root, settings)
@@ -102,10 +102,10 @@ def _images_in(trees: Sequence[Path], names: tuple[str, ...]) -> list[_Sample]:
     samples = []
     for tree in trees:
         for folder in _folders(tree):
-            name = composed(folder.name)
+            name = with_composed_letters(folder.name)
             if names and name not in names:
                 continue
-            domain = composed(tree.name)
+            domain = with_composed_letters(tree.name)
             samples += [_Sample(file, name, domain) for file in image_files(folder)]
     return samples
 
@@ -150,7 +150,7 @@ def _classes_of_domains(
     unlisted = {}
     for tree in trees:
         for folder in _folders(tree):
-            name = composed(folder.name)
+            name = with_composed_letters(folder.name)
             if name not in names:
                 unlisted[_letters(name)] = folder
     for name in absent:
@@ -178,7 +178,7 @@ def _check_no_parts(folders: Mapping[str, Path], root: Path, kind: str) -> None:
     A class may be called ``test`` where other folders are there, unless it has folders called like
     these.
     """
-    parts = [folder for name, folder in folders.items() if name.lower() in PARTS]
+    parts = [folder for name, folder in folders.items() if name.lower() in PART_NAMES]
     if len(parts) < len(folders):  # test/cat beside cat
         parts = [part for part in parts if _has_one_of(folders, part)]
     if parts:
@@ -188,7 +188,7 @@ def _check_no_parts(folders: Mapping[str, Path], root: Path, kind: str) -> None:
 
 
 def _has_one_of(names: Mapping[str, Path], folder: Path) -> bool:
-    return any(composed(below.name) in names for below in _folders(folder))
+    return any(with_composed_letters(below.name) in names for below in _folders(folder))
 
 
 def _letters(name: str) -> str:
@@ -199,7 +199,7 @@ def _letters(name: str) -> str:
 def _folders(root: Path) -> list[Path]:
     entries = (entry for entry in root.iterdir() if not entry.name.startswith("."))
     folders = (entry for entry in entries if entry.is_dir())
-    return sorted(folders, key=lambda folder: composed(folder.name))
+    return sorted(folders, key=lambda folder: with_composed_letters(folder.name))
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -238,7 +238,7 @@ def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
     reported = time.monotonic()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for done, _ in enumerate(pool.map(decode, range(len(files))), 1):
-            if time.monotonic() > reported + PATIENCE:
+            if time.monotonic() > reported + PROGRESS_SECONDS:
                 reported = time.monotonic()
                 progress = f"{done:,} of {len(files):,} images decoded"
                 print(f"protofl: {progress}", file=sys.stderr, flush=True)

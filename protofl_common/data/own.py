@@ -23,15 +23,15 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, read_images, square_rgb
 from protofl_common.data.raw import KEYS, SPLITS, DataError, Ints, RawData, from_arrays
 from protofl_common.data.table import (
-    COLUMNS,
-    Rows,
+    ANNOTATION_COLUMNS,
+    TableFile,
     checked_names,
     chosen_columns,
     name_and_categories,
     read_columns,
 )
 
-ARRAYS = (".npz", ".csv", ".parquet")
+ARRAY_SUFFIXES = (".npz", ".csv", ".parquet")
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -64,7 +64,7 @@ def read_manifest(settings: DataSettings) -> RawData:
 
     The images are read as in folders.
     """
-    rows = Rows(file_of(settings, (".csv",)))
+    rows = TableFile(file_of(settings, (".csv",)))
     columns = rows.annotations("file", "label")
     labels = columns["labels"]
     files = [rows.file.parent / name for name in rows.columns["file"]]
@@ -86,7 +86,7 @@ def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
     file = file_of(settings, (".csv",))
     below = os.path.join(file.parent, "")
     elsewhere = []
-    for name in Rows(file).columns.get("file", ()):
+    for name in TableFile(file).columns.get("file", ()):
         image = os.path.normpath(file.parent / name)
         if not image.startswith(below):
             elsewhere.append(Path(image))
@@ -98,7 +98,7 @@ def read_arrays(settings: DataSettings) -> RawData:
 
     A table has a column ``label``.
     """
-    file = file_of(settings, ARRAYS)
+    file = file_of(settings, ARRAY_SUFFIXES)
     where = str(file)
     gaps = settings.impute != "none"
     if file.suffix.lower() == ".npz":
@@ -107,7 +107,7 @@ def read_arrays(settings: DataSettings) -> RawData:
             raise DataError(f"{file} has no columns that could be named; leave out {named!r}")
         return from_arrays(_npz(file), where, settings.classes, gaps=gaps)
 
-    rows = Rows(file)
+    rows = TableFile(file)
     arrays = rows.annotations("label")
     chosen = chosen_columns(settings, rows.others, where)
     arrays["inputs"] = read_columns(rows.columns, chosen, where, rows.place, gaps=gaps)
@@ -120,7 +120,7 @@ def read_arrays(settings: DataSettings) -> RawData:
 
 def locate_arrays(settings: DataSettings) -> tuple[Path, ...]:
     """The file of arrays, or of a table."""
-    return (file_of(settings, ARRAYS),)
+    return (file_of(settings, ARRAY_SUFFIXES),)
 
 
 def read_text(settings: DataSettings) -> RawData:
@@ -208,9 +208,9 @@ def tokens(texts: Iterable[str], length: int) -> Ints:
     return result
 
 
-def _with_label(file: Path) -> Rows:
+def _with_label(file: Path) -> TableFile:
     """The rows of a file of texts; where it has no header, the first column is the label."""
-    rows = Rows(file)
+    rows = TableFile(file)
     if "label" in rows.columns:
         return rows
     first, *others = rows.names
@@ -219,7 +219,7 @@ def _with_label(file: Path) -> Rows:
         no_other = f"or if that is its first row, no other has the label {first!r}"
         raise DataError(f"{file}: {has}; {no_other}")
     header = ["label"] + [f"text {number}" for number, _ in enumerate(others, 1)]
-    return Rows(file, header)
+    return TableFile(file, header)
 
 
 def _npz(file: Path) -> dict[str, Any]:
@@ -251,7 +251,7 @@ def _npz(file: Path) -> dict[str, Any]:
         arrays["inputs"] = np.concatenate(inputs)
         arrays["labels"] = np.concatenate(labels)
         arrays["split"] = np.repeat(parts, [len(array) for array in labels])
-    return {COLUMNS.get(key, key): array for key, array in arrays.items()}
+    return {ANNOTATION_COLUMNS.get(key, key): array for key, array in arrays.items()}
 
 
 # -- a function
@@ -390,7 +390,9 @@ def _inputs(
     where = f"dataset = {name!r}"
     labels = whole[label][:]
     kinds = {
-        column: kind for column, kind in whole.features.items() if column not in (label, *COLUMNS)
+        column: kind
+        for column, kind in whole.features.items()
+        if column not in (label, *ANNOTATION_COLUMNS)
     }
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
     texts = {}

@@ -34,7 +34,7 @@ from protofl_common.data.images import (
     square_rgb,
 )
 from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays
-from protofl_common.data.table import Rows, read_columns
+from protofl_common.data.table import TableFile, read_columns
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 HEART_FILES = tuple(f"processed.{name}.data" for name in HOSPITALS)
@@ -123,7 +123,7 @@ def _tiny_imagenet(root: Path, settings: DataSettings) -> RawData:
 
 
 def _fed_isic(root: Path, settings: DataSettings) -> RawData:
-    rows = Rows(root / "train_test_split")
+    rows = TableFile(root / "train_test_split")
     files = [root / ISIC_IMAGES / f"{name}.jpg" for name in rows.columns["image"]]
     missing = [file for file in files if not file.is_file()]
     if missing:
@@ -145,7 +145,7 @@ def _fed_heart(root: Path, settings: DataSettings) -> RawData:
     columns: dict[str, list[str]] = {name: [] for name in header}
     clients = []
     for hospital, file in zip(HOSPITALS, HEART_FILES, strict=True):
-        table = Rows(root / file, header).columns
+        table = TableFile(root / file, header).columns
         for patient in zip(*table.values(), strict=True):
             if "?" in patient[: len(HEART)] and not with_gaps:
                 continue

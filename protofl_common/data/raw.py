@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.basics.text import composed
+from protofl_common.basics.text import with_composed_letters
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ Place = Callable[[int], str]  # number of a sample -> its place in the file, for
 CHUNK = 2048  # images handled at a time: all at once they are too large to be made floating point
 GAPS = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))  # in lower case
 FEW_CLASSES = 20  # different labels that are taken for classes, whatever they look like
-MOST_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
+MOST_BYTES_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
 
 
 class DataError(ValueError):
@@ -125,7 +125,7 @@ def from_arrays(
     domains = np.zeros_like(labels)
     domain_names: tuple[str, ...] = ()
     if owner in columns:
-        owners = [composed(name) for name in columns[owner].astype(str)]
+        owners = [with_composed_letters(name) for name in columns[owner].astype(str)]
         unique, domains = np.unique(owners, return_inverse=True)
         domain_names = tuple(unique.tolist())
     official = np.zeros(len(inputs), np.uint8)
@@ -214,7 +214,7 @@ def _class_array(value: Any, where: str) -> tuple[str, ...]:
         return ()
     names: tuple[str, ...] = ()
     if not isinstance(value, str | bytes):
-        names = tuple(composed(str(name)) for name in value)
+        names = tuple(with_composed_letters(str(name)) for name in value)
     if not names or "" in names or len(set(names)) < len(names):
         raise DataError(f"{where}: classes = {value!r}: must be different names, in label order")
     return names
@@ -230,7 +230,7 @@ def _labels(
     if not names:
         values: Any = column
         if not are_numbers:
-            values = [composed(name) for name in column.astype(str)]
+            values = [with_composed_letters(name) for name in column.astype(str)]
         classes, labels = np.unique(values, return_inverse=True)
         check_classes(classes.tolist(), len(labels), where)
         return labels.astype(np.int64), tuple(map(str, classes))
@@ -240,7 +240,9 @@ def _labels(
         labels = column.astype(np.int64)
     else:
         index = {name: position for position, name in enumerate(names)}
-        labels = np.array([index.get(composed(str(value)), -1) for value in column], dtype=np.int64)
+        labels = np.array(
+            [index.get(with_composed_letters(str(value)), -1) for value in column], dtype=np.int64
+        )
     wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
     if len(wrong):
         row = int(wrong[0])

@@ -37,7 +37,7 @@ class StoredData(RawData):
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    uneven: bool = False  # a class has more than twice another's samples
+    has_uneven_classes: bool = False  # a class has more than twice another's samples
 
 
 def open_data(settings: DataSettings) -> StoredData:
@@ -123,7 +123,7 @@ def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData
         facts: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
         counts = np.unique(arrays["labels"], return_counts=True)[1]
         uneven = bool(counts.max() > 2 * counts.min())
-        return StoredData(**arrays, **facts, by_client=meta["by_client"], uneven=uneven)
+        return StoredData(**arrays, **facts, by_client=meta["by_client"], has_uneven_classes=uneven)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 

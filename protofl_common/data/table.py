@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.basics.text import LONGEST_NAME, composed, names_in
+from protofl_common.basics.text import LONGEST_NAME, names_in, with_composed_letters
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import GAPS, DataError, Place, is_number
 
-COLUMNS = {"label": "labels", "domain": "domain", "client": "client", "split": "split"}
+ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client", "split": "split"}
 """Columns of a file that are no inputs, and their names in `from_arrays`."""
 MOST_CATEGORIES = 12  # different texts of a column up to which an error proposes one-hot
 GAP = (
@@ -36,7 +36,7 @@ MOST_ROUNDED = 1e-4  # of a column's range: a number that float32 changes by mor
 Floats = NDArray[np.float32]
 
 
-class Rows:
+class TableFile:
     """A CSV or Parquet file, read: its columns by name, and where each row stands."""
 
     def __init__(self, file: Path, header: list[str] | None = None) -> None:
@@ -59,7 +59,7 @@ class Rows:
         return [
             name
             for name in self.names
-            if name not in COLUMNS and not name.startswith("__index_level_")
+            if name not in ANNOTATION_COLUMNS and not name.startswith("__index_level_")
         ]
 
     def place(self, row: int) -> str:
@@ -68,9 +68,9 @@ class Rows:
     def annotations(self, *needed: str) -> dict[str, Any]:
         """The columns that are no inputs: labels, whose a row is, and its part.
 
-        `COLUMNS` has their names in a file, and by what name of `from_arrays` they are returned.
-        Labels that are all whole numbers become int64, and else stay names. DataError without a
-        column that is ``needed``, and for any column without a name of its own.
+        `ANNOTATION_COLUMNS` has their names in a file, and by what name of `from_arrays` they are
+        returned. Labels that are all whole numbers become int64, and else stay names. DataError
+        without a column that is ``needed``, and for any column without a name of its own.
         """
         for name in needed:
             if name not in self.columns:
@@ -85,7 +85,7 @@ class Rows:
                 raise DataError(f"{self.file}: several columns are called {name!r}; rename them")
 
         columns: dict[str, Any] = {}
-        for name, key in COLUMNS.items():
+        for name, key in ANNOTATION_COLUMNS.items():
             if name in self.columns:
                 columns[key] = self.columns[name]
         labels = columns.get("labels")
@@ -110,7 +110,7 @@ def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], li
         with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.reader(opened)
             filled = filter(None, reader)
-            names = header or [composed(name.strip()) for name in next(filled, [])]
+            names = header or [with_composed_letters(name.strip()) for name in next(filled, [])]
             for row in filled:
                 lines.append(reader.line_num)
                 rows.append([value.strip() for value in row])
@@ -150,7 +150,7 @@ def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
                 values.append(array)
                 continue
         values.append(column.to_pylist())
-    names = [composed(name) for name in table.column_names]
+    names = [with_composed_letters(name) for name in table.column_names]
     return names, list(range(table.num_rows)), values
 
 
@@ -184,7 +184,7 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
     _check_present("drop", dropped, names, where)
     _check_present("one-hot", categories, left, where)
     for name in left:
-        if name.lower() in COLUMNS:
+        if name.lower() in ANNOTATION_COLUMNS:
             cure = f"call it {name.lower()!r}, or drop it"
             raise DataError(f"{where}: column {name!r} would be an input; {cure}")
     if not left:
@@ -207,7 +207,7 @@ def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
         if len(column) > LONGEST_NAME or not column.isprintable():
             what = f"a name, or categories, of over {LONGEST_NAME} letters, or with a line break"
             raise DataError(f"{where}: column {column!r} has {what}")
-    return tuple(composed(column) for column in columns)
+    return tuple(with_composed_letters(column) for column in columns)
 
 
 def name_and_categories(column: str) -> tuple[str, tuple[str, ...]]:
@@ -331,7 +331,7 @@ def _one_hot(column: _Column) -> Floats:
 
 def _category(value: Any) -> str | float:
     """The meaning of a category: ``1``, ``"1"``, ``"1.0"`` are one in files of different origin."""
-    return float(value) if is_number(value) else composed(str(value).strip())
+    return float(value) if is_number(value) else with_composed_letters(str(value).strip())
 
 
 def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tuple[str, str]:

@@ -293,7 +293,7 @@ class Algorithm:
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Say why sums over the clients are not enough for a server that exchanges this, or ""."""
-        if any(entry.of_each_client for entry in exchange.down.values()):
+        if any(entry.shows_single_clients for entry in exchange.down.values()):
             return "its clients receive one another's prototypes"
         vectors_up = schema.vectors_in(exchange.up)
         if vectors_up and not self.averages_prototypes:
@@ -316,7 +316,7 @@ class Algorithm:
 
         It must then say so before the first round.
         """
-        return any(entry.of_classes for entry in self.exchange.up.values())
+        return any(entry.shows_classes for entry in self.exchange.up.values())
 
 
 Half = TypeVar("Half")

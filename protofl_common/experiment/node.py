@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from protofl_common.basics.code_version import version_of
-from protofl_common.basics.text import as_file_name, composed, is_site_name, names_in
+from protofl_common.basics.text import as_file_name, is_site_name, names_in, with_composed_letters
 from protofl_common.config import python_names
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
@@ -119,7 +119,7 @@ class NodeConfig:
             name=name,
             partition=int(node.get("partition-id", 0)),
             num_partitions=int(node.get("num-partitions", 0)),
-            domain=composed(str(node.get("domain", ""))),
+            domain=with_composed_letters(str(node.get("domain", ""))),
             is_site=is_site(node),
             has_own_data=has_own_data(node),
             approves=bool(node.get("approve", has_own_data(node))),
@@ -169,7 +169,7 @@ def allowed_by(node: Values) -> dict[str, Scalar]:
     return {**DEFAULTS, **node}
 
 
-def openly(config: Values, node: Values) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+def as_its_operator(config: Values, node: Values) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
     """Return both as the site's operator asks: approved, and without secure aggregation.
 
     That would hide numbers.
@@ -187,7 +187,7 @@ def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
     return UNDIVIDED | {key: node.get(key, defaults[key]) for key in DIVISION}
 
 
-def instead(node: Values, defaults: Values) -> dict[str, Scalar]:
+def settings_of_site(node: Values, defaults: Values) -> dict[str, Scalar]:
     """Return the settings that a site puts in the place of a run's.
 
     ``node`` is {} for a simulated client, which changes nothing.

@@ -19,7 +19,7 @@ import numpy as np
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.basics.text import composed, is_plain_name, names_in
+from protofl_common.basics.text import is_plain_name, names_in, with_composed_letters
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
 from protofl_common.config.options import (
@@ -28,7 +28,7 @@ from protofl_common.config.options import (
     Values,
     did_you_mean,
     flatten,
-    homeless,
+    folders_of_unknown_users,
     keys_of,
     read_section,
     unknown_keys,
@@ -48,10 +48,10 @@ from protofl_common.experiment.node import (
     NODE_KEYS,
     REQUIRE_SECAGG,
     TABLE,
-    instead,
     is_site,
     refusals,
     required_dp,
+    settings_of_site,
 )
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
@@ -225,7 +225,7 @@ class Settings(Sections):
         if self.privacy.dp == "none":
             return None
         rounds = self.run.rounds
-        tables = sum(entry.of_classes for entry in self.exchange.up.values())
+        tables = sum(entry.shows_classes for entry in self.exchange.up.values())
         tables_in_rounds = tuple(
             tables if self.hparams.due(number, rounds) else 0 for number in range(1, rounds + 1)
         )
@@ -273,11 +273,11 @@ class Settings(Sections):
 
     @classmethod
     def _read(cls, given: Values, node: Values) -> Self:
-        config = {**given, **instead(node, _defaults())}
+        config = {**given, **settings_of_site(node, _defaults())}
         for key in ("classes", "new-domain", *TABLE):
             value = config.get(key)
             if isinstance(value, str):
-                config[key] = composed(value)
+                config[key] = with_composed_letters(value)
 
         problems = [
             f"node-config: {line}; choose from {', '.join(NODE_KEYS)}"
@@ -285,7 +285,7 @@ class Settings(Sections):
         ]
         likely = [key for key in known_keys() if key.rpartition(".")[0] in ("", config.get("algo"))]
         problems += unknown_keys(config, known_keys(), likely)
-        problems += homeless(config)
+        problems += folders_of_unknown_users(config)
         denied = refusals(node, config, given) if node else []
 
         problems_of_tables: list[str] = []
@@ -310,7 +310,7 @@ class Settings(Sections):
         return settings
 
 
-def check_chosen(chosen: Values, *runs: Settings) -> None:
+def check_settings_act(chosen: Values, *runs: Settings) -> None:
     """SettingsError with a line for each ``chosen`` setting that acts in no run.
 
     Such settings are of an algorithm or a partition that no run has.
@@ -376,7 +376,7 @@ def baselines_of(
     return baselines
 
 
-def meeting_demands(node: Values) -> dict[str, Scalar]:
+def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
     """Return the settings with which a run meets what a site demands of its protections."""
     config: dict[str, Scalar] = {}
     limits = required_dp(node)
@@ -483,7 +483,7 @@ def _backbone_problems(settings: Settings) -> Iterator[str]:
     except ValueError as error:  # the names are read only now
         yield f"backbones = {named!r}: {error}; or auto, or none"
         return
-    sent = [entry.words for entry in settings.exchange.up.values() if entry.of_frozen]
+    sent = [entry.words for entry in settings.exchange.up.values() if entry.needs_backbones]
     if sent and named == "none":
         yield f"backbones = 'none': {algo} sends {sent[0]}; choose auto, or name backbones"
     if augment != "none" and is_frozen:
@@ -526,7 +526,7 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
             " whose gradients are then no sample's own"
         )
     least = privacy.min_class_samples
-    if least > 1 and any(entry.of_all for entry in settings.exchange.up.values()):
+    if least > 1 and any(entry.joins_all_classes for entry in settings.exchange.up.values()):
         yield (
             f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes;"
             " choose 1"

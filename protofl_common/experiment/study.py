@@ -55,7 +55,7 @@ class Study:
             )
         purpose = " ".join(str(config["study-purpose"]).split())
         return cls(
-            id=id_of(config),
+            id=study_id(config),
             name=name,
             by=by,
             sites=keys_of_sites(str(config["study-sites"])),
@@ -81,7 +81,7 @@ def signed_part(config: Values) -> bytes:
     return json.dumps(signed, default=repr).encode()
 
 
-def id_of(config: Values) -> str:
+def study_id(config: Values) -> str:
     return hashlib.sha256(signed_part(config)).hexdigest()[:32]
 
 
@@ -94,7 +94,7 @@ def keys_of_sites(text: str) -> dict[str, str]:
     return keys
 
 
-def in_text(key: Ed25519PublicKey) -> str:
+def key_as_text(key: Ed25519PublicKey) -> str:
     return urlsafe_b64encode(key.public_bytes_raw()).decode().rstrip("=")
 
 

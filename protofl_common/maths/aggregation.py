@@ -18,9 +18,11 @@ from torch import Tensor
 
 from protofl_common.maths.prototypes import Prototypes
 
-FEWEST = 3  # clients from which on their median tells what is usual, and can outvote one of them
+# clients from which on their median tells what is usual, and can outvote one of them
+MIN_CLIENTS_FOR_MEDIAN = 3
 State = Mapping[str, Tensor]  # of a model or a part of it: name of parameter or buffer -> value
-COORDINATES = 2**18  # sorted at once: all of a large layer of many clients would take gigabytes
+# sorted at once: all of a large layer of many clients would take gigabytes
+COORDINATES_AT_ONCE = 2**18
 
 
 def merge_prototypes(
@@ -42,8 +44,8 @@ def merge_prototypes(
         merged_means = []
         for label in labels_C:
             means_ND = joined.means[joined.labels == label]
-            drop = dropped(len(means_ND), merging, trim)
-            merged_means.append(mean_of_middle(means_ND, drop).float())
+            drop = dropped_at_each_end(len(means_ND), merging, trim)
+            merged_means.append(trimmed_mean(means_ND, drop).float())
         merged = Prototypes(torch.stack(merged_means), labels_C)
 
     if previous is None:
@@ -73,14 +75,14 @@ def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     return Prototypes((sums_CD / totals_C.unsqueeze(1)).float(), labels_C)
 
 
-def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) -> list[Prototypes]:
+def without_outliers(sets: Sequence[Prototypes], merging: str, trim: float) -> list[Prototypes]:
     """Remove the prototypes of the clients that are least like the others; none with ``mean``.
 
     For servers that train on prototypes or cluster them. A client has one vote on a class: the mean
     of its prototypes. It is as unlike the others as its votes are on average far from those of its
     classes (`_distances_from_median`): one class alone does not show who gives his prototypes to
-    wrong classes. Of the n clients that have a class, those `dropped` that are most unlike lose
-    theirs.
+    wrong classes. Of the n clients that have a class, those `dropped_at_each_end` that are most
+    unlike lose theirs.
     """
     if merging == "mean":
         return list(sets)
@@ -90,7 +92,7 @@ def without_the_farthest(sets: Sequence[Prototypes], merging: str, trim: float) 
     for label, distances_M in enumerate(distances_MC.T):
         holders = torch.nonzero(~distances_M.isnan()).flatten()
         most_unlike_last = holders[unlike_M[holders].argsort(stable=True)]
-        first_dropped = len(holders) - dropped(len(holders), merging, trim)
+        first_dropped = len(holders) - dropped_at_each_end(len(holders), merging, trim)
         for client in most_unlike_last[first_dropped:].tolist():
             kept[client] &= sets[client].labels != label
     return [prototypes.only(rows) for prototypes, rows in zip(sets, kept, strict=True)]
@@ -100,7 +102,7 @@ def _distances_from_median(sets: Sequence[Prototypes]) -> Tensor:
     """How far each client's vote on a class is from the coordinate-wise median of all votes on it.
 
     [M, C] float64, Euclidean, in multiples of the class's median distance; NaN where a client has
-    no vote or fewer than `FEWEST` have.
+    no vote or fewer than `MIN_CLIENTS_FOR_MEDIAN` have.
     """
     classes = 0
     for prototypes in sets:
@@ -110,14 +112,14 @@ def _distances_from_median(sets: Sequence[Prototypes]) -> Tensor:
     distances_MC = torch.full((len(sets), classes), torch.nan, dtype=torch.float64)
     for label in range(classes):
         holders = [client for client, prototypes in enumerate(sets) if label in prototypes.labels]
-        if len(holders) < FEWEST:
+        if len(holders) < MIN_CLIENTS_FOR_MEDIAN:
             continue
         votes = []
         for client in holders:
             own_means = sets[client].means[sets[client].labels == label]
             votes.append(own_means.double().mean(0))
         votes_ND = torch.stack(votes)
-        median_D = mean_of_middle(votes_ND, dropped(len(holders), "median", 0.0))
+        median_D = trimmed_mean(votes_ND, dropped_at_each_end(len(holders), "median", 0.0))
         distances_N = (votes_ND - median_D).norm(dim=1)
         usual = distances_N.median().clamp_min(torch.finfo(torch.float64).tiny)
         distances_MC[holders, label] = distances_N / usual
@@ -131,7 +133,7 @@ def merge_weights(
 
     ``mean`` is Σ_i share_i · w_i; ``median`` and ``trimmed-mean`` ignore ``shares``.
     """
-    drop = dropped(len(sets), merging, trim)
+    drop = dropped_at_each_end(len(sets), merging, trim)
     merged = {}
     for name, first in sets[0].items():
         values = [weights[name] for weights in sets]
@@ -140,10 +142,10 @@ def merge_weights(
             for value, share in zip(values, shares, strict=True):
                 mean += value.double() * share
         else:
-            pieces = [value.flatten().split(COORDINATES) for value in values]
+            pieces = [value.flatten().split(COORDINATES_AT_ONCE) for value in values]
             middles = []
             for of_clients in zip(*pieces, strict=True):
-                middles.append(mean_of_middle(torch.stack(of_clients), drop))
+                middles.append(trimmed_mean(torch.stack(of_clients), drop))
             mean = torch.cat(middles).reshape(first.shape)
         if not first.is_floating_point():
             mean = mean.round()
@@ -156,11 +158,12 @@ def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float)
 
     ``received`` has the w that each client started from. Sun et al. leave M to the user; here it is
     ``ratio`` times the median length of this round's updates. Nothing is cut where fewer than
-    `FEWEST` lengths are left by `with_length`: so few do not say what is usual.
+    `MIN_CLIENTS_FOR_MEDIAN` lengths are left by `lengths_for_median`: so few do not say what is
+    usual.
     """
     lengths = [_length_of_change(w_i, w) for w_i, w in zip(sets, received, strict=True)]
-    usual = with_length(lengths)
-    if len(usual) < FEWEST:
+    usual = lengths_for_median(lengths)
+    if len(usual) < MIN_CLIENTS_FOR_MEDIAN:
         return list(sets)
     longest = ratio * statistics.median_low(usual)
 
@@ -170,7 +173,7 @@ def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float)
     return clipped
 
 
-def with_length(lengths: Sequence[float]) -> Sequence[float]:
+def lengths_for_median(lengths: Sequence[float]) -> Sequence[float]:
     """Return the lengths whose median says what is usual.
 
     These are all, but without zeros where half of them or more are 0.
@@ -180,7 +183,7 @@ def with_length(lengths: Sequence[float]) -> Sequence[float]:
     return [length for length in lengths if length]
 
 
-def length_of(tensors: Iterable[Tensor]) -> float:
+def joint_norm(tensors: Iterable[Tensor]) -> float:
     """Return the Euclidean norm of all numbers together but whole ones, such as of positions."""
     square = 0.0
     for tensor in tensors:
@@ -190,7 +193,7 @@ def length_of(tensors: Iterable[Tensor]) -> float:
 
 
 def _length_of_change(end: State, start: State) -> float:
-    return length_of(
+    return joint_norm(
         value.double() - start[name].double()
         for name, value in end.items()
         if value.is_floating_point()
@@ -207,7 +210,7 @@ def _between(start: State, end: State, part: float) -> dict[str, Tensor]:
     return state
 
 
-def dropped(n: int, merging: str, trim: float) -> int:
+def dropped_at_each_end(n: int, merging: str, trim: float) -> int:
     """Return how many of n values go at each end, before the mean of the rest is taken.
 
     ``median`` (Definition 1): all but the one or two in the middle. ``trimmed-mean`` (Definition
@@ -220,7 +223,7 @@ def dropped(n: int, merging: str, trim: float) -> int:
     return min(most, math.ceil(round(wanted, 9)))
 
 
-def mean_of_middle(values_ND: Tensor, k: int) -> Tensor:
+def trimmed_mean(values_ND: Tensor, k: int) -> Tensor:
     """Return the trimmed mean [D] float64 over clients, (1 / (n − 2k)) Σ_{k < i ≤ n − k} x_(i).
 
     x_(1) ≤ … ≤ x_(n) are the values of one coordinate in ascending order.

@@ -131,7 +131,7 @@ class ClassMoments(nn.Module):
             return second - self.first.T @ means_CF
         return second / shares_C1[:, :, None] - means_CF[:, :, None] * means_CF[:, None, :]
 
-    def problem(self) -> str:
+    def why_impossible(self) -> str:
         """Say why no samples can have these moments; "" if some can."""
         if bool((self.shares < 0).any()) or abs(float(self.shares.sum()) - 1) > TOLERANCE:
             return "shares of classes that are none"
@@ -157,7 +157,7 @@ class ClassMoments(nn.Module):
         return "second moments that are none: a variance below 0"
 
     def problem_with_noise(self, noise: float, longest: float) -> str:
-        """`problem` for samples no longer than ``longest`` and noise of ``noise`` times a number.
+        """`why_impossible` of samples up to ``longest`` and noise of ``noise`` times a number.
 
         Each number is measured by the largest that such samples can bring.
         """

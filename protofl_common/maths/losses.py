@@ -318,7 +318,7 @@ def positive_unlabelled_risk(
     present_K = torch.nonzero(labelled_C).flatten()
     counts_K = labelled_C[present_K].to(logits_BC.dtype)
     labelled = counts_K.sum()
-    against_BK = not_of_class(logits_BC)[:, present_K]
+    against_BK = loss_of_absence(logits_BC)[:, present_K]
     hidden_B1 = (labels_B < 0).unsqueeze(1)
     own_BK = labels_B.unsqueeze(1) == present_K
 
@@ -331,7 +331,7 @@ def positive_unlabelled_risk(
     return risk_K.mean()
 
 
-def not_of_class(logits_BC: Tensor) -> Tensor:
+def loss_of_absence(logits_BC: Tensor) -> Tensor:
     """−log(1 − p_c + ε) of every sample and class, [B, C]; for C of at least 2.
 
     1 − p_c is the part of the other classes, so with the logits s, −log(1 − p_c) is

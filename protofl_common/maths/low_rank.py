@@ -15,7 +15,7 @@ LEFT = ":left"
 RIGHT = ":right"
 
 
-def change(
+def change_of(
     after: Mapping[str, Tensor], before: Mapping[str, Tensor], trained: Collection[str]
 ) -> dict[str, Tensor]:
     """Return the change of the ``trained`` parameters, after − before, and buffers as they are."""
@@ -25,17 +25,17 @@ def change(
     return update
 
 
-def applied(
+def apply_change(
     before: Mapping[str, Tensor], update: Mapping[str, Tensor], trained: Collection[str]
 ) -> dict[str, Tensor]:
-    """Return the weights after an update: the inverse of `change`."""
+    """Return the weights after an update: the inverse of `change_of`."""
     after = {}
     for name, value in before.items():
         after[name] = value + update[name] if name in trained else update[name].clone()
     return after
 
 
-def compressed(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
+def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
     """Return the weights, with two `factors` in the place of a matrix where these are smaller."""
     update: dict[str, Tensor] = {}
     for name, value in weights.items():
@@ -51,8 +51,8 @@ def compressed(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor
     return update
 
 
-def expanded(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Restore what `compressed` gave, as tensors of the names and shapes of ``like``."""
+def expand(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Restore what `compress` gave, as tensors of the names and shapes of ``like``."""
     weights = {}
     for name, value in like.items():
         if name in update:

@@ -133,8 +133,8 @@ class Stem(NamedTuple):
     pool_stride: int  # 0: no pooling
 
 
-SMALL = Stem(kernel=3, stride=1, padding=1, pool_stride=0)
-IMAGENET = Stem(kernel=7, stride=2, padding=3, pool_stride=2)
+SMALL_STEM = Stem(kernel=3, stride=1, padding=1, pool_stride=0)
+IMAGENET_STEM = Stem(kernel=7, stride=2, padding=3, pool_stride=2)
 STRIDE_1 = Stem(kernel=7, stride=1, padding=3, pool_stride=4)
 FIVE_BY_FIVE = Stem(kernel=5, stride=2, padding=1, pool_stride=2)
 
@@ -144,7 +144,7 @@ def _resnet(
     in_channels: int,
     image_size: int,
     feature_dim: int,
-    stem: Stem = IMAGENET,
+    stem: Stem = IMAGENET_STEM,
     bottleneck: bool = False,
 ) -> nn.Module:
     """A ResNet with ``blocks`` in each of one to four stages.
@@ -214,8 +214,8 @@ BLOCKS: dict[int, tuple[int, ...]] = {
 
 VISION: dict[str, Callable[[int, int, int], nn.Module]] = {
     **{name: partial(_cnn, plan) for name, plan in CNN_PLANS.items()},
-    "resnet10": partial(_resnet, BLOCKS[10], stem=SMALL),
-    "resnet18": partial(_resnet, BLOCKS[18], stem=SMALL),
+    "resnet10": partial(_resnet, BLOCKS[10], stem=SMALL_STEM),
+    "resnet18": partial(_resnet, BLOCKS[18], stem=SMALL_STEM),
     "resnet18-stride-1-4": partial(_resnet, BLOCKS[18], stem=STRIDE_1),
     "resnet10-5x5-stem": partial(_resnet, BLOCKS[10], stem=FIVE_BY_FIVE),
     **{

@@ -38,11 +38,11 @@ IMAGES = (
     "(set image-size for others)"
 )
 # 2 GiB of float32: a run's feature-dim and image-size, or a card, could ask for a hundred times it.
-MOST_PARAMETERS = 2**29
+MAX_PARAMETERS = 2**29
 GAUSSIAN = "gaussian-"  # begins the architecture of a Gaussian head behind frozen backbones
 # Networks that in training would return the scores of auxiliary heads as well.
 HEADS_BESIDE = ("googlenet", "inception_v3")
-HINT = (
+GROUPS_HINT = (
     "models = table3 is for tables, signal3 for signals, text3 for texts, small3 and most others "
     "for images"
 )
@@ -140,18 +140,18 @@ _shared_model = lru_cache(maxsize=4)(build_model)
 def _check_size(
     arch: str, input_shape: tuple[int, ...], num_classes: int, feature_dim: int
 ) -> None:
-    """SettingsError for a network with more than `MOST_PARAMETERS`, before it takes memory."""
+    """SettingsError for a network with more than `MAX_PARAMETERS`, before it takes memory."""
     with seeded(0), torch.device("meta"):
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
         head = _head(arch, num_classes, feature_dim, "trainable", None)
     number = sum(parameter.numel() for parameter in SplitModel(body, head).parameters())
-    if number > MOST_PARAMETERS:
+    if number > MAX_PARAMETERS:
         size = (
             f"inputs {list(input_shape)} and feature-dim = {feature_dim}; choose another network, "
             "or a smaller size"
         )
         raise SettingsError(
-            f"arch = {arch!r}: {number:,} parameters, above {MOST_PARAMETERS:,}, for {size}"
+            f"arch = {arch!r}: {number:,} parameters, above {MAX_PARAMETERS:,}, for {size}"
         )
 
 
@@ -201,7 +201,9 @@ def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Modul
     elif name in TEXT:
         takes = "texts [tokens]"
     shape = list(input_shape)
-    raise ValueError(f"arch {name!r} is for {takes}; a sample of these data is {shape}; {HINT}")
+    raise ValueError(
+        f"arch {name!r} is for {takes}; a sample of these data is {shape}; {GROUPS_HINT}"
+    )
 
 
 def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
@@ -292,9 +294,9 @@ def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) 
         with torch.inference_mode():
             features = model.eval().body(inputs)
     except Exception as error:  # a user's network may raise anything
-        hint = HINT
+        hint = GROUPS_HINT
         if not inputs.is_floating_point():
-            hint = f"{HINT}; give whole numbers of a table as floating point"
+            hint = f"{GROUPS_HINT}; give whole numbers of a table as floating point"
         raise SettingsError(
             f"{taken} do not fit ({type(error).__name__}: {error}); {hint}"
         ) from error

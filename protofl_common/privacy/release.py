@@ -202,7 +202,7 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
     return counts_C
 
 
-def private_hits(
+def private_correct(
     correct: Mapping[str, int], samples: int, noise: float, draw: np.random.Generator
 ) -> dict[str, int]:
     """K numbers of right predictions with noise, from 0 to ``samples``.

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from protofl_common.wire.payloads import (
-    LARGEST,
-    MOST_SAMPLES,
+    MAX_ADDEND,
+    MAX_WEIGHT,
     Payload,
     codec_of,
     pack_payload,
@@ -57,7 +57,7 @@ def scale(clients: int) -> float:
     It is a power of two: counts stay exact.
     """
     bits = 62 - math.ceil(math.log2(clients))
-    return 2.0**bits / (MOST_SAMPLES * LARGEST)
+    return 2.0**bits / (MAX_WEIGHT * MAX_ADDEND)
 
 
 def length(declared: Declared, limits: Limits) -> int:
@@ -76,7 +76,7 @@ def to_sums(
 
     NotFinite for NaN or infinity.
     """
-    n = min(samples, MOST_SAMPLES)
+    n = min(samples, MAX_WEIGHT)
     parts = [np.array([n], dtype=np.float64)]
     for name, entry in declared.items():
         addends = codec_of(name, entry, limits).addends(payload.entries[name], n)
@@ -107,7 +107,7 @@ def from_sums(
     """
     numbers = torch.from_numpy(from_whole(sums, clients))
     n = float(numbers[0])  # first in every vector of `to_sums`; the arrays of each entry follow
-    if not 1 <= n <= clients * MOST_SAMPLES or n % 1:
+    if not 1 <= n <= clients * MAX_WEIGHT or n % 1:
         raise RefusedMessage(f"sums of {n:g} training samples")
     means = {}
     start = 1
@@ -153,11 +153,11 @@ def weighted_figures(
             continue
         if not math.isfinite(figures[key]):
             raise NotFinite(f"{name} is {figures[key]}")
-        n = min(samples.get(group, report.test_samples), MOST_SAMPLES)
+        n = min(samples.get(group, report.test_samples), MAX_WEIGHT)
         if group == "correct":
             total = np.rint(n * (figures[key] / max(1, report.test_samples)))
         else:
-            total = n * np.clip(figures[key], -LARGEST, LARGEST)
+            total = n * np.clip(figures[key], -MAX_ADDEND, MAX_ADDEND)
         addends += [total, n]
     return np.array(addends, dtype=np.float64)
 

@@ -21,7 +21,7 @@ from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
 from protofl_common.runs.figures import MEASURES, Table
-from protofl_common.runs.folder import Accuracies, troubles
+from protofl_common.runs.folder import Accuracies, unused_replies
 from protofl_common.runs.over_clients import best_of, fairness
 
 MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
@@ -244,7 +244,7 @@ def _troubles(run: RecordedRun) -> Markup:
     rows: list[tuple[str, str, str, str]] = []
     for row in run.rows:
         where = "final" if row["kind"] == "final" else str(row["round"])
-        for kind, site, reason in troubles(row):
+        for kind, site, reason in unused_replies(row):
             rows.append((where, kind, site, reason))
         if row["void"]:
             reason = row.get("void-because", "not kept")

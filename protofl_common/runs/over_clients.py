@@ -78,7 +78,7 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
     return statistics.fmean(ordered[:clients])
 
 
-def of_all_sites(rows: Sequence[RoundRow]) -> list[RoundRow]:
+def comparable_rounds(rows: Sequence[RoundRow]) -> list[RoundRow]:
     """Return the rounds in which as many clients were asked and answered as in the last one.
 
     Means over other sets of clients are not comparable: a lucky draw of them would look like
@@ -102,11 +102,11 @@ def best_evaluation(
 ) -> tuple[RoundRow | None, Literal["validation", "test"]]:
     """Return the row with the highest mean of an accuracy or metric, and on which data that is.
 
-    The first of several, among the rounds `of_all_sites`. The mean on validation data decides where
-    the run has any, else that on test data. Where sites may lie it is the trimmed mean: no site
-    alone chooses the round. The row is None where no row has such a figure.
+    The first of several, among the rounds `comparable_rounds`. The mean on validation data decides
+    where the run has any, else that on test data. Where sites may lie it is the trimmed mean: no
+    site alone chooses the round. The row is None where no row has such a figure.
     """
-    comparable = of_all_sites(rows)
+    comparable = comparable_rounds(rows)
     validated = _rankable(comparable, f"validation/{kind}")
     candidates = validated or _rankable(comparable, kind)
     if not candidates:
@@ -162,7 +162,7 @@ def in_percent(name: str) -> bool:
     return name.removeprefix("validation/").removesuffix(NEW) in KINDS
 
 
-def doubts_of_data(sites: Sites) -> Iterator[str]:
+def data_warnings(sites: Sites) -> Iterator[str]:
     """Warn of classes that are trained on, but tested nowhere, as far as sites count samples."""
     counted = [facts for facts in sites.get("sites", {}).values() if "test-classes" in facts]
     trained = _sums(facts["train-classes"] for facts in counted)
@@ -180,7 +180,7 @@ def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
     return [sum(of_class) for of_class in zip(*counts, strict=True)]
 
 
-def doubts_of_outcome(
+def outcome_warnings(
     rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = ""
 ) -> Iterator[str]:
     """Warn of what makes a finished run's figures doubtful; ``metrics`` is the run's setting."""
@@ -191,7 +191,7 @@ def doubts_of_outcome(
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A finished run, as `doubts_of_outcome` was given it."""
+    """A finished run, as `outcome_warnings` was given it."""
 
     rows: Sequence[RoundRow]
     final: RoundRow

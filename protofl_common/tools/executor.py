@@ -94,7 +94,7 @@ def launching_with(executor: Executor) -> AbstractContextManager[None]:
     return replaced(run_superexec, get_executor=lambda *_, **__: executor)
 
 
-def own_code() -> dict[str, str]:
+def environment_of_own_code() -> dict[str, str]:
     """Return an environment with this process's code, not the working directory's.
 
     It has no proxy for loopback.

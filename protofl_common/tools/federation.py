@@ -24,7 +24,7 @@ SECONDS_PER_DAY = 86400
 FEW_DAYS = 30  # left of a certificate: it should be renewed
 
 
-class Shown(NamedTuple):
+class Endpoint(NamedTuple):
     days: int | None  # until the certificate ends; None without TLS
     ahead: float  # seconds that this machine's clock is ahead of the SuperLink's
 
@@ -32,7 +32,7 @@ class Shown(NamedTuple):
 class Federation(NamedTuple):
     nodes: list[NodeInfo]
     submissions: list[Run]  # the latest first
-    shown: Shown
+    shown: Endpoint
 
 
 def ask(name: str) -> Federation:
@@ -53,7 +53,7 @@ def ask(name: str) -> Federation:
                 "a SuperLink of its own shows nothing"
             )
         # first: it says why it fails
-        shown = shown_by(connection.address, connection.root_certificates or "")
+        shown = ask_endpoint(connection.address, connection.root_certificates or "")
         with redirect_stdout(sys.stderr):  # Flower prints which SuperLink it uses
             client = init_http_client_from_connection(connection)
         with closing(client), flwr_cli_exc_handler():
@@ -73,7 +73,7 @@ def ask(name: str) -> Federation:
     return Federation(registered, latest_first, shown)
 
 
-def shown_by(address: str, root_certificates: str = "") -> Shown:
+def ask_endpoint(address: str, root_certificates: str = "") -> Endpoint:
     """Ask HOST:PORT, by TLS if there are ``root_certificates``.
 
     OSError without an answer, SSLError without a trusted one.
@@ -104,4 +104,4 @@ def shown_by(address: str, root_certificates: str = "") -> Shown:
     ahead = 0.0
     if date:
         ahead = time.time() - parsedate_to_datetime(date).timestamp()
-    return Shown(days, ahead)
+    return Endpoint(days, ahead)

@@ -44,7 +44,7 @@ def show(command: str, findings: list[Finding], as_json: bool) -> int:
     return int(any(finding.level == WRONG for finding in findings))
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """Return ``path``, or the nearest folder above it that exists."""
     nearest = path.absolute()
     while not os.path.exists(nearest):

@@ -26,7 +26,7 @@ from protofl_common.tools.tables.plan import experiment
 CONFIDENCE = 0.95
 OF_ALL_RUNS = ("protofl", "python", "flwr", "torch", "numpy")  # Every run notes their versions
 ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")
-"""Heads of the cells of `estimated`."""
+"""Heads of the cells of `estimate_cells`."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Estimate:
 
     n: int
     mean: float
-    half: float  # Half of the interval; NaN for one figure
+    half_width: float  # Half of the interval; NaN for one figure
     p: float  # Of the t-test that the mean is 0; NaN for one figure
 
     @classmethod
@@ -51,13 +51,13 @@ class Estimate:
         if error:
             t = abs(mean) / error
         quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-        return cls(n, mean, half=quantile * error, p=float(2 * stdtr(n - 1, -t)))
+        return cls(n, mean, half_width=quantile * error, p=float(2 * stdtr(n - 1, -t)))
 
     def interval(self, digits: int) -> str:
         if self.n == 1:
             return "–"
-        low = f"{self.mean - self.half:.{digits}f}"
-        high = f"{self.mean + self.half:.{digits}f}"
+        low = f"{self.mean - self.half_width:.{digits}f}"
+        high = f"{self.mean + self.half_width:.{digits}f}"
         return f"{low} … {high}"
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
@@ -66,14 +66,16 @@ class Estimate:
         facts: dict[str, object] = {
             "n": self.n,
             "mean": self.mean,
-            "interval": [self.mean - self.half, self.mean + self.half] if several else None,
+            "interval": [self.mean - self.half_width, self.mean + self.half_width]
+            if several
+            else None,
         }
         if test:
             facts["p"] = self.p if several else None
         return facts
 
 
-def estimated(figures: Iterable[float], than: Estimate | None, digits: int) -> list[str]:
+def estimate_cells(figures: Iterable[float], than: Estimate | None, digits: int) -> list[str]:
     """Return cells for the mean of ``figures`` and, if given, its difference ``than`` others."""
     estimate = Estimate.of(figures)
     cells = [str(estimate.n), f"{estimate.mean:.{digits}f}", estimate.interval(digits)]
@@ -128,7 +130,7 @@ class Group:
         settings = {key: self.settings[key] for key in keys if key in self.settings}
         return {**settings, "clients": self.clients}
 
-    def beyond(self, reference: "Group") -> tuple[Estimate | None, str]:
+    def difference_from(self, reference: "Group") -> tuple[Estimate | None, str]:
         """Estimate how much more its figure is, over the seeds that both have.
 
         The text says why there is no estimate, or what must be known of it, such as which seeds are
@@ -255,7 +257,7 @@ def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
             estimate = Estimate.of(values)
             colour = COLOURS[row % len(COLOURS)]
             axes.plot(values, [row] * estimate.n, "|", color=colour, markersize=9)
-            half = 0 if math.isnan(estimate.half) else estimate.half
+            half = 0 if math.isnan(estimate.half_width) else estimate.half_width
             axes.errorbar(estimate.mean, row, xerr=half, fmt="o", color=colour, capsize=3)
         names = [short(f"{group.name} (n = {len(group.values)})", 44) for group in groups]
         axes.set_yticks(range(len(groups)), names)

@@ -29,7 +29,7 @@ from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
-from protofl_common.tools.cli.run import checked
+from protofl_common.tools.cli.run import check_settings
 from protofl_common.tools.local import simulate
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
@@ -108,7 +108,7 @@ def run(
     """
     config = _config(data, settings)
     allow_named(config)
-    checked(config, settings)
+    check_settings(config, settings)
     folder = simulate(config, index(clients), on_line or (lambda line: None), workers)
     return Run(folder)
 

@@ -16,19 +16,19 @@ from protofl_common.wire.payloads import payload_bytes
 
 NAME = "envelope"
 # Bytes of arrays; larger messages go in Flower's parts, and it stores equal parts of them once.
-LARGEST = 2**20
+MAX_ENVELOPE_BYTES = 2**20
 
 
-def put_in(content: RecordDict, alike: dict[bytes, bytes] | None = None) -> RecordDict:
+def put_in(content: RecordDict, known_records: dict[bytes, bytes] | None = None) -> RecordDict:
     """Return a small message as one record, and a large one as it is.
 
-    ``alike`` has the records so far: equal ones are in memory once.
+    ``known_records`` has the records so far: equal ones are in memory once.
     """
-    if NAME in content or payload_bytes(content) > LARGEST:
+    if NAME in content or payload_bytes(content) > MAX_ENVELOPE_BYTES:
         return content
     text: bytes = recorddict_to_proto(content).SerializeToString()
-    if alike is not None:
-        text = alike.setdefault(text, text)
+    if known_records is not None:
+        text = known_records.setdefault(text, text)
     return RecordDict({NAME: ConfigRecord({"content": text})})
 
 

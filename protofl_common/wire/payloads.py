@@ -41,8 +41,8 @@ MAX_SETS = 10_000  # clients whose prototypes a message may carry
 NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
-MOST_SAMPLES = 2.0**20  # in a sum, the largest weight of a client or of a class; more is cut
-LARGEST = 2.0**16  # in a sum, the largest magnitude of a number; more is cut
+MAX_WEIGHT = 2.0**20  # in a sum, the largest weight of a client or of a class; more is cut
+MAX_ADDEND = 2.0**16  # in a sum, the largest magnitude of a number; more is cut
 
 StateDict = dict[str, Tensor]
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor
@@ -177,7 +177,7 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
     return {"sent": sizes, "sha256": digest.hexdigest()}
 
 
-def part_of(module: nn.Module, entry: schema.Weights) -> StateDict:
+def declared_part(module: nn.Module, entry: schema.Weights) -> StateDict:
     """Return the parameters and buffers of ``module`` that ``entry`` declares, as references."""
     left_out: list[str] = []  # layers: the beginnings of their tensors' names
     if entry.without_last:
@@ -260,7 +260,7 @@ class Codec(ABC):
         arrays = {}
         for key, (dtype, shape) in template.items():
             if shape and shape[0] < 0:
-                rows = rows or rows_of(record[key], self.name, -shape[0])
+                rows = rows or count_rows(record[key], self.name, -shape[0])
                 shape = (rows, *shape[1:])
             arrays[key] = decoded(record[key], f"{self.name} {key}", dtype, shape)
         return arrays
@@ -341,9 +341,9 @@ class VectorsCodec(Codec):
         # a little below the limit: rounding in the sum must not bring the mean above it
         longest = 0.999999 * self.limits.max_norm
         means_PW = value.means.double().renorm(2, 0, longest)
-        means_PW = means_PW.clamp(-LARGEST, LARGEST)
+        means_PW = means_PW.clamp(-MAX_ADDEND, MAX_ADDEND)
         if self.entry.counts and value.counts is not None:
-            k_P = value.counts.clamp(max=int(MOST_SAMPLES)).double()
+            k_P = value.counts.clamp(max=int(MAX_WEIGHT)).double()
         else:
             k_P = torch.ones(len(value)).double()
         rows_PW = torch.cat([means_PW, torch.ones(len(value), 1)], dim=1)
@@ -434,7 +434,7 @@ class WeightsCodec(Codec):
         addends = []
         for key in self.summed():
             w = value[key].detach().cpu().double()
-            w = w.clamp(-LARGEST, LARGEST).where(w.isfinite(), math.nan)
+            w = w.clamp(-MAX_ADDEND, MAX_ADDEND).where(w.isfinite(), math.nan)
             addends.append(n * w)
         return addends
 
@@ -459,7 +459,7 @@ class UpdateCodec(WeightsCodec):
             right = key + RIGHT
             if dtype == "float32" and left in record and right in record:
                 what = f"factors of {self.name} {key}"
-                rank = rows_of(record[right], what, largest_rank(shape))
+                rank = count_rows(record[right], what, largest_rank(shape))
                 sent[left] = (dtype, (shape[0], rank))
                 sent[right] = (dtype, (rank, math.prod(shape[1:])))
             else:
@@ -483,11 +483,11 @@ class MomentsCodec(WeightsCodec):
 
     def checked(self, arrays: StateDict) -> StateDict:
         moments = ClassMoments.of(super().checked(arrays))
-        noise = self.limits.noise / max(1.0, self.limits.samples)
+        noise = self.limits.moment_noise / max(1.0, self.limits.samples)
         if noise:
-            problem = moments.problem_with_noise(noise, self.limits.longest)
+            problem = moments.problem_with_noise(noise, self.limits.max_feature_norm)
         else:
-            problem = moments.problem()
+            problem = moments.why_impossible()
         if problem:
             raise RefusedMessage(f"{self.name}: {problem}")
         return arrays
@@ -509,7 +509,7 @@ class CountsCodec(Codec):
         return counts
 
     def addends(self, value: Tensor, n: float) -> list[Tensor]:
-        return [value.double().clamp(max=MOST_SAMPLES)]
+        return [value.double().clamp(max=MAX_WEIGHT)]
 
     def mean(self, sums: StateDict, n: float, clients: int) -> Tensor:
         return sums["counts"].round().long()
@@ -567,7 +567,7 @@ def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tens
     return torch.from_numpy(values.astype(own_order, copy=True))
 
 
-def rows_of(array: Array, what: str, most: int) -> int:
+def count_rows(array: Array, what: str, most: int) -> int:
     """Return the length of an array's first axis, checked before any of it is decoded."""
     rows = array.shape[0] if array.shape else 0
     if type(rows) is not int or not 1 <= rows <= most:

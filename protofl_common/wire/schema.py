@@ -33,8 +33,9 @@ class Limits:
     frozen_dim: int = 0  # the features of all frozen backbones together
 
     # Class moments with noise for differential privacy.
-    noise: float = 0.0  # how far it may move a sum of moments of features of length 1; 0: no noise
-    longest: float = math.inf  # the greatest length of the features
+    # how far it may move a sum of moments of features of length 1; 0: no noise
+    moment_noise: float = 0.0
+    max_feature_norm: float = math.inf  # the greatest length of the features
     samples: float = 1.0  # the number of samples behind the moments
 
 
@@ -42,12 +43,13 @@ class Limits:
 class Entry:
     """One kind of thing that travels, described; `wire/payloads.py` packs, checks and sums it."""
 
-    of_classes: ClassVar[bool] = False  # shows a client's classes: noised or refused under dp
-    of_each_client: ClassVar[bool] = False  # shows what single clients have sent
-    of_all: ClassVar[bool] = False  # has a part of all classes: with noise, none can be left out
+    shows_classes: ClassVar[bool] = False  # shows a client's classes: noised or refused under dp
+    shows_single_clients: ClassVar[bool] = False  # shows what single clients have sent
+    # has a part of all classes: with noise, none can be left out
+    joins_all_classes: ClassVar[bool] = False
 
     @property
-    def of_frozen(self) -> bool:
+    def needs_backbones(self) -> bool:
         """Whether it is made of the features of frozen backbones, which then must be there."""
         return False
 
@@ -56,7 +58,7 @@ class Entry:
         """The entry in a sentence for a site's operator."""
         return ""
 
-    def claims(self, value: Any) -> Any:
+    def class_counts(self, value: Any) -> Any:
         """Return the part of a value that states classes, and samples of each.
 
         It is compared with the site's card.
@@ -68,7 +70,7 @@ class Entry:
 class Vectors(Entry):
     """Vectors of classes, such as prototypes: [P, W] with labels [P]."""
 
-    of_classes = True
+    shows_classes = True
     # W: D, C (mean logits), or all frozen features.
     width: Literal["features", "classes", "backbones"] = "features"
     counts: bool = False  # the samples behind each vector, [P], travel too; some papers hide them
@@ -76,7 +78,7 @@ class Vectors(Entry):
     probabilities: bool = False  # each vector is one of class probabilities: none below 0, sum 1
 
     @property
-    def of_frozen(self) -> bool:
+    def needs_backbones(self) -> bool:
         return self.width == "backbones"
 
     @property
@@ -95,7 +97,7 @@ class VectorSets(Entry):
     """The vectors of every client, one set each, without counts; only a server can send them."""
 
     words = "every client's prototypes"
-    of_each_client = True
+    shows_single_clients = True
 
 
 @dataclass(frozen=True)
@@ -144,13 +146,13 @@ class Moments(Weights):
     See `maths/gaussian.py`.
     """
 
-    of_classes = True
-    of_all = True
-    of_frozen = True
+    shows_classes = True
+    joins_all_classes = True
+    needs_backbones = True
     words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"
 
-    def claims(self, value: Any) -> Any:
+    def class_counts(self, value: Any) -> Any:
         return value["shares"]
 
 
@@ -158,7 +160,7 @@ class Moments(Weights):
 class Counts(Entry):
     """How many training samples there are of each class: [C], 0 for a class without any."""
 
-    of_classes = True
+    shows_classes = True
     words = "how many samples of each class it has"
 
 
@@ -174,7 +176,7 @@ class Exchange:
 
     def __post_init__(self) -> None:
         for name, entry in self.up.items():
-            if entry.of_each_client:
+            if entry.shows_single_clients:
                 raise ValueError(
                     f"up: {name}: only a server can send every client's prototypes; declare Vectors"
                 )

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from protofl_common.basics.tensorfile import write_tensors
-from protofl_common.config.datasets import REDIVIDED
+from protofl_common.config.datasets import PARTITION_VERSIONS
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.clients import domain_of
@@ -38,8 +38,9 @@ MOST_ABSENT = 10
 """Partitions per site up to which the data are divided again: a site that claims to be one of a
 million must not keep the server busy."""
 
-FEW = 2000  # Vectors that are written after each round; more of them are after every tenth
-EVERY = 10  # Rounds from one writing of more vectors to the next
+# Vectors that are written after each round; more of them are after every tenth
+MOST_VECTORS_EACH_ROUND = 2000
+ROUNDS_BETWEEN_WRITES = 10  # Rounds from one writing of more vectors to the next
 
 
 class Artifacts(Callback):
@@ -71,7 +72,7 @@ class Artifacts(Callback):
         path = run.folder / "client-prototypes.safetensors"
         self._write_prototypes = partial(_write_owned, path, sent, merged, result.number)
         num_vectors = sum(len(prototypes) for prototypes in sent.values())
-        if num_vectors <= FEW or result.number % EVERY == 0:
+        if num_vectors <= MOST_VECTORS_EACH_ROUND or result.number % ROUNDS_BETWEEN_WRITES == 0:
             self._write_prototypes()
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
@@ -92,7 +93,7 @@ def _sites(run: ActiveRun) -> Sites:
         "algorithm": run.strategy.row.title,
         "paper": run.strategy.row.paper,
         "classes": list(first_card.classes),
-        "division": REDIVIDED.get(run.settings.data.partition, 1),
+        "division": PARTITION_VERSIONS.get(run.settings.data.partition, 1),
         "sites": sites,
     }
 

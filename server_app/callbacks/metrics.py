@@ -12,7 +12,7 @@ from typing import Self, TypeVar, cast
 from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
-from protofl_common.config.datasets import REDIVIDED
+from protofl_common.config.datasets import PARTITION_VERSIONS
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import to_run_config
@@ -30,7 +30,7 @@ from protofl_common.runs.folder import (
     SiteFacts,
     Summary,
 )
-from protofl_common.runs.over_clients import best_of, doubts_of_outcome, over_clients
+from protofl_common.runs.over_clients import best_of, outcome_warnings, over_clients
 from protofl_common.wire.records import Report
 from protofl_common.wire.schema import vectors_in
 from server_app.callbacks.base import ActiveRun, Callback
@@ -116,9 +116,9 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
         "metrics": figures.metrics,
         "validation": figures.validation,
         "void-because": result.not_merged,
-        "bounded": in_order(result.bounded),
+        "bounded": in_order(result.bounded_reasons),
         "server": result.server_figures,
-        "audit": result.heads,
+        "audit": result.audit_heads,
         "liars": federation.bounds.liars,
     }
     if result.epsilon is not None:
@@ -158,7 +158,7 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "algorithm": run.strategy.row.title,
         "dataset": settings.data.dataset,
         "partition": settings.data.partition,
-        "division": REDIVIDED.get(settings.data.partition, 1),
+        "division": PARTITION_VERSIONS.get(settings.data.partition, 1),
         "clients": clients,
         "rounds": len(rounds),
         "accuracy": final["accuracy"],
@@ -174,7 +174,7 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "trouble": lost_replies,
         "bounded": in_order(bounded),
         "warnings": list(
-            doubts_of_outcome(run.rows, final, run.files.sites(), settings.run.metrics)
+            outcome_warnings(run.rows, final, run.files.sites(), settings.run.metrics)
         ),
         "void-rounds": sum(row["void"] for row in rounds),
         "resumed-after-rounds": [last for _, last in run.start.run_history.earlier],

@@ -11,14 +11,14 @@ from protofl_common.config.sections import protections
 from protofl_common.data.store import data_if_cached
 from protofl_common.experiment.settings import (
     Settings,
-    check_chosen,
+    check_settings_act,
     default_run_config,
     to_run_config,
 )
-from protofl_common.maths.aggregation import FEWEST
+from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.runs import figures
-from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, troubles
-from protofl_common.runs.over_clients import doubts_of_data
+from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, unused_replies
+from protofl_common.runs.over_clients import data_warnings
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.log import say
@@ -68,7 +68,7 @@ class Screen(Callback):
             say(line)
         given = dict(sorted(settings.given.items() - default_run_config().items()))
         try:
-            check_chosen(given, settings)
+            check_settings_act(given, settings)
         except SettingsError as error:  # A recipe may have them for other runs
             say(str(error))
         say(
@@ -77,14 +77,14 @@ class Screen(Callback):
         )
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
-        for kind, site, reason in troubles(row):
+        for kind, site, reason in unused_replies(row):
             if kind == "missing":
-                reason = f"no answer in {result.waited:.0f} s"
+                reason = f"no answer in {result.waited_seconds:.0f} s"
             if reason != DROPPED:  # The summary counts them
                 say(f"  {kind}: {site}: {reason}")
-        for reason in in_order(result.bounded - self.warned):
+        for reason in in_order(result.bounded_reasons - self.warned):
             say(f"  warning: {reason}")
-        self.warned |= result.bounded
+        self.warned |= result.bounded_reasons
         if result.not_merged:
             say(f"  void: {result.not_merged}; nothing was merged")
         if result.final:
@@ -112,7 +112,7 @@ def _say_samples(run: ActiveRun) -> None:
     """Say where the samples are, and what is doubtful about them."""
     cards = run.federation.cards
     say(samples_line(cards.values(), run.settings))
-    for doubt in doubts_of_data(run.files.sites()):
+    for doubt in data_warnings(run.files.sites()):
         say(f"warning: {doubt}")
 
     without = [site for site, card in cards.items() if not card.validation_samples]
@@ -142,10 +142,10 @@ def _say_bounds(federation: Federation) -> None:
     holders: Counter[int] = Counter()
     for card in federation.cards.values():
         holders.update(card.present)
-    few = sum(number < FEWEST for number in holders.values())
+    few = sum(number < MIN_CLIENTS_FOR_MEDIAN for number in holders.values())
     if few and merging != "mean":
         say(
-            f"warning: fewer than {FEWEST} clients hold {few} classes, "
+            f"warning: fewer than {MIN_CLIENTS_FOR_MEDIAN} clients hold {few} classes, "
             f"where merging = {merging!r} outvotes nobody"
         )
     if bounds.liars or not federation.simulated:
@@ -288,10 +288,10 @@ def conclude(settings: Settings, folder: Path) -> None:
     if runs:
         say(f"result: {figures.sentence(runs)}")
     say(f"results: {folder}")
-    draw(settings, folder)
+    draw_page(settings, folder)
 
 
-def draw(settings: Settings, folder: Path) -> None:
+def draw_page(settings: Settings, folder: Path) -> None:
     """Draw the page, if it is wanted and there is anything to show."""
     if not settings.run.report or not (folder / SITES).exists():
         return

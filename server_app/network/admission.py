@@ -15,7 +15,7 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import in_order, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.experiment.settings import Settings
-from protofl_common.maths.aggregation import FEWEST
+from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.privacy.masks import FEWEST_SUMMED
 from protofl_common.wire.records import MOST_SITES, SiteCard
 
@@ -197,9 +197,10 @@ def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> Non
             f"liars = {liars}: {asks}, and {majority} are the fewest that can outvote {liars}"
         )
     merging = settings.bounds.merging
-    if asked < FEWEST and merging not in ("auto", "mean"):
+    if asked < MIN_CLIENTS_FOR_MEDIAN and merging not in ("auto", "mean"):
         raise FederationError(
-            f"merging = {merging!r}: {asks}, and {FEWEST} are the fewest that can outvote one"
+            f"merging = {merging!r}: {asks}, and {MIN_CLIENTS_FOR_MEDIAN} are the fewest "
+            "that can outvote one"
         )
     if settings.privacy.sums_only and not FEWEST_SUMMED <= asked <= MOST_SITES:
         why = f"{FEWEST_SUMMED} are the fewest whose sum hides one from the others"

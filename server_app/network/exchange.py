@@ -108,7 +108,7 @@ class MessageExchange:
                 continue
             head = head_of(reply.content)
             if head:
-                result.heads[site] = head
+                result.audit_heads[site] = head
             result.bytes_up += payload_bytes(reply.content)
             answers[site] = reply.content
         return answers
@@ -164,7 +164,7 @@ class MessageExchange:
             elif self._away or not has_answers:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
 
-        result.waited = max(result.waited, now - start)
+        result.waited_seconds = max(result.waited_seconds, now - start)
         self._overdue |= self._pending
         for site, took in seconds.items():
             self._slowest[site] = max(took, self._slowest.get(site, 0))

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from protofl_common.experiment.settings import Settings
-from protofl_common.maths.aggregation import FEWEST
+from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import vectors_in
 from server_app.network.admission import number_asked
@@ -83,7 +83,7 @@ def _expected_liars(settings: Settings, cards: Collection[SiteCard]) -> int:
     if settings.privacy.sums_only or not any(card.real for card in cards):
         return 0
     asked = number_asked(len(cards), settings.federation.participation)
-    return 1 if asked >= FEWEST else 0
+    return 1 if asked >= MIN_CLIENTS_FOR_MEDIAN else 0
 
 
 def _averages_what_is_comparable(

@@ -19,7 +19,7 @@ from typing import NoReturn
 import numpy as np
 from flwr.app import RecordDict
 
-from protofl_common.experiment.study import id_of, is_from_site
+from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks
 from protofl_common.privacy.shares import SHARE, Recovery, Unrecoverable
 from protofl_common.privacy.sums import (
@@ -44,15 +44,17 @@ from protofl_common.wire.records import (
 from protofl_common.wire.schema import RefusedMessage
 from server_app.network.exchange import BegunSum, MessageExchange
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import Channel, Records, RoundResult, Upload, VoidRound
+from server_app.replies import Records, ReplyReader, RoundResult, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
 
 
-class SecureSum(Channel):
+class SecureSum(ReplyReader):
     """One sum of what is ``expected`` of each site; the result says what goes wrong."""
 
-    def __init__(self, exchange: MessageExchange, result: RoundResult, expected: Channel) -> None:
+    def __init__(
+        self, exchange: MessageExchange, result: RoundResult, expected: ReplyReader
+    ) -> None:
         self.exchange = exchange
         self.result = result
         self.summed = expected
@@ -229,7 +231,7 @@ class SecureSum(Channel):
 
         RefusedMessage where too many shares are wrong.
         """
-        study = id_of(self.settings.given)
+        study = study_id(self.settings.given)
         run_id = self.federation.run_history.run_id
         name = masks.SumName(study, run_id, self.settings.run.algo, self.number)
         received = masks.received(self.digest, self.keys, self.shared)

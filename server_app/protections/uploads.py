@@ -10,7 +10,12 @@ from statistics import median_low
 import numpy as np
 import torch
 
-from protofl_common.maths.aggregation import FEWEST, length_of, with_length, without_the_farthest
+from protofl_common.maths.aggregation import (
+    MIN_CLIENTS_FOR_MEDIAN,
+    joint_norm,
+    lengths_for_median,
+    without_outliers,
+)
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.schema import vectors_in
@@ -46,8 +51,8 @@ def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
 
     refused = {}
     for name, norm_of in norms.items():
-        lengths = with_length(list(norm_of.values()))
-        if len(lengths) < FEWEST:
+        lengths = lengths_for_median(list(norm_of.values()))
+        if len(lengths) < MIN_CLIENTS_FOR_MEDIAN:
             continue
         median = float(np.median(lengths))
         limit = f"{ratio:g} times the round's median of {median:.3g} (max-norm-ratio)"
@@ -61,7 +66,7 @@ def _norm(value: Value) -> float:
     """The norm of the longest prototype, or of all weights together; 0 for other values."""
     if isinstance(value, Prototypes):
         return float(torch.linalg.vector_norm(value.means.double(), dim=1).max())
-    return length_of(value.values()) if isinstance(value, dict) else 0.0
+    return joint_norm(value.values()) if isinstance(value, dict) else 0.0
 
 
 def bound_samples(
@@ -79,17 +84,19 @@ def bound_samples(
         trained_on = upload.report.train_samples
         joined_with = federation.cards[site].train_samples
         if 0 < trained_on < joined_with:
-            result.bounded.add(
+            result.bounded_reasons.add(
                 f"{site}: {trained_on} training samples, but it joined with {joined_with}: its "
                 "data have changed, and it may be tested on what it was trained on"
             )
         claimed = upload.train_samples
         if claimed > most:
-            result.bounded.add(f"{site}: {claimed:g} training samples weigh as {most:g} ({why})")
+            result.bounded_reasons.add(
+                f"{site}: {claimed:g} training samples weigh as {most:g} ({why})"
+            )
             entries = {}
             for name, value in upload.payload.entries.items():
                 entries[name] = _with_counts(value, most / claimed)
-            upload = replace(upload.having(**entries), most=most)
+            upload = replace(upload.with_entries(**entries), max_weight=most)
         bounded.append(upload)
     return bounded
 
@@ -102,7 +109,7 @@ def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
     (``max-samples-lead``), which bounds as many as are expected.
     """
     limits = [(bounds.max_samples_ratio * median_low(claims), "max-samples-ratio")]
-    if len(claims) >= FEWEST:
+    if len(claims) >= MIN_CLIENTS_FOR_MEDIAN:
         largest_first = sorted(claims, reverse=True)
         liars = min(max(1, bounds.liars), (len(claims) - 1) // 2)
         limits.append((bounds.max_samples_lead * largest_first[liars], "max-samples-lead"))
@@ -132,12 +139,12 @@ def leave_out_farthest(
         return uploads
     for name in vectors_in(settings.exchange.up):
         sent = vectors_of(uploads, name)
-        close = without_the_farthest(list(sent.values()), merging, trim)
+        close = without_outliers(list(sent.values()), merging, trim)
         close_of = dict(zip(sent, close, strict=True))
         remaining = []
         for upload in uploads:
             if upload.site in close_of:
-                upload = upload.having(**{name: close_of[upload.site]})
+                upload = upload.with_entries(**{name: close_of[upload.site]})
             remaining.append(upload)
         uploads = remaining
     return uploads

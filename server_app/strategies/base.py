@@ -22,7 +22,7 @@ from protofl_common.runs.attributes import restore_attributes, tensors_of
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Template, weights_in
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import Upload, together, vectors_of
+from server_app.replies import Upload, all_vectors, vectors_of
 
 __all__ = [  # What an algorithm's file needs
     "Federation",
@@ -33,8 +33,8 @@ __all__ = [  # What an algorithm's file needs
     "StateDict",
     "Template",
     "Upload",
+    "all_vectors",
     "template_of",
-    "together",
     "vectors_of",
 ]
 
@@ -61,9 +61,9 @@ class ServerStrategy(Generic[H]):
         self.num_classes = len(self.card.classes)
         # Of the draws that this half makes
         self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)
-        self.reduced: set[str] = set()
+        self.reductions: set[str] = set()
         """``"site: how"``, where `merge` reduced a site's part in the aggregate."""
-        self.parts: dict[str, float] = {}
+        self.used_fractions: dict[str, float] = {}
         """Site -> the fraction of its change that `merge` used, where that is not all."""
 
     # -- hooks of an algorithm ---------------------------------------------------------------------
@@ -134,7 +134,7 @@ class ServerStrategy(Generic[H]):
 Strategy = ServerStrategy[Any]
 
 
-def built(federation: Federation) -> Strategy:
+def build_strategy(federation: Federation) -> Strategy:
     """Build the run's server half, on the majority's model.
 
     A site whose introduction does not give its model is left out, and the next one is the model.

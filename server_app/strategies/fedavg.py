@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from protofl_common.maths.aggregation import State, clip_updates, merge_weights
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
-from protofl_common.wire.payloads import StateDict, part_of
+from protofl_common.wire.payloads import StateDict, declared_part
 from protofl_common.wire.schema import Weights, weights_in
 from server_app.log import say
 from server_app.strategies.base import Federation, FederationError, H, ServerStrategy, Upload
@@ -38,7 +38,7 @@ class FedAvg(ServerStrategy[H]):
             self.arch = self.settings.architecture(0, named_arch)
         model = self.first_model()
         self.parameters = [name for name, _ in model.named_parameters()]  # The others are buffers
-        self.weights: StateDict = part_of(model, self.shared_part)
+        self.weights: StateDict = declared_part(model, self.shared_part)
         if not self.weights:
             shared = f"shares all but the last {self.shared_part.without_last} layers of a model"
             raise FederationError(f"{self.settings.run.algo} {shared}, and {self.arch} has no more")
@@ -92,7 +92,7 @@ class FedAvg(ServerStrategy[H]):
         for upload, before, after in zip(uploads, sets, nearer, strict=True):
             if after is not before:
                 limit = f"{ratio:g} times the median length (max-update-ratio)"
-                self.reduced.add(f"{upload.site}: its change of the weights is cut to {limit}")
+                self.reductions.add(f"{upload.site}: its change of the weights is cut to {limit}")
         return nearer
 
     def starting_point(self, site: str) -> StateDict:

@@ -24,8 +24,8 @@ import torch
 
 from protofl_common.experiment.catalog import ServerTrainingHparams
 from protofl_common.models.build import initial_model
-from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, together
-from server_app.training import classified_by, server_device, train
+from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, all_vectors
+from server_app.training import cross_entropy_of, server_device, train
 
 
 class FedGH(ServerStrategy[ServerTrainingHparams]):
@@ -53,6 +53,10 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
             return {}
         optimizer = torch.optim.SGD(parameters, lr=self.hparams.server_lr)
         mean_loss = train(
-            classified_by(self.head), together(uploads), optimizer, self.hparams, self.generator
+            cross_entropy_of(self.head),
+            all_vectors(uploads),
+            optimizer,
+            self.hparams,
+            self.generator,
         )
         return {"server-loss": mean_loss}

@@ -13,7 +13,7 @@ the last merged round does not have what Ā changes, and is sent the student w i
 import torch
 
 from protofl_common.experiment.catalog import FedKDHparams
-from protofl_common.maths.low_rank import applied, compressed, expanded
+from protofl_common.maths.low_rank import apply_change, compress, expand
 from server_app.strategies.base import Federation, Payload, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
 
@@ -43,8 +43,10 @@ class FedKD(FedAvg[FedKDHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Update the student; report the update's numbers as a fraction of the student's."""
         energy = self.hparams.energy(uploads[0].report.round, self.settings.run.rounds)
-        self.update = compressed(self.averaged(uploads), energy)
-        self.weights = applied(self.weights, expanded(self.update, self.weights), self.parameters)
+        self.update = compress(self.averaged(uploads), energy)
+        self.weights = apply_change(
+            self.weights, expand(self.update, self.weights), self.parameters
+        )
         self.holders = {upload.site: torch.tensor(1) for upload in uploads}
         numbers_sent = sum(value.numel() for value in self.update.values())
         numbers = sum(value.numel() for value in self.weights.values())

@@ -60,7 +60,7 @@ class FedNH(FedAvg[FedNHHparams]):
         for upload in uploads:
             means = sent[upload.site]
             units = replace(means, means=normalize(means.means, dim=1))  # μ_i^c / ‖μ_i^c‖
-            normalised.append(upload.having(prototypes=units))
+            normalised.append(upload.with_entries(prototypes=units))
         merged = self.merged(normalised, "counts", None)  # μ^c, up to its length
 
         if merged is not None:

@@ -15,7 +15,7 @@ from functools import partial
 
 from protofl_common.experiment.catalog import FedORGPHparams
 from protofl_common.maths.losses import orthogonality
-from server_app.strategies.base import Upload, together
+from server_app.strategies.base import Upload, all_vectors
 from server_app.strategies.fedtgp import TrainedPrototypes
 
 
@@ -23,6 +23,6 @@ class FedORGP(TrainedPrototypes[FedORGPHparams]):
     """Trains the global prototypes by orthogonality."""
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        samples_PD, labels_P = together(uploads)
+        samples_PD, labels_P = all_vectors(uploads)
         loss = partial(orthogonality, gamma=self.hparams.gamma)
         return {"server-loss": self.train_on(samples_PD, labels_P, loss)}

@@ -66,6 +66,6 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
             is_label = sent[site].labels == label
             others = sent[site].only(~is_label)
             sent[site] = Prototypes.joined([others, sent[site].only(is_label).thinned(most)])
-            self.reduced.add(
+            self.reductions.add(
                 f"{site}: {number} prototypes of a class count as {most:g} ({setting})"
             )

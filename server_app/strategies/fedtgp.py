@@ -34,7 +34,7 @@ from protofl_common.basics.devices import seeded
 from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
 from protofl_common.maths.losses import margin_contrast, nearest_distances
 from protofl_common.maths.prototypes import class_means
-from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, together
+from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, all_vectors
 from server_app.training import server_device, train
 
 T = TypeVar("T", bound=ServerTrainingHparams)
@@ -84,7 +84,7 @@ class TrainedPrototypes(ServerStrategy[T]):
         samples = (samples_PD, rows_P)
         num_seen = len(labels_K)
         return train(
-            batch_loss, samples, self.optimizer, self.hparams, self.generator, passed=num_seen
+            batch_loss, samples, self.optimizer, self.hparams, self.generator, forward_rows=num_seen
         )
 
 
@@ -96,7 +96,7 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         return super().network(dim) if self.hparams.transform else nn.Sequential()
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        samples_PD, labels_P = together(uploads)
+        samples_PD, labels_P = all_vectors(uploads)
         margin = self.margin(samples_PD, labels_P)
         loss = partial(margin_contrast, margin=margin)  # Eq. 10
         return {"server-loss": self.train_on(samples_PD, labels_P, loss), "margin": margin}

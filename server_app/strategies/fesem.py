@@ -52,7 +52,7 @@ class FeSEM(FedAvg[FeSEMHparams]):
         sent = [upload.payload.weights() or {} for upload in uploads]
         clipped = self.cut(uploads, sent, self.starting_point)
         uploads = [
-            upload.having(weights=dict(weights))
+            upload.with_entries(weights=dict(weights))
             for upload, weights in zip(uploads, clipped, strict=True)
         ]
 

@@ -32,7 +32,7 @@ from protofl_common.runs.attributes import restore_attributes
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire.payloads import template_of
 from protofl_common.wire.schema import Template
-from server_app.checkpoint import newest_whole
+from server_app.checkpoint import newest_undamaged
 from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Upload
 
 SAMPLES = "samples"
@@ -80,7 +80,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
         """Return what an earlier run's sites sent; SettingsError if this run cannot add to that."""
         what = f"gaussian.start-from = {str(run)!r}"
         wanted = to_run_config(self.settings)
-        earlier = newest_whole(run, without=f"{what}: no folder of a run")
+        earlier = newest_undamaged(run, without=f"{what}: no folder of a run")
         for key in ALIKE:
             before = earlier.settings.get(key)
             if before != wanted[key]:

@@ -24,7 +24,7 @@ from server_app.strategies.base import (
     Upload,
     vectors_of,
 )
-from server_app.training import classified_by, server_device, train
+from server_app.training import cross_entropy_of, server_device, train
 
 
 class MPFT(ServerStrategy[MPFTHparams]):
@@ -72,7 +72,9 @@ class MPFT(ServerStrategy[MPFTHparams]):
         most = round(self.hparams.sample_ratio * upload.train_samples + num_classes, 6)
         self.centres[upload.site] = centres.thinned(most)
         if len(centres) > most:
-            self.reduced.add(f"{upload.site}: more centres than its samples have; {most:g} count")
+            self.reductions.add(
+                f"{upload.site}: more centres than its samples have; {most:g} count"
+            )
 
     def _train_on(self, centres: Prototypes) -> float:
         """Train g∘h, and return the last epoch's mean loss."""
@@ -82,12 +84,12 @@ class MPFT(ServerStrategy[MPFTHparams]):
         )
         self.model.train()
         mean_loss = train(
-            classified_by(self.model),
+            cross_entropy_of(self.model),
             (centres.means, centres.labels),
             optimizer,
             self.hparams,
             self.generator,
-            fewest=2,  # For batch normalisation
+            min_rows=2,  # For batch normalisation
         )
         self.model.eval()
         return mean_loss

@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 
 from protofl_common.experiment.catalog import SCAFFOLDHparams
-from protofl_common.maths.aggregation import length_of, merge_weights
+from protofl_common.maths.aggregation import joint_norm, merge_weights
 from protofl_common.models.split import control_variate
 from server_app.strategies.base import Federation, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
@@ -54,7 +54,7 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
 
     def _moved(self, uploads: list[Upload]) -> StateDict:
         """Return x + η_g · (mean of the y_i − x)."""
-        mean = self.averaged([replace(upload, most=1) for upload in uploads])
+        mean = self.averaged([replace(upload, max_weight=1) for upload in uploads])
         for name, before in self.weights.items():
             if before.is_floating_point():
                 # Buffers have rate 1: beyond the mean, a variance could be negative
@@ -69,6 +69,8 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         changes = self.cut(uploads, sent, lambda _: zeros)
         for upload, whole, cut in zip(uploads, sent, changes, strict=True):
             if cut is not whole:
-                self.parts[upload.site] = length_of(cut.values()) / length_of(whole.values())
+                self.used_fractions[upload.site] = joint_norm(cut.values()) / joint_norm(
+                    whole.values()
+                )
         shares = [1 / len(changes)] * len(changes)
         return merge_weights(changes, shares, *self.federation.bounds.weights)

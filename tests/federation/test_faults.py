@@ -298,7 +298,7 @@ def test_a_superlink_that_was_away_is_told(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
     """Flower's own client waits until it is back."""
-    monkeypatch.setattr("server_app.log.SILENCE", 0.5)
+    monkeypatch.setattr("server_app.log.SILENCE_SECONDS", 0.5)
     absences = [1.0]
 
     def slow_once(grid: LocalGrid) -> None:

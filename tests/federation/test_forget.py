@@ -139,7 +139,7 @@ def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
             moments[key.removeprefix("moments/")] = value
         if key.startswith("sent/"):
             sites.add(key.split("/")[1])
-    assert ClassMoments.of(moments).problem() == ""
+    assert ClassMoments.of(moments).why_impossible() == ""
     assert sites == {"site-0", "site-1"}
 
 

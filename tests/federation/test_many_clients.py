@@ -56,8 +56,8 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(
 
     monkeypatch.setattr(rounds, "AT_ONCE", 2)
     monkeypatch.setattr(membership, "AT_ONCE", 2)
-    monkeypatch.setattr(artifacts, "FEW", 0)
-    monkeypatch.setattr(artifacts, "EVERY", 2)
+    monkeypatch.setattr(artifacts, "MOST_VECTORS_EACH_ROUND", 0)
+    monkeypatch.setattr(artifacts, "ROUNDS_BETWEEN_WRITES", 2)
     runs: list[ActiveRun] = []
 
     def remembered(*arguments: Any) -> ActiveRun:

@@ -29,7 +29,7 @@ from protofl_common.data.raw import KEYS
 from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 from protofl_common.experiment.node import NODE_KEYS
-from protofl_common.experiment.settings import check_chosen, known_keys
+from protofl_common.experiment.settings import check_settings_act, known_keys
 from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
@@ -317,7 +317,7 @@ def test_hparams_need_their_decorator() -> None:
 def test_a_setting_of_another_algorithm_says_where_those_of_a_package_stand() -> None:
     no_effect = r"no effect on moon, which reads mu in hparams, temperature in hparams$"
     with pytest.raises(SettingsError, match=no_effect):
-        check_chosen({"fedprox.mu": 2.0}, settings_of({"algo": "moon"}))
+        check_settings_act({"fedprox.mu": 2.0}, settings_of({"algo": "moon"}))
 
 
 class Summing(FedAvg[Any]):

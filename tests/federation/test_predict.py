@@ -23,7 +23,7 @@ from protofl_common.maths.prototypes import class_scores, fit_temperature, unkno
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
-from server_app.checkpoint import alone_in
+from server_app.checkpoint import locked_run
 from tests.support.commands import output
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
@@ -87,7 +87,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(predict, "FILES", 64)
+    monkeypatch.setattr(predict, "FILES_PER_BATCH", 64)
 
 
 EXPORTED = [(algo, "all") for algo in CATALOG] + [("fedavg", "own"), ("fedproto", "own")]
@@ -528,7 +528,7 @@ def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(
     tmp_path: Path, capsys: Printed
 ) -> None:
     run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), 2).folder
-    with alone_in(run):
+    with locked_run(run):
         busy = output(capsys, "predict", run, status=1).err
     assert f"another process is at work on {run}" in busy
 

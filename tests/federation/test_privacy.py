@@ -23,7 +23,7 @@ from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
 from client_app.client import Client
-from client_app.ledger_audit import lacking
+from client_app.ledger_audit import missing_records
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
 from client_app.training import Step, make_optimizer
@@ -383,7 +383,7 @@ TABLES: dict[str, str] = {}
 """Algorithm -> the entry of its upload that is a table of classes."""
 for algo in COVERED:
     for name, entry in CATALOG[algo].exchange.up.items():
-        if entry.of_classes:
+        if entry.shows_classes:
             TABLES[algo] = name
 
 
@@ -664,11 +664,11 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
     content = json.loads(answered.read_text())
     without_run_1 = {key: value for key, value in content.items() if key[0] != "1"}
     answered.write_text(json.dumps(without_run_1))
-    assert lacking(zero, "site-0") == "", "lines that were compared before are read again"
+    assert missing_records(zero, "site-0") == "", "lines that were compared before are read again"
 
     log = zero / "sites/site-0/audit.jsonl"
     log.write_text("".join(log.read_text().splitlines(True)[:3]))
-    another_log = lacking(zero, "site-0")
+    another_log = missing_records(zero, "site-0")
     assert f"(1 {algo} round 1)" in another_log, "of another log all lines count"
 
 

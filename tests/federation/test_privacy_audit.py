@@ -211,7 +211,7 @@ def a_tenth(monkeypatch: Patch) -> None:
 
 def exact_figures(monkeypatch: Patch) -> None:
     """Numbers of right predictions as they are."""
-    monkeypatch.setattr(release, "private_hits", lambda correct, *noise: correct)
+    monkeypatch.setattr(release, "private_correct", lambda correct, *noise: correct)
 
 
 def no_guard_of_tables(monkeypatch: Patch) -> None:

@@ -16,7 +16,7 @@ from protofl_common.experiment.settings import to_run_config
 from protofl_common.maths import aggregation
 from protofl_common.maths.aggregation import (
     clip_updates,
-    dropped,
+    dropped_at_each_end,
     merge_by_class,
     merge_prototypes,
     merge_weights,
@@ -62,13 +62,13 @@ def test_how_many_are_dropped() -> None:
     """⌈βn⌉ at each end, never all; three are enough to drop one, two never are."""
 
     def dropped_of(clients: list[int], merging: str, trim: float) -> list[int]:
-        return [dropped(n, merging, trim) for n in clients]
+        return [dropped_at_each_end(n, merging, trim) for n in clients]
 
     found = dropped_of([1, 2, 3, 5, 6, 10, 11], "trimmed-mean", 0.2)
     assert found == [0, 0, 1, 1, 2, 2, 3]
     assert dropped_of([1, 2, 3, 4, 5, 10], "median", 0.2) == [0, 0, 1, 1, 2, 4]
-    assert dropped(10, "trimmed-mean", 0.0) == 0
-    assert dropped(100, "trimmed-mean", 0.07) == 7  # 0.07 · 100 is 7.000000000000001
+    assert dropped_at_each_end(10, "trimmed-mean", 0.0) == 0
+    assert dropped_at_each_end(100, "trimmed-mean", 0.07) == 7  # 0.07 · 100 is 7.000000000000001
     assert dropped_of([2, 3, 4, 5, 100], "trimmed-mean", 2) == [0, 1, 1, 2, 2]
 
 
@@ -83,7 +83,7 @@ def test_against_numpy_and_scipy(seed: int) -> None:
     for label in range(5):
         sent = [one.means[one.labels == label][0] for one in sets if label in one.labels]
         rows = torch.stack(sent).double().numpy()
-        part = dropped(len(rows), "trimmed-mean", 0.2) / len(rows)  # SciPy rounds down
+        part = dropped_at_each_end(len(rows), "trimmed-mean", 0.2) / len(rows)  # SciPy rounds down
         middle = median.means[label].numpy()
         np.testing.assert_allclose(middle, np.median(rows, axis=0), rtol=1e-6)
         mean = trimmed.means[label].numpy()
@@ -121,7 +121,7 @@ def test_one_vote_per_client_by_hand() -> None:
 
     Only two hold class 7.
     """
-    without_the_farthest = aggregation.without_the_farthest
+    without_the_farthest = aggregation.without_outliers
     labels = torch.tensor([4, 7])
     one = Prototypes(torch.tensor([[1.0, 0.0], [9.0, 9.0]]), labels)
     two = Prototypes(torch.tensor([[2.0, 0.0], [9.0, 9.0]]), labels)
@@ -138,7 +138,7 @@ def test_one_vote_per_client_by_hand() -> None:
 
 def left_of(sets: list[Prototypes], merging: str, trim: float) -> list[int]:
     """How many prototypes of each client are left."""
-    return [len(left) for left in aggregation.without_the_farthest(sets, merging, trim)]
+    return [len(left) for left in aggregation.without_outliers(sets, merging, trim)]
 
 
 def test_who_is_the_farthest_depends_on_all_classes_of_a_client() -> None:
@@ -244,7 +244,7 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
 @pytest.mark.parametrize("at_once", [5, 2**18])
 def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> None:
     """Also where a layer is sorted in several parts."""
-    monkeypatch.setattr("protofl_common.maths.aggregation.COORDINATES", at_once)
+    monkeypatch.setattr("protofl_common.maths.aggregation.COORDINATES_AT_ONCE", at_once)
     rng = np.random.default_rng(0)
     drawn = [
         (rng.normal(size=(3, 4)).astype(np.float32), int(rng.integers(1, 90))) for _ in range(9)

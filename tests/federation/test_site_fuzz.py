@@ -29,7 +29,7 @@ from PIL import Image
 
 import client_app.app
 from client_app import answers
-from client_app.answers import OPEN, reason_of
+from client_app.answers import OPEN_ERRORS, reason_of
 from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import keys_of
@@ -211,7 +211,7 @@ class SiteOnDisk:
             assert reply.error.code == answers.ERROR_CODE
             assert reason.isprintable()
             assert len(reason) <= 600
-            if not isinstance(errors[-1], OPEN):
+            if not isinstance(errors[-1], OPEN_ERRORS):
                 wanted = r"(site north: )?\w+( \([a-z-]+\))?: [^:]+; the log of the site says more"
                 assert re.fullmatch(wanted, reason)
             sent = reason.encode()

@@ -29,7 +29,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
-from protofl_common.experiment.study import Study, about_site, in_text, is_from_site
+from protofl_common.experiment.study import Study, about_site, is_from_site, key_as_text
 from protofl_common.privacy.masks import PUBLIC, introducing
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli import main
@@ -499,7 +499,7 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
 
     def signed_by(name: str, seed: int) -> dict[str, Any]:
         config = hospitals.config(seed=seed)
-        return signed(config, by=f"{name}:{in_text(JANE.public_key())}") if name else config
+        return signed(config, by=f"{name}:{key_as_text(JANE.public_key())}") if name else config
 
     studies = hospitals.consent("north") / "studies"
     assert "'8584f680', and '" in hospitals.answer("north", hospitals.config(), digest="8584f680")
@@ -789,7 +789,7 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
     """
     absent = []
     for number in range(5):
-        key = in_text(Ed25519PrivateKey.generate().public_key())
+        key = key_as_text(Ed25519PrivateKey.generate().public_key())
         absent.append(f"site-{number}:{key}")
     sites = ",".join([hospitals.keys(*NAMES), *absent])
     config = hospitals.config(secagg=True, min_clients=3, join_timeout=2.0, run_name="few")

@@ -13,7 +13,7 @@ from flwr.app import MessageType
 
 from client_app.app import Visit
 from client_app.evaluation import Evaluation
-from client_app.trained_model import Evaluated
+from client_app.trained_model import EvaluatedModel
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.models.trained import TrainedModel
@@ -172,7 +172,7 @@ def test_validation_data_decide(
     """On planted data, and with planted numbers of right predictions."""
     evaluate = Visit.evaluate
 
-    def evaluate_as_planted(self: Visit) -> Evaluated:
+    def evaluate_as_planted(self: Visit) -> EvaluatedModel:
         correct = {}
         if len(self.client.validation_set):
             correct["head"] = scripted[self.algorithm.round - 1]

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from PIL import Image
 
 from client_app.consent import site_key
-from protofl_common.experiment.study import in_text, signed_part
+from protofl_common.experiment.study import key_as_text, signed_part
 from protofl_common.tools.findings import Finding
 from protofl_common.tools.site.check import findings
 from protofl_common.tools.site.node import node_config, supernode_options
@@ -93,13 +93,13 @@ def named(**folders: Path) -> str:
     sites = []
     for site, folder in folders.items():
         key = site_key(folder, make=True).public_key()
-        sites.append(f"{site}:{in_text(key)}")
+        sites.append(f"{site}:{key_as_text(key)}")
     return ",".join(sites)
 
 
 def signed(config: dict[str, Any], **study: Any) -> dict[str, Any]:
     """The settings as a study that Jane has signed."""
-    config = {**config, "study": "heart", "study-by": f"jane:{in_text(JANE.public_key())}"}
+    config = {**config, "study": "heart", "study-by": f"jane:{key_as_text(JANE.public_key())}"}
     for key, value in study.items():
         config[f"study-{key}"] = value
     return config | {"study-signature": JANE.sign(signed_part(config)).hex()}

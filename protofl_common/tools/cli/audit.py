@@ -45,7 +45,7 @@ from protofl_common.runs.folder import WEIGHTS, RunFolder
 from protofl_common.tools.cli.arguments import add_allow_python, run_named
 from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Moments, weights_in
-from server_app.checkpoint import newest_whole
+from server_app.checkpoint import newest_undamaged
 from server_app.strategies.gaussian import SAMPLES, Sent, sent_in
 
 SIZES = {
@@ -136,7 +136,7 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     sends_moments = any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
     noisy = None
     if sends_moments and settings.privacy.dp != "none":
-        noisy = sent_in(newest_whole(folder, without=f"{folder}: no folder of a run").state)
+        noisy = sent_in(newest_undamaged(folder, without=f"{folder}: no folder of a run").state)
 
     scored: list[Scored] = []
     for number, site in enumerate(in_order(run.sites)):

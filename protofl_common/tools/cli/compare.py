@@ -27,7 +27,7 @@ from protofl_common.tools.groups import (
     Estimate,
     Group,
     draw_groups,
-    estimated,
+    estimate_cells,
     grouped,
     holm,
     run_folders,
@@ -126,7 +126,7 @@ def _print_notes(folders: list[Path], groups: list[Group]) -> None:
         )
     p_values = {}
     for group in groups[1:]:
-        difference, _ = group.beyond(groups[0])
+        difference, _ = group.difference_from(groups[0])
         if difference and difference.n > 1:
             p_values[group.name] = difference.p
     if len(p_values) > 1:
@@ -142,8 +142,8 @@ def table_of(groups: list[Group]) -> Table:
     reference = groups[0]
     rows = []
     for group in groups:
-        difference, note = group.beyond(reference)
-        cells = estimated(group.values.values(), difference, group.digits)
+        difference, note = group.difference_from(reference)
+        cells = estimate_cells(group.values.values(), difference, group.digits)
         if group is reference:
             cells = [*cells[:3], "", "", ""]
             note = "one seed" if len(group.values) == 1 else ""
@@ -166,7 +166,7 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
     difference = None
     note = ""
     if group is not reference:
-        estimate, note = group.beyond(reference)
+        estimate, note = group.difference_from(reference)
         difference = estimate and estimate.as_dict(test=True)
     return {
         "name": group.name,

@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 from protofl_common.basics.files import cache_folder
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
-from protofl_common.data.division import placed, shares_of
+from protofl_common.data.division import client_and_number, shares_of
 from protofl_common.data.partitions import DOMAIN_PARTITIONS
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
@@ -38,13 +38,13 @@ from protofl_common.tools.cli.arguments import (
     read_assignments,
     read_recipe,
 )
-from protofl_common.tools.cli.run import checked
+from protofl_common.tools.cli.run import check_settings
 from protofl_common.tools.findings import (
     FACT,
     WARNING,
     WRONG,
     Finding,
-    existing,
+    nearest_existing,
     show,
     worst_first,
 )
@@ -184,7 +184,7 @@ def _folder(name: str, path: Path, other: str) -> Found:
 
     ``other`` is how to choose another.
     """
-    nearest = existing(path)
+    nearest = nearest_existing(path)
     free = shutil.disk_usage(nearest).free
     try:
         tempfile.TemporaryFile(dir=nearest).close()
@@ -201,7 +201,7 @@ def _folder(name: str, path: Path, other: str) -> Found:
 
 def _settings(asked: argparse.Namespace) -> Found:
     try:
-        settings = checked(default_run_config() | asked.settings, asked.chosen)
+        settings = check_settings(default_run_config() | asked.settings, asked.chosen)
         data = None
         if is_own(settings.data.dataset):
             data = open_data(settings.data)
@@ -229,7 +229,7 @@ def _own_data(data: StoredData, settings: Settings, asked: argparse.Namespace) -
     clients = asked.clients
     if settings.data.partition == "natural" and asked.counts:
         clients = len(names)
-    _, clients = placed(settings.data, 0, clients)
+    _, clients = client_and_number(settings.data, 0, clients)
     shares = list(shares_of(data, settings.data, settings.run.seed, clients))
     train = np.unique(np.concatenate([share.train for share in shares]))
     test = np.unique(np.concatenate([share.test for share in shares]))

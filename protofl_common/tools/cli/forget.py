@@ -28,7 +28,7 @@ from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import BEST, WEIGHTS, checkpoints
 from protofl_common.tools.cli.arguments import run_named
 from protofl_common.wire.payloads import StateDict
-from server_app.checkpoint import alone_in, newest_whole
+from server_app.checkpoint import locked_run, newest_undamaged
 from server_app.strategies.gaussian import Sent, pooled, sent_in
 
 RECORD = "forgotten.jsonl"
@@ -47,8 +47,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
 def act(arguments: argparse.Namespace) -> None:
     run = run_named(arguments.run)
     site = arguments.site
-    with alone_in(run):
-        checkpoint = newest_whole(run, without=f"{run}: no folder of a run")
+    with locked_run(run):
+        checkpoint = newest_undamaged(run, without=f"{run}: no folder of a run")
         settings = Settings.from_run_config(default_run_config() | checkpoint.settings)
         sent = sent_in(checkpoint.state)
         _check(settings, sent, site)

@@ -39,12 +39,12 @@ from rich.progress import track
 from protofl_common.basics.files import replacing
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.data.division import placed, shares_of
+from protofl_common.data.division import client_and_number, shares_of
 from protofl_common.data.images import image_files, read_image
 from protofl_common.data.own import tokens
 from protofl_common.data.raw import DataError, Inputs
 from protofl_common.data.store import StoredData, open_data
-from protofl_common.data.table import Rows, name_and_categories, read_columns
+from protofl_common.data.table import TableFile, name_and_categories, read_columns
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import CARD, RunFolder
 from protofl_common.tools.cli.arguments import add_allow_python, print_json, read_recipe, run_named
@@ -56,11 +56,12 @@ if TYPE_CHECKING:
 
 UNKNOWN = "unknown"
 SOME_LEFT_OUT = 3  # exit status
-CLOSE = 0.005  # another processor's rounding may change a prediction or two of hundreds
+# another processor's rounding may change a prediction or two of hundreds
+ACCURACY_TOLERANCE = 0.005
 ARRAYS = (".npy", ".npz")
 # Matches the place before what a spreadsheet would compute; a signed number is no formula.
 _FORMULA = re.compile(r"(?s)\A(?=[=+\-@\t\r].)(?![+-][\d.e-]+\Z)")
-FILES = 256  # of a batch
+FILES_PER_BATCH = 256  # of a batch
 
 Row = dict[str, Any]  # column -> text, number, truth value, or None
 Add = Callable[[Sequence[Row]], None]
@@ -127,7 +128,7 @@ def _predict_files(arguments: argparse.Namespace) -> int:
         if shows_table:
             print(_line(f"class (by {by})", "probability", "nearest", "distance", "file", width))
         batches = read_batches(files, predictor.card)
-        number = math.ceil(len(files) / FILES)
+        number = math.ceil(len(files) / FILES_PER_BATCH)
         for samples in track(batches, "files", number, console=console, disable=hides_progress):
             rows = _rows_of_samples(samples, predictor, by)
             problems |= samples.problems
@@ -175,11 +176,11 @@ class Samples(NamedTuple):
 
 def read_batches(files: Sequence[Path], card: "ModelCard") -> Iterator[Samples]:
     """Yield the samples of ``files`` in batches, as the model of the ``card`` takes them."""
-    for start in range(0, len(files), FILES):
+    for start in range(0, len(files), FILES_PER_BATCH):
         names: list[str] = []
         inputs: list[Inputs] = []
         problems: dict[str, str] = {}
-        for file in files[start : start + FILES]:
+        for file in files[start : start + FILES_PER_BATCH]:
             samples = _read(file, card)
             names += samples.names
             problems |= samples.problems
@@ -229,7 +230,7 @@ def _rows(file: Path, card: "ModelCard") -> Inputs:
                 raise DataError(f"has no array 'inputs', only {names}")
             return np.asarray(arrays["inputs"])
 
-    table = Rows(file)
+    table = TableFile(file)
     is_text = card.input_type == "int64"
     wanted = list(card.columns)
     if not is_text:
@@ -280,7 +281,7 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     """Predict the test samples of every client of a run into a CSV file, and return 0."""
     if (arguments.model / CARD).exists():
         raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
-    from server_app.checkpoint import alone_in  # PyTorch, seconds
+    from server_app.checkpoint import locked_run  # PyTorch, seconds
 
     run = run_named(str(arguments.model))
     files = models_in(run)
@@ -291,7 +292,7 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     # a resumption would remove from the run's folder what is being written
     is_inside = out.absolute().parent == run.absolute()
     count = 0
-    with alone_in(run) if is_inside else nullcontext(), rows_file(out) as add:
+    with locked_run(run) if is_inside else nullcontext(), rows_file(out) as add:
         for site in in_order(files):
             clients = int(recipe.federation["num-supernodes"])
             rows = _rows_of_client(files[site], settings, clients, arguments)
@@ -327,7 +328,7 @@ def _rows_of_client(
     for way, scores_NC in scores.items():
         predicted_N = scores_NC.argmax(1)
         accuracy = float((predicted_N.numpy() == labels_N).mean()) if rows else 0.0
-        if abs(accuracy - card.accuracy[way]) > CLOSE:
+        if abs(accuracy - card.accuracy[way]) > ACCURACY_TOLERANCE:
             in_run = 100 * card.accuracy[way]
             shares = f"{100 * accuracy:.1f} % right by {way}, {in_run:.1f} % in the run"
             print(
@@ -355,7 +356,7 @@ def _test_rows(
         raise SettingsError(
             f"{card.site}: no simulated client; its data are on a machine of its own"
         )
-    client, sharing = placed(settings.data, int(number), clients)
+    client, sharing = client_and_number(settings.data, int(number), clients)
     rows_N = shares_of(data, settings.data, settings.run.seed, sharing)[client].test
     if len(rows_N) != card.test_samples:
         wanted = f"not {card.test_samples} as in the run; the data changed"

@@ -33,7 +33,7 @@ from protofl_common.experiment.node import check_named
 from protofl_common.experiment.settings import (
     Settings,
     baselines_of,
-    check_chosen,
+    check_settings_act,
     default_run_config,
 )
 from protofl_common.runs.folder import RunFolder
@@ -101,7 +101,7 @@ def act(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(arguments.recipe)
     chosen = read_assignments(arguments.settings)
     config = default_run_config() | recipe.settings | chosen
-    settings = checked(config, chosen)
+    settings = check_settings(config, chosen)
     clients = _clients(arguments, settings.data)
     federation = with_resources(recipe.federation, arguments, clients)
     from protofl_common.tools.local import attempt, workers_for  # PyTorch and Flower, two seconds
@@ -247,13 +247,13 @@ def from_here(path: Path) -> str:
     return shlex.quote(str(path).replace(f"{Path.cwd()}/", ""))
 
 
-def checked(config: Config, chosen: Config) -> Settings:
+def check_settings(config: Config, chosen: Config) -> Settings:
     """Return the settings of a run.
 
     SettingsError or DataError if one is wrong, or ``chosen`` in vain, or data are missing.
     """
     settings = Settings.from_run_config(config)
-    check_chosen(chosen, settings)
+    check_settings_act(chosen, settings)
     baselines_of(settings, config)
     check_named(config)
     check_data_settings(settings.data)

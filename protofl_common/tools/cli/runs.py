@@ -27,7 +27,7 @@ from protofl_common.runs.folder import (
     SETTINGS,
     RunFolder,
     checkpoints,
-    troubles,
+    unused_replies,
 )
 from protofl_common.tools.cli.arguments import RUNS, add_json, print_json
 
@@ -36,7 +36,7 @@ NOTE = (
     "* chosen on test data, and so too good."
 )
 # what a finished run can do without: the clients' models, and what lets it go on
-HEAVY = ("clients", CHECKPOINTS)
+REMOVABLE = ("clients", CHECKPOINTS)
 SECONDS_PER_DAY = 86400
 
 
@@ -85,7 +85,7 @@ class KnownRun(RunFolder):
             for name in row["clients"]:
                 site = sites.setdefault(name, KnownSite(0))
                 site.last = row["round"]
-            for kind, name, reason in troubles(row):
+            for kind, name, reason in unused_replies(row):
                 site = sites.setdefault(name, KnownSite(0))
                 site.trouble[kind] = site.trouble.get(kind, 0) + 1
                 site.reason = f"round {row['round']}: {reason}"

@@ -37,9 +37,9 @@ from client_app.consent import APPROVED, DENIED, FOLDER, KEY_FILE, site_key
 from client_app.state import LedgerError, StateError
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import site_folder, site_name
-from protofl_common.experiment.study import in_text
+from protofl_common.experiment.study import key_as_text
 from protofl_common.tools.cli.arguments import add_json, print_json, read_assignments
-from protofl_common.tools.findings import WRONG, existing, show
+from protofl_common.tools.findings import WRONG, nearest_existing, show
 from protofl_common.tools.site import approvals, stored
 from protofl_common.tools.site.node import (
     node_config,
@@ -118,7 +118,7 @@ def act(arguments: argparse.Namespace) -> int | None:
 
 def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
     """SettingsError for root in another user's folder, who could not read what root writes."""
-    folder = existing(site_folder(node))
+    folder = nearest_existing(site_folder(node))
     owner = folder.stat().st_uid
     if os.geteuid() == 0 and owner != 0:
         how = f"sudo -u '#{owner}' …, in a container exec --user {owner}"
@@ -178,14 +178,14 @@ def key(arguments: argparse.Namespace) -> None:
     folder = site_folder(arguments.node).absolute()
     path = folder / KEY_FILE
     is_new = not path.exists()
-    public = in_text(site_key(folder, make=True).public_key())
+    public = key_as_text(site_key(folder, make=True).public_key())
     print(f"{path} is new" if is_new else path, file=sys.stderr)
     print(f"{site_name(arguments.node)}:{public}")
 
 
 def requests(arguments: argparse.Namespace) -> None:
     folder = site_folder(arguments.node).absolute()
-    asked = list(approvals.listed(arguments.node))
+    asked = list(approvals.describe_requests(arguments.node))
     files = list((folder / FOLDER).glob("*.json"))
     unread = len(files) - len(asked)
     if arguments.json:
@@ -223,7 +223,7 @@ def audit(arguments: argparse.Namespace) -> int:
     entries, wrong = approvals.log_of(arguments.node, str(arguments.since or ""))
     verdict = "each follows the one before it"
     if arguments.against:
-        seen, lacking = approvals.compared(arguments.node, arguments.against)
+        seen, lacking = approvals.compare_with_server(arguments.node, arguments.against)
         wrong = [*wrong, *lacking]
         verdict += f", and all {seen} that {arguments.against} has seen are there"
 
@@ -232,7 +232,7 @@ def audit(arguments: argparse.Namespace) -> int:
     else:
         if wrong:
             verdict = f"{len(wrong)} things are wrong"
-        lines = [approvals.in_words(entry) for entry in entries]
+        lines = [approvals.describe_entry(entry) for entry in entries]
         print(*lines, *(f"WRONG {line}" for line in wrong), sep="\n")
         print(f"{len(entries)} lines; {verdict}")
     return int(bool(wrong))

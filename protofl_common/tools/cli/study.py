@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.experiment.study import in_text, signed_part
+from protofl_common.experiment.study import key_as_text, signed_part
 from protofl_common.tools.cli.arguments import add_allow_python, read_recipe
 
 _SIGNED = re.compile(r"^study-(by|signature) *=.*\n?", re.MULTILINE)
@@ -74,7 +74,7 @@ def sign(file: Path, key_file: Path | None, by: str) -> None:
             "study sign: give --key, a private SSH key of type ed25519, and --by, your name"
         )
     key = _private_key(key_file)
-    signer = f"{by}:{in_text(key.public_key())}"
+    signer = f"{by}:{key_as_text(key.public_key())}"
     text = _SIGNED.sub("", file.read_text(encoding="utf-8"))
     recipe = read_recipe(str(file))
     unsigned = default_run_config() | recipe.settings | {"study-by": signer}

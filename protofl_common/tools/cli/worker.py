@@ -40,7 +40,7 @@ def act(arguments: argparse.Namespace) -> None:
     from flwr.supercore.cli import flower_superexec
     from flwr.supercore.constant import TaskType
 
-    from protofl_common.tools.executor import Executor, launching_with, own_code
+    from protofl_common.tools.executor import Executor, environment_of_own_code, launching_with
 
     modules = arguments.allow_python
     if not re.fullmatch(r"([\w.]+(, *|$))*", modules):
@@ -51,7 +51,7 @@ def act(arguments: argparse.Namespace) -> None:
         raise SettingsError(f"--out-dir {out_dir}: is no folder that this user can write to")
 
     executor = Executor(TaskType.SERVER_APP, [__file__, str(out_dir), modules])
-    os.environ.update(own_code())
+    os.environ.update(environment_of_own_code())
     sys.argv = ["flower-superexec", *arguments.flowers]
     # both fail here, not in each run's process, where Flower is of another version
     with installed_code(str(out_dir)), launching_with(executor):

@@ -43,7 +43,7 @@ from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 
 
-def listed(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
+def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
     """Yield each request of a site, those that wait last, with lines for people.
 
     The lines say its state and what it asks for.
@@ -274,7 +274,7 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     return rows, [wrong for _, _, wrong in lines if wrong]
 
 
-def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
+def compare_with_server(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
     """Return how many heads of this site's log the server has, and which of them the log lacks."""
     site = site_name(node)
     heads = {head for head, _, _ in audit.entries(site_folder(node) / audit.FILE)}
@@ -291,7 +291,7 @@ def compared(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
     return len(rows), wrong
 
 
-def in_words(entry: Mapping[str, Any]) -> str:
+def describe_entry(entry: Mapping[str, Any]) -> str:
     """Return a line for people on an entry of the audit log, whatever somebody has made of it."""
     about = [str(entry[key]) for key in ("name", "algo", "kind") if entry.get(key)]
     head = f"{entry.get('time')} {entry.get('study')} {' '.join(about)}"

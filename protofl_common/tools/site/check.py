@@ -31,14 +31,26 @@ from protofl_common.experiment.node import (
     LIMITS,
     REQUIRE_SECAGG,
     allowed_by,
+    as_its_operator,
     has_own_data,
-    openly,
 )
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
-from protofl_common.tools.federation import FEW_DAYS, shown_by
-from protofl_common.tools.findings import FACT, WARNING, WRONG, Finding, existing, worst_first
+from protofl_common.tools.federation import FEW_DAYS, ask_endpoint
+from protofl_common.tools.findings import (
+    FACT,
+    WARNING,
+    WRONG,
+    Finding,
+    nearest_existing,
+    worst_first,
+)
 from protofl_common.tools.local import LocalGrid
-from protofl_common.tools.site.node import allowed_algorithms, modest, site_folders, site_settings
+from protofl_common.tools.site.node import (
+    allowed_algorithms,
+    least_demanding_settings,
+    site_folders,
+    site_settings,
+)
 from protofl_common.tools.site.stored import ledgers_at, stored_at
 from protofl_common.wire.records import pack_settings, unpack_site_card
 
@@ -95,7 +107,7 @@ def network(options: argparse.Namespace) -> Iterator[Finding]:
 def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
     """Say whether the SuperLink answers, how long its certificate lasts, and if clocks differ."""
     try:
-        shown = shown_by(address, os.path.expanduser(root_certificates))
+        shown = ask_endpoint(address, os.path.expanduser(root_certificates))
     except ssl.SSLCertVerificationError as error:
         cure = (
             "its operator renews it (certificates.py --renew server), brings its authority's, "
@@ -218,7 +230,7 @@ def _file(path: Path, root: Path) -> Iterator[Finding]:
 
 
 def _read_folder(key: str, folder: Path) -> Iterator[Finding]:
-    nearest = existing(folder)
+    nearest = nearest_existing(folder)
     name = f"{key} {folder.absolute()}"
     if not _has_access(nearest, os.R_OK):
         yield Finding(WRONG, "reads", f"{name}: cannot be read")
@@ -229,7 +241,7 @@ def _read_folder(key: str, folder: Path) -> Iterator[Finding]:
 
 
 def _written_folder(key: str, folder: Path) -> Iterator[Finding]:
-    nearest = existing(folder)
+    nearest = nearest_existing(folder)
     name = f"{key} {folder.absolute()}"
     if not _has_access(nearest, os.W_OK):
         yield Finding(WRONG, "writes", f"{name}: cannot be written")
@@ -287,7 +299,8 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     for name in allowed_algorithms(node):
         if name not in CATALOG:
             of_packages.append(name)
-        elif isinstance(modest(node, name), Settings):  # others miss a demand, whatever they ask
+        elif isinstance(least_demanding_settings(node, name), Settings):
+            # others miss a demand, whatever they ask
             entries = [entry.words for entry in CATALOG[name].exchange.up.values()]
             sent = " and ".join(entries) or "nothing of the model"
             by_upload.setdefault(sent, []).append(name)
@@ -342,7 +355,9 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
 
     with tempfile.TemporaryDirectory() as folder:
         settings = {**default_run_config(), **asked}
-        config, open_node = openly(settings, {**node, "cache-dir": folder, "state-dir": folder})
+        config, open_node = as_its_operator(
+            settings, {**node, "cache-dir": folder, "state-dir": folder}
+        )
         open_node.pop("require-dp", None)  # which the settings meet: no ledger is charged
         # the grid first: a message asks Flower which run it is of
         grid = LocalGrid(config, {1: open_node}, run_id=1)

@@ -10,7 +10,12 @@ from flwr.common.config import parse_config_args
 
 from protofl_common.basics.files import cache_folder
 from protofl_common.basics.text import names_in
-from protofl_common.config.options import Scalar, SettingsError, homeless, unknown_keys
+from protofl_common.config.options import (
+    Scalar,
+    SettingsError,
+    folders_of_unknown_users,
+    unknown_keys,
+)
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import (
     LIMITED,
@@ -20,7 +25,11 @@ from protofl_common.experiment.node import (
     is_site,
     site_folder,
 )
-from protofl_common.experiment.settings import Settings, default_run_config, meeting_demands
+from protofl_common.experiment.settings import (
+    Settings,
+    default_run_config,
+    settings_that_meet_demands,
+)
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:
@@ -74,7 +83,7 @@ def site_settings(
 
     refusals = []
     for algo in allowed_algorithms(node) or [""]:
-        settings = modest(node, algo)
+        settings = least_demanding_settings(node, algo)
         if isinstance(settings, Settings):
             return settings
         refusals.append(settings)
@@ -90,7 +99,7 @@ def allowed_algorithms(node: Mapping[str, Scalar]) -> list[str]:
     return list(dict.fromkeys([*CATALOG, *named]))
 
 
-def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
+def least_demanding_settings(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
     """Return the settings of the most modest run of ``algo`` that meets the site's demands.
 
     If it refuses even this one, return why.
@@ -100,7 +109,7 @@ def modest(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
     if has_own_data(node):
         config["partition"] = "own"
     try:
-        return Settings.from_run_config(config | meeting_demands(node), node)
+        return Settings.from_run_config(config | settings_that_meet_demands(node), node)
     except SettingsError as error:
         return error
 
@@ -117,7 +126,7 @@ def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:
         )
     choices = f"choose from {', '.join(NODE_KEYS)}"
     problems = [f"{line}; {choices}" for line in unknown_keys(node, NODE_KEYS)]
-    problems += homeless(node)
+    problems += folders_of_unknown_users(node)
     if problems:
         raise SettingsError("\n".join(f"node-config: {line}" for line in problems))
     return site_folder(node).parents[1], cache_folder(str(node.get("cache-dir", "")))

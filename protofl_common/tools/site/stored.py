@@ -14,7 +14,7 @@ from protofl_common.basics.files import remove
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import DELTA, required_dp, site_name
-from protofl_common.tools.findings import WRONG, existing
+from protofl_common.tools.findings import WRONG, nearest_existing
 from protofl_common.tools.site.node import site_folders
 
 CACHES = "caches/"  # stands for decoded data and features; names of runs have no slash
@@ -67,17 +67,17 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``."""
     from client_app.consent import unknown_site
-    from client_app.ledger_audit import lacking
-    from client_app.privacy_ledger import spent
+    from client_app.ledger_audit import missing_records
+    from client_app.privacy_ledger import epsilon_spent
 
     states, _ = site_folders(node)
-    lost = lacking(states, site_name(node)) or unknown_site(node)
+    lost = missing_records(states, site_name(node)) or unknown_site(node)
     if lost:
         yield f"{WRONG}: {lost}"
     most, delta = required_dp(node) or (None, DELTA)
     share = f" of {most:g}" if most else ""
     for file in sorted((states / "privacy").glob("*.json")):
-        epsilon = f"ε = {spent(file, delta):.3g}{share} is spent (δ = {delta:g})"
+        epsilon = f"ε = {epsilon_spent(file, delta):.3g}{share} is spent (δ = {delta:g})"
         yield f"privacy ledger {file.name}: {epsilon}"
 
 
@@ -127,5 +127,5 @@ def _remove_if_empty(folder: Path) -> None:
 
 def free_space(node: Mapping[str, Scalar]) -> Iterator[str]:
     for key, folder in zip(("state-dir", "cache-dir"), site_folders(node), strict=True):
-        free = shutil.disk_usage(existing(folder)).free
+        free = shutil.disk_usage(nearest_existing(folder)).free
         yield f"{key} {folder.absolute()}: {free / 1e9:.1f} GB free"

@@ -27,7 +27,7 @@ from protofl_common.basics.files import make_private
 from protofl_common.basics.replaced import replaced
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.executor import Executor, launching_with, own_code
+from protofl_common.tools.executor import Executor, environment_of_own_code, launching_with
 
 PAUSE_FRACTION = 0.1  # of Flower's own pause, and of the time that it has waited
 FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a late part of a message
@@ -43,7 +43,7 @@ def start(words: list[str], address: str, start_method: str) -> None:
     secret = os.urandom(32)
     module = "protofl_common.tools.site.supernode"
     command = [sys.executable, "-P", "-m", module, address, start_method, str(os.getpid())]
-    executor = subprocess.Popen(command, stdin=subprocess.PIPE, env=own_code())
+    executor = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment_of_own_code())
     assert executor.stdin is not None
     executor.stdin.write(secret)
     executor.stdin.close()

@@ -127,7 +127,7 @@ class Figure:
             return ""
         _, data = over_clients.best_evaluation(evaluations, self._kind)
         text = f", its round chosen on {data} data"
-        comparable = len(over_clients.of_all_sites(evaluations))
+        comparable = len(over_clients.comparable_rounds(evaluations))
         if comparable < len(evaluations):
             count = f"{comparable} of {len(evaluations)}"
             text += f", among the {count} evaluations that all clients made"
@@ -151,7 +151,7 @@ class Figure:
         """
         best, data = over_clients.best_evaluation(rows, self._kind)
         if data == "test" and self.over != "std":
-            return over_clients.of_all_sites(rows)
+            return over_clients.comparable_rounds(rows)
         return [best] if best else []
 
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:

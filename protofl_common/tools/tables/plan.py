@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import as_file_name
-from protofl_common.config.datasets import OWN_FORMATS, REDIVIDED
+from protofl_common.config.datasets import OWN_FORMATS, PARTITION_VERSIONS
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
@@ -26,14 +26,14 @@ from protofl_common.data.sources import source_of
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import (
     Settings,
-    check_chosen,
+    check_settings_act,
     default_run_config,
     to_run_config,
 )
 from protofl_common.runs.folder import CHECKPOINTS, SUMMARY, RunFolder
 from protofl_common.tools.cli.arguments import read_recipe
 from protofl_common.tools.cli.run import ROUND, check_data_are_here
-from protofl_common.tools.cli.runs import HEAVY
+from protofl_common.tools.cli.runs import REMOVABLE
 from protofl_common.tools.tables.figure import Figure
 from protofl_common.tools.tables.spec import TableFile
 
@@ -124,7 +124,7 @@ def plan(
             cells.append(replace(cell, asked=asked))
     if problems:
         raise SettingsError("\n".join(problems))
-    check_chosen(overrides or {}, *(run.settings for run in runs_of(cells)))
+    check_settings_act(overrides or {}, *(run.settings for run in runs_of(cells)))
     return [_unless_missing(cell) for cell in cells]
 
 
@@ -157,7 +157,7 @@ def _cell(
     if clients:
         federation = federation | {"num-supernodes": clients}
     runs = {seed: _run(config | {"seed": seed}, federation, data_dir) for seed in seeds}
-    check_chosen(row.settings, *(run.settings for run in runs.values()))
+    check_settings_act(row.settings, *(run.settings for run in runs.values()))
     spaces = table.search | column.search | row.search
     return Cell(row_name, column_name, figure, runs, spaces=spaces)
 
@@ -185,7 +185,7 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     changed = {key: value for key, value in chosen.items() if value != defaults[key]}
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
     versions = [*own_code(config, without=("callback",)).values(), *own_files(settings.data)]
-    division = REDIVIDED.get(settings.data.partition)
+    division = PARTITION_VERSIONS.get(settings.data.partition)
     if division:
         versions.append(f"division {division}")
     mark = digest(sorted(changed.items()), federation["num-supernodes"], where, *versions)[:8]
@@ -274,7 +274,7 @@ class Runs:
             return
         self.failed.pop(run.name, None)
         if not self.keep_models:
-            for part in HEAVY:
+            for part in REMOVABLE:
                 shutil.rmtree(folder / part, ignore_errors=True)
 
 

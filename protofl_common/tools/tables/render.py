@@ -8,7 +8,7 @@ from typing import Any
 
 from protofl_common.runs.figures import Table, as_csv
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.groups import ESTIMATED, Estimate, difference, estimated
+from protofl_common.tools.groups import ESTIMATED, Estimate, difference, estimate_cells
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Runs
 from protofl_common.tools.tables.spec import TableFile
@@ -197,7 +197,7 @@ def differences(table: TableFile, results: Results) -> Table:
         if not result.values:
             continue
         gain = _gain(table, name, column, results)
-        count, *rest = estimated(result.values.values(), gain, result.decimals)
+        count, *rest = estimate_cells(result.values.values(), gain, result.decimals)
         if gain and gain.n < len(result.values):
             count += f" ({gain.n} paired)"
         rows.append([name, column, count, *rest])

@@ -7,9 +7,9 @@ import pytest
 
 from client_app.privacy_ledger import (
     charges_in,
+    epsilon_spent,
     read_ledger,
     spending_of,
-    spent,
     spent_by,
     write_ledger,
 )
@@ -45,7 +45,7 @@ def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path: Path) -> None:
     assert read_ledger(file) == LEDGER
     assert charges_in(LEDGER) == 4 + 1 + 2 + 3 + 100 + 100
     mechanisms = [Mechanism(*STEPS, 6), Mechanism(*TABLE, 204)]
-    assert spent(file, 1e-5) == pytest.approx(epsilon(mechanisms, 1e-5))
+    assert epsilon_spent(file, 1e-5) == pytest.approx(epsilon(mechanisms, 1e-5))
     file.write_text('{"heart 1": 3}')
     with pytest.raises(LedgerError, match=r"north\.json cannot be read .*: what was spent"):
         read_ledger(file)

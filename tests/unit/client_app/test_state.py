@@ -21,7 +21,7 @@ def some_state(round_number: int = 3) -> tuple[int, str, dict[str, torch.Tensor]
 
 
 def folder(path: Path, run_history: RunHistory = FIRST, wary: bool = False) -> StateFolder:
-    return StateFolder(path, "site-1", run_history, wary=wary)
+    return StateFolder(path, "site-1", run_history, is_site=wary)
 
 
 def saved(states: StateFolder, *rounds: int) -> StateFolder:
@@ -62,7 +62,7 @@ def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(
     wary: bool, tmp_path: Path
 ) -> None:
     """A real site is wary: it keeps what a server's claims alone would have it remove."""
-    states = saved(StateFolder(tmp_path, "site-1", FIRST, wary=wary), 1)
+    states = saved(StateFolder(tmp_path, "site-1", FIRST, is_site=wary), 1)
     (tmp_path / "site-1" / "000002-11.safetensors.77.tmp" / "half").mkdir(parents=True)
     assert loaded(states, 3) == 1
     for number in (2, 4, 5, 7):
@@ -176,7 +176,7 @@ def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_se
     saved(folder(tmp_path, RunHistory(4711)), 1, 2)
     for earlier in ((), ((4711, 0),), ((4711, 2),), ((4711, 99),)):
         saved(
-            StateFolder(tmp_path, "site-1", RunHistory(12, earlier), wary=True), 1, 2, 3, 4
+            StateFolder(tmp_path, "site-1", RunHistory(12, earlier), is_site=True), 1, 2, 3, 4
         ).finish(9)
         assert {
             "000001-4711.safetensors",

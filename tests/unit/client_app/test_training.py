@@ -326,7 +326,7 @@ try:
     epoch()
 except (MemoryError, RuntimeError):
     print("too much")
-clients.MOST_IN_MEMORY = limit
+clients.MOST_BYTES_IN_MEMORY = limit
 epoch()
 """
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from protofl_common.models.build import build_model
-from protofl_common.wire.payloads import part_of
+from protofl_common.wire.payloads import declared_part
 from protofl_common.wire.schema import Weights
 from tests.support import plain
 from tests.support.declaration import Declared
@@ -91,6 +91,6 @@ def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
     model = build_model(
         "projection", input_shape=(512 * backbones,), num_classes=10, feature_dim=256, seed=1
     )
-    body = part_of(model, Weights(parts=("body.",)))
+    body = declared_part(model, Weights(parts=("body.",)))
     assert sum(value.numel() for value in body.values() if value.ndim == 2) == numbers
     assert sum(value.numel() for value in body.values()) == numbers + 5 * 256 + 1

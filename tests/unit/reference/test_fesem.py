@@ -130,7 +130,7 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
 
     assert float(server.centres["1"]["head.bias"][0]) == pytest.approx(10 + (0.1 + 0.2) / 2)
     assert {int(centre["body.index"]) for centre in server.centres.values()} == {7}
-    assert len(server.reduced) == 1
+    assert len(server.reductions) == 1
 
 
 def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:

@@ -200,9 +200,9 @@ def test_noise_is_repaired_to_moments_that_samples_can_have_and_these_need_none(
         moments, draw = ClassMoments(4, 6, head), np.random.default_rng(trial)
         private_moments(moments, torch.randn(200, 6), torch.randint(4, (200,)), 1.0, 20.0, draw)
         clear_C = (moments.shares >= 0.3) | (moments.shares == moments.shares.max())
-        assert moments.problem()
+        assert moments.why_impossible()
         moments.repair(0.3, 1.0)
-        assert not moments.problem()
+        assert not moments.why_impossible()
         assert torch.equal(moments.shares > 0, clear_C)
         assert float(moments.means().norm(dim=1).max()) < 1 + 1e-6
     x_NF, moments = torch.randn(200, 6), ClassMoments(4, 6, head)
@@ -219,7 +219,7 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["epsilon"] <= 8
     moments = {name: torch.from_numpy(value) for name, value in moments_of(outcome).items()}
-    assert ClassMoments.of(moments).problem() == ""
+    assert ClassMoments.of(moments).why_impossible() == ""
     model = (
         TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors")
         .build()

@@ -120,7 +120,7 @@ def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning() -> None:
         bound_samples(
             [Upload("north", Payload(), Report(1, samples, 0))], federation, result := RoundResult()
         )
-        assert {text.partition(", and")[0] for text in result.bounded} == warnings
+        assert {text.partition(", and")[0] for text in result.bounded_reasons} == warnings
 
 
 def test_a_single_claim_leads_the_next_and_label_counts_weigh_no_more_than_the_settings_say() -> (

@@ -183,6 +183,6 @@ def test_a_small_step_takes_one_thread(dim: int, batch: int, passed: int, thread
 
     hparams = ServerTrainingHparams(server_epochs=1, server_lr=0.1, server_batch_size=batch)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    train(loss, [torch.randn(100, dim)], optimizer, hparams, torch.Generator(), passed=passed)
+    train(loss, [torch.randn(100, dim)], optimizer, hparams, torch.Generator(), forward_rows=passed)
     assert seen == {threads}
     assert torch.get_num_threads() == 4

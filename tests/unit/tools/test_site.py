@@ -38,8 +38,8 @@ from protofl_common.experiment.node import NODE_KEYS, permission_problems
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
-from protofl_common.tools.executor import Executor, own_code
-from protofl_common.tools.federation import Shown
+from protofl_common.tools.executor import Executor, environment_of_own_code
+from protofl_common.tools.federation import Endpoint
 from protofl_common.tools.site.check import _algorithms
 from protofl_common.tools.site.client_process import handle, installed_code, received
 from protofl_common.tools.site.node import node_config, site_settings
@@ -745,12 +745,12 @@ def test_no_proxy_stands_between_a_site_and_its_own_processes(monkeypatch: Patch
     assert options["env"]["no_proxy"] == "127.0.0.1,localhost,::1,example.org"
 
     monkeypatch.setenv("NO_PROXY", "*")  # which no list may hide
-    assert own_code()["no_proxy"] == "*"
+    assert environment_of_own_code()["no_proxy"] == "*"
 
     # A Mac has proxies without a variable.
     proxies = {"getproxies_environment": dict, "getproxies": lambda: {"all": "mac"}}
-    with patch.multiple(own_code.__module__, **proxies):
-        assert own_code()["all_proxy"] == "mac"
+    with patch.multiple(environment_of_own_code.__module__, **proxies):
+        assert environment_of_own_code()["all_proxy"] == "mac"
 
 
 # -- what a site keeps ----------------------------------------------------------------------------
@@ -854,7 +854,7 @@ def test_the_page_shows_what_the_check_prints(
     capsys.readouterr()
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
-    answers = Shown(days=800, ahead=0.2)
+    answers = Endpoint(days=800, ahead=0.2)
     monkeypatch.setattr(f"{SITE_CHECK}.shown_by", lambda address, certificates: answers)
 
     (example,) = re.findall(r"```\n\$ (protofl site check .*?)\n```", PAGE, re.S)

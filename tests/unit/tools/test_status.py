@@ -17,7 +17,7 @@ from filelock import FileLock
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.cli.runs import runs_in
 from protofl_common.tools.cli.status import lines, number_of
-from protofl_common.tools.federation import Federation, Shown, ask, shown_by
+from protofl_common.tools.federation import Endpoint, Federation, ask, ask_endpoint
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
 from tests.support.commands import output
@@ -39,7 +39,7 @@ def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
         override_config=override,
         account_name="none",
     )
-    return Federation(infos, [run], Shown(days=12, ahead=0.0))  # type: ignore[arg-type]
+    return Federation(infos, [run], Endpoint(days=12, ahead=0.0))  # type: ignore[arg-type]
 
 
 def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_wrong_clock_is_said_before_flower_refuses_it(
 
 
 def test_an_ipv6_address_may_have_brackets(door: HTTPServer) -> None:
-    assert shown_by(f"[127.0.0.1]:{door.server_port}").days is None
+    assert ask_endpoint(f"[127.0.0.1]:{door.server_port}").days is None
 
 
 def test_a_site_that_starts_says_what_is_wrong_on_the_way(
@@ -193,7 +193,7 @@ def test_the_superlinks_certificate_is_tried(door: HTTPServer, tmp_path: Path) -
     findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
     answers = f"{address}: answers; its certificate: 8 days left"
     assert level_of(findings, answers) == "warning"
-    assert abs(shown_by(address, "ca.crt").ahead) < 60
+    assert abs(ask_endpoint(address, "ca.crt").ahead) < 60
 
 
 @pytest.mark.parametrize(("days", "host", "reason"), [

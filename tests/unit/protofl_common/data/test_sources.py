@@ -270,7 +270,7 @@ def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
     files = [tmp_path / f"bild {number}.png" for number in range(20)]
     for file in files:
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(file)
-    monkeypatch.setattr(decoding, "PATIENCE", -1.0)
+    monkeypatch.setattr(decoding, "PROGRESS_SECONDS", -1.0)
     settings = data_settings(image_size=8, cache_dir=str(tmp_path / "cache"))
 
     images = decoding.read_images(files, settings)

@@ -6,7 +6,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import (
     Settings,
-    check_chosen,
+    check_settings_act,
     default_run_config,
     known_keys,
     to_run_config,
@@ -140,7 +140,7 @@ def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_ac
     """A baseline's settings act, too."""
 
     def check(chosen: dict[str, Scalar], **config: Scalar) -> None:
-        check_chosen(chosen, Settings.from_run_config(default_run_config() | config))
+        check_settings_act(chosen, Settings.from_run_config(default_run_config() | config))
 
     with pytest.raises(SettingsError) as caught:
         check({"fedproto.lambda": 2.0, "lr": 0.1, "fedprox.mu": 1.0, "fedbn.x": 1}, algo="fedprox")

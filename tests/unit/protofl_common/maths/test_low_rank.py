@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from protofl_common.maths.low_rank import (
-    applied,
-    change,
-    compressed,
-    expanded,
+    apply_change,
+    change_of,
+    compress,
+    expand,
     factors,
     largest_rank,
 )
@@ -19,7 +19,7 @@ def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is() -> None:
     """Not as zeros, which is what a loop that looks for the rank and never finds it would leave."""
     weight = torch.eye(6)
     assert factors(weight, 0.9) is None
-    assert torch.equal(compressed({"w": weight}, 0.9)["w"], weight)
+    assert torch.equal(compress({"w": weight}, 0.9)["w"], weight)
 
 
 def test_no_change_is_two_thin_zeros() -> None:
@@ -68,7 +68,7 @@ def test_what_was_compressed_comes_back_and_buffers_as_they_are() -> None:
         "seen": torch.tensor(8),
         "running_var": torch.zeros(2),
     }
-    sent = compressed(change(after, before, {"w", "b"}), 0.99)
+    sent = compress(change_of(after, before, {"w", "b"}), 0.99)
     assert set(sent) == {"w:left", "w:right", "b", "seen", "running_var"}
     assert sent["w:left"].shape == (6, 1)
-    torch.testing.assert_close(applied(before, expanded(sent, before), {"w", "b"}), after)
+    torch.testing.assert_close(apply_change(before, expand(sent, before), {"w", "b"}), after)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofl_common.maths.losses import not_of_class, positive_unlabelled_risk
+from protofl_common.maths.losses import loss_of_absence, positive_unlabelled_risk
 
 # Three classes, of which class 2 is labelled by nobody;
 # probabilities (1/2, 1/4, 1/4), (1/4, 1/2, 1/4), (1/4, 1/4, 1/2).
@@ -18,7 +18,7 @@ QUARTER = -log(3 / 4 + 1e-6)
 
 def test_not_of_class_by_hand() -> None:
     expected = [[HALF, QUARTER, QUARTER], [QUARTER, HALF, QUARTER], [QUARTER, QUARTER, HALF]]
-    np.testing.assert_allclose(not_of_class(LOGITS).numpy(), expected)
+    np.testing.assert_allclose(loss_of_absence(LOGITS).numpy(), expected)
 
 
 def reference(
@@ -90,7 +90,7 @@ def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
     rng = np.random.default_rng(1)
     truth = np.arange(40) % 4
     logits = torch.from_numpy(rng.normal(size=(40, 4)))
-    against = not_of_class(logits).numpy()
+    against = loss_of_absence(logits).numpy()
     expected = np.mean([np.where(truth == c, 0, against[:, c]).mean() for c in range(4)])
 
     risks = []
@@ -129,7 +129,7 @@ def test_bounded_with_gradients_of_at_most_one_however_sure_the_model() -> None:
     logits = torch.tensor([[500.0, 0.0], [-500.0, 0.0], [3e4, -3e4], [5.0, 0.0]])
     logits.requires_grad_()
 
-    not_first = not_of_class(logits)[:, 0]
+    not_first = loss_of_absence(logits)[:, 0]
     not_first.sum().backward()
 
     largest = -log(1e-6)

@@ -286,8 +286,8 @@ def test_the_largest_sums_do_not_overflow_and_what_is_larger_is_cut(clients: int
 
     merged, total = summing.from_sums(sums, up, limits, clients)
 
-    assert total == clients * summing.MOST_SAMPLES
-    assert (merged.weights() or {})["w"].tolist() == [summing.LARGEST, -summing.LARGEST]
+    assert total == clients * summing.MAX_WEIGHT
+    assert (merged.weights() or {})["w"].tolist() == [summing.MAX_ADDEND, -summing.MAX_ADDEND]
 
 
 def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None:
@@ -377,8 +377,8 @@ def test_figures_weigh_at_most_as_uploads() -> None:
     huge = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
     pairs = summing.weighted_figures(huge, 10**9, NAMES).reshape(-1, 2).tolist()
     figures = dict(zip(NAMES, pairs, strict=True))
-    assert figures["correct.head"] == [summing.MOST_SAMPLES, summing.MOST_SAMPLES]
-    assert figures["losses.total"] == [summing.MOST_SAMPLES * summing.LARGEST, summing.MOST_SAMPLES]
+    assert figures["correct.head"] == [summing.MAX_WEIGHT, summing.MAX_WEIGHT]
+    assert figures["losses.total"] == [summing.MAX_WEIGHT * summing.MAX_ADDEND, summing.MAX_WEIGHT]
 
     third = Report(4, 0, 3 * 10**6, {"head": 10**6})
     assert means_of((third, 1))["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)

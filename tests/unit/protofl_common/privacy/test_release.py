@@ -150,7 +150,7 @@ def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each(
 ) -> None:
     draw = np.random.default_rng(0)
     sigma = 5.0
-    drawn = [release.private_hits(correct, 1000, sigma, draw) for _ in range(3000)]
+    drawn = [release.private_correct(correct, 1000, sigma, draw) for _ in range(3000)]
     for kind, hits in correct.items():
         values = [noisy[kind] for noisy in drawn]
         assert np.std(values) == pytest.approx(len(correct) ** 0.5 * sigma, rel=0.05)
@@ -159,9 +159,9 @@ def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each(
 
 def test_numbers_of_right_predictions_stay_possible() -> None:
     draw = np.random.default_rng(0)
-    hits = {release.private_hits({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)}
+    hits = {release.private_correct({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)}
     assert hits == {0, 1, 2, 3}
-    assert release.private_hits({}, 3, 9.0, draw) == {}
+    assert release.private_correct({}, 3, 9.0, draw) == {}
 
 
 def test_noise_is_not_that_of_a_seed() -> None:

@@ -19,7 +19,12 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.runs.evaluation_metrics import declared_metrics, evaluate_metrics, metric_names
 from protofl_common.runs.figures import best_text, side_by_side
-from protofl_common.runs.over_clients import best_of, doubts_of_outcome, of_all_sites, over_clients
+from protofl_common.runs.over_clients import (
+    best_of,
+    comparable_rounds,
+    outcome_warnings,
+    over_clients,
+)
 from protofl_common.tools.tables.figure import Figure
 from tests.support.harness import run_config, run_federation
 
@@ -42,8 +47,8 @@ def test_evaluations_of_all_sites() -> None:
         for asked, valid in asked_and_valid:
             rows.append({"asked": asked, "valid": valid, "number": len(rows)})
         rows[-1]["liars"] = liars
-        assert [row["number"] for row in of_all_sites(rows)] == numbers
-    assert of_all_sites([]) == []
+        assert [row["number"] for row in comparable_rounds(rows)] == numbers
+    assert comparable_rounds([]) == []
 
 
 def test_human_units() -> None:
@@ -240,7 +245,7 @@ def test_a_model_that_has_learnt_raises_no_doubt(tmp_path: Path) -> None:
 
 def test_an_accuracy_that_fell() -> None:
     rows = accurate_rounds((26, 0.9), (27, 0.971), (40, 0.34))
-    (doubt,) = doubts_of_outcome(rows, rows[-1], {})
+    (doubt,) = outcome_warnings(rows, rows[-1], {})
     said = "accuracy by head fell from 97.1 % after round 27 to 34.0 %: try a smaller lr, "
     assert doubt.startswith(said)
 
@@ -249,11 +254,11 @@ def test_a_refused_reply_and_no_accuracy_at_all() -> None:
     rows = accurate_rounds((26, 0.9), (27, 0.971), (40, 0.85))
     rows[-1]["refused"] = {"site-0": "odd"}
     refused = "1 of 12 replies failed or were refused, the last: odd"
-    assert [*doubts_of_outcome(rows, rows[-1], {})] == [refused]
+    assert [*outcome_warnings(rows, rows[-1], {})] == [refused]
 
     nobody_tested = rows[-1] | {"accuracy": {}}
     no_accuracy = "no accuracy of any client (too few test samples)"
-    assert [*doubts_of_outcome(rows, nobody_tested, {})] == [refused, no_accuracy]
+    assert [*outcome_warnings(rows, nobody_tested, {})] == [refused, no_accuracy]
 
 
 def accurate_rounds(*means: tuple[int, float]) -> list[dict[str, Any]]:

@@ -24,14 +24,14 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.runs.folder import BestRound
 from protofl_common.wire import records
-from protofl_common.wire.envelope import LARGEST, NAME, put_in, take_out
+from protofl_common.wire.envelope import MAX_ENVELOPE_BYTES, NAME, put_in, take_out
 from protofl_common.wire.payloads import (
     RAW,
     Payload,
     Value,
     check_size,
+    declared_part,
     pack_payload,
-    part_of,
     payload_bytes,
     template_of,
     unpack_payload,
@@ -304,13 +304,13 @@ def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_wa
 def test_the_declared_part_of_a_module() -> None:
     model = build_model("cnn4", input_shape=(1, 8, 8), num_classes=4, feature_dim=6, seed=1)
     whole = model.state_dict()
-    body = part_of(model, Weights(parts=("body.",)))
-    head = part_of(model, Weights(parts=("head.",)))
+    body = declared_part(model, Weights(parts=("body.",)))
+    head = declared_part(model, Weights(parts=("head.",)))
 
-    assert body.keys() | head.keys() == whole.keys() == part_of(model, Weights()).keys()
+    assert body.keys() | head.keys() == whole.keys() == declared_part(model, Weights()).keys()
     assert all(name.startswith("body.") for name in body)
     assert all(name.startswith("head.") for name in head)
-    assert part_of(model, Weights(parts=("body.", "head."))).keys() == whole.keys()
+    assert declared_part(model, Weights(parts=("body.", "head."))).keys() == whole.keys()
 
 
 def test_entries_of_one_kind_under_several_names() -> None:
@@ -630,7 +630,7 @@ def test_what_comes_out_of_an_envelope_is_what_was_put_in() -> None:
     assert len(get_all_nested_objects(some_content())) == 8
     assert len(get_all_nested_objects(envelope)) == 2
 
-    large = some_content(LARGEST // 4 + 1)
+    large = some_content(MAX_ENVELOPE_BYTES // 4 + 1)
     assert put_in(large) is large
     assert take_out(large) is large
 

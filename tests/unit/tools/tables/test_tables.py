@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from protofl_common.config.datasets import REDIVIDED
+from protofl_common.config.datasets import PARTITION_VERSIONS
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
 from protofl_common.tools import local
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import RECIPES, ROOT
-from protofl_common.tools.cli.runs import HEAVY
+from protofl_common.tools.cli.runs import REMOVABLE
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, Runs, launch, own_files, plan, runs_of
@@ -280,7 +280,7 @@ def test_edited_data_or_division_are_another_run(
     file.write_text("age,label\n1,ill\n2,well\n3,well\n")
     after = names()
     assert len(after - before) == len(before) > 0
-    monkeypatch.setitem(REDIVIDED, "iid", 2)
+    monkeypatch.setitem(PARTITION_VERSIONS, "iid", 2)
     assert not names() & after
 
 
@@ -321,7 +321,7 @@ def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path
 
     assert not runs.failed
     left = {path.name for path in runs.folder_of(run).iterdir()}
-    assert left & set(HEAVY) == (set(HEAVY) if keep else set())
+    assert left & set(REMOVABLE) == (set(REMOVABLE) if keep else set())
 
 
 def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
