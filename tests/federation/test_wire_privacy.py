@@ -501,7 +501,7 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
 
     for error, said in SAID.items():
         for module in (client_module, introduction, secure_sum, trained_model):
-            monkeypatch.setattr(module, "Client", MagicMock(side_effect=error(SECRET)))
+            monkeypatch.setattr(module, "open_client", MagicMock(side_effect=error(SECRET)))
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
         line = f"{name}{error.__name__}: {said}; the log of the site says more"
         assert reply.error.reason == line

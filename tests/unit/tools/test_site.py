@@ -855,7 +855,7 @@ def test_the_page_shows_what_the_check_prints(
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
     answers = Endpoint(days=800, ahead=0.2)
-    monkeypatch.setattr(f"{SITE_CHECK}.shown_by", lambda address, certificates: answers)
+    monkeypatch.setattr(f"{SITE_CHECK}.ask_endpoint", lambda address, certificates: answers)
 
     (example,) = re.findall(r"```\n\$ (protofl site check .*?)\n```", PAGE, re.S)
     command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
