@@ -45,7 +45,10 @@ def missing_records(root: Path, name: str, *, marks: bool = False) -> str:
 
 @contextmanager
 def _record(file: Path) -> Iterator[Answers]:
-    """Open the record of answers and write it back; one that is not there is empty."""
+    """Open the record of answers, and write back what the block changes in it.
+
+    Where there is no file, the record is empty, and none is made.
+    """
     if not file.exists():
         yield {}
         return

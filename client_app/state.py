@@ -103,12 +103,15 @@ class StateFolder:
 
     @property
     def beginning(self) -> str:
-        """Say how this Flower run begins, for the log of a site: anew, or after which round."""
+        """Say how this Flower run begins, for the log of a site: anew, or after which round.
+
+        It also names the folders that earlier Flower runs of the same run name have left beside.
+        """
         begins = "begins"
         if self.run_history.earlier:
             run_id, last_round = self.run_history.earlier[-1]
             begins = f"goes on after round {last_round} of the Flower run {run_id}"
-        run = self.folder.parents[1]
+        run = self.folder.parents[1]  # the states are in RUN/clients/SITE
         text = f"{begins}, in {run}"
 
         name, _, _ = run.name.rpartition("-")  # the folder's name ends in the Flower run's id

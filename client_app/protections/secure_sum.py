@@ -112,9 +112,10 @@ class SecureSum:
         return self._shared(self._passed("advertise"), SECAGG)
 
     def open_shares(self) -> None:
-        """Before the work: whose masks are in the sum, those who shared.
+        """Open the shares that the other sites have sealed for this one, before it does its work.
 
-        Who sealed badly has no share here.
+        The sites that shared are those whose masks are in the sum. A share that cannot be opened is
+        kept as an empty one. RefusedMessage where too few sites shared, or one is unknown.
         """
         progress = self._passed("share")
         sealed = unpack_by_site(self.client.content, masks.SEALED)

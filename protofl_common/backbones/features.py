@@ -28,9 +28,11 @@ FORMAT = 1
 def cached_features(
     images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str
 ) -> Tensor:
-    """`extract_features`, made once, then read from ``cache_dir``: read-only.
+    """Return `extract_features` of the images; treat the result as read-only.
 
-    BackboneError or DataError where it cannot be.
+    They are computed once, kept in ``cache_dir`` under the name ``key`` and a digest of the images
+    and the backbones, and read from there ever after. BackboneError where a backbone cannot be had,
+    DataError where the cache cannot be used.
     """
     backbones = [load_backbone(name, device) for name in names]
     content = hashlib.sha256(np.ascontiguousarray(images).data).hexdigest()

@@ -74,12 +74,13 @@ class Backbone:
 
 @lru_cache(maxsize=16)
 def load_backbone(name: str, device: torch.device) -> Backbone:
-    """The frozen backbone.
+    """Load a backbone by its name, and freeze it on the ``device``.
 
     ValueError for a wrong name, BackboneError where its weights or its package are missing.
     """
     parsed = parse_name(name)
     reader = _READERS[parsed.kind]
+    # a user's weights of our own small ResNet have the format of the embedded ones, JSON
     if parsed.kind == "file" and parsed.arch == SMALL:
         reader = _from_json
     try:

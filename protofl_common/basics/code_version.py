@@ -37,7 +37,10 @@ def version_of(module: str) -> str:
 
 
 def files_of(module: str) -> list[Path]:
-    """The files of its package, or its one file; none for a module of no file, as in a notebook."""
+    """Find the Python files of the package of ``module``, or the one file of a single module.
+
+    There are none for a module that Python does not find, or that has no file, as in a notebook.
+    """
     try:
         spec = find_spec(module.partition(".")[0])
     except ValueError:  # of ``__main__``
@@ -50,7 +53,8 @@ def files_of(module: str) -> list[Path]:
         files += Path(folder).rglob("*.py")
     if not files and spec.has_location:
         files = [Path(spec.origin or "")]
-    return [file for file in files if file.is_file()]  # no editor's lock, nothing in a zip file
+    # an editor's lock is a dangling link, and a path into a zip file is no file: none can be read
+    return [file for file in files if file.is_file()]
 
 
 def _digest(files: Iterable[Path]) -> str:

@@ -100,9 +100,10 @@ def remove_leftovers(folder: Path, of: str = "*") -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process write ``path``, until it dies, and remove what another left over.
+    """Hold the lock of ``path`` inside the ``with`` statement; other processes wait for it.
 
-    OSError for a folder that may not be written to.
+    A process that dies loses the lock. What such a process was writing to ``path`` is removed
+    before the block begins. OSError for a folder that may not be written to.
     """
     from filelock import FileLock
 

@@ -172,9 +172,10 @@ def read_pairs(section: type[Section], name: str, text: str) -> Section:
 
 
 def unknown_keys(config: Values, legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:
-    """A line for each key of ``config`` that is not legal, with the nearest legal one.
+    """Return a line for each key of ``config`` that is not legal, with a legal one like it.
 
-    The ``likely`` ones come first.
+    If one of the ``likely`` keys has a similar name, it is suggested before all others, even nearer
+    ones. Only for ``TABLE.KEY`` a legal key that is similar as a whole goes before them.
     """
     legal_keys = list(legal)
     known = set(legal_keys)

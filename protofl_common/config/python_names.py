@@ -82,7 +82,10 @@ def check_allowed(*named: tuple[str, str]) -> None:
 
 
 def check_modules(named: Iterable[tuple[str, str]]) -> None:
-    """`check_allowed` of ``KEY = VALUE`` of each setting, and the module that it stands for."""
+    """Refuse modules that may not be imported; SettingsError with a line for each.
+
+    ``named`` are pairs of a setting, as ``KEY = VALUE``, and the module that it would import.
+    """
     allowed = _allowed_modules()
     refused = [(setting, module) for setting, module in named if not is_inside(module, allowed)]
     if not refused:

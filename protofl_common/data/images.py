@@ -65,9 +65,11 @@ class _Sample(NamedTuple):
 
 
 def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData:
-    """Read CLASS/image, or DOMAIN/CLASS/image: below ``data-dir``, or in ``domains``.
+    """Read all images of a folder, the classes and domains of which are its subfolders.
 
-    The names are sorted.
+    An ``image-folder`` has CLASS/image below ``data-dir``, every other data set DOMAIN/CLASS/image.
+    With ``domains`` these folders are the domains, in this order; else all below ``data-dir`` are,
+    by name.
     """
     root = data_dir_of(settings)
     by_domain = settings.dataset != "image-folder"

@@ -361,7 +361,11 @@ def _splits(parts: Mapping[str, Any], where: str) -> list[str]:
 
 
 def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The folder NAME in ``data-dir``; nothing where the data set is in the hub's cache."""
+    """Find the folder of the data set ``hf:NAME``, which is NAME in ``data-dir``.
+
+    Without ``data-dir`` there is none to find: the data set then comes from the hub or its cache.
+    DataError where ``data-dir`` has no such folder.
+    """
     if not settings.data_dir:
         return ()
     folder_name = name.removeprefix("hf:")

@@ -398,9 +398,10 @@ def _modules_named(
 
 
 def own_code(config: Values, without: Collection[str] = AT_THE_SERVER) -> dict[str, str]:
-    """Return the versions of other packages' modules that these settings name.
+    """Return the version of each module of the user, or of another package, that is named here.
 
-    Those of the keys ``without`` are left out.
+    Modules named by the keys ``without`` are left out: unless told otherwise, those that only the
+    server imports.
     """
     return {module: version_of(module) for _, module in _modules_named(config, without)}
 

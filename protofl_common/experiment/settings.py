@@ -273,6 +273,10 @@ class Settings(Sections):
 
     @classmethod
     def _read(cls, given: Values, node: Values) -> Self:
+        """Check the ``given`` settings of a run, and those that a site's ``node`` config replaces.
+
+        ``node`` is empty unless this is a site. SettingsError with all problems at once.
+        """
         config = {**given, **settings_of_site(node, _defaults())}
         for key in ("classes", "new-domain", *TABLE):
             value = config.get(key)

@@ -103,7 +103,10 @@ def prototype_contrast(
 ) -> Tensor:
     """−log [ exp(z·C^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C^(y_a)/τ) ], averaged; a scalar.
 
-    FedPCL (Tan et al., NeurIPS 2022); the average is over samples and sets, all of unit length.
+    FedPCL (Tan et al., NeurIPS 2022). Features z and prototypes C have unit length: the caller
+    normalises them. The loss of a sample is the mean over the sets that count for it, 0 if none
+    does; the result is the mean over all samples of the batch.
+
     With one set, the global prototypes, it is L_g (Eq. 8); with the clients' padded sets it is L_p
     (Eq. 9). ``sets_MCD``, ``present_MC``: M tables of one prototype per class, and which of them
     exist; a set counts for a sample only if it has the sample's class and another one to contrast
@@ -157,10 +160,12 @@ def sparse_similarity(
 def sparse_contrast(similarity_BG: Tensor, own_BG: Tensor, temperature: float) -> Tensor:
     """L_contra = −log [ Σ_{g ∈ G^y} exp(s_α/τ) / Σ_{g ∈ G} exp(s_α/τ) ] (Eq. 6); a scalar.
 
-    Averaged over the batch. ``own_BG`` bool: which prototypes g are of the sample's class y.
-    Samples whose class has none count as 0.
+    The contrast of FedPLVM (Wang et al., NeurIPS 2024), averaged over the batch. ``similarity_BG``
+    is s_α of each sample and prototype (`sparse_similarity`); ``own_BG`` bool says which prototypes
+    g are of the sample's class y. Samples whose class has none count as 0.
     """
     scaled_BG = similarity_BG / temperature
+    # a row without own prototypes is −∞ here, so its loss is infinite: `_over_present` drops it
     own_B = torch.logsumexp(scaled_BG.masked_fill(~own_BG, -torch.inf), dim=1)
     return _over_present(torch.logsumexp(scaled_BG, dim=1) - own_B, own_BG)
 

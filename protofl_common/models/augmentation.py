@@ -111,9 +111,10 @@ def stages_of(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, 
 
 
 def _layers_of(body: nn.Module) -> list[nn.Module]:
-    """The layers of a network in their order.
+    """List the layers of a network in their order.
 
-    Nested `Sequential` modules are opened, and so is a module that alone has all the convolutions.
+    A module is replaced by its parts, again and again, if it is a `Sequential` with convolutions,
+    or if it is the only layer with any: then the network is just wrapped in it.
     """
     layers = [body]
     while True:

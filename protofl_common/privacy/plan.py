@@ -206,7 +206,11 @@ def plan_of(
     tables: tuple[int, ...],
     evaluate_every: int,
 ) -> Plan:
-    """The plan of a client with so many training ``samples``; it is kept, for noise is searched."""
+    """Return the plan of a client with so many training ``samples``.
+
+    Equal arguments get the same plan, since its search for the noise is slow and it keeps what it
+    has found. ``tables``: how many tables of classes the client sends in each round of the run.
+    """
     rate = min(1.0, batch_size / max(1, samples))
     batches = max(1, math.ceil(samples / batch_size))
     return Plan(privacy, samples, rate, batches, epochs, tables, evaluate_every)

@@ -134,6 +134,7 @@ def private_class_means(
     noisy table alone: classes whose count is not clear of the noise (twice its deviation) are left
     out, but for the largest; means longer than ``clip`` are cut to it; counts add up to N at most.
     """
+    # the rows below are not divided by √2; the noise is multiplied by it instead, which is the same
     deviation = math.sqrt(2) * noise
     unit_ND = _cut(features_ND.double() / clip)
     rows_NE = torch.cat([unit_ND, torch.ones(len(unit_ND), 1, dtype=torch.float64)], dim=1)

@@ -232,13 +232,17 @@ def margins(run: RecordedRun) -> Iterator[Markup]:
 
 
 def prototypes(run: RecordedRun) -> Iterator[Markup]:
+    """Draw the prototypes of the clients and of the server as points of one map."""
     own = run.client_prototypes
     merged = run.global_prototypes
+    # a map of fewer than five points shows nothing
     if own is None or merged is None or len(own.labels) + len(merged.labels) < 5:
         return
-    if own.values.shape[1] != merged.values.shape[1]:
+    if own.values.shape[1] != merged.values.shape[1]:  # vectors of two spaces have no common map
         return
 
+    # the server's get a third of the points at most, so that many clients cannot crowd them out,
+    # nor they the clients'
     of_server = _chosen(merged.labels, MOST_POINTS // 3)
     of_clients = _chosen(own.labels, MOST_POINTS - len(of_server))
     labels = own.labels[of_clients]

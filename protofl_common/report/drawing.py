@@ -100,7 +100,8 @@ def line_chart(
     """Draw a line per name; `draw` says what ``name``, ``title`` and ``caption`` are for.
 
     ``places`` are the positions on the horizontal axis, one for each value of a line: rounds, or
-    what ``below``, the words under that axis, says. ``unit`` stands at the vertical axis, which is
+    what ``below``, the words under that axis, says. If these end in "round", only whole numbers are
+    marked. ``unit`` stands at the vertical axis, which is
     logarithmic for losses and seconds that differ by a factor of more than 50. A value of NaN, of
     a round that was not measured, is left out.
     """
@@ -119,7 +120,8 @@ def line_chart(
         axes.set(xlabel=below, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=below.endswith("round"), nbins=8))
 
-        # an inch of the legend holds about 14 characters
+        # An inch of the legend holds about 14 characters: a third of its width 22, of which the
+        # piece of line before the name takes some. With longer names there are two columns
         legend_columns = 3 if max(map(len, lines)) <= 16 else 2
         names = [short(label, int(14 * WIDTH) // legend_columns) for label in lines]
         figure.legend(axes.lines, names, loc="outside lower center", ncols=legend_columns)

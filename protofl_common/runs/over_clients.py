@@ -102,9 +102,10 @@ def best_evaluation(
 ) -> tuple[RoundRow | None, Literal["validation", "test"]]:
     """Return the row with the highest mean of an accuracy or metric, and on which data that is.
 
-    The first of several, among the rounds `comparable_rounds`. The mean on validation data decides
-    where the run has any, else that on test data. Where sites may lie it is the trimmed mean: no
-    site alone chooses the round. The row is None where no row has such a figure.
+    ``kind`` names the accuracy or metric, such as ``head``. Only the `comparable_rounds` are looked
+    at, and of equally good ones the first is returned. The mean on validation data decides if the
+    run has any, otherwise the mean on test data. Where sites may lie, the trimmed mean is taken, so
+    that no single site can choose the round. The row is None if no row has such a figure.
     """
     comparable = comparable_rounds(rows)
     validated = _rankable(comparable, f"validation/{kind}")

@@ -225,9 +225,10 @@ class Codec(ABC):
 
     @abstractmethod
     def checked(self, arrays: StateDict) -> Value:
-        """Return the value of arrays of the right dtypes and shapes.
+        """Make the value of its arrays, after a check of the numbers in them.
 
-        RefusedMessage for numbers that no honest sender can have.
+        Their dtypes and shapes were checked before (`arrays_in`). RefusedMessage for numbers that
+        no honest sender can have.
         """
 
     def summed(self) -> dict[str, tuple[int, ...]]:
@@ -291,6 +292,7 @@ class VectorsCodec(Codec):
     entry: schema.Vectors
 
     def template(self) -> Template:
+        # negative: from one row to so many, as the sender chooses (`Codec.template`)
         rows = -self.limits.num_classes * self._per_class()
         template: dict[str, ArrayType] = {
             "means": ("float32", (rows, self._width())),
@@ -375,7 +377,7 @@ class SetsCodec(Codec):
     """The prototypes of every client, one after another."""
 
     def template(self) -> Template:
-        rows = -self.limits.num_classes * MAX_SETS
+        rows = -self.limits.num_classes * MAX_SETS  # negative: at most so many
         return {
             "means": ("float32", (rows, self.limits.feature_dim)),
             "labels": ("int64", (rows,)),

@@ -31,7 +31,7 @@ class EarlyStopping(Callback):
     """Ends the run after ``early-stopping`` evaluations without a better one on validation data."""
 
     def why_stop(self, run: ActiveRun, number: int) -> str:
-        """Compare the figures.
+        """Say why to stop before this round: the best figure is ``early-stopping`` rounds old.
 
         SettingsError for a metric that the run does not measure, or that too few clients measure.
         """
@@ -118,7 +118,12 @@ class Budget(Callback):
     """
 
     def why_stop(self, run: ActiveRun, number: int) -> str:
+        """Say why to stop: this round would cost every client more than its budget.
+
+        The final evaluation is counted in, for it must still be paid after the last round.
+        """
         budget = run.settings.privacy.dp_epsilon
+        # the run goes on while at least the client that has spent least can pay
         costs = _costs(run, number, final=True)
         if not costs or min(costs) <= budget:
             return ""

@@ -116,8 +116,8 @@ class MessageExchange:
     def about(self, result: RoundResult, site: str = "") -> dict[str, ConfigRecord]:
         """Return the records that say what a message to a ``site`` is about.
 
-        They also tell it whether its last upload counted. Only for a secure sum, whose uploads have
-        no author, they are the same to all.
+        They name the round and the run, and tell the site whether its last upload counted. In a
+        secure sum nobody knows whose upload is whose, so there all sites are sent the same.
         """
         federation = self.federation
         instructions = Instructions(result.number, self.run_name, federation.run_history)

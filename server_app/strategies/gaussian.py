@@ -77,7 +77,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
         return {"samples": sum(float(tensors[SAMPLES]) for tensors in sent.values())}
 
     def _stored_in(self, run: Path) -> Sent:
-        """Return what an earlier run's sites sent; SettingsError if this run cannot add to that."""
+        """Read what an earlier run's sites sent; SettingsError if this run cannot go on from it."""
         what = f"gaussian.start-from = {str(run)!r}"
         wanted = to_run_config(self.settings)
         earlier = newest_undamaged(run, without=f"{what}: no folder of a run")

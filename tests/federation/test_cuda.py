@@ -82,7 +82,10 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def test_two_clients_share_the_device(connection: Any, tmp_path: Path) -> None:
-    """By Ray, each in a process of its own, and as one after the other."""
+    """Two clients at a time, each with half the GPU, have the results of one after the other.
+
+    Ray runs each of them in a process of its own.
+    """
     rows = []
     for part in (1.0, 0.5):
         name = f"part-{part}"

@@ -357,6 +357,7 @@ def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: Printed) -> Non
 
 
 def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: Printed) -> None:
+    """A site that joins after the first round cannot gain weight by claiming 10¹² samples."""
     config = run_config(tmp_path, algo="fedproto", num_clients=3, **DIGITS)
     nodes = real_sites(CLIENTS)
     late = nodes.pop(HOSTILE)

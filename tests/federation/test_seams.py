@@ -220,7 +220,11 @@ def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypa
 def test_figures_do_not_tell_a_small_class(
     among: str, sent: tuple[int, ...], right: int, tmp_path: Path
 ) -> None:
-    """A server that sends a class's prototype would see whether, or how often, the site has it."""
+    """Whether the site has no sample of class 2 or one, it reports as many right predictions.
+
+    The prototype of class 2, sent last, is the nearest to every sample, so otherwise the server
+    would see whether the site has the class, or how often.
+    """
     config = study(tmp_path, algo="fedproto", predict_among=among)
     for rare in (0, 1):
         node = site(tmp_path / str(rare), rare, **{"min-class-samples": 5})

@@ -647,7 +647,10 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
 def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(
     tmp_path: Path,
 ) -> None:
-    """One run does not pay for another, whether it has another name or another number."""
+    """Runs that differ in both name and number have a budget each.
+
+    A run that shares its name or its number with an earlier one spends from the same budget.
+    """
     config = run_config(tmp_path, partition="own", dp="sample", dp_epsilon=2.0)
     nearly_all = [Mechanism(1.0, 3.0, 1)]
     folders = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data")}

@@ -946,7 +946,11 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(
 def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """A day's log has two reasons of each kind; each is written at times 1, 2, 4, 8 …"""
+    """A refusal that repeats is written at its times 1, 2, 4, 8 …
+
+    After two different ones in a day, all others are counted together, and the server is not told
+    their reasons. Only that a run waits for approval is always said. A new day counts anew.
+    """
     monkeypatch.setattr(audit, "MOST_REFUSALS", 2)
 
     def reasons_for(configs: Iterable[dict[str, Any]]) -> list[str]:

@@ -329,7 +329,10 @@ def test_a_metric_that_validation_data_never_give_cannot_end_a_run(
 def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(
     tmp_path: Path,
 ) -> None:
-    """There are no prototypes in the first round, nor an evaluation in the second."""
+    """A run does not end because its first rounds lack the figure of early-stopping-metric.
+
+    In the first round there are no prototypes to predict with, and in the second no evaluation.
+    """
     settings = SMALL | {"rounds": 3, "early_stopping_metric": "prototype", "evaluate_every": 3}
     best = run_federation(run_config(tmp_path, **settings), clients=2).summary["best-round"]
 

@@ -346,7 +346,7 @@ def _rows_of_client(
 def _test_rows(
     trained: "TrainedModel", data: StoredData, settings: Settings, clients: int
 ) -> np.ndarray:
-    """The rows of the data set on which a client was tested, [N].
+    """Find the rows of the data set on which a client was tested, [N].
 
     SettingsError for a client that was not simulated; DataError where the data have changed.
     """
@@ -356,6 +356,7 @@ def _test_rows(
         raise SettingsError(
             f"{card.site}: no simulated client; its data are on a machine of its own"
         )
+    # its place among the shares, and how many there are: 0 of 1 where no client shares its data
     client, sharing = client_and_number(settings.data, int(number), clients)
     rows_N = shares_of(data, settings.data, settings.run.seed, sharing)[client].test
     if len(rows_N) != card.test_samples:

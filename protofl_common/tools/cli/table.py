@@ -205,7 +205,11 @@ def execute(
 def _searched_shard(
     table: TableFile, cells: list[Cell], trials: Runs, make: Make, shard: slice
 ) -> list[Cell]:
-    """Search for each cell of the shard in turn; nothing more is made for the other cells."""
+    """Search for the best settings of each cell of the shard in turn, and return all the cells.
+
+    The others pass as cells that nobody asked for: a search that is finished counts for them, and
+    no trial is made.
+    """
     mine = [cell for cell in cells if cell.asked][shard]
     searched = []
     for cell in cells:

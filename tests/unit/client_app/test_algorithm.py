@@ -147,6 +147,7 @@ def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
 
 
 def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
+    """One that was restored from its packed state trains to the same weights, to the bit."""
     lived, fresh = (algorithm(tmp_path, momentum=0.9, keep_optimizer=True) for _ in "ab")
     lived.fit()
     fresh.restore(lived.packed_state(), 1)

@@ -77,7 +77,7 @@ def batch(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> Batch:
 
 @pytest.mark.parametrize("loss", ["ce", "ce-protodist"])
 def test_cross_entropy_and_the_distance_to_the_global_prototype(loss: str, tmp_path: Path) -> None:
-    """A sample of a class without a prototype counts in the batch's mean, and is pulled nowhere."""
+    """A sample whose class has no prototype adds a distance of 0 to the mean over the batch."""
     found = client(tmp_path, loss)
     generator = torch.Generator().manual_seed(1)
     z, logits = torch.randn(10, 6, generator=generator), torch.randn(10, 10, generator=generator)

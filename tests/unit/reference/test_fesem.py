@@ -134,9 +134,9 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
 
 
 def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:
-    """K-means of 0, 4, 4.5 and 5.5 on a line leaves the first client alone.
+    """Each client goes to the nearest of the centres 0 and 10, which the first round has left.
 
-    The centres 0 and 10 leave the last one alone.
+    So of models at 0, 4, 4.5 and 5.5 the last is alone. K-means anew would leave the first alone.
     """
     server = server_of("fesem", fesem__centres=K)
     first = server.weights

@@ -146,6 +146,7 @@ def address_of(door: HTTPServer) -> str:
 def test_a_wrong_clock_is_said_before_flower_refuses_it(
     seconds: int, level: str, door: HTTPServer, monkeypatch: Patch
 ) -> None:
+    """A clock 100 s off is warned of, and one 1,000 s off, either way, is WRONG."""
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=seconds))
     findings = found("--superlink", address_of(door), "--insecure", node=NODE)
     assert level_of(findings, "clock ") == level

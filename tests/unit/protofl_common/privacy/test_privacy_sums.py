@@ -120,6 +120,10 @@ def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
 
 
 def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None:
+    """A key of zeros agrees on the same secret with everybody: no honest site has it.
+
+    Nor may one key have several spellings: two sites with the same key would seem to differ.
+    """
     keys = masks.public_of(secrets_of(1)["site-0"])
     assert masks.are_keys(keys)
     assert not masks.are_keys(bytes(96))
@@ -128,6 +132,7 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
         same = int.from_bytes(masks.part(keys, which), "little") + 2**255  # X25519 ignores the bit
         spelt = same.to_bytes(masks.KEY, "little")
         assert not masks.are_keys(keys[:start] + spelt + keys[start + masks.KEY :])
+    # the key 9, plus p: X25519 takes it for 9
     nine = (9 + masks.FIELD).to_bytes(masks.KEY, "little")
     assert not masks.are_keys(nine + keys[masks.KEY :])
 

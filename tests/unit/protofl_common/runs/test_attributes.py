@@ -78,6 +78,7 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 
 def test_every_kind_survives(tmp_path: Path) -> None:
+    """Attributes of each kind that can be kept are, in a fresh object, as they were in the old."""
     lived = Half()
     lived.live()
     fresh = Half()

@@ -466,7 +466,10 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
 
 @given(TEXTS, st.one_of(TEXTS, st.text("0123456789,:- _", max_size=9)))
 def test_where_a_server_sends_a_client(run_name: str, run_history: str) -> None:
-    """The run name becomes a folder, and the run_history says which files in it count."""
+    """Instructions that are not refused have a run name fit for a folder, and a whole history.
+
+    A client writes its state into the folder of that name; the history says which files count.
+    """
     names = {"run_name": run_name, "run_history": run_history}
     try:
         unpack_instructions(RecordDict({"round": ConfigRecord({**INSTRUCTIONS, **names})}))

@@ -744,6 +744,7 @@ def test_a_wrong_figure_is_named(parts: dict[str, Any], expected: str) -> None:
 def test_the_best_round_follows_validation_data(
     parts: dict[str, Any], value: float, folder: Path
 ) -> None:
+    """The best is the first evaluation, which on test data alone would be the worst."""
     figure = Figure.of(parts, "here")
     is_best = figure.when == "best"
     chosen_on_test = ", its round chosen on test data" if is_best else ""
