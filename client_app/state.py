@@ -177,7 +177,7 @@ class StateFolder:
         """Find a state of an earlier round for this use, in the folder of a run of any name.
 
         It is of a Flower run in the history, which nevertheless counts no round of it: this is for
-        where no state counts.
+        where no state counts. StateError where one of them cannot be read.
         """
         cpu = torch.device("cpu")
         all_runs = self.folder.parents[2]
@@ -187,8 +187,11 @@ class StateFolder:
                 name = _NAME.fullmatch(path.name)
                 if name is None or int(name[1]) >= before:
                     continue
-                _, facts = read_tensors(path, cpu)
-                if facts["use"] == self.use:
+                try:
+                    _, facts = read_tensors(path, cpu)
+                except TensorFileError as error:
+                    raise StateError(f"{error}; remove it to start afresh") from error
+                if facts.get("use") == self.use:
                     return path
         return None
 

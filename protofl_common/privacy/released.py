@@ -23,7 +23,8 @@ class Released:
 
     Three kinds of arrays are in it: those of the modules as they were before a sample was looked
     at, those that steps and tables with noise have made, and those that `post_processed` has made
-    of such arrays.
+    of such arrays. Numbers and texts among its inputs count as settings: they are trusted not to be
+    made of samples.
     """
 
     def __init__(self, algo: str) -> None:

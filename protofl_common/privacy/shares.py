@@ -10,10 +10,11 @@ Algorithm for Decoding Reed-Solomon Codes", 2003), and up to k − t where there
 choices of t shares to try them all. Whoever recovers a secret can check it (by its public key), so
 what is found is right, however many shares were wrong.
 
-**Which shares are wrong** is certain only as long as at most (k − t + 1) // 2 are. Liars who know
-which points are used could add the values of a polynomial that is 0 at 0, and so make honest shares
-look wrong: such a polynomial has at most t − 2 zeros among the honest. Where more shares than that
-do not fit, the secret is used and nobody is named.
+**Which shares are wrong** is certain only as long as at most (k − t + 1) // 2 clients lie together.
+c liars who know which points are used can add the values of a polynomial that is 0 at 0 to their
+shares. The secret stays right, but k − c − t + 2 honest shares or more look wrong: such a
+polynomial is 0 at t − 2 other points at most. Where more than (k − t + 1) // 2 shares do not fit,
+the secret is used and nobody is named. More liars than that can still have honest ones named.
 """
 
 import math

@@ -90,7 +90,7 @@ def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
     NotFinite for NaN or infinity.
     """
     if not np.isfinite(numbers).all():
-        raise NotFinite("NaN or infinity in what would be sent")
+        raise NotFinite("NaN or infinity, or a weight beyond 65,536, in what would be sent")
     return np.rint(numbers * scale(clients)).astype(np.int64).view(np.uint64)
 
 

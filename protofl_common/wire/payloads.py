@@ -42,7 +42,7 @@ NOT_NEGATIVE = ("running_var", "num_batches_tracked")
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 ONE = torch.ones(())
 MAX_WEIGHT = 2.0**20  # in a sum, the largest weight of a client or of a class; more is cut
-MAX_ADDEND = 2.0**16  # in a sum, the largest magnitude of a number; more is cut
+MAX_ADDEND = 2.0**16  # in a sum, the largest magnitude of a number
 
 StateDict = dict[str, Tensor]
 Value = Prototypes | tuple[Prototypes, ...] | StateDict | Tensor
@@ -436,7 +436,8 @@ class WeightsCodec(Codec):
         addends = []
         for key in self.summed():
             w = value[key].detach().cpu().double()
-            w = w.clamp(-MAX_ADDEND, MAX_ADDEND).where(w.isfinite(), math.nan)
+            # Cut, it would be a number that the server knows, and show what the other sites sent
+            w = w.where(w.abs() <= MAX_ADDEND, math.nan)
             addends.append(n * w)
         return addends
 

@@ -283,16 +283,27 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
 
 
 @pytest.mark.parametrize("clients", [3, 1000])
-def test_the_largest_sums_do_not_overflow_and_what_is_larger_is_cut(clients: int) -> None:
+def test_the_largest_sums_do_not_overflow(clients: int) -> None:
     up: Declared = {"weights": Weights()}
     limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
-    huge = Payload(weights={"w": torch.tensor([1e30, -1e30])})
+    most = summing.MAX_ADDEND
+    huge = Payload(weights={"w": torch.tensor([most, -most])})
     sums = summing.to_sums(huge, up, limits, 10**12, clients) * np.uint64(clients)
 
     merged, total = summing.from_sums(sums, up, limits, clients)
 
     assert total == clients * summing.MAX_WEIGHT
-    assert (merged.weights() or {})["w"].tolist() == [summing.MAX_ADDEND, -summing.MAX_ADDEND]
+    assert (merged.weights() or {})["w"].tolist() == [most, -most]
+
+
+@pytest.mark.parametrize("weight", [65_537.0, -1e30])
+def test_a_site_with_weights_that_do_not_fit_into_a_sum_is_not_in_it(weight: float) -> None:
+    """Cut, they would be known to the server, and show what the others sent."""
+    up: Declared = {"weights": Weights()}
+    limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
+    diverged = Payload(weights={"w": torch.tensor([0.5, weight])})
+    with pytest.raises(summing.NotFinite):
+        summing.to_sums(diverged, up, limits, 10, 3)
 
 
 def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None:
