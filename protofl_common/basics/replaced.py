@@ -2,20 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
 
 @contextmanager
-def replaced(module: ModuleType, **ours: object) -> Iterator[None]:
-    """Replace these names of ``module`` inside a ``with``.
+def replaced(owner: object, **ours: object) -> Iterator[None]:
+    """Replace these names of ``owner``, a module or an object, inside a ``with``.
 
     AttributeError, before anything is replaced, if this version of the library lacks one.
     """
-    originals = {name: getattr(module, name) for name in ours}
+    originals = {name: getattr(owner, name) for name in ours}
     try:
         for name, value in ours.items():
-            setattr(module, name, value)
+            setattr(owner, name, value)
         yield
     finally:
         for name, value in originals.items():
-            setattr(module, name, value)
+            setattr(owner, name, value)

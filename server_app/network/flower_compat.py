@@ -6,9 +6,8 @@ A bad message costs no more than itself.
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -23,6 +22,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from protofl_common.basics.replaced import replaced
 from protofl_common.wire import envelope
 from server_app.log import say, tell_silence
 
@@ -183,8 +183,8 @@ def _pull_begun(
     flower = sys.modules[type(grid).__module__]
     pull_objects = partial(_pull_present, reply.parts, most)
     with (
-        _replaced(superlink, "PullMessages", lambda _: reply.announcement),
-        _replaced(flower, "pull_objects", pull_objects),
+        replaced(superlink, PullMessages=lambda _: reply.announcement),
+        replaced(flower, pull_objects=pull_objects),
     ):
         try:
             pulled = _pull(grid, message)
@@ -199,17 +199,6 @@ def _pull_begun(
             )
         )
     return pulled
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Meanwhile ``owner.name`` is ``value``; AttributeError if Flower has no such name any more."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _pull_present(
