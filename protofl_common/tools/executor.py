@@ -15,12 +15,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 from urllib.request import getproxies, getproxies_environment
 
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-
-from protofl_common.basics.replaced import replaced
+from protofl_common.tools.flower import (
+    ExecutionSpec,
+    LaunchResult,
+    SubprocessExecutor,
+    TaskType,
+    handing_tasks_to,
+)
 
 
 class Executor(SubprocessExecutor):
@@ -86,12 +87,9 @@ def _arguments(spec: ExecutionSpec) -> list[str]:
 
 
 def launching_with(executor: Executor) -> AbstractContextManager[None]:
-    """Have Flower's loop, which asks for tasks, hand them to ``executor``.
-
-    AttributeError where another version of Flower has no such name.
-    """
+    """Have Flower's loop, which asks for tasks ten times a second, hand them to ``executor``."""
     os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
-    return replaced(run_superexec, get_executor=lambda *_, **__: executor)
+    return handing_tasks_to(executor)
 
 
 def environment_of_own_code() -> dict[str, str]:

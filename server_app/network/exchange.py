@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from protofl_common.basics.text import in_order, printable
+from protofl_common.flower import ErrorCode
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import (
     LOST_STATE,
@@ -26,7 +27,6 @@ from protofl_common.wire.records import (
 from server_app.log import tell_silence
 from server_app.network.flower_compat import (
     TRIES,
-    ErrorCode,
     copy_for,
     id_of,
     is_simulated,

@@ -1,4 +1,4 @@
-"""All that the server needs of Flower's private names, and sending and fetching messages.
+"""Sending and fetching messages, for which the server looks into Flower's Grid.
 
 A bad message costs no more than itself.
 """
@@ -15,14 +15,17 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode as ErrorCode
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from protofl_common.basics.replaced import replaced
+from protofl_common.flower import (
+    ConfirmMessageReceivedRequest,
+    ObjectPushError,
+    ObjectUnavailableError,
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+)
 from protofl_common.wire import envelope
 from server_app.log import say, tell_silence
 

@@ -122,6 +122,17 @@ def _versions(asked: argparse.Namespace) -> Found:
     yield FACT, f"{packages}; the app is in {app_folder()}", ""
 
 
+def _flower(asked: argparse.Namespace) -> Found:
+    try:
+        from protofl_common.tools.flower import require_all  # two seconds
+
+        require_all()
+    except SettingsError as error:
+        yield WRONG, str(error), f"{sys.executable} -m pip install flwr==VERSION"
+        return
+    yield FACT, "has all private names that ProtoFL uses", ""
+
+
 def _torch(asked: argparse.Namespace) -> Found:
     try:
         import torch
@@ -268,4 +279,4 @@ def _processes(asked: argparse.Namespace) -> Found:
     yield FACT, f"{len(processes)} looked at", ""
 
 
-CHECKS = (_versions, _torch, _memory, _folders, _settings, _processes)
+CHECKS = (_versions, _flower, _torch, _memory, _folders, _settings, _processes)

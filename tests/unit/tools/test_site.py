@@ -74,8 +74,8 @@ def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE)
     exits = MagicMock()
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("subprocess.Popen", started)
-    monkeypatch.setattr(f"{SUPERNODE}.flower_supernode", flower)
-    monkeypatch.setattr(f"{SUPERNODE}.flwr_exit", exits)
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", flower)
+    monkeypatch.setattr(f"{SUPERNODE}.end_supernode", exits)
 
     assert main(["site", "run", "--insecure", "--port", "0", "--node-config", node]) == 0
 

@@ -35,6 +35,11 @@ def no_torch(patch: Patch, folder: Path) -> list[str]:
     return []
 
 
+def another_flower(patch: Patch, folder: Path) -> list[str]:
+    patch.delattr("flwr.supernode.runtime.run_clientapp.push_task_output")
+    return []
+
+
 def written(name: str, text: str, *words: str, **places: str) -> Plant:
     """A file in FOLDER; ``places``: where in it the doctor looks for something of the machine."""
 
@@ -70,6 +75,8 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         "wrong", "nonesuch is not installed", "install 'nonesuch>=2'"),
     "no Flower commands": (attribute("BIN", Path("/none")),
         "wrong", "flower-superlink is not in /none", "force-reinstall flwr"),
+    "a Flower that lacks a name": (another_flower,
+        "wrong", "has no attribute 'push_task_output'", "install flwr=="),
     "a broken PyTorch": (no_torch,
         "wrong", "PyTorch cannot be loaded", "force-reinstall torch"),
     "no GPU": (asked("device=cuda:99"),
