@@ -33,8 +33,13 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
-    from protofl_common.tools.executor import Executor, environment_of_own_code, launching_with
-    from protofl_common.tools.flower import TaskType, console_script, require_for_worker
+    from protofl_common.tools.executor import Executor, environment_of_own_code
+    from protofl_common.tools.flower import (
+        TaskType,
+        console_script,
+        handing_tasks_to,
+        require_for_worker,
+    )
 
     modules = arguments.allow_python
     if not re.fullmatch(r"([\w.]+(, *|$))*", modules):
@@ -48,7 +53,7 @@ def act(arguments: argparse.Namespace) -> None:
     executor = Executor(TaskType.SERVER_APP, [__file__, str(out_dir), modules])
     os.environ.update(environment_of_own_code())
     sys.argv = ["flower-superexec", *arguments.flowers]
-    with launching_with(executor):
+    with handing_tasks_to(executor):
         console_script("flower-superexec")()
 
 

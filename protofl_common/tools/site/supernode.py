@@ -15,7 +15,7 @@ from pathlib import Path
 from protofl_common.basics.files import make_private
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.executor import Executor, environment_of_own_code, launching_with
+from protofl_common.tools.executor import Executor, environment_of_own_code
 from protofl_common.tools.flower import (
     Run,
     TaskType,
@@ -23,6 +23,7 @@ from protofl_common.tools.flower import (
     console_script,
     end_supernode,
     get_flwr_home,
+    handing_tasks_to,
     require_for_site,
     supernode_process,
 )
@@ -96,5 +97,5 @@ if __name__ == "__main__":
     _, link, method, supernode = sys.argv
     shared_secret = sys.stdin.buffer.read()
     script = [str(CLIENT_PROCESS), str(app_folder()), method]
-    with launching_with(Executor(TaskType.CLIENT_APP, script, method)):
+    with handing_tasks_to(Executor(TaskType.CLIENT_APP, script, method)):
         ask_for_tasks(link, shared_secret, int(supernode))
