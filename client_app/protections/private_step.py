@@ -168,9 +168,10 @@ class PrivateStep(Step):
         if self.empty:
             factors_B = torch.zeros_like(factors_B)
         factors_B = torch.where(lengths_B.isfinite(), factors_B, 0.0).float()
+        all_are_finite = bool(lengths_B.isfinite().all())
         sums = {}
         for name, gradient in gradients.items():
-            finite = gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0 · ∞ is NaN
+            finite = gradient if all_are_finite else gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0·∞: NaN
             factors = factors_B.view(-1, *[1] * (gradient.dim() - 1))
             sums[name] = _exact_sum(finite.mul_(factors).round_())
         return sums
@@ -206,5 +207,7 @@ def _lengths(parts: Sequence[Tensor]) -> Tensor:
 
 def _exact_sum(steps: Tensor) -> Tensor:
     """Sum whole numbers [B, …] float32, up to `STEPS` large, to float64."""
-    totals = [few.sum(0).double() for few in steps.split(ADDED_EXACTLY)]
-    return torch.stack(totals).sum(0)
+    total: Tensor = torch.zeros((), dtype=torch.float64)
+    for few in steps.split(ADDED_EXACTLY):
+        total = total + few.sum(0).to(total)
+    return total
