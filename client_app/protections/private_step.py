@@ -202,7 +202,8 @@ def _lengths(parts: Sequence[Tensor]) -> Tensor:
             part_BE[:, :whole].unflatten(1, (-1, PART)).norm(dim=2).double(),
             part_BE[:, whole:].norm(dim=1, keepdim=True).double(),
         ]
-    return torch.cat(lengths, dim=1).norm(dim=1)
+    lengths_B: Tensor = torch.cat(lengths, dim=1).norm(dim=1)
+    return lengths_B
 
 
 def _exact_sum(steps: Tensor) -> Tensor:
