@@ -25,6 +25,7 @@ from protofl_common.flower import (
     ObjectUnavailableError,
     PullAppMessagesRequest,
     PullAppMessagesResponse,
+    needing_flowers_names,
 )
 from protofl_common.wire import envelope
 from server_app.log import say, tell_silence
@@ -253,5 +254,11 @@ def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
 
 
 def _superlink_of(grid: Grid) -> Any:
-    """Return the client of the SuperLink; None where clients are simulated."""
-    return getattr(grid, "_runtime_client", None)
+    """Return the client of the SuperLink; None where clients are simulated, by Ray or without.
+
+    SettingsError if Flower's grid has none by this name: no reply would have a limit of bytes.
+    """
+    if is_simulated(grid) or not type(grid).__module__.startswith("flwr."):
+        return None
+    with needing_flowers_names():
+        return grid._runtime_client  # type: ignore[attr-defined]
