@@ -318,8 +318,8 @@ def inputs_for(card: Wanted, value: Any, where: str = "inputs", place: Place = a
         array = array.astype(np.float64)
     inputs = checked_inputs(array, where, place, gaps=bool(card.fill))
     if inputs.dtype != card.input_type or inputs.shape[1:] != card.input_shape:
-        wanted = f"{card.input_type} [N, *{list(card.input_shape)}]"
-        raise DataError(f"{where}: they are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
+        wanted = f"the model takes {card.input_type} {list(card.input_shape)}"
+        raise DataError(f"{where}: a sample is {described(inputs)}; {wanted}")
     return inputs
 
 

@@ -81,7 +81,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     root = data_dir_of(settings)
     by_domain = settings.dataset != "image-folder"
     left_out: Counter[str] = Counter()
-    folders = domains or _folders(root, left_out)
+    folders = domains or _folders(root, left_out if by_domain else None)
     trees = folders if by_domain else [root]
     picked = class_names(settings.classes)
     samples = _images_in(trees, picked if by_domain else (), left_out)

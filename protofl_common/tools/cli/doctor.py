@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import numpy as np
 from packaging.requirements import Requirement
@@ -98,7 +99,7 @@ def _safely(
         for level, text, cure in check(asked):
             findings.append(Finding(level, topic, text, cure if level else ""))
         return findings
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, CalledProcessError) as error:
         return [Finding(FACT, topic, f"cannot be told here ({error!r})")]
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
