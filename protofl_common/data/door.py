@@ -63,7 +63,7 @@ JOINTS = "|;,+&/"  # signs between several labels of a sample
 FEW_CLASSES = 20  # different labels that are taken for classes, whatever they look like
 MOST_CHANNELS = 4  # of usual images; more are said
 MOST_ROUNDED = 1e-4  # of a column's range: a number that float32 changes by more is worth a line
-_WHOLE = re.compile(r"-?\d{1,18}")
+WHOLE = re.compile(r"-?\d{1,18}")
 PROGRESS_SECONDS = 5.0  # seconds between two lines of progress
 
 
@@ -327,7 +327,8 @@ def inputs_for(card: Wanted, value: Any, where: str = "inputs", place: Place = a
 def class_names(classes: str) -> tuple[str, ...]:
     """The names in the setting ``classes``, in label order; they must be different."""
     names = tuple(parts_of(classes))
-    _check_class_names(names, f"classes = {classes!r}", "separated by commas")
+    if names:
+        _check_class_names(names, f"classes = {classes!r}", "separated by commas")
     return names
 
 
@@ -343,8 +344,8 @@ def _class_array(value: Any, where: str) -> tuple[str, ...]:
 
 def _check_class_names(names: Sequence[str], which: str, how: str) -> None:
     are_names = all(name and is_short_and_printable(name) for name in names)
-    if not are_names or len(set(names)) < len(names):
-        raise DataError(f"{printable(which)}: must be different names, {how}")
+    if not are_names or len(set(names)) < max(2, len(names)):
+        raise DataError(f"{printable(which)}: must be different names, two or more, {how}")
 
 
 def _check_one_label_each(labels: Any, where: str) -> None:
@@ -394,11 +395,11 @@ def _labels(
     if not names and are_numbers:
         numbers, labels = np.unique(column, return_inverse=True)
         names = tuple(map(str, numbers))
-        check_classes(names, np.bincount(labels), where)
+        check_classes(names, labels, where, place)
         return labels.astype(np.int64), names
     if not names:
         names, labels = _named(column.astype(str), "label", where, place)
-        check_classes(names, np.bincount(labels), where)
+        check_classes(names, labels, where, place)
         return labels, names
 
     names_are_numbers = any(name.lstrip("-").isdecimal() or name == "True" for name in names)
@@ -416,7 +417,7 @@ def _labels(
     return labels, names
 
 
-def check_classes(classes: Sequence[str], counts_C: Ints, where: str) -> None:
+def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place) -> None:
     """DataError for labels that are no classes.
 
     They are quantities, names of samples, stand for no label or for several, or spell one class in
@@ -444,26 +445,29 @@ def check_classes(classes: Sequence[str], counts_C: Ints, where: str) -> None:
         raise DataError(f"{where}: {classes[0]!r} {alone}; name `classes` if others have more")
 
     number_of = len(classes)
-    single = [name for name, count in zip(classes, counts_C, strict=True) if count == 1]
-    samples = counts_C.sum()
+    single = np.flatnonzero(np.bincount(labels) == 1)
+    samples = len(labels)
     several = f"{named} have {number_of} different values of {samples} samples"
     several = f"{several}, such as {classes[0]!r}"
     are_names = number_of > samples / 2
     are_scattered = not are_names and len(single) > number_of / 10
-    are_quantities = are_scattered or not all(map(_WHOLE.fullmatch, classes))
+    are_quantities = are_scattered or not all(map(WHOLE.fullmatch, classes))
     if number_of > FEW_CLASSES and are_quantities and all(map(is_number, classes)):
         cure = "make classes of them, as low and high, or name `classes`"
         raise DataError(f"{several}: quantities (regression) cannot be learned; {cure}")
     if number_of > FEW_CLASSES and are_names:
         cure = "name `classes` if they are some"
         raise DataError(f"{several}: no classes, but quantities or names of samples; {cure}")
-    if single and samples > FEW_CLASSES:
-        say(f"{where}: classes of a single sample: {first_of(single)}; are they misspelt?")
+    if samples > FEW_CLASSES:
+        rows = [int(np.argmax(labels == label)) for label in single[:FEW_CLASSES]]
+        for row in rows:
+            name = classes[labels[row]]
+            say(f"{where}, {place(row)}: alone has the label {name!r}; is it misspelt, or cut off?")
 
 
 def _marks(classes: Sequence[str]) -> set[str]:
     """Numbers that stand for no label: those below 0 beside 0, 1, …, and 255 beside others."""
-    if not all(map(_WHOLE.fullmatch, classes)):
+    if not all(map(WHOLE.fullmatch, classes)):
         return set()
     marks = {name for name in classes if name.startswith("-")}
     if "255" in classes and "254" not in classes:

@@ -120,6 +120,7 @@ def _images_in(
         for folder in _folders(tree, left_out):
             name = with_composed_letters(folder.name)
             if names and name not in names:
+                left_out["folder of no class in `classes`"] += 1
                 continue
             domain = with_composed_letters(tree.name)
             samples += [_Sample(file, name, domain) for file in image_files(folder, left_out)]

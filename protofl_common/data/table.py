@@ -25,7 +25,7 @@ from protofl_common.basics.text import (
     with_composed_letters,
 )
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import GAPS, counted, is_number, number, warn_of_rounding
+from protofl_common.data.door import GAPS, WHOLE, counted, is_number, number, warn_of_rounding
 from protofl_common.data.raw import DataError, Place
 
 ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client", "split": "split"}
@@ -39,7 +39,6 @@ GAP = (
 _SIGNS = frozenset("|:")  # that no category may have
 _NUMBERS = ("double", "float", "int32", "int64")
 """Types of Parquet that are read as arrays: these take an eighth of the memory."""
-_WHOLE_NUMBER = re.compile(r"-?\d{1,18}")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b.*")
 Floats = NDArray[np.float32]
@@ -102,7 +101,7 @@ class TableFile:
             if name in self.columns:
                 columns[key] = self.columns[name]
         labels = columns.get("labels")
-        if labels is not None and all(_WHOLE_NUMBER.fullmatch(str(label)) for label in labels):
+        if labels is not None and all(WHOLE.fullmatch(str(label)) for label in labels):
             columns["labels"] = np.array(labels, dtype=np.int64)
         return columns
 

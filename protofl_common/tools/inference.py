@@ -145,10 +145,13 @@ class Predictor:
         """Yield the outputs of one batch after another; there is one even for no inputs."""
         inputs = inputs_for(self.card, inputs)
         for start in range(0, max(1, len(inputs)), size):
-            yield self.outputs(inputs[start : start + size])
+            yield self._outputs(inputs[start : start + size])
+
+    def outputs(self, inputs: Inputs) -> Outputs:
+        return self._outputs(inputs_for(self.card, inputs))
 
     @torch.inference_mode()
-    def outputs(self, inputs: Inputs) -> Outputs:
+    def _outputs(self, inputs: Inputs) -> Outputs:
         features_ND = self.model.body(self.values(inputs))
         scores = {"head": self.model.head(features_ND).cpu()}
         prototypes = self.prototypes

@@ -206,8 +206,8 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
         for text in value if key == "classes" else (value,):
             if isinstance(text, str) and not is_short_and_printable(text):
                 # not the name itself: a quote without its pair makes rows of patients one
-                unfit = f"a name of {len(text)} characters, too long or not printable"
-                raise RefusedMessage(f"site.{key} with {unfit}")
+                unfit = f"too long or not printable ({len(text)} characters)"
+                raise RefusedMessage(f"site.{key} with a name that is {unfit}")
 
     if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")

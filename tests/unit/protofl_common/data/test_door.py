@@ -90,7 +90,7 @@ def test_labels_that_are_classes(capsys: Printed) -> None:
     assert labelled(["lung, left", "lung, right"]).classes == ("lung, left", "lung, right")
     cut_off = labelled(["sick"] * 20 + ["well"] * 20 + ["si"])
     assert len(cut_off.classes) == 3
-    assert "classes of a single sample: si; are they misspelt?" in capsys.readouterr().err
+    assert "here, sample 40: alone has the label 'si'" in capsys.readouterr().err
     with pytest.raises(DataError, match="has both client and domain"):
         labelled([0, 1], client=["x", "y"], domain=["u", "v"])
     with pytest.raises(DataError, match="sample 1 has no client"):

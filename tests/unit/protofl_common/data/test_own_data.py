@@ -301,6 +301,8 @@ def test_arrays_of_parts(opened: Any) -> None:
     assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
     with pytest.raises(DataError, match=r"'x_val' is of no part train, test or validation"):
         opened("arrays", "v.npz", parts | {"x_val": np.eye(2), "y_val": np.arange(2)})
+    with pytest.raises(DataError, match="has inputs, and x_… beside them"):
+        opened("arrays", "b.npz", parts | {"inputs": np.eye(2), "labels": np.arange(2)})
     small_train = {"x_train": np.eye(2), "y_train": [0, 1]}
     large_test = {"x_test": np.eye(3), "y_test": [1, 0, 1]}
     with pytest.raises(DataError, match="the parts train, test differ in shape"):
@@ -709,6 +711,14 @@ def test_tables_of_a_folder_of_hugging_face(
     assert table.columns == ("a", "b")
     assert table.domain_names == ("x", "y")
     assert table.official.tolist() == [0, 1]
+
+    mixed = {"age": [1.0, 2.0], "job": ["x", "y"], "label": [0, 1]}
+    with pytest.raises(DataError, match="its columns are age, job: one of images, all of text"):
+        saved_and_read(mixed)
+    assert saved_and_read(mixed, drop="job").columns == ("age",)
+    paths = {"image": ["a.png", "b.png"], "label": [0, 1]}
+    with pytest.raises(DataError, match=r"'image' names files of images; cast_column\('image'"):
+        saved_and_read(paths)
 
     gap = {"a": [1.0, None, 1.0], "c": [3, 4, 3], "v": [[1, 2]] * 3, "label": [5, 7, 5]}
     filled = saved_and_read(gap, impute="mean")
