@@ -177,7 +177,7 @@ def without_copies(data: RawData, where: str) -> RawData:
     first_row: dict[bytes, int] = {}
     firsts = []
     for row in range(len(data.labels)):
-        content = blake2b(np.ascontiguousarray(data.inputs[row]), digest_size=16).digest()
+        content = blake2b(data.inputs[row].tobytes(), digest_size=16).digest()
         firsts.append(first_row.setdefault(content, row))
     first_N = np.array(firsts)
     is_first = first_N == np.arange(len(first_N))
@@ -185,7 +185,8 @@ def without_copies(data: RawData, where: str) -> RawData:
     if not len(copies):
         return data
 
-    sides = {"labels": data.labels, "parts": data.official, "clients or domains": data.domains}
+    sides: dict[str, NDArray[Any]] = {"labels": data.labels, "parts": data.official}
+    sides["clients or domains"] = data.domains
     what = "are equal in all inputs"
     if data.inputs.ndim == 2:
         across = sum(side[copies] != side[first_N[copies]] for side in sides.values())

@@ -106,8 +106,8 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         note += f"; left out: {counts_of(left_out)}"
     if by_domain:  # a domain without images is one, too
         names = sorted({with_composed_letters(folder.name) for folder in folders})
-        domains = np.searchsorted(names, data.domain_names)[data.domains]
-        data = replace(data, domains=domains, domain_names=tuple(names))
+        indices = np.array([names.index(name) for name in data.domain_names], np.int64)
+        data = replace(data, domains=indices[data.domains], domain_names=tuple(names))
     return replace(data, notes=(note,))
 
 

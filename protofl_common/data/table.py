@@ -151,10 +151,10 @@ def _csv(
         ends = f"cannot be read, up to line {begun + reader.line_num} ({error})"
         cure = 'is a quote (") without its pair? One within a text is ""'
         raise DataError(f"{file}: {begins} {ends}; {cure}") from error
-    columns = list(zip(*rows, strict=True))
+    values_of: list[Sequence[str]] = list(zip(*rows, strict=True))
     if separator != ",":
-        columns = [_with_points(values) for values in columns]
-    return names or [], lines, columns, begun + last
+        values_of = [_with_points(values) for values in values_of]
+    return names or [], lines, values_of, begun + last
 
 
 def _separator(opened: TextIO) -> tuple[str, int]:
@@ -365,9 +365,9 @@ def _problems(
 
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     """float64 [N, 1]; NaN for a value that is no number."""
-    if not isinstance(values, np.ndarray):
-        values = np.array([number(value) for value in values], dtype=np.float64)
-    return values.astype(np.float64)[:, None]
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float64)[:, None]
+    return np.array([[number(value)] for value in values], dtype=np.float64)
 
 
 def _one_hot(column: _Column) -> Floats:

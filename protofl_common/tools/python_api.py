@@ -255,7 +255,7 @@ def _content(data: Any) -> tuple[bytes, str]:
         if array.dtype.kind not in "biufU":
             raise SettingsError(f"data: {name} are {array.dtype}, no numbers or names; {TAKEN}")
         arrays[name] = array
-    np.savez(buffer, **arrays)
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue(), ".npz"
 
 
