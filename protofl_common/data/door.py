@@ -149,7 +149,8 @@ def from_arrays(
     domain_names: tuple[str, ...] = ()
     for key in ("client", "domain"):
         if key in annotations:
-            domain_names, domains = _named(annotations[key].astype(str), key, where, place)
+            unique, domains = np.unique(annotations[key].astype(str), return_inverse=True)
+            domain_names = tuple(unique.tolist())
     official = np.zeros(samples, np.uint8)
     if "split" in annotations:
         official = _official(annotations["split"], where, place)
@@ -212,7 +213,8 @@ def without_copies(data: RawData, where: str) -> RawData:
 def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
     """An array of what Python has for one: lists, tensors, bytes, arrays with a mask.
 
-    A number behind a mask is NaN; other objects become texts, None the empty one.
+    A number behind a mask is NaN; other objects become texts, None the empty one. DataError for a
+    text that is no name: a quote without its pair makes one of the rows of many patients.
     """
     if hasattr(value, "detach"):  # PyTorch's, perhaps with a gradient, or of a type of its own
         value = value.detach().cpu()
@@ -235,7 +237,12 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
                 text = text.decode()
             except UnicodeDecodeError as error:
                 raise DataError(f"{what}: {place(row)} has {text!r}, no UTF-8") from error
-        texts.append("" if text is None else with_composed_letters(str(text)))
+        text = "" if text is None else with_composed_letters(str(text))
+        if not is_short_and_printable(text):
+            wanted = f"a name has no line break, and at most {LONGEST_NAME} characters"
+            shown = f"{place(row)} has '{printable(text, 40)}'"
+            raise DataError(f'{what}: {shown}: {wanted}; is a quote (") without its pair?')
+        texts.append(text)
     return np.array(texts, dtype=np.str_)
 
 
@@ -315,8 +322,8 @@ class Wanted(Protocol):
 def inputs_for(card: Wanted, value: Any, where: str = "inputs", place: Place = any_place) -> Inputs:
     """Inputs [N, …] as the model of the ``card`` takes them; DataError as for those of training."""
     array = as_array(value, where)
-    if card.input_type == "float32" and array.dtype.kind in "iu" and array.dtype != np.uint8:
-        array = array.astype(np.float64)
+    if card.input_type != "uint8" and array.dtype.kind in "iu":
+        array = array.astype(np.float64 if card.input_type == "float32" else np.int64)
     inputs = checked_inputs(array, where, place, gaps=bool(card.fill))
     if inputs.dtype != card.input_type or inputs.shape[1:] != card.input_shape:
         wanted = f"the model takes {card.input_type} {list(card.input_shape)}"
@@ -373,19 +380,6 @@ def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place
     raise DataError(f"{where}: {place(row)} has no {what} ({many}); fill it in, or leave it out")
 
 
-def _named(
-    texts: NDArray[np.str_], kind: str, where: str, place: Place
-) -> tuple[tuple[str, ...], Ints]:
-    """The different names among ``texts`` [N], sorted, and the index of each sample's."""
-    names, first_N, indices = np.unique(texts, return_index=True, return_inverse=True)
-    for name, row in zip(names.tolist(), first_N.tolist(), strict=True):
-        if not is_short_and_printable(name):
-            wanted = f"a name has no line break, and at most {LONGEST_NAME} characters"
-            what = f"{place(row)} has the {kind} '{printable(name, 40)}'"
-            raise DataError(f'{where}: {what}: {wanted}; is a quote (") without its pair?')
-    return tuple(names.tolist()), indices.astype(np.int64)
-
-
 def _labels(
     column: NDArray[Any], names: tuple[str, ...], from_setting: bool, where: str, place: Place
 ) -> tuple[Ints, tuple[str, ...]]:
@@ -393,15 +387,11 @@ def _labels(
     if column.dtype.kind == "f" and (column == column.round()).all():
         column = column.astype(np.int64)
     are_numbers = column.dtype.kind in "biu"
-    if not names and are_numbers:
-        numbers, labels = np.unique(column, return_inverse=True)
-        names = tuple(map(str, numbers))
+    if not names:
+        unique, labels = np.unique(column, return_inverse=True)
+        names = tuple(map(str, unique))
         check_classes(names, labels, where, place)
         return labels.astype(np.int64), names
-    if not names:
-        names, labels = _named(column.astype(str), "label", where, place)
-        check_classes(names, labels, where, place)
-        return labels, names
 
     names_are_numbers = any(name.lstrip("-").isdecimal() or name == "True" for name in names)
     if are_numbers and not (from_setting and names_are_numbers):

@@ -16,6 +16,7 @@ import numpy as np
 from protofl_common.basics.code_version import files_of
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.basics.replaced import replaced
+from protofl_common.basics.text import first_of
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
@@ -103,7 +104,12 @@ def read_arrays(settings: DataSettings) -> RawData:
         named = settings.columns or settings.drop or settings.one_hot
         if named:
             raise DataError(f"{file} has no columns that could be named; leave out {named!r}")
-        return from_arrays(_npz(file), where, settings.classes, gaps=gaps)
+        arrays = _npz(file)
+        data = from_arrays(arrays, where, settings.classes, gaps=gaps)
+        others = [name for name in arrays if name not in KEYS and name[2:] not in SPLITS]
+        if others:
+            data = replace(data, notes=(f"{file}: left out the arrays {first_of(others)}",))
+        return data
 
     rows = TableFile(file)
     arrays = rows.annotations("label")

@@ -76,8 +76,8 @@ AGES = (np.random.default_rng(1).normal(50, 25, 200).astype(int)).clip(0).tolist
     (["a", "a"], "'a' is the only label: one class alone"),
     (AGES, r"different values of 200 samples.*quantities \(regression\)"),
     ([b"gut", b"b\xf6se"], r"sample 1 has b'b\\xf6se', no UTF-8"),
-    (["a", "b\n60,1,b\n61,2,b"], r"sample 1 has the label 'b; 60,1,b; 61,2,b': a name has no line"),
-    (["a", "b" * 201], r"has the label 'b{40} … \(201 characters\)'"),
+    (["a", "b\n60,1,b\n61,2,b"], r"labels: sample 1 has 'b; 60,1,b; 61,2,b': a name has no"),
+    (["a", "b" * 201], r"labels: sample 1 has 'b{40} … \(201 characters\)'"),
 ])  # fmt: skip
 def test_labels_that_are_no_classes(labels: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
@@ -106,7 +106,7 @@ def test_a_quote_without_its_pair_is_named_by_its_lines(opened: Any, dataset: st
     said = "the row that begins in line 4 cannot be read, up to line 6"
     with pytest.raises(DataError, match=said):
         opened(dataset, "t.csv", OPEN_QUOTE)
-    with pytest.raises(DataError, match="line 4 has the label 'x; 4,y; 5,x; 6,y'"):
+    with pytest.raises(DataError, match="line 4 has 'x; 4,y; 5,x; 6,y': a name has no line break"):
         opened(dataset, "t.csv", f'{OPEN_QUOTE}6,y"\n')
 
 

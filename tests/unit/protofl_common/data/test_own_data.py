@@ -299,6 +299,7 @@ def test_arrays_of_parts(opened: Any) -> None:
 
     assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
     assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
+    assert data.notes[0].endswith("a.npz: left out the arrays x_mean")
     with pytest.raises(DataError, match=r"'x_val' is of no part train, test or validation"):
         opened("arrays", "v.npz", parts | {"x_val": np.eye(2), "y_val": np.arange(2)})
     with pytest.raises(DataError, match="has inputs, and x_… beside them"):
@@ -522,6 +523,9 @@ def test_texts_with_and_without_a_header(opened: Any) -> None:
     assert news.columns == ()  # a file to predict need not call them as we do
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
     assert news.inputs[1, 2:].tolist() == [0, 0]
+
+    first_row_again = '"3","a b"\n"1","c"\n"3","a b"\n'
+    assert opened("text-csv", "twice.csv", first_row_again).labels.tolist() == [1, 0, 1]
 
     # such a header is of no model
     with pytest.raises(DataError, match="categories, of over 200 letters, or with a line break"):
