@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.files import locked
 from protofl_common.config.sections import DataSettings
+from protofl_common.data.door import from_arrays
 from protofl_common.data.images import (
     DEFAULT_SIZE,
     data_dir_of,
@@ -33,7 +34,7 @@ from protofl_common.data.images import (
     read_images,
     square_rgb,
 )
-from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays
+from protofl_common.data.raw import DataError, Images, Ints, RawData
 from protofl_common.data.table import TableFile, read_columns
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

@@ -11,10 +11,11 @@ import protofl_common.data.digits as drawn
 import protofl_common.data.own as own
 from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
+from protofl_common.data.door import class_names, from_arrays
 from protofl_common.data.images import data_dir_of, read_folder
 from protofl_common.data.partitions import DOMAIN_PARTITIONS, parse_clients_per_domain
 from protofl_common.data.published import OF_TORCHVISION, OTHERS, locate_public, read_public
-from protofl_common.data.raw import DataError, RawData, class_names, from_arrays
+from protofl_common.data.raw import DataError, RawData
 from protofl_common.data.table import definition_problems
 
 

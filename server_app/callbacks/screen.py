@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from protofl_common.basics.text import human_bytes, human_seconds, in_order
+from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.data.store import data_if_cached
@@ -53,6 +54,8 @@ class Screen(Callback):
         if partition.startswith("feature"):
             partition += f" ({figures.counted(card.domain for card in cards)})"
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {partition}")
+        if is_own(settings.data.dataset):
+            say(f"classes: {_first(next(iter(cards)).classes)}")
         if not settings.privacy.sums_only:
             _say_samples(run)
         with suppress(ValueError, OSError):  # The data need not be here

@@ -25,7 +25,7 @@ from client_app.training import Batch, Step
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option
 from protofl_common.config.python_names import allow
-from protofl_common.data.raw import KEYS
+from protofl_common.data.door import KEYS
 from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
 from protofl_common.experiment.node import NODE_KEYS

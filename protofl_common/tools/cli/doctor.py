@@ -17,14 +17,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import numpy as np
 from packaging.requirements import Requirement
 
 from protofl_common.basics.files import cache_folder
+from protofl_common.basics.text import first_of, printable
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data.division import client_and_number, shares_of
@@ -55,7 +58,6 @@ FEW_SHARED_BYTES = 500e6  # of shared memory
 PROC = Path("/proc")
 BIN = Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
-MOST_NAMES = 20  # of clients, which may be patients
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -97,8 +99,13 @@ def _safely(
         for level, text, cure in check(asked):
             findings.append(Finding(level, topic, text, cure if level else ""))
         return findings
-    except Exception as error:
+    except (OSError, CalledProcessError) as error:
         return [Finding(FACT, topic, f"cannot be told here ({error!r})")]
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        fault = f"a fault of ProtoFL: {printable(repr(error))}"
+        where = f"{frame.filename}, line {frame.lineno}"
+        return [Finding(WRONG, topic, f"{fault} in {where}", "report it")]
 
 
 def _versions(asked: argparse.Namespace) -> Found:
@@ -228,13 +235,13 @@ def _own_data(data: StoredData, settings: Settings, asked: argparse.Namespace) -
     """Say what is in the data, how many samples clients use, and if they train on test clients."""
     names = data.domain_names
     samples = f"{len(data.labels)} samples, {described(data.inputs)}"
-    classes = f"{len(data.classes)} classes: {', '.join(data.classes)}"
+    classes = f"{len(data.classes)} classes: {first_of(data.classes)}"
     domains = ""
     if names:
         what = "clients" if data.by_client else "domains"
-        domains = f"; {len(names)} {what}: {', '.join(names[:MOST_NAMES])}"
-        if len(names) > MOST_NAMES:
-            domains += ", …"
+        domains = f"; {len(names)} {what}: {first_of(names)}"
+    for note in data.notes:
+        yield FACT, note, ""
     yield FACT, f"{samples}, of {classes}{domains}", ""
 
     clients = asked.clients

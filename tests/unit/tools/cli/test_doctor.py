@@ -180,3 +180,15 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: Patch, capsys: Printed) 
     (of_processes,) = [finding for finding in found if finding["topic"] == "processes"]
     assert of_processes["text"] == "cannot be told here (FileNotFoundError('ps'))"
     assert {"versions", "torch", "memory"} <= {finding["topic"] for finding in found}
+
+
+def test_a_fault_of_its_own_is_wrong(monkeypatch: Patch, capsys: Printed) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("")
+
+    monkeypatch.setattr(doctor, "check_settings", fails)
+    status, found = findings(capsys)
+    assert status == 1
+    (fault,) = [finding for finding in found if finding["topic"] == "settings"]
+    assert fault["text"].startswith("a fault of ProtoFL: KeyError('') in ")
+    assert "test_doctor.py, line" in fault["text"]
