@@ -22,6 +22,7 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import is_plain_name, names_in, with_composed_letters
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
+from protofl_common.config.datasets import partitions_that_read
 from protofl_common.config.options import (
     Scalar,
     SettingsError,
@@ -57,16 +58,6 @@ from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
-
-OF_PARTITIONS = {  # setting -> the partitions that read it
-    "alpha": ("dirichlet", "balanced-dirichlet", "label-shift", "feature-label-shift"),
-    "classes-per-client": ("pathological",),
-    "clients-per-domain": ("feature-shift", "feature-label-shift"),
-    "ways": ("n-way-k-shot",),
-    "ways-stdev": ("n-way-k-shot",),
-    "shots": ("n-way-k-shot",),
-    "shots-stdev": ("n-way-k-shot",),
-}
 
 
 class Needed(NamedTuple):
@@ -338,11 +329,12 @@ def check_settings_act(chosen: Values, *runs: Settings) -> None:
             problems.append(f"{key} = {value!r}: has no effect on {reads}")
 
     partitions = {settings.data.partition for settings in runs}
-    for key, read_by in OF_PARTITIONS.items():
-        if key in chosen and partitions.isdisjoint(read_by):
+    for key, value in chosen.items():
+        readers = partitions_that_read(key)
+        if readers and partitions.isdisjoint(readers):
             problems.append(
-                f"{key} = {chosen[key]!r}: has no effect on partition ="
-                f" {', '.join(sorted(partitions))}; choose {' or '.join(read_by)}"
+                f"{key} = {value!r}: has no effect on partition ="
+                f" {', '.join(sorted(partitions))}; choose {' or '.join(readers)}"
             )
     if problems:
         raise SettingsError("\n".join(problems))

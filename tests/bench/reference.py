@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from protofl_common.config.datasets import DATASETS, PARTITIONS
 from protofl_common.config.options import Scalar, key_of, range_text
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG, Algorithm
@@ -28,6 +29,8 @@ DOCS = ROOT / "docs"
 MADE = "<!-- Generated below by `make docs`. -->"
 BESIDE, END = "<!-- Made from which.md. -->", "<!-- end -->"
 TRAVELS = "<!-- Made from the code and the algorithms' pages. -->"
+DATA_SETS = "<!-- Made from the rows of data sets. -->"
+SHARES = "<!-- Made from the rows of partitions. -->"
 TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
 FEW = 8
 """More choices than these are left to the page of choices."""
@@ -41,6 +44,7 @@ def pages() -> dict[str, str]:
     ends["algorithms/index.md"] = iter(
         [_between(_written("index"), TRAVELS, _what_travels()).rstrip()]
     )
+    ends["data.md"] = iter([_data().rstrip()])
     drawings = {
         f"algorithms/travels/{name}.svg": [drawing(row, _stays(name))]
         for name, row in CATALOG.items()
@@ -141,6 +145,18 @@ def _stays(name: str) -> str:
     wanted = f"![… At the client stays: ….](travels/{name}.svg)"
     assert stays, f"docs/algorithms/{name}.md lacks its drawing: {wanted}"
     return stays[1]
+
+
+def _data() -> str:
+    """The page of data with its tables of data sets in files, and of partitions."""
+    text = (DOCS / "data.md").read_text(encoding="utf-8")
+    names: dict[str, str] = {}
+    for name, row in DATASETS.items():
+        names[row.files] = f"{names.get(row.files, '')} `{name}`".strip()
+    sets = [(named, files) for files, named in names.items() if files]
+    text = _between(text, DATA_SETS, _table(("name", "files in `data-dir`"), sets))
+    shares = [(f"`{name}`", _plain(row.help)) for name, row in PARTITIONS.items()]
+    return _between(text, SHARES, _table(("name", "a client's share"), shares))
 
 
 def choices() -> Iterator[str]:

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED, OTHERS
-from protofl_common.config.datasets import DATASETS, PARTITIONS
+from protofl_common.config.datasets import DATASETS, PARTITIONS, DataSet, Partition
 from protofl_common.experiment.catalog import CATALOG, installed
 from protofl_common.tools.cli.arguments import add_json, print_json
 from protofl_common.wire.schema import Declared
@@ -52,8 +52,8 @@ def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
             groups[name] = ", ".join(members)
     return {
         "algorithms": ("algo", _algorithms()),
-        "datasets": ("dataset; or MODULE:FUNCTION of your own, hf:NAME", DATASETS),
-        "partitions": ("partition", PARTITIONS),
+        "datasets": ("dataset; or MODULE:FUNCTION of your own, hf:NAME", _helps(DATASETS)),
+        "partitions": ("partition", _helps(PARTITIONS)),
         "groups": (
             "models: client i gets architecture i mod n; "
             "or a list of architectures and MODULE:CLASS",
@@ -65,6 +65,10 @@ def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
         ),
         "backbones": ("backbones, comma-separated; auto, none", EMBEDDED | OTHERS),
     }
+
+
+def _helps(rows: Mapping[str, DataSet | Partition]) -> dict[str, str]:
+    return {name: row.help for name, row in rows.items()}
 
 
 def _algorithms() -> dict[str, str]:
