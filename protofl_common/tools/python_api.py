@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from flwr.app import Context, RecordDict
 
+from protofl_common.algorithms.base import Hparams
 from protofl_common.basics.files import cache_folder, digest, replacing
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.store import cached, data_key
-from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary

@@ -30,8 +30,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from protofl_common.algorithms.base import ServerTrainingHparams
+from protofl_common.algorithms.fedtgp import FedTGPHparams
 from protofl_common.basics.devices import seeded
-from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
 from protofl_common.maths.losses import margin_contrast, nearest_distances
 from protofl_common.maths.prototypes import class_means
 from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, all_vectors

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from protofl_common.config.datasets import DATASETS
+from protofl_common.config.options import flatten
 from protofl_common.config.sections import DataSettings
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import flatten
 from protofl_common.tools.tables.plan import plan
 from protofl_common.tools.tables.spec import read_table
 from tests.support import ROOT

@@ -50,7 +50,7 @@ def mark(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 METHOD = """
 from pathlib import Path
-from protofl_common.experiment.catalog import Algorithm
+from protofl_common.algorithms.base import Algorithm
 Path({mark!r}).touch()
 ROW = Algorithm("Theirs", "", "client_app.algorithms.base", "server_app.strategies.base")
 """
