@@ -142,7 +142,7 @@ def test_it_never_takes_the_fused_step(models: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
-    ({"algo": "mooon"}, r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"),
+    ({"algo": "mooon"}, r"algo = 'mooon': choose one of ditto, .*, moon \(did you mean moon\?\)"),
     ({"moon.mu": 2.0},
      "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
     ({"algo": "fedprox", "hparams": "mu=1"},

@@ -136,7 +136,7 @@ def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
     ("fedproto", "fedplvm.lamda", "fedplvm.lambda"),
     ("fedproto", "round", "rounds"),
     ("fedproto", "epochs", "local-epochs"),
-    ("local", "lambda", "fedproto.lambda"),
+    ("local", "lambda", "ditto.lambda"),
 ])  # fmt: skip
 def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(
     algo: str, key: str, meant: str
