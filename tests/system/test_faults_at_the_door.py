@@ -88,7 +88,11 @@ def run_older_code(site: Site) -> None:
     checkout = site.folder / "old"
     copy_checkout(checkout)
     remove_line(checkout / "pyproject.toml", "trim-fraction =")
-    remove_line(checkout / "protofl_common" / "config" / "sections.py", "trim_fraction:")
+    sections = checkout / "protofl_common" / "config" / "sections.py"
+    with_it = sections.read_text()
+    without_it = re.sub(r"    trim_fraction: .*?\n    \)\n", "", with_it, flags=re.DOTALL)
+    assert "trim_fraction" in with_it.replace(without_it, "")
+    sections.write_text(without_it)
     site.environment["PYTHONPATH"] = str(checkout)
 
 
