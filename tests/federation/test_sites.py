@@ -303,7 +303,7 @@ def test_an_operator_chooses_the_algorithms() -> None:
 
 def test_a_wrong_permission_is_named() -> None:
     unknown = refusal({}, SITE | {"allow-algorithms": "fedprotto"})
-    choices = "choose from all, local, "
+    choices = "choose from all, ditto, "
     assert unknown.startswith(f"node-config: allow-algorithms: 'fedprotto': {choices}")
 
     for key, value in (
