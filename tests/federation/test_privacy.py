@@ -210,7 +210,7 @@ def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_na
         assert set(row.private) <= set(row.exchange.up)
     for algo in not_covered:
         sent = ", ".join(CATALOG[algo].exchange.up)
-        reason = f"{algo} sends {sent}, which it does not cover; choose among local, fed"
+        reason = f"{algo} sends {sent}, which it does not cover; choose among fedavg, fed"
         assert f"dp = 'sample': {reason}" in refusal({"algo": algo, "dp": "sample"})
 
 
