@@ -151,8 +151,6 @@ SIMULATED = ("drop-rate", "new-clients", "new-domain")
 """What a run does to clients that are its own."""
 STRICT = (*DEMANDS, REQUIRE_SECAGG)
 """With these a site names its classes itself: a refusal would tell which it has."""
-READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")
-"""How a site's files are read."""
 NODE_OVERRIDES = [key for key, field in options_of_a_run().items() if field.metadata["site"]]
 SITE_FOLDERS: dict[str, Scalar] = {
     "data-dir": "",
