@@ -58,7 +58,6 @@ class PublicSet(NamedTuple):
     origin: str  # where to fetch it
     folder: str  # its name in ``data-dir``, which may be that folder itself
     files: tuple[str, ...]  # what lies in it
-    classes: int = 0  # their number where it is known without reading; 0 where the data decide
     download: Callable[[Path], None] | None = None  # into a folder; None: a person must fetch it
 
     def place(self, data_dir: Path) -> tuple[Path, list[str]]:
@@ -187,7 +186,6 @@ Pieces = tuple[dict[str, Any], ...]
 def _torchvision(
     cls: str,
     *files: str,
-    classes: int = 10,
     train: Pieces = ({"train": True},),
     test: Pieces = ({"train": False},),
 ) -> PublicSet:
@@ -196,7 +194,6 @@ def _torchvision(
         origin="its publisher, or set download = true",
         folder=cls,
         files=files,
-        classes=classes,
         download=partial(_downloaded, cls, (*train, *test)),
     )
 
@@ -269,7 +266,7 @@ _EMNIST = tuple(f"EMNIST/raw/emnist-balanced-{file.replace('t10k', 'test')}" for
 _TRAIN = {"split": "train"}
 _VALIDATION = {"split": "val"}
 _TEST = {"split": "test"}
-OF_TORCHVISION: dict[str, PublicSet] = {
+PUBLIC: dict[str, PublicSet] = {
     **{
         name: _torchvision(cls, *(f"{cls}/raw/{file}" for file in _IDX))
         for name, cls in _LIKE_MNIST.items()
@@ -277,7 +274,6 @@ OF_TORCHVISION: dict[str, PublicSet] = {
     "emnist": _torchvision(
         "EMNIST",
         *_EMNIST,
-        classes=47,
         train=({"split": "balanced", "train": True},),
         test=({"split": "balanced", "train": False},),
     ),
@@ -286,12 +282,10 @@ OF_TORCHVISION: dict[str, PublicSet] = {
         "SVHN", "train_32x32.mat", "test_32x32.mat", train=(_TRAIN,), test=(_TEST,)
     ),
     "cifar10": _torchvision("CIFAR10", "cifar-10-batches-py"),
-    "cifar100": _torchvision("CIFAR100", "cifar-100-python", classes=100),
+    "cifar100": _torchvision("CIFAR100", "cifar-100-python"),
     "flowers102": _torchvision(
-        "Flowers102", "flowers-102", classes=102, train=(_TRAIN, _VALIDATION), test=(_TEST,)
+        "Flowers102", "flowers-102", train=(_TRAIN, _VALIDATION), test=(_TEST,)
     ),
-}
-OTHERS: dict[str, PublicSet] = {
     "pacs": PublicSet(
         _domains,
         origin="DomainBed",
@@ -329,4 +323,3 @@ OTHERS: dict[str, PublicSet] = {
         files=("activity_labels.txt", *PARTS),
     ),
 }
-PUBLIC = OF_TORCHVISION | OTHERS

@@ -25,12 +25,12 @@ import pyarrow
 from flwr.app import Context, RecordDict
 from pyarrow import parquet
 
+from protofl_common.algorithms.base import Hparams
 from protofl_common.basics.files import cache_folder, replacing
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.door import as_array
 from protofl_common.data.raw import DataError
 from protofl_common.data.store import cached, data_key, open_data
-from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary

@@ -991,7 +991,7 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
 
     refused = refusal({"algo": algo, "secagg": True})
     begins = f"secagg = true: {algo} needs single uploads, for {WHY[algo]}; "
-    assert refused.startswith(f"{begins}choose an algo of local, fedavg")
+    assert refused.startswith(f"{begins}choose an algo of ditto, fedavg")
     assert refused.endswith(", or fedpcl with fedpcl.prototypes = 'global'")
 
     with_dp = refusal({"algo": algo, "secagg": True, "dp": "sample", "norm": "group"})

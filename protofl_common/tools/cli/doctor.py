@@ -28,10 +28,9 @@ from packaging.requirements import Requirement
 
 from protofl_common.basics.files import cache_folder
 from protofl_common.basics.text import first_of, printable
-from protofl_common.config.datasets import is_own
+from protofl_common.config.datasets import PARTITIONS, is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data.division import client_and_number, shares_of
-from protofl_common.data.partitions import DOMAIN_PARTITIONS
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
@@ -253,7 +252,7 @@ def _own_data(data: StoredData, settings: Settings, asked: argparse.Namespace) -
     test = np.unique(np.concatenate([share.test for share in shares]))
     yield FACT, f"clients train on {len(train)} of them, and test on {len(test)}", ""
 
-    if data.by_client and settings.data.partition not in DOMAIN_PARTITIONS:
+    if data.by_client and not PARTITIONS[settings.data.partition].needs_domains:
         both = {*data.domains[train]} & {*data.domains[test]}
         if both:
             wrong = f"{len(both)} values of `client` are both trained on and tested"

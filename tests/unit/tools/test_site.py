@@ -404,7 +404,7 @@ WITHOUT_DATA = NODE.partition(" data-dir")[0]
     ([], NODE + " require-secagg=true", "",
         "without study-sites in a run its server can invent these sites"),
     ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
-    ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
+    ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: ditto, fedavg"),
     ([], NODE.replace("fedproto", "fedgen"), "warning",
         "the head weights of the model and how many samples"),
     ([], NODE.replace("fedproto", "fedbn"), "warning",

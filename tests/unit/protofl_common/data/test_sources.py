@@ -24,8 +24,8 @@ from .conftest import MakeSettings, identities, write_image
 
 
 def test_every_name_has_its_function() -> None:
-    assert list(SOURCES) == list(DATASETS)
-    assert list(DIVIDE) == list(PARTITIONS)
+    assert SOURCES.keys() == DATASETS.keys()
+    assert DIVIDE.keys() == PARTITIONS.keys()
 
 
 def test_digits_are_scikit_learns(data_settings: MakeSettings) -> None:
