@@ -1,9 +1,7 @@
 """One round: messages to the sites, their replies checked, the valid ones merged."""
 
 import time
-from collections.abc import Mapping
-
-from flwr.app import MessageType
+from collections.abc import Sequence
 
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
@@ -12,19 +10,23 @@ from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import DROPPED
-from protofl_common.wire.payloads import largest_size, pack_payload
-from protofl_common.wire.schema import Limits, RefusedMessage
+from protofl_common.wire.payloads import pack_payload
+from protofl_common.wire.schema import Limits
+from server_app.flow import AskForUploads, UploadRequest
 from server_app.network.admission import drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import AT_ONCE, Federation
-from server_app.protections.secure_sum import SecureSum
 from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
 from server_app.replies import Records, ReplyReader, RoundResult, Upload, VoidRound, vectors_of
 from server_app.strategies.base import Strategy
 
 
 def train_round(
-    strategy: Strategy, number: int, exchange: MessageExchange, extra_records: Records
+    strategy: Strategy,
+    number: int,
+    exchange: MessageExchange,
+    ask_for_uploads: AskForUploads,
+    extra_records: Records,
 ) -> RoundResult:
     """Let the sites of a round evaluate, train and upload, and merge what they send.
 
@@ -33,17 +35,16 @@ def train_round(
     federation = strategy.federation
     result = _new_round(strategy, number)
     started = time.monotonic()
-    channel = _channel(strategy, exchange, result)
+    request = _request(strategy, exchange, result, extra_records)
     sent: list[Upload] = []
     merge_started: float | None = None
     try:
-        sent = _uploads(strategy, exchange, result, channel, len(result.asked), extra_records)
+        sent = exchange.run(ask_for_uploads(request), result)
         uploads = sent
         for protect in (
             refuse_outliers,
             bound_samples,
             check_enough_replies,
-            channel.accept,
             leave_out_farthest,
         ):
             uploads = protect(uploads, federation, result)
@@ -61,18 +62,20 @@ def train_round(
     heard = {*result.reports, *result.failed, *result.refused, *result.late}
     silent = [site for site in result.missing if site not in heard]
     federation.note_silence(number, silent, heard)
-    result.prototypes = vectors_of(upload for upload in sent if upload.site in result.reports)
+    single = [upload for upload in sent if upload.clients == 1]
+    result.prototypes = vectors_of(upload for upload in single if upload.site in result.reports)
     return result
 
 
-def final_evaluation(strategy: Strategy, number: int, exchange: MessageExchange) -> RoundResult:
+def final_evaluation(
+    strategy: Strategy, number: int, exchange: MessageExchange, ask_for_uploads: AskForUploads
+) -> RoundResult:
     """Let all sites evaluate, after round ``number``, the last."""
     federation = strategy.federation
     result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
-    channel = _channel(strategy, exchange, result)
+    request = _request(strategy, exchange, result, {})
     try:
-        uploads = _uploads(strategy, exchange, result, channel, AT_ONCE, {})
-        channel.accept(uploads, federation, result)
+        exchange.run(ask_for_uploads(request), result)
     except VoidRound as reason:
         result.not_merged = str(reason)
     return result
@@ -91,58 +94,41 @@ def _new_round(strategy: Strategy, number: int) -> RoundResult:
     return RoundResult(number, asked=sites, failed=dropped)
 
 
-def _uploads(
-    strategy: Strategy,
-    exchange: MessageExchange,
-    result: RoundResult,
-    channel: ReplyReader,
-    at_once: int,
-    extra_records: Records,
-) -> list[Upload]:
-    """Ask the round's sites, so many ``at_once``, and read their replies.
-
-    Their reports, and what is wrong with replies, go into the result.
-    """
-    cards = strategy.federation.cards
-    kind = MessageType.EVALUATE if result.final else MessageType.TRAIN
-    able = [site for site in result.asked if site not in result.failed]
-    records_of_sites = list(channel.opened_for(able).items())
-    # Late replies have to fit, too, whatever this exchange declares
-    exchange.arrays = max(exchange.arrays, largest_size(channel.declared, channel.limits))
-
-    uploads: list[Upload] = []
-    for start in range(0, len(records_of_sites), at_once):
-        sites = dict(records_of_sites[start : start + at_once])
-        with seeded(derive_seed(strategy.seed, "payload", result.number)):
-            contents = _contents(strategy, sites, extra_records, channel)
-        for site, content in exchange.ask(kind, contents, result).items():
-            try:
-                upload = channel.read(content, cards[site])
-            except RefusedMessage as refusal:
-                result.refused[site] = str(refusal)
-                continue
-            uploads.append(upload)
-            result.reports[site] = upload.report
-    return uploads
+def _request(
+    strategy: Strategy, exchange: MessageExchange, result: RoundResult, extra_records: Records
+) -> UploadRequest:
+    """Return what this exchange asks of its sites, and what a valid reply has."""
+    federation = strategy.federation
+    sites = [site for site in result.asked if site not in result.failed]
+    return UploadRequest(
+        result,
+        sites,
+        federation.cards,
+        contents=lambda sites: _contents(strategy, sites, result.number, extra_records),
+        about=exchange.about(result),
+        reader=_reader(strategy, result),
+        at_once=AT_ONCE if result.final else max(1, len(sites)),
+        least_replies=0 if result.final else federation.least_replies,
+    )
 
 
 def _contents(
-    strategy: Strategy, sites: Mapping[str, Records], extra_records: Records, channel: ReplyReader
+    strategy: Strategy, sites: Sequence[str], number: int, extra_records: Records
 ) -> dict[str, Records]:
-    """Return the records for each of the ``sites``: payload, ``extra_records``, its channel's.
+    """Return the records for each of the ``sites``: payload and ``extra_records``.
 
     A payload that all sites receive is packed only once.
     """
     declared = strategy.settings.exchange.down
-    common_payload = strategy.payload_down()
-    common = {**pack_payload(common_payload, declared), **extra_records}
     contents: dict[str, Records] = {}
-    for site, records in sites.items():
-        payload = strategy.payload_for(site, common_payload)
-        own = common
-        if payload is not common_payload:
-            own = {**pack_payload(payload, declared), **extra_records}
-        contents[site] = {**channel.content(site, common, own), **records}
+    with seeded(derive_seed(strategy.seed, "payload", number)):
+        common_payload = strategy.payload_down()
+        common = {**pack_payload(common_payload, declared), **extra_records}
+        for site in sites:
+            contents[site] = common
+            payload = strategy.payload_for(site, common_payload)
+            if payload is not common_payload:
+                contents[site] = {**pack_payload(payload, declared), **extra_records}
     return contents
 
 
@@ -150,8 +136,9 @@ def check_enough_replies(
     uploads: list[Upload], federation: Federation, result: RoundResult
 ) -> list[Upload]:
     least = federation.least_replies
-    if len(uploads) < least:
-        raise VoidRound(f"{len(uploads)} valid replies, fewer than min-replies = {least}")
+    valid = sum(upload.clients for upload in uploads)
+    if valid < least:
+        raise VoidRound(f"{valid} valid replies, fewer than min-replies = {least}")
     return uploads
 
 
@@ -185,7 +172,7 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
     return figures
 
 
-def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult) -> ReplyReader:
+def _reader(strategy: Strategy, result: RoundResult) -> ReplyReader:
     """Return what valid replies of this exchange contain, and how they are read."""
     settings = strategy.settings
     is_training = not result.final
@@ -201,7 +188,7 @@ def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult)
         moment_noise=8 * count_noise(plan.table_noise) if plan else 0.0,
         max_feature_norm=settings.privacy.dp_feature_clip,
     )
-    channel = ReplyReader(
+    return ReplyReader(
         result.number,
         declared=settings.due_up(result.number) if is_training else {},
         limits=limits,
@@ -210,4 +197,3 @@ def _channel(strategy: Strategy, exchange: MessageExchange, result: RoundResult)
         counts_samples=is_training,
         evaluates=result.final or settings.evaluates(result.number),
     )
-    return SecureSum(exchange, result, channel) if settings.privacy.sums_only else channel

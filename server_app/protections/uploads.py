@@ -72,7 +72,7 @@ def _norm(value: Value) -> float:
 def bound_samples(
     uploads: list[Upload], federation: Federation, result: RoundResult
 ) -> list[Upload]:
-    """Bound as how many samples an upload weighs.
+    """Bound as how many samples an upload of one client weighs.
 
     The claim cannot be verified, and must not make the mean the client's own.
     """
@@ -80,6 +80,9 @@ def bound_samples(
     most, why = most_samples(claims, federation.bounds)
     bounded = []
     for upload in uploads:
+        if upload.clients > 1:
+            bounded.append(upload)
+            continue
         site = upload.site
         trained_on = upload.report.train_samples
         joined_with = federation.cards[site].train_samples
