@@ -14,16 +14,17 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.answers import answered, log
-from client_app.client import Client, open_client
-from client_app.data import Samples
-from client_app.evaluation import Evaluation, evaluate
+from client_app.answers import answered
 from client_app.introduction import introduction
+from client_app.learning.data import Samples
+from client_app.learning.evaluation import Evaluation, evaluate
+from client_app.learning.training import TrainingError, for_epochs
 from client_app.protections import names, protections_of
 from client_app.protections.base import Protection
 from client_app.protections.secure_sum import STAGES, SecureSum, sum_of
+from client_app.site.client import Client, open_client
+from client_app.site.log import log
 from client_app.trained_model import EvaluatedModel, choose_best, leave_best, leave_model
-from client_app.training import TrainingError, for_epochs
 from protofl_common.basics.devices import seed_torch
 from protofl_common.maths.prototypes import Prototypes, chosen
 from protofl_common.runs.folder import WEIGHTS

@@ -6,9 +6,9 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from client_app.algorithms.base import client_half
-from client_app.answers import log
-from client_app.client import Client, open_client
 from client_app.protections.differential_privacy import check_affordable
+from client_app.site.client import Client, open_client
+from client_app.site.log import log
 from protofl_common.backbones.features import check_images
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError

@@ -13,9 +13,9 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.answers import log
-from client_app.client import Client, open_client
-from client_app.evaluation import Evaluation, features_of
+from client_app.learning.evaluation import Evaluation, features_of
+from client_app.site.client import Client, open_client
+from client_app.site.log import log
 from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
 from protofl_common.maths.prototypes import Prototypes, class_scores, distances, fit_temperature

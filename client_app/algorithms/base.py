@@ -15,13 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from client_app import training
-from client_app.client import Client
-from client_app.data import Samples
-from client_app.evaluation import features_of
-from client_app.protections import protections_of
-from client_app.protections.differential_privacy import DifferentialPrivacy
-from client_app.training import (
+from client_app.learning import training
+from client_app.learning.data import Samples
+from client_app.learning.evaluation import features_of
+from client_app.learning.training import (
     Batch,
     Correction,
     FusedStep,
@@ -31,6 +28,9 @@ from client_app.training import (
     Proximal,
     Step,
 )
+from client_app.protections import protections_of
+from client_app.protections.differential_privacy import DifferentialPrivacy
+from client_app.site.client import Client
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.data import UNLABELLED
 from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload, StateDict
-from client_app.state import StateError
+from client_app.site.state import StateError
 from protofl_common.basics.devices import seeded
 from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.losses import adaptive, divergence

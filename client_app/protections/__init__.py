@@ -7,11 +7,11 @@ in what the others leave. Behind them stands secure aggregation, whose sum takes
 (`secure_sum.py`).
 """
 
-from client_app.client import Client
 from client_app.protections.base import Protection
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.one_reply import OneReply
 from client_app.protections.uploads import PaperNoise, SmallClasses
+from client_app.site.client import Client
 from protofl_common.experiment.settings import Settings
 
 PROTECTIONS: tuple[type[Protection], ...] = (

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from client_app.client import Client
-from client_app.evaluation import Evaluation
-from client_app.training import Step
+from client_app.learning.evaluation import Evaluation
+from client_app.learning.training import Step
+from client_app.site.client import Client
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report

@@ -10,10 +10,13 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from client_app.client import Client
-from client_app.evaluation import Evaluation
-from client_app.ledger_audit import missing_records
-from client_app.privacy_ledger import (
+from client_app.learning.evaluation import Evaluation
+from client_app.learning.training import Step
+from client_app.protections.base import Protection
+from client_app.protections.private_step import PrivateStep
+from client_app.site.client import Client
+from client_app.site.ledger_audit import missing_records
+from client_app.site.privacy_ledger import (
     Ledger,
     Spending,
     charges_in,
@@ -25,10 +28,7 @@ from client_app.privacy_ledger import (
     total,
     write_ledger,
 )
-from client_app.protections.base import Protection
-from client_app.protections.private_step import PrivateStep
-from client_app.state import LedgerError, record_in
-from client_app.training import Step
+from client_app.site.state import LedgerError, record_in
 from protofl_common.basics.files import locked
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings

@@ -9,9 +9,9 @@ own disk, so it outlives a restart.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from client_app.client import Client
 from client_app.protections.base import Protection
-from client_app.state import record_in
+from client_app.site.client import Client
+from client_app.site.state import record_in
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage

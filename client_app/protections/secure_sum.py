@@ -32,9 +32,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from client_app.answers import UntoldError
-from client_app.client import Client, open_client
-from client_app.state import record_in
+from client_app.site.client import Client, open_client
+from client_app.site.log import UntoldError
+from client_app.site.state import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from client_app.client import Client
-from client_app.evaluation import Evaluation
+from client_app.learning.evaluation import Evaluation
+from client_app.learning.training import Step
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
-from client_app.training import Step
+from client_app.site.client import Client
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.experiment.settings import Settings

@@ -127,8 +127,8 @@ def try_method(
     algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
-    from client_app.client import open_client
     from client_app.introduction import card_of
+    from client_app.site.client import open_client
     from server_app.strategies.base import server_half
 
     alone: dict[str, Scalar] = {

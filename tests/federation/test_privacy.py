@@ -17,16 +17,16 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 from torch.nn import functional
 
-from client_app import training
 from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms, client_half
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
-from client_app.client import Client
-from client_app.ledger_audit import missing_records
+from client_app.learning import training
+from client_app.learning.training import Step, make_optimizer
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
-from client_app.training import Step, make_optimizer
+from client_app.site.client import Client
+from client_app.site.ledger_audit import missing_records
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError

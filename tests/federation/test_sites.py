@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client_app.answers import reason_of
-from client_app.client import Client, open_client
-from client_app.privacy_ledger import ledgers_of
 from client_app.protections.differential_privacy import charge
-from client_app.state import StateFolder
+from client_app.site.client import Client, open_client
+from client_app.site.privacy_ledger import ledgers_of
+from client_app.site.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment import catalog as plugins
@@ -818,7 +818,7 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
 
     grid = LocalGrid(config, {7: node}, run_id=5)  # the site was started again
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.client.open_client_data", None)  # it reads no data
+        patch.setattr("client_app.site.client.open_client_data", None)  # it reads no data
         assert "has had the reply to round 3" in refused(grid, train, 2)
     assert refused(grid, evaluate, 3) == ""
     for kind in (train, evaluate):

@@ -12,7 +12,7 @@ import torch
 from flwr.app import MessageType
 
 from client_app.app import Visit
-from client_app.evaluation import Evaluation
+from client_app.learning.evaluation import Evaluation
 from client_app.trained_model import EvaluatedModel
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
-from client_app.client import Client, open_client
+from client_app.site.client import Client, open_client
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import is_site
 from protofl_common.experiment.settings import Settings, default_run_config

@@ -87,9 +87,9 @@ def test_twins_point_to_each_other_and_stay_short(algo: str) -> None:
 
 @pytest.mark.parametrize(("path", "reason"), [
     ("no_such_module:Nothing", "ModuleNotFoundError"),
-    ("client_app.client:Nothing", "AttributeError"),
-    ("client_app.client:Client", "Client is no subclass of ClientAlgorithm"),
-    ("client_app.client", "is no subclass|AttributeError|ValueError"),
+    ("client_app.site.client:Nothing", "AttributeError"),
+    ("client_app.site.client:Client", "Client is no subclass of ClientAlgorithm"),
+    ("client_app.site.client", "is no subclass|AttributeError|ValueError"),
 ])  # fmt: skip
 def test_a_row_that_names_no_half_is_refused(path: str, reason: str) -> None:
     with pytest.raises(SettingsError, match=reason):

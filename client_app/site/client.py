@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 
-from client_app.answers import log
-from client_app.consent import check_consent, site_key
-from client_app.data import Samples, augment_of, split_unlabelled, to_device
-from client_app.state import StateFolder
+from client_app.learning.data import Samples, augment_of, split_unlabelled, to_device
+from client_app.site.consent import check_consent, site_key
+from client_app.site.log import log
+from client_app.site.state import StateFolder
 from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.devices import open_device
 from protofl_common.basics.files import cache_folder, digest
