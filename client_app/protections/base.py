@@ -1,12 +1,17 @@
 """The seam between an algorithm and the wire: what a protection may do to a client's messages."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from torch import nn
+
 from client_app.learning.evaluation import Evaluation
+from client_app.learning.tables import Tables
 from client_app.learning.training import Step
-from client_app.site.client import Client
+from client_app.site.workshop import Workshop
 from protofl_common.experiment.settings import Settings
+from protofl_common.privacy.released import Released
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 
@@ -15,16 +20,17 @@ R = TypeVar("R")
 
 
 class Protection:
-    """One protection, for the message that ``client`` answers; its hooks stand in calling order.
+    """One protection, for one message; its hooks stand in calling order.
 
-    Here they change nothing. `step` is called on a fresh instance, which shares no state with the
-    other hooks'.
+    Here they change nothing. ``released`` is what may leave under ``dp``, else None.
     """
 
     name = ""  # For a site's log, and for ``protofl site check``
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, work: Workshop, released: Released | None = None) -> None:
+        self.work = work
+        self.client = work.client
+        self.released = released
 
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
@@ -34,11 +40,26 @@ class Protection:
     def before(self) -> None:
         """Refuse the message; nothing of the data has been read for it yet."""
 
+    def begin(self, modules: Iterable[nn.Module]) -> None:
+        """Note an algorithm's modules as the server may know them: it has received its payload."""
+
     def charge(self) -> None:
         """Charge for the answer; the message has been read, and nothing has been worked on."""
 
     def step(self, step: Step) -> Step:
         return step
+
+    def begin_training(self, step: Step, as_charged: bool) -> None:
+        """Refuse a training with this step.
+
+        It is ``as_charged`` where epochs, batches and samples are those of the settings.
+        """
+
+    def tables(self, tables: Tables) -> Tables:
+        return tables
+
+    def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
+        """Refuse what a round has made of an algorithm's modules, or its upload."""
 
     def upload(self, upload: Payload) -> Payload:
         """Return the part of what an algorithm sends that may leave."""
@@ -60,7 +81,81 @@ class Protection:
 
         An upload is changed in this way alone: `Released` says which functions may do it.
         """
-        released = self.client.released
-        if released is None:
+        if self.released is None:
             return function(*inputs, **named)
-        return released.post_processed(function, *inputs, **named)
+        return self.released.post_processed(function, *inputs, **named)
+
+
+class Protections:
+    """All protections of one message: each hook of `Protection` passes through them in order."""
+
+    def __init__(self, *protections: Protection) -> None:
+        self.in_order: Sequence[Protection] = protections
+
+    def before(self) -> None:
+        for protection in self.in_order:
+            protection.before()
+
+    def begin(self, modules: Iterable[nn.Module]) -> None:
+        for protection in self.in_order:
+            protection.begin(modules)
+
+    def charge(self) -> None:
+        """Charge for the answer, before it makes use of a sample.
+
+        SettingsError or LedgerError where that cannot be.
+        """
+        for protection in self.in_order:
+            protection.charge()
+
+    def step(self, step: Step) -> Step:
+        for protection in self.in_order:
+            step = protection.step(step)
+        return step
+
+    def begin_training(self, step: Step, as_charged: bool) -> None:
+        for protection in self.in_order:
+            protection.begin_training(step, as_charged)
+
+    def tables(self) -> Tables:
+        tables = Tables()
+        for protection in self.in_order:
+            tables = protection.tables(tables)
+        return tables
+
+    def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
+        for protection in self.in_order:
+            protection.check_answer(modules, upload)
+
+    def upload(self, upload: Payload) -> Payload:
+        for protection in self.in_order:
+            upload = protection.upload(upload)
+        return upload
+
+    def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
+        for protection in self.in_order:
+            evaluation = protection.evaluation(evaluation, samples)
+        return evaluation
+
+    def report(self, report: Report) -> Report:
+        for protection in self.in_order:
+            report = protection.report(report)
+        return report
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Let protections record the answer that the block makes.
+
+        An error is an answer, too: it tells of the samples that caused it. An interruption is none,
+        and what fails before the block is none either.
+        """
+        try:
+            yield
+        except Exception:
+            self._record()
+            raise
+        self._record()
+
+    def _record(self) -> None:
+        for protection in self.in_order:
+            protection.after()

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from client_app.protections.base import Protection
-from client_app.site.client import Client
 from client_app.site.state import record_in
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.settings import Settings
@@ -29,11 +28,6 @@ class OneReply(Protection):
 
     name = "one reply to each question"
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self.key = f"{client.run_id} {client.settings.run.algo}"
-        self.file = client.root / "privacy" / f"{client.name}.answered"
-
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
         return is_site
@@ -50,19 +44,24 @@ class OneReply(Protection):
         """
         number = self.client.instructions.round
         with self._answers() as answers:
-            trained, evaluated = answers.get(self.key, (0, 0))
+            trained, evaluated = answers.get(self._key, (0, 0))
             if self.client.trains_now:
                 trained = number
             else:
                 evaluated = max(1, number)
-            answers[self.key] = (trained, evaluated)
+            answers[self._key] = (trained, evaluated)
+
+    @property
+    def _key(self) -> str:
+        return f"{self.client.run_id} {self.client.settings.run.algo}"
 
     @contextmanager
     def _answers(self) -> Iterator[Answers]:
         """Open the record; RefusedMessage where this question, or a later one, was answered."""
-        instructions = self.client.instructions  # a message without valid ones leaves no file
-        with record_in(self.file, "what was answered") as answers:
-            trained, evaluated = map(int, answers.get(self.key, (0, 0)))
+        instructions = self.client.instructions
+        file = self.client.root / "privacy" / f"{self.client.name}.answered"
+        with record_in(file, "what was answered") as answers:
+            trained, evaluated = map(int, answers.get(self._key, (0, 0)))
             self._refuse_another_history(trained, instructions.run_history)
             self._refuse_if_answered(trained, evaluated, instructions.round)
             yield answers

@@ -35,6 +35,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from client_app.site.client import Client, open_client
 from client_app.site.log import UntoldError
 from client_app.site.state import record_in
+from client_app.site.workshop import Workshop
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
@@ -136,14 +137,16 @@ class SecureSum:
                 opened[peer] = b""
         self._opened = replace(progress, shares=opened)
 
-    def pack(self, upload: Payload, report: Report, limits: Limits) -> tuple[RecordDict, Report]:
+    def pack(
+        self, upload: Payload, report: Report, work: Workshop, limits: Limits
+    ) -> tuple[RecordDict, Report]:
         """Return the figures of the report and the upload, masked, and what of the report is not.
 
         UntoldError where a number is not finite: this site has left the sum then.
         """
         progress = self._opened
         try:
-            vector = self._vector(upload, report, limits, len(progress.keys))
+            vector = self._vector(upload, report, work, limits, len(progress.keys))
         except sums.NotFinite as error:
             self._leave()
             raise UntoldError(
@@ -249,7 +252,7 @@ class SecureSum:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
 
     def _vector(
-        self, upload: Payload, report: Report, limits: Limits, clients: int
+        self, upload: Payload, report: Report, work: Workshop, limits: Limits, clients: int
     ) -> NDArray[np.uint64]:
         """The figures of the report and then the upload, as whole numbers [L], not masked yet.
 
@@ -257,7 +260,7 @@ class SecureSum:
         not what this round's sum is declared to have.
         """
         settings = self.client.settings
-        samples = len(self.client.data.train_labels)
+        samples = len(work.data.train_labels)
         due: Declared = {}
         if self.client.trains_now:
             due = settings.due_up(self.client.instructions.round)
@@ -265,7 +268,7 @@ class SecureSum:
             uploaded = ", ".join(upload.entries)
             raise ValueError(f"uploaded: {uploaded}; declared for this sum: {', '.join(due)}")
 
-        names = sums.figure_names(settings.row.reported_losses, self.client.metrics)
+        names = sums.figure_names(settings.row.reported_losses, work.metrics)
         figures = sums.to_whole(sums.weighted_figures(report, samples, names), clients)
         # ``limits`` are of what comes from the server, whose prototypes may have any length. The
         # server cannot check the length of single ones in a sum, so it is bounded here
@@ -400,8 +403,8 @@ def _called(sum_number: int) -> str:
     return f"round {round_number}"
 
 
-def sum_of(client: Client) -> SecureSum | None:
-    """The sum in which an upload leaves, to which its message has the peers' shares.
+def open_sum(client: Client) -> SecureSum | None:
+    """Open the sum in which an upload leaves, to which its message has the peers' shares.
 
     None where it leaves by itself.
     """

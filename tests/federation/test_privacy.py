@@ -17,15 +17,21 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 from torch.nn import functional
 
-from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms, client_half
+from client_app.algorithms.base import (
+    Batch,
+    ClientAlgorithm,
+    ClientView,
+    LossTerms,
+    build_half,
+)
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
 from client_app.learning import training
 from client_app.learning.training import Step, make_optimizer
+from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
-from client_app.site.client import Client
 from client_app.site.ledger_audit import missing_records
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
@@ -170,7 +176,7 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
 
     monkeypatch.setattr(PrivateStep, "__call__", count_step)
     monkeypatch.setattr(DifferentialPrivacy, "_table_noise", count_table)
-    monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
+    monkeypatch.setattr("client_app.learning.tables.class_means", None)
     # rarely, noise makes gradients so large that float32's rounding passes the bound
     without_chance(monkeypatch)
     if algo != "fedgen":  # whose loss draws samples anew
@@ -298,7 +304,7 @@ class PlainBeforeTheTable(FedProto):
 class PlainTeacher(FedAvg[Any]):
     """Learns from a model of its own, which never leaves, but was trained without noise."""
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.teacher = deepcopy(self.model)
 
@@ -357,15 +363,17 @@ def exact_in_place_of_noisy(monkeypatch: Patch, pays: bool) -> None:
     noisy_counts = DifferentialPrivacy.class_counts
     noisy_measure = DifferentialPrivacy.measure
 
-    def means(self: DifferentialPrivacy, features_ND: Tensor, labels_N: Tensor) -> Prototypes:
+    def means(
+        self: DifferentialPrivacy, features_ND: Tensor, labels_N: Tensor, num_classes: int
+    ) -> Prototypes:
         if pays:
-            noisy_means(self, features_ND, labels_N)
-        return class_means(features_ND, labels_N, self.client.num_classes)
+            noisy_means(self, features_ND, labels_N, num_classes)
+        return class_means(features_ND, labels_N, num_classes)
 
-    def counts(self: DifferentialPrivacy, labels_N: Tensor) -> Tensor:
+    def counts(self: DifferentialPrivacy, labels_N: Tensor, num_classes: int) -> Tensor:
         if pays:
-            noisy_counts(self, labels_N)
-        return labels_N.bincount(minlength=self.client.num_classes)
+            noisy_counts(self, labels_N, num_classes)
+        return labels_N.bincount(minlength=num_classes)
 
     def measure(
         self: DifferentialPrivacy, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor
@@ -502,7 +510,7 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
     """FedPLVM, Table 11."""
     noise: dict[str, Any] = {"dp": "none", "gradient_noise": 4.0}
     client = client_of(run_config(tmp_path, **SMALL | noise, algo="fedplvm"), 0, 2)
-    step = client_half(client.settings.row)(client, 1).step()
+    step = build_half(client, 1, protections_of(client)).step()
     assert isinstance(step, PrivateStep)
     assert client.plan is None
     assert 3.9 < step.plan.epsilon(2) <= 4

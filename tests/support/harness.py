@@ -11,7 +11,8 @@ import pytest
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
-from client_app.site.client import Client, open_client
+from client_app.site.client import open_client
+from client_app.site.workshop import Workshop, open_workshop
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import is_site
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -205,7 +206,9 @@ def run_federation(
     return Outcome(summary.parent, grid)
 
 
-def client_of(config: dict[str, Any], partition: int = 0, clients: int = 3, **node: Any) -> Client:
-    """A client of a run as it is opened for a message, simulated unless a node config is given."""
+def client_of(
+    config: dict[str, Any], partition: int = 0, clients: int = 3, **node: Any
+) -> Workshop:
+    """A client of a run with its data and model, simulated unless a node config is given."""
     facts = node or {"partition-id": partition, "num-partitions": clients}
-    return open_client(Context(RUN_ID, 7, facts, RecordDict(), config))
+    return open_workshop(open_client(Context(RUN_ID, 7, facts, RecordDict(), config)))

@@ -47,7 +47,7 @@ def test_protections_follow_from_settings_and_node(
     node: Any, settings: Any, wanted: Any, tmp_path: Path
 ) -> None:
     client = client_of(run_config(tmp_path, algo="fedproto", **settings), **node)
-    assert [protection.name for protection in protections_of(client)] == wanted
+    assert [protection.name for protection in protections_of(client).in_order] == wanted
 
 
 def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts(
