@@ -61,7 +61,7 @@ def train(message: Message, context: Context) -> RecordDict:
         clock.lap("train")
         upload = algorithm.upload()
         clock.lap("prototypes")
-        protections.check_answer(algorithm.all_modules, upload)
+        algorithm.privacy.check_answer(algorithm.all_modules, upload)
         save_state(client, algorithm, state_before)
         clock.lap("save")
         return pack_reply(evaluated, upload, losses, clock.seconds, secure_sum)
@@ -180,7 +180,7 @@ def receive(algorithm: ClientAlgorithm[Any], work: Workshop) -> None:
     limits = work.limits(algorithm.templates(declared))
     payload = unpack_payload(work.client.content, declared, limits, required=False)
     algorithm.receive(payload)
-    algorithm.protections.begin(algorithm.all_modules)
+    algorithm.privacy.begin(algorithm.all_modules)
 
 
 def evaluate_model(work: Workshop, algorithm: ClientAlgorithm[Any]) -> EvaluatedModel:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from client_app.learning import training
 from client_app.learning.data import Samples
 from client_app.learning.evaluation import features_of
-from client_app.learning.tables import Tables
+from client_app.learning.sample_use import SampleUse
 from client_app.learning.training import (
     Batch,
     Correction,
@@ -182,6 +182,11 @@ class ClientAlgorithm(Generic[H]):
         return self.global_prototypes
 
     # -- training --------------------------------------------------------------------------------
+    @cached_property
+    def privacy(self) -> SampleUse:
+        """How samples are used for what leaves; under ``dp`` each training and table costs ε."""
+        return self.protections.sample_use()
+
     @property
     def modules(self) -> Sequence[nn.Module]:
         return tuple(getattr(self, name) for name in self.trains)
@@ -264,7 +269,7 @@ class ClientAlgorithm(Generic[H]):
         A second training in a round takes another ``purpose``, which gives it another seed.
         """
         as_charged = epochs is None and batch_size is None and data is None
-        self.protections.begin_training(step, as_charged)
+        self.privacy.begin_training(step, as_charged)
 
         settings = self.training
         if epochs is not None:
@@ -277,11 +282,6 @@ class ClientAlgorithm(Generic[H]):
         return training.train(step, data, settings, seed, self.client.reports_failed_training)
 
     # -- after training --------------------------------------------------------------------------
-    @cached_property
-    def privacy(self) -> Tables:
-        """Makes the tables that may be sent of samples; under ``dp`` each call costs ε."""
-        return self.protections.tables()
-
     def upload(self) -> Payload:
         """Return the prototypes and the weights that are declared and due.
 

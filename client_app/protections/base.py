@@ -1,13 +1,11 @@
 """The seam between an algorithm and the wire: what a protection may do to a client's messages."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-from torch import nn
-
 from client_app.learning.evaluation import Evaluation
-from client_app.learning.tables import Tables
+from client_app.learning.sample_use import SampleUse
 from client_app.learning.training import Step
 from client_app.site.workshop import Workshop
 from protofl_common.experiment.settings import Settings
@@ -40,26 +38,14 @@ class Protection:
     def before(self) -> None:
         """Refuse the message; nothing of the data has been read for it yet."""
 
-    def begin(self, modules: Iterable[nn.Module]) -> None:
-        """Note an algorithm's modules as the server may know them: it has received its payload."""
-
     def charge(self) -> None:
         """Charge for the answer; the message has been read, and nothing has been worked on."""
 
     def step(self, step: Step) -> Step:
         return step
 
-    def begin_training(self, step: Step, as_charged: bool) -> None:
-        """Refuse a training with this step.
-
-        It is ``as_charged`` where epochs, batches and samples are those of the settings.
-        """
-
-    def tables(self, tables: Tables) -> Tables:
-        return tables
-
-    def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
-        """Refuse what a round has made of an algorithm's modules, or its upload."""
+    def sample_use(self, use: SampleUse) -> SampleUse:
+        return use
 
     def upload(self, upload: Payload) -> Payload:
         """Return the part of what an algorithm sends that may leave."""
@@ -96,10 +82,6 @@ class Protections:
         for protection in self.in_order:
             protection.before()
 
-    def begin(self, modules: Iterable[nn.Module]) -> None:
-        for protection in self.in_order:
-            protection.begin(modules)
-
     def charge(self) -> None:
         """Charge for the answer, before it makes use of a sample.
 
@@ -113,19 +95,11 @@ class Protections:
             step = protection.step(step)
         return step
 
-    def begin_training(self, step: Step, as_charged: bool) -> None:
+    def sample_use(self) -> SampleUse:
+        use = SampleUse()
         for protection in self.in_order:
-            protection.begin_training(step, as_charged)
-
-    def tables(self) -> Tables:
-        tables = Tables()
-        for protection in self.in_order:
-            tables = protection.tables(tables)
-        return tables
-
-    def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
-        for protection in self.in_order:
-            protection.check_answer(modules, upload)
+            use = protection.sample_use(use)
+        return use
 
     def upload(self, upload: Payload) -> Payload:
         for protection in self.in_order:

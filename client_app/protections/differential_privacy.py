@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from client_app.learning.evaluation import Evaluation
-from client_app.learning.tables import Tables
+from client_app.learning.sample_use import SampleUse
 from client_app.learning.training import Step
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
@@ -44,7 +44,7 @@ from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 
 
-class DifferentialPrivacy(Protection, Tables):
+class DifferentialPrivacy(Protection, SampleUse):
     """``dp = "sample"``: a message is charged to the ledger before a model trains or is evaluated.
 
     An algorithm's tables of classes are made here, and its training begins here, so what the ledger
@@ -81,6 +81,10 @@ class DifferentialPrivacy(Protection, Tables):
     def step(self, step: Step) -> Step:
         return PrivateStep.of(step, self._plan, self._released)
 
+    def sample_use(self, use: SampleUse) -> SampleUse:
+        """Count trainings and tables; SettingsError for more than the ledger was charged for."""
+        return self
+
     def upload(self, upload: Payload) -> Payload:
         """Refuse arrays that are not released. Nothing changes the upload after this protection."""
         self._released.check_entries(upload.entries)
@@ -109,7 +113,7 @@ class DifferentialPrivacy(Protection, Tables):
         self._released.check(has_noise and not report.metrics)
         return replace(report, losses={}, seconds={})
 
-    # -- what an algorithm makes of samples ----------------------------------------------------
+    # -- how an algorithm uses samples --------------------------------------------------------
     def begin(self, modules: Iterable[nn.Module]) -> None:
         """Let ``modules`` leave as they are now, before this message makes use of a sample."""
         self._released.add([*modules])
@@ -120,10 +124,6 @@ class DifferentialPrivacy(Protection, Tables):
         self.has_trained = True
         is_first = not trained_before
         self._released.check(isinstance(step, PrivateStep) and as_charged and is_first)
-
-    def tables(self, tables: Tables) -> Tables:
-        """Make tables with noise; SettingsError for more than the ledger was charged for."""
-        return self
 
     def class_means(self, features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
         clip = self.client.settings.privacy.dp_feature_clip

@@ -176,7 +176,7 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
 
     monkeypatch.setattr(PrivateStep, "__call__", count_step)
     monkeypatch.setattr(DifferentialPrivacy, "_table_noise", count_table)
-    monkeypatch.setattr("client_app.learning.tables.class_means", None)
+    monkeypatch.setattr("client_app.learning.sample_use.class_means", None)
     # rarely, noise makes gradients so large that float32's rounding passes the bound
     without_chance(monkeypatch)
     if algo != "fedgen":  # whose loss draws samples anew

@@ -8,7 +8,7 @@ import re
 import stat
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
 from threading import Thread
