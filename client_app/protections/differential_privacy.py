@@ -56,6 +56,7 @@ class DifferentialPrivacy(Protection, SampleUse):
     def __init__(self, work: Workshop, released: Released | None = None) -> None:
         super().__init__(work, released)
         self.has_trained = False
+        self.epsilon = 0.0  # that the ledger counts for this run
         self.evaluations: list[Evaluation] = []
 
     @staticmethod
@@ -69,12 +70,12 @@ class DifferentialPrivacy(Protection, SampleUse):
         """
         plan = self._plan
         number = self.client.instructions.round
-        run_name = self.client.instructions.run_name
+        costs = plan.of_evaluation()
         if self.client.trains_now:
-            charge(self.client, run_name, plan.of_round(number, self.client.evaluates))
+            costs = plan.of_round(number, self.client.evaluates)
+        self.epsilon = charge(self.client, self.client.instructions.run_name, costs)
+        if self.client.trains_now:
             self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
-        else:
-            charge(self.client, run_name, plan.of_evaluation())
         if self.client.evaluates:
             self._released.allow(evaluations=2)  # a sample is in one part, so both cost as one
 
@@ -111,7 +112,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         validated = [evaluation.accuracies(samples) for evaluation in self.evaluations]
         has_noise = report.correct in tested and report.validation in validated
         self._released.check(has_noise and not report.metrics)
-        return replace(report, losses={}, seconds={})
+        return replace(report, losses={}, seconds={}, epsilon=self.epsilon)
 
     # -- how an algorithm uses samples --------------------------------------------------------
     def begin(self, modules: Iterable[nn.Module]) -> None:
@@ -175,14 +176,15 @@ class DifferentialPrivacy(Protection, SampleUse):
         return self._plan.table_noise
 
 
-def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
-    """Enter the cost of an answer in the ledgers.
+def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> float:
+    """Enter the cost of an answer in the ledgers, and return the ε that they count for the run.
 
     SettingsError beyond ``dp-epsilon``, or beyond what this site lets all runs spend; LedgerError
     where a ledger cannot be used, or is not complete.
     """
     files = ledgers_of(client, run_name)
     privacy = client.settings.privacy
+    epsilon = 0.0
     try:
         # another run's client may be at work on this machine
         with locked(files[0].with_name("ledgers")):
@@ -191,7 +193,8 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
                 own = ledger.setdefault(f"{run_name} {client.run_id}", Spending())
                 own.update(spending_of(costs))
                 of_run = spent_by(ledger, run_name, client.run_id)
-                _check(of_run, privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
+                of_ledger = _check(of_run, privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
+                epsilon = max(epsilon, of_ledger)
                 _check_all_runs(client, total(ledger))
             for file, ledger in ledgers.items():
                 write_ledger(file, ledger)
@@ -199,6 +202,7 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
                 _record_charges(files[0].with_suffix(".answered"), ledgers)
     except OSError as error:
         raise LedgerError(f"the privacy ledger {files[0]} cannot be written: {error}") from error
+    return epsilon
 
 
 def _record_charges(file: Path, ledgers: Mapping[Path, Ledger]) -> None:
@@ -228,8 +232,10 @@ def _check_all_runs(client: Client, spending: Spending) -> None:
     _check(spending, most, delta, "require-dp, over all runs,", cure)
 
 
-def _check(spending: Spending, most: float, delta: float, what: str, cure: str = "") -> None:
+def _check(spending: Spending, most: float, delta: float, what: str, cure: str = "") -> float:
+    """Return the ε of what is spent; SettingsError above ``most``."""
     epsilon = epsilon_of(spending, delta)
     if epsilon > most:
         would = f"this message would bring this client to ε = {epsilon:.3g} (δ = {delta:g})"
         raise SettingsError(f"{what} = {most:g}: {would}{cure}")
+    return epsilon

@@ -32,6 +32,7 @@ from client_app.learning.training import Step, make_optimizer
 from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
+from client_app.site import privacy_ledger
 from client_app.site.ledger_audit import missing_records
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
@@ -535,7 +536,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     for kind, figures in outcome.summary["accuracy"].items():
         assert lines[f"{kind}, mean"][-1] == 100 * figures["mean"]
     protected = str(protections(outcome.summary["settings"]))
-    assert "ε in a line is that of the client that the run costs most" in protected
+    assert "planned, of the client that the run costs most" in protected
 
     plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
     ledgers = list(outcome.folder.glob("clients/*/privacy.json"))
@@ -545,6 +546,25 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
         figures = [one.times for one in mechanisms if one.noise == plan.figure_noise]
         assert sum(figures) == 2 + 1
         assert epsilon(mechanisms, 1e-5) == pytest.approx(spent[-1])
+
+
+def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    """Of this run, beside the planned one, which is that of a client in every round."""
+    outcome = private(tmp_path, "fedproto", rounds=3, participation=0.5)
+    *_, final = outcome.rows
+    spent = {}
+    for site, row in final["clients"].items():
+        (ledger,) = tmp_path.rglob(f"{site}/privacy.json")
+        spent[site] = privacy_ledger.epsilon_spent(ledger, 1e-5)
+        assert row["epsilon"] == pytest.approx(spent[site])
+
+    assert min(spent.values()) < final["epsilon"]
+    largest = max(spent.values())
+    assert outcome.summary["epsilon-of-ledgers"] == pytest.approx(largest)
+    shown = f"ε ≤ {final['epsilon']:.2f} planned, {largest:.2f} by the clients' ledgers"
+    assert shown in capsys.readouterr().out
 
 
 def test_the_noise_of_two_runs_with_one_seed_differs(tmp_path: Path) -> None:
