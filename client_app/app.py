@@ -42,7 +42,7 @@ def train(message: Message, context: Context) -> RecordDict:
     client = open_client(context, message)  # facts; its operator has agreed to the run
     work = open_workshop(client)  # data, device and model, read when asked
     protections = protections_of(work)
-    protections.before()  # one reply to each question
+    protections.admit()  # one reply to each question
     algorithm = restored(work, protections)  # built, its state of the last round in place
     receive(algorithm, work)
     secure_sum = open_sum(client)
@@ -79,7 +79,7 @@ def final_evaluation(message: Message, context: Context) -> RecordDict:
     client = open_client(context, message)
     work = open_workshop(client)
     protections = protections_of(work)
-    protections.before()
+    protections.admit()
     algorithm = restored(work, protections)
     receive(algorithm, work)
     secure_sum = open_sum(client)

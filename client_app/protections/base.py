@@ -35,8 +35,8 @@ class Protection:
         """Return whether it does anything in a run with these settings."""
         raise NotImplementedError
 
-    def before(self) -> None:
-        """Refuse the message; nothing of the data has been read for it yet."""
+    def admit(self) -> None:
+        """Admit the message, or refuse it; nothing of the data has been read for it yet."""
 
     def charge(self) -> None:
         """Charge for the answer; the message has been read, and nothing has been worked on."""
@@ -59,7 +59,7 @@ class Protection:
         """Return the part of a report that may leave; its evaluations have passed `evaluation`."""
         return report
 
-    def after(self) -> None:
+    def record(self) -> None:
         """Record that the answer is ready, or the error that is sent in its place."""
 
     def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
@@ -78,9 +78,9 @@ class Protections:
     def __init__(self, *protections: Protection) -> None:
         self.in_order: Sequence[Protection] = protections
 
-    def before(self) -> None:
+    def admit(self) -> None:
         for protection in self.in_order:
-            protection.before()
+            protection.admit()
 
     def charge(self) -> None:
         """Charge for the answer, before it makes use of a sample.
@@ -132,4 +132,4 @@ class Protections:
 
     def _record(self) -> None:
         for protection in self.in_order:
-            protection.after()
+            protection.record()

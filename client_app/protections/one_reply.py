@@ -32,12 +32,12 @@ class OneReply(Protection):
     def acts(settings: Settings, is_site: bool) -> bool:
         return is_site
 
-    def before(self) -> None:
+    def admit(self) -> None:
         """Refuse a question that has been answered, and one whose answer could not be recorded."""
         with self._answers():
             pass  # opening the record checks it, and that it can be written where there is none yet
 
-    def after(self) -> None:
+    def record(self) -> None:
         """Record the answer.
 
         It is checked once more: the same question may have come twice at the same time.
