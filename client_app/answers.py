@@ -10,19 +10,19 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
-from client_app import audit
-from client_app.consent import site_key
-from client_app.state import LedgerError, LostStateError, StateError
-from client_app.training import TrainingError
+from client_app.learning.training import TrainingError
+from client_app.site import audit
+from client_app.site.consent import site_key
+from client_app.site.log import UntoldError, log, log_once
+from client_app.site.state import LedgerError, LostStateError, StateError
 from protofl_common.backbones.load import BackboneError
-from protofl_common.basics.text import LONGEST_IN_LOG, is_site_name, printable, without_paths
+from protofl_common.basics.text import is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError, read_section
 from protofl_common.config.sections import StudySettings
 from protofl_common.data import DataError
@@ -53,13 +53,6 @@ KINDS: dict[type[Exception], str] = {  # What a site says instead of the text
     BackboneError: "a frozen backbone cannot be had",
 }
 UNEXPECTED = "an unexpected error"
-
-
-class UntoldError(Exception):
-    """An error that a site answers like one that nobody expects.
-
-    Which it was would tell of its data.
-    """
 
 
 def answered(
@@ -203,16 +196,3 @@ def _kind_of(error: Exception) -> str:
     first_word = re.split("[^a-z-]", str(error), maxsplit=1)[0]
     about = f" ({first_word})" if first_word in {*known_keys(), *NODE_KEYS} else ""
     return f"{type(error).__name__}{about}: {KINDS.get(type(error), UNEXPECTED)}"
-
-
-def log(level: str, text: str) -> None:
-    """Print one line with its time on standard error, whatever ``text`` has.
-
-    Settings must not write lines of their own.
-    """
-    now = datetime.now().astimezone()
-    line = f"{now:%Y-%m-%dT%H:%M:%S%z} {level} protofl: {printable(text, LONGEST_IN_LOG)}"
-    print(line, file=sys.stderr, flush=True)
-
-
-log_once = cache(log)  # in a simulation hundreds of clients fail for one reason

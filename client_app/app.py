@@ -4,25 +4,25 @@ One exchange per round carries all of it.
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.answers import answered, log
-from client_app.client import Client, open_client
-from client_app.data import Samples
-from client_app.evaluation import Evaluation, evaluate
+from client_app.algorithms.base import ClientAlgorithm, build_half
+from client_app.answers import answered
 from client_app.introduction import introduction
+from client_app.learning.data import Samples
+from client_app.learning.evaluation import Evaluation, evaluate
+from client_app.learning.training import TrainingError, for_epochs
 from client_app.protections import PROTECTIONS, names, protections_of
-from client_app.protections.base import Protection, Query, Reply
-from client_app.trained_model import EvaluatedModel, choose_best, leave_best, leave_model
-from client_app.training import TrainingError, for_epochs
+from client_app.protections.base import Protections, Query, Reply
+from client_app.site.client import Client, open_client
+from client_app.site.log import log
+from client_app.site.workshop import Workshop, open_workshop
+from client_app.trained_model import EvaluatedModel, choose_best, export_best, export_model
 from protofl_common.basics.devices import seed_torch
 from protofl_common.maths.prototypes import Prototypes, chosen
 from protofl_common.runs.folder import WEIGHTS
@@ -35,15 +35,35 @@ app = ClientApp()
 
 @app.train()
 @answered
-def train_round(message: Message, context: Context) -> RecordDict:
+def train(message: Message, context: Context) -> RecordDict:
     """A round: evaluate what was received, train, upload."""
-    visit = open_visit(message, context)
-    visit.charge()  # before a sample is used
-    with visit.recorded():  # from here on, an error is an answer, too
-        if visit.client.evaluates:
-            leave_best(visit.evaluate())
-        upload, losses = visit.fit()
-        return visit.reply(upload, losses)
+    clock = Stopwatch()
+    client = open_client(context, message)  # facts; its operator has agreed to the run
+    work = open_workshop(client)  # data, device and model, read when asked
+    protections = protections_of(work)
+    protections.admit()  # one reply to each question
+    algorithm = restored(work, protections)  # built, its state of the last round in place
+    receive(algorithm, work)
+    protections.receive()
+    work.load_data()
+    protections.charge()  # the ledger, before a sample is used
+    clock.lap("load")
+
+    with protections.recorded():  # from here on, an error is an answer, too
+        evaluated = EvaluatedModel(work, algorithm)
+        if client.evaluates:
+            evaluated = evaluate_model(work, algorithm)
+            clock.lap("evaluate")
+            export_best(evaluated)
+        state_before = {} if client.reports_failed_training else algorithm.packed_state()
+        losses = fit(algorithm)
+        clock.lap("train")
+        upload = algorithm.upload()
+        clock.lap("prototypes")
+        algorithm.privacy.check_answer(algorithm.all_modules, upload)
+        save_state(client, algorithm, state_before)
+        clock.lap("save")
+        return pack_reply(evaluated, upload, losses, clock.seconds)
 
 
 @app.evaluate()
@@ -51,16 +71,33 @@ def train_round(message: Message, context: Context) -> RecordDict:
 def final_evaluation(message: Message, context: Context) -> RecordDict:
     """After the last round: evaluate, and leave the model in this client's folder.
 
-    A new client, which no round has trained, first trains for ``new-client-epochs``.
+    A new client, which no round has trained, first trains for ``new-client-epochs``. Nothing of
+    that leaves it but its figures.
     """
-    visit = open_visit(message, context)
-    visit.charge()  # as in `train_round`: before a sample is used
-    with visit.recorded():
-        if visit.client.is_new:
-            visit.train_late()
-        evaluated = visit.evaluate()
-        visit.leave(evaluated)
-        return visit.reply(Payload(), {})
+    clock = Stopwatch()
+    client = open_client(context, message)
+    work = open_workshop(client)
+    protections = protections_of(work)
+    protections.admit()
+    algorithm = restored(work, protections)
+    receive(algorithm, work)
+    protections.receive()
+    work.load_data()
+    protections.charge()
+    clock.lap("load")
+
+    with protections.recorded():
+        epochs = client.settings.federation.new_client_epochs
+        if work.is_new and epochs:
+            algorithm.training = for_epochs(client.settings.training, epochs)
+            fit(algorithm)
+            clock.lap("train")
+        evaluated = evaluate_model(work, algorithm)
+        clock.lap("evaluate")
+        export_model(evaluated, WEIGHTS, client.instructions.round)
+        client.states.finish(client.instructions.round)
+        clock.lap("save")
+        return pack_reply(evaluated, Payload(), {}, clock.seconds)
 
 
 QUERIES: dict[str, Query] = {
@@ -69,57 +106,38 @@ QUERIES: dict[str, Query] = {
 }
 for protection in PROTECTIONS:
     QUERIES |= protection.queries
-for name, work in QUERIES.items():
-    app.query(name)(answered(work))
+for name, handler in QUERIES.items():
+    app.query(name)(answered(handler))
 
 
-def open_visit(message: Message, context: Context) -> "Visit":
-    """Read a message, and all that its answer needs: no sample has been used yet.
+class Stopwatch:
+    """Notes the seconds of the phases of an answer, each from the end of the one before."""
 
-    RefusedMessage, SettingsError or StateError where the client does not answer.
-    """
-    seconds: dict[str, float] = {}
-    with timed(seconds, "load"):
-        client = open_client(context, message)  # asks its operator
-        protections = protections_of(client)
-        for protection in protections:
-            protection.before()
-        algorithm = _new_algorithm(client)
-        _restore(algorithm)
-        _receive(algorithm)
-        for protection in protections:
-            protection.receive()
-        client.load_data()
-    return Visit(client, protections, algorithm, seconds, EvaluatedModel(algorithm))
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = now - self.last
+        self.last = now
 
 
-@contextmanager
-def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Note how many seconds a phase takes; one that fails has none."""
-    start = time.perf_counter()
-    yield
-    seconds[phase] = time.perf_counter() - start
-
-
-def _new_algorithm(client: Client) -> ClientAlgorithm[Any]:
-    number = client.instructions.round
-    seed_torch(client.seed_for("visit", number))  # for a package's half
-    return client_half(client.settings.row)(client, number)
-
-
-def _restore(algorithm: ClientAlgorithm[Any]) -> None:
-    """Put the state of the client's last round that counts in place, if the algorithm has any.
+def restored(work: Workshop, protections: Protections) -> ClientAlgorithm[Any]:
+    """Build the client's half, with the state of its last round that counts, if it has any.
 
     RefusedMessage for a new model under secure aggregation where the client has an earlier one.
     """
-    client = algorithm.client
+    client = work.client
     instructions = client.instructions
+    seed_torch(client.seed_for("visit", instructions.round))  # for a package's half
+    algorithm = build_half(work, instructions.round, protections)
     _log_beginning(client)
     if not algorithm.lasting:
-        return
+        return algorithm
 
     first_without = instructions.round + (0 if client.trains_now else 1)
-    state = client.states.load(first_without, client.arch, client.device, instructions.counted)
+    state = client.states.load(first_without, client.arch, work.device, instructions.counted)
     if state is not None:
         tensors, last_round = state
         algorithm.restore(tensors, last_round)
@@ -127,16 +145,17 @@ def _restore(algorithm: ClientAlgorithm[Any]) -> None:
             newest = f"the newest model in state-dir is of round {last_round}"
             older = f"older than round {instructions.counted}, the last that counted"
             log("WARNING", f"run {client.run_id}: {newest}, {older}; it goes on from it")
-        return
+        return algorithm
     if first_without == 1 or not client.node.is_site:
-        return
-    if client.settings.privacy.secagg and client.states.uncounted(first_without):
+        return algorithm
+    if client.settings.privacy.secagg and client.states.find_uncounted_state(first_without):
         history = f"round.run_history is {instructions.run_history.text!r}"
         has_models = "this site has models of earlier rounds"
         why = f"{has_models}, and begins with no new one under secure aggregation"
         raise RefusedMessage(f"{history}, by which none counts: {why}")
     none = "no model of an earlier round in state-dir"
     log("WARNING", f"run {client.run_id}: {none}; it begins with a new one")
+    return algorithm
 
 
 def _log_beginning(client: Client) -> None:
@@ -149,171 +168,125 @@ def _log_beginning(client: Client) -> None:
         _, last_round = instructions.run_history.earlier[-1]
     if instructions.round == last_round + 1:
         protections = names(client.settings, is_site=True)
-        begins = f"run {instructions.run_name} ({client.run_id}) {client.states.beginning}"
+        begins = (
+            f"run {instructions.run_name} ({client.run_id}) {client.states.describe_beginning()}"
+        )
         log("INFO", f"{begins}; protections: {protections}")
 
 
-def _receive(algorithm: ClientAlgorithm[Any]) -> None:
+def receive(algorithm: ClientAlgorithm[Any], work: Workshop) -> None:
     """Give the algorithm what the server sent; all that it has then may leave."""
-    client = algorithm.client
-    declared = client.settings.exchange.down
-    limits = client.limits(algorithm.templates(declared))
-    payload = unpack_payload(client.content, declared, limits, required=False)
+    declared = work.settings.exchange.down
+    limits = work.limits(algorithm.templates(declared))
+    payload = unpack_payload(work.client.content, declared, limits, required=False)
     algorithm.receive(payload)
     algorithm.privacy.begin(algorithm.all_modules)
 
 
-@dataclass
-class Visit:
-    """One message that is being answered, by an algorithm that has received what it brought."""
-
-    client: Client
-    protections: list[Protection]
-    algorithm: ClientAlgorithm[Any]
-    seconds: dict[str, float]  # of each phase
-    evaluated: EvaluatedModel  # nothing, until `evaluate`
-
-    def charge(self) -> None:
-        """Charge for the answer, before it makes use of a sample.
-
-        SettingsError or LedgerError where that cannot be.
-        """
-        for protection in self.protections:
-            protection.charge()
-
-    @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Let protections record the answer that the block makes.
-
-        An error is an answer, too: it tells of the samples that caused it. An interruption is none,
-        and what fails before the block is none either.
-        """
-        try:
-            yield
-        except Exception:
-            self._record()
-            raise
-        self._record()
-
-    def _record(self) -> None:
-        for protection in self.protections:
-            protection.after()
-
-    def evaluate(self) -> EvaluatedModel:
-        """Evaluate the model on test and validation samples, by head and by prototypes."""
-        client = self.client
-        algorithm = self.algorithm
-        with timed(self.seconds, "evaluate"):
-            prototypes = algorithm.prototypes_for_prediction()
-            if prototypes is not None and client.settings.training.predict_among == "own":
-                prototypes = chosen(prototypes, client.large_classes.to(client.device))
-            validated = Evaluation()
-            if len(client.validation_set):
-                validated = self._figures(client.validation_set, prototypes)
-            tested = self._figures(client.test_set, prototypes)
-            self.evaluated = EvaluatedModel(algorithm, prototypes, tested, validated)
-        return self.evaluated
-
-    def _figures(self, data: Samples, prototypes: Prototypes | None) -> Evaluation:
-        client = self.client
-        algorithm = self.algorithm
-        settings = client.settings
-        adds_balanced = client.data.has_uneven_classes and not client.node.is_site
-        return evaluate(
-            algorithm.evaluation_model(),
-            data,
-            settings.training.eval_batch_size,
-            prototypes,
-            similarity=algorithm.similarity,
-            with_head=algorithm.predicts_with_head,
-            metrics=settings.reported_metrics if adds_balanced else settings.metrics,
-            num_classes=client.num_classes,
-            least=settings.privacy.min_class_samples,
-        )
-
-    def train_late(self) -> None:
-        """Train as in a round, for ``new-client-epochs``.
-
-        Nothing of that leaves a new client but its figures.
-        """
-        settings = self.client.settings
-        epochs = settings.federation.new_client_epochs
-        if epochs:
-            self.algorithm.training = for_epochs(settings.training, epochs)
-            with timed(self.seconds, "train"):
-                self.algorithm.fit()
-
-    def fit(self) -> tuple[Payload, dict[str, float]]:
-        """Train for a round, and store the algorithm's state; what `reply` sends."""
-        client = self.client
-        algorithm = self.algorithm
-        before = {} if client.tells_errors else algorithm.packed_state()
-        with timed(self.seconds, "train"):
-            losses = algorithm.fit()
-        if not isinstance(losses, dict):
-            half = type(algorithm).__name__
-            returned = f"{half}.fit() returned {type(losses).__name__}"
-            raise TrainingError(f"{returned}, not a dictionary with the mean of each loss term")
-        with timed(self.seconds, "prototypes"):
-            upload = algorithm.upload()
-        algorithm.privacy.check_answer(algorithm.all_modules, upload)
-        with timed(self.seconds, "save"):
-            state = algorithm.packed_state()
-            if not client.tells_errors and not _is_finite(state):
-                broken = "the state has NaN or infinity after training; that of before stays"
-                log("ERROR", f"run {client.run_id}: {broken}")
-                state = before
-            if algorithm.lasting:  # an empty state too, as of SGD without momentum: it has a round
-                client.states.save(client.instructions.round, client.arch, state)
-        return upload, losses
-
-    def leave(self, evaluated: EvaluatedModel) -> None:
-        """Leave the model for use, and only the last round's state."""
-        last_round = self.client.instructions.round
-        with timed(self.seconds, "save"):
-            leave_model(evaluated, WEIGHTS, last_round)
-            self.client.states.finish(last_round)
-
-    def reply(self, upload: Payload, losses: dict[str, float]) -> RecordDict:
-        """Pack what may leave of ``upload``, which only training has, and the report."""
-        settings = self.client.settings
-        declared = settings.exchange.up if self.client.trains_now else {}
-        for protection in self.protections:
-            upload = protection.upload(upload)
-        limits = self.client.limits(self.algorithm.templates(declared))
-        reply = Reply(upload, declared, limits, self._report(losses))
-        for protection in self.protections:
-            reply = protection.reply(reply)
-        content = pack_payload(reply.upload, reply.declared)
-        content.update(reply.beside)
-        reported_losses = settings.row.reported_losses
-        content["report"] = records.pack_report(reply.report, reported_losses, self.client.metrics)
-        return content
-
-    def _report(self, losses: dict[str, float]) -> records.Report:
-        client = self.client
-        test_samples = len(client.data.test_labels)
-        validation_samples = len(client.data.validation_labels)
-        tested = self.evaluated.tested
-        validated = self.evaluated.validated
-        for protection in self.protections:
-            tested = protection.evaluation(tested, test_samples)
-            validated = protection.evaluation(validated, validation_samples)
-        report = records.Report(
-            round=client.instructions.round,
-            train_samples=client.stated_samples,
-            test_samples=test_samples,
-            correct=tested.correct,
-            metrics=tested.metrics,
-            losses=losses,
-            seconds=self.seconds,
-            validation_samples=validation_samples,
-            validation=validated.accuracies(validation_samples) | validated.metrics,
-        )
-        for protection in self.protections:
-            report = protection.report(report)
-        return report
+def evaluate_model(work: Workshop, algorithm: ClientAlgorithm[Any]) -> EvaluatedModel:
+    """Evaluate the model on test and validation samples, by head and by prototypes."""
+    prototypes = algorithm.prototypes_for_prediction()
+    if prototypes is not None and work.settings.training.predict_among == "own":
+        prototypes = chosen(prototypes, work.large_classes.to(work.device))
+    validated = Evaluation()
+    if len(work.validation_set):
+        validated = _figures(work, algorithm, work.validation_set, prototypes)
+    tested = _figures(work, algorithm, work.test_set, prototypes)
+    return EvaluatedModel(work, algorithm, prototypes, tested, validated)
 
 
-def _is_finite(state: dict[str, Tensor]) -> bool:
+def _figures(
+    work: Workshop,
+    algorithm: ClientAlgorithm[Any],
+    data: Samples,
+    prototypes: Prototypes | None,
+) -> Evaluation:
+    settings = work.settings
+    adds_balanced = work.data.has_uneven_classes and not work.client.node.is_site
+    return evaluate(
+        algorithm.evaluation_model(),
+        data,
+        settings.training.eval_batch_size,
+        prototypes,
+        similarity=algorithm.similarity,
+        with_head=algorithm.predicts_with_head,
+        metrics=settings.reported_metrics if adds_balanced else settings.metrics,
+        num_classes=work.num_classes,
+        least=settings.privacy.min_class_samples,
+    )
+
+
+def fit(algorithm: ClientAlgorithm[Any]) -> dict[str, float]:
+    """Train as the algorithm does, and return the mean of each loss term."""
+    losses = algorithm.fit()
+    if not isinstance(losses, dict):
+        half = type(algorithm).__name__
+        returned = f"{half}.fit() returned {type(losses).__name__}"
+        raise TrainingError(f"{returned}, not a dictionary with the mean of each loss term")
+    return losses
+
+
+def save_state(
+    client: Client, algorithm: ClientAlgorithm[Any], state_before: Mapping[str, Tensor]
+) -> None:
+    """Store what lives on, even if it is empty, as of SGD without momentum: it has a round.
+
+    A site that hides a failed training stores ``state_before`` in its place.
+    """
+    state = algorithm.packed_state()
+    if not client.reports_failed_training and not _is_finite(state):
+        broken = "the state has NaN or infinity after training; that of before stays"
+        log("ERROR", f"run {client.run_id}: {broken}")
+        state = dict(state_before)
+    if algorithm.lasting:
+        client.states.save(client.instructions.round, client.arch, state)
+
+
+def _is_finite(state: Mapping[str, Tensor]) -> bool:
     return all(bool(value.isfinite().all()) for value in state.values())
+
+
+def pack_reply(
+    evaluated: EvaluatedModel,
+    upload: Payload,
+    losses: dict[str, float],
+    seconds: dict[str, float],
+) -> RecordDict:
+    """Pack what may leave of ``upload``, which only training has, and the report."""
+    work = evaluated.work
+    algorithm = evaluated.algorithm
+    settings = work.settings
+    declared = settings.exchange.up if work.client.trains_now else {}
+    upload = algorithm.protections.upload(upload)
+    limits = work.limits(algorithm.templates(declared))
+    reply = Reply(upload, declared, limits, make_report(evaluated, losses, seconds))
+    reply = algorithm.protections.reply(reply)
+    content = pack_payload(reply.upload, reply.declared)
+    content.update(reply.beside)
+    reported_losses = settings.row.reported_losses
+    content["report"] = records.pack_report(reply.report, reported_losses, work.metrics)
+    return content
+
+
+def make_report(
+    evaluated: EvaluatedModel, losses: dict[str, float], seconds: dict[str, float]
+) -> records.Report:
+    """Report what may leave of the figures."""
+    work = evaluated.work
+    protections = evaluated.algorithm.protections
+    test_samples = len(work.data.test_labels)
+    validation_samples = len(work.data.validation_labels)
+    tested = protections.evaluation(evaluated.tested, test_samples)
+    validated = protections.evaluation(evaluated.validated, validation_samples)
+    report = records.Report(
+        round=work.instructions.round,
+        train_samples=work.stated_samples,
+        test_samples=test_samples,
+        correct=tested.correct,
+        metrics=tested.metrics,
+        losses=losses,
+        seconds=seconds,
+        validation_samples=validation_samples,
+        validation=validated.accuracies(validation_samples) | validated.metrics,
+    )
+    return protections.report(report)

@@ -5,10 +5,12 @@ import copy
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from client_app.algorithms.base import client_half
-from client_app.answers import log
-from client_app.client import Client, open_client
+from client_app.algorithms.base import build_half
+from client_app.protections import protections_of
 from client_app.protections.differential_privacy import check_affordable
+from client_app.site.client import Client, open_client
+from client_app.site.log import log
+from client_app.site.workshop import Workshop, open_workshop
 from protofl_common.backbones.features import check_images
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError
@@ -25,17 +27,18 @@ _KNOWN_MODELS: dict[str, tuple[int, str]] = {}
 def introduction(message: Message, context: Context) -> RecordDict:
     """Check that this client can train, and describe it. What is wrong with its data shows now."""
     client = open_client(context, message)
+    work = open_workshop(client)
     if client.node.has_own_data:
         _log_ignored(client, context)
     for name in client.settings.metrics:
         if is_python_name(name):
             load(name, "metrics")
-    parameters, weights = _about_model(client)
-    _check_batches(client)
-    check_affordable(client)
+    parameters, weights = _about_model(work)
+    _check_batches(work)
+    check_affordable(work)
     if client.node.has_own_data:
-        _log_inputs(client)
-    card = card_of(client, parameters, weights)
+        _log_inputs(work)
+    card = card_of(work, parameters, weights)
     return RecordDict({"site": records.pack_site_card(card)})
 
 
@@ -50,63 +53,63 @@ def _log_ignored(client: Client, context: Context) -> None:
     )
 
 
-def _log_inputs(client: Client) -> None:
+def _log_inputs(work: Workshop) -> None:
     """Say in which order a table's columns are inputs, and that dp leaves numbers as they are."""
-    if client.data.columns:
-        columns = ", ".join(client.data.columns)
-        log("INFO", f"run {client.run_id}: its inputs, in this order: {columns}")
-    if client.plan is not None and client.data.train_inputs.dtype.kind == "f":
+    if work.data.columns:
+        columns = ", ".join(work.data.columns)
+        log("INFO", f"run {work.client.run_id}: its inputs, in this order: {columns}")
+    if work.plan is not None and work.data.train_inputs.dtype.kind == "f":
         why = "under dp its numbers are not standardised: scale them by known limits"
-        log("WARNING", f"run {client.run_id}: {why}")
+        log("WARNING", f"run {work.client.run_id}: {why}")
 
 
-def card_of(client: Client, parameters: int, weights: str) -> records.SiteCard:
+def card_of(work: Workshop, parameters: int, weights: str) -> records.SiteCard:
     """Describe a client; ``weights`` is a digest of all weights that it exchanges, "" for none."""
-    data = client.data
-    row = client.settings.row
-    hidden = client.settings.privacy.sums_only
+    data = work.data
+    row = work.settings.row
+    hidden = work.settings.privacy.sums_only
     if hidden and not row.one_shot:
         present: tuple[int, ...] = ()
     else:
-        client.require_large_classes()  # nobody can sum moments of no class
-        present = client.classes_present
+        work.require_large_classes()  # nobody can sum moments of no class
+        present = work.classes_present
     return records.SiteCard(
-        name=client.name,
-        partition=client.node.partition,
-        num_partitions=client.node.num_partitions,
-        domain=client.node.domain if client.node.has_own_data else data.domain,
-        arch=client.arch,
-        input_shape=client.input_shape,
+        name=work.name,
+        partition=work.client.node.partition,
+        num_partitions=work.client.node.num_partitions,
+        domain=work.client.node.domain if work.client.node.has_own_data else data.domain,
+        arch=work.arch,
+        input_shape=work.input_shape,
         parameters=parameters,
-        train_samples=client.stated_samples,
+        train_samples=work.stated_samples,
         test_samples=0 if hidden else len(data.test_labels),
         classes=data.classes,
         present=present if row.tells_classes and not hidden else (),
         weights=weights,
-        device=str(client.device),
-        found=0 if hidden else data.found - len(data.train_labels) + client.stated_samples,
+        device=str(work.device),
+        found=0 if hidden else data.found - len(data.train_labels) + work.stated_samples,
         validation_samples=0 if hidden else len(data.validation_labels),
-        real=client.node.is_site,
-        signature=client.signature("introduction").hex(),
+        real=work.client.node.is_site,
+        signature=work.client.signature("introduction").hex(),
         columns=digest(data.columns)[:4] if data.columns and data.mean else "",
     )
 
 
-def _about_model(client: Client) -> tuple[int, str]:
+def _about_model(work: Workshop) -> tuple[int, str]:
     """The number of the model's parameters, and a digest of the weights that it exchanges.
 
     They are made once for clients that are alike.
     """
-    settings = client.settings
+    settings = work.settings
     has_dp = settings.privacy.dp != "none"
     what_counts = (
         settings.run.algo,
         settings.hparams,
         settings.model,
-        client.arch,
-        client.input_shape,
-        bool(client.data.mean),
-        client.num_classes,
+        work.arch,
+        work.input_shape,
+        bool(work.data.mean),
+        work.num_classes,
         has_dp,
         settings.noise.gradient_noise,
     )
@@ -115,37 +118,37 @@ def _about_model(client: Client) -> tuple[int, str]:
         return _KNOWN_MODELS[kind]
 
     if settings.backbones:
-        check_images(client.data.train_inputs, settings.backbones)
+        check_images(work.data.train_inputs, settings.backbones)
     else:
         try:
-            inputs = _zeros(client, 2)
-            check_model(client.model, client.arch, inputs, settings.model.feature_dim)
+            inputs = _zeros(work, 2)
+            check_model(work.model, work.arch, inputs, settings.model.feature_dim)
         except ValueError as error:
             raise SettingsError(str(error)) from error
-    algorithm = client_half(settings.row)(client, 0)
+    algorithm = build_half(work, 0, protections_of(work))
     if (has_dp or settings.noise.gradient_noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
 
     exchange = settings.exchange
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
-    parameters = sum(parameter.numel() for parameter in client.model.parameters())
+    parameters = sum(parameter.numel() for parameter in work.model.parameters())
     about = (parameters, digest(weights) if weights else "")
     if algorithm.of_catalog:
         _KNOWN_MODELS[kind] = about
     return about
 
 
-def _check_batches(client: Client) -> None:
+def _check_batches(work: Workshop) -> None:
     """SettingsError where the model's batch normalisation cannot train on a batch of one sample.
 
     It is only about clients that have such a batch.
     """
-    size = client.settings.training.batch_size
-    if min(size, len(client.data.train_labels)) > 1:
+    size = work.settings.training.batch_size
+    if min(size, len(work.data.train_labels)) > 1:
         return
     try:
         with torch.no_grad():
-            copy.deepcopy(client.model).train().body(_zeros(client, 1))
+            copy.deepcopy(work.model).train().body(_zeros(work, 1))
     except ValueError as error:
         # it does not say how many samples the client has: that may only be in a sum
         raise SettingsError(
@@ -154,11 +157,11 @@ def _check_batches(client: Client) -> None:
         ) from error
 
 
-def _zeros(client: Client, number: int) -> torch.Tensor:
+def _zeros(work: Workshop, number: int) -> torch.Tensor:
     """Return inputs to try a network on.
 
     They are zeros, as its error goes to the server, and may quote what it was given.
     """
-    is_real = client.data.mean or client.settings.backbones
+    is_real = work.data.mean or work.settings.backbones
     dtype = torch.float32 if is_real else torch.int64
-    return torch.zeros(number, *client.input_shape, dtype=dtype, device=client.device)
+    return torch.zeros(number, *work.input_shape, dtype=dtype, device=work.device)

@@ -13,9 +13,10 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from client_app.algorithms.base import ClientAlgorithm
-from client_app.answers import log
-from client_app.client import Client, open_client
-from client_app.evaluation import Evaluation, features_of
+from client_app.learning.evaluation import Evaluation, features_of
+from client_app.site.client import Client, open_client
+from client_app.site.log import log
+from client_app.site.workshop import Workshop
 from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
 from protofl_common.maths.prototypes import Prototypes, class_scores, distances, fit_temperature
@@ -28,19 +29,20 @@ from protofl_common.wire.records import unpack_best
 class EvaluatedModel:
     """An algorithm's model, the prototypes that predict beside its head, and how right both are."""
 
+    work: Workshop
     algorithm: ClientAlgorithm[Any]
     prototypes: Prototypes | None = None
     tested: Evaluation = field(default_factory=Evaluation)
     validated: Evaluation = field(default_factory=Evaluation)
 
 
-def leave_model(evaluated: EvaluatedModel, name: str, after: int) -> None:
+def export_model(evaluated: EvaluatedModel, name: str, after: int) -> None:
     """Leave the model as it is after a round, ready for use, as a file of this name.
 
     Where that fails, the log has a line.
     """
     algorithm = evaluated.algorithm
-    client = algorithm.client
+    client = evaluated.work.client
     prototypes = evaluated.prototypes
     if prototypes is not None and not len(prototypes):
         prototypes = None
@@ -58,10 +60,11 @@ def leave_model(evaluated: EvaluatedModel, name: str, after: int) -> None:
 
 def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCard:
     algorithm = evaluated.algorithm
-    client = algorithm.client
-    data = client.data
+    work = evaluated.work
+    client = work.client
+    data = work.data
     settings = client.settings
-    has_validation = len(client.validation_set) > 0
+    has_validation = len(work.validation_set) > 0
     correct = (evaluated.validated if has_validation else evaluated.tested).correct
     by_prototype = correct.get("prototype", -1) >= correct.get("head", -1)
     return ModelCard(
@@ -79,13 +82,13 @@ def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCar
         fill=data.fill,
         columns=data.columns,
         backbones=settings.backbones,
-        features_in=client.input_shape[0] if settings.backbones else 0,
+        features_in=work.input_shape[0] if settings.backbones else 0,
         feature_dim=settings.model.feature_dim,
         classes=data.classes,
         inference="prototype" if by_prototype else "head",
         similarity=algorithm.similarity,
-        accuracy=evaluated.tested.accuracies(len(client.test_set)),
-        test_samples=len(client.test_set),
+        accuracy=evaluated.tested.accuracies(len(work.test_set)),
+        test_samples=len(work.test_set),
         temperature=temperature,
         calibrated_on="validation" if has_validation else "test",
         chosen_on="",
@@ -101,15 +104,15 @@ def _calibrated(
     samples, test samples where there are none.
     """
     algorithm = evaluated.algorithm
-    client = algorithm.client
-    samples = client.validation_set if len(client.validation_set) else client.test_set
+    work = evaluated.work
+    samples = work.validation_set if len(work.validation_set) else work.test_set
     if prototypes is None or not len(samples):
         return torch.empty(0), 1.0
 
-    batch_size = client.settings.training.eval_batch_size
+    batch_size = work.settings.training.eval_batch_size
     features_ND = features_of(algorithm.evaluation_model(), samples, batch_size)
-    distances_NP = distances(features_ND.to(client.device), prototypes, algorithm.similarity).cpu()
-    scores_NC = class_scores(distances_NP, prototypes.labels.cpu(), client.num_classes)
+    distances_NP = distances(features_ND.to(work.device), prototypes, algorithm.similarity).cpu()
+    scores_NC = class_scores(distances_NP, prototypes.labels.cpu(), work.num_classes)
     nearest_N = distances_NP.amin(1).sort().values
     return nearest_N, fit_temperature(scores_NC, samples.labels.cpu())
 
@@ -125,12 +128,12 @@ def _keep_former(client: Client, path: Path) -> None:
         log("WARNING", f"the model that was there stays, as {aside}")
 
 
-def leave_best(evaluated: EvaluatedModel) -> None:
+def export_best(evaluated: EvaluatedModel) -> None:
     """Leave the model as that of the round before, and remove all but the best round's so far.
 
     Models of other Flower runs stay.
     """
-    client = evaluated.algorithm.client
+    client = evaluated.work.client
     if not client.settings.run.keep_best:
         return
     folder = client.states.folder
@@ -140,7 +143,7 @@ def leave_best(evaluated: EvaluatedModel) -> None:
         if file.name != _evaluated(best, client.run_id):
             file.unlink(missing_ok=True)
     after = client.instructions.round - 1
-    leave_model(evaluated, _evaluated(after, client.run_id), after)
+    export_model(evaluated, _evaluated(after, client.run_id), after)
 
 
 def choose_best(message: Message, context: Context) -> RecordDict:

@@ -28,7 +28,7 @@ from protofl_common.runs.folder import CHECKPOINTS, SETTINGS, RunFolder, checkpo
 from server_app.log import say
 
 FORMAT = "protofl-checkpoint-5"
-KEPT_CHECKPOINTS = 3  # Clients keep their states of as many rounds (`client_app/state.py`)
+KEPT_CHECKPOINTS = 3  # Clients keep their states of as many rounds (`client_app/site/state.py`)
 
 MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
 """Settings that a resumed run may change; with another state-dir, clients' models began anew."""

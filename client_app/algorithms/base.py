@@ -9,19 +9,17 @@ in `state`.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from client_app import training
-from client_app.client import Client
-from client_app.data import Samples
-from client_app.evaluation import features_of
-from client_app.protections import protections_of
-from client_app.protections.differential_privacy import DifferentialPrivacy
-from client_app.training import (
+from client_app.learning import training
+from client_app.learning.data import Samples
+from client_app.learning.evaluation import features_of
+from client_app.learning.sample_use import SampleUse
+from client_app.learning.training import (
     Batch,
     Correction,
     FusedStep,
@@ -31,21 +29,24 @@ from client_app.training import (
     Proximal,
     Step,
 )
+from client_app.protections.base import Protections
 from protofl_common.algorithms.base import Algorithm, Hparams
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.data import UNLABELLED
 from protofl_common.experiment.catalog import CATALOG, half
+from protofl_common.experiment.settings import Settings
 from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
 from protofl_common.wire.payloads import Payload, StateDict, declared_part, template_of
+from protofl_common.wire.records import Instructions
 from protofl_common.wire.schema import Declared, Template, weights_in
 
 __all__ = [  # what an algorithm's file needs
     "Batch",
-    "Client",
     "ClientAlgorithm",
+    "ClientView",
     "H",
     "LossTerms",
     "Payload",
@@ -60,6 +61,44 @@ __all__ = [  # what an algorithm's file needs
 ]
 
 H = TypeVar("H", bound=Hparams)
+
+
+class ClientView(Protocol):
+    """What a half sees of its client; a `Workshop` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def instructions(self) -> Instructions:
+        """What the server says of the round, and of this client's last one."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def num_classes(self) -> int: ...
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+    @property
+    def train_set(self) -> Samples: ...
+    @property
+    def large_classes(self) -> Tensor:
+        """Labels of the classes of which something may leave (``min-class-samples``), [K]."""
+
+    @property
+    def arch(self) -> str: ...
+    @property
+    def model(self) -> SplitModel:
+        """A model of ``arch``, with this client's first weights."""
+
+    @property
+    def reports_failed_training(self) -> bool: ...
+    def new_model(self, arch: str, owner: str) -> SplitModel:
+        """Return a model with the first weights of ``owner``: everybody's are ``"global"``."""
+
+    def seed_for(self, purpose: str, *more: str | int) -> int:
+        """Return the seed of this client's draws for one purpose."""
 
 
 class ClientAlgorithm(Generic[H]):
@@ -81,15 +120,15 @@ class ClientAlgorithm(Generic[H]):
     predicts_with_head = True  # False: the head is not trained, so its accuracy is not reported
     global_prototypes: Prototypes | None = None  # What the server sent, on the device, if any
     last_round: int | None = None  # The last round that this client has state of, if any
+    protections = Protections()  # What acts on the message; none, unless `build_half` gives it
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         self.client = client
         self.round = round_number
         self.settings = client.settings
         self.training = training.in_round(client.settings, round_number)
         self.hparams = cast(H, client.settings.hparams)
         self.model: SplitModel = client.model
-        self.privacy = DifferentialPrivacy(client)
         self.evaluation_arch = client.arch  # The name of what `evaluation_model` returns
         self.of_catalog = self.settings.run.algo in CATALOG and client.arch in ARCHITECTURES
         """True where algorithm and network are this project's: losses and layers are known."""
@@ -144,6 +183,11 @@ class ClientAlgorithm(Generic[H]):
         return self.global_prototypes
 
     # -- training --------------------------------------------------------------------------------
+    @cached_property
+    def privacy(self) -> SampleUse:
+        """How samples are used for what leaves; under ``dp`` each training and table costs ε."""
+        return self.protections.sample_use()
+
     @property
     def modules(self) -> Sequence[nn.Module]:
         return tuple(getattr(self, name) for name in self.trains)
@@ -196,9 +240,7 @@ class ClientAlgorithm(Generic[H]):
         step: Step = kind(
             self.modules, self.optimizer, self.labelled_loss, correction, gradient_sums
         )
-        for protection in protections_of(self.client):
-            step = protection.step(step)
-        return step
+        return self.protections.step(step)
 
     def fit(self) -> dict[str, float]:
         """Train for a round, where the catalog's row names loss terms; the mean of each."""
@@ -228,7 +270,7 @@ class ClientAlgorithm(Generic[H]):
         A second training in a round takes another ``purpose``, which gives it another seed.
         """
         as_charged = epochs is None and batch_size is None and data is None
-        self.privacy.check_training(step, as_charged=as_charged)
+        self.privacy.begin_training(step, as_charged)
 
         settings = self.training
         if epochs is not None:
@@ -238,7 +280,7 @@ class ClientAlgorithm(Generic[H]):
         if data is None:
             data = self.training_set
         seed = self.client.seed_for(purpose, self.round)
-        return training.train(step, data, settings, seed, self.client.tells_errors)
+        return training.train(step, data, settings, seed, self.client.reports_failed_training)
 
     # -- after training --------------------------------------------------------------------------
     def upload(self) -> Payload:
@@ -257,12 +299,10 @@ class ClientAlgorithm(Generic[H]):
         return declared_part(getattr(self, entry.of), entry)
 
     def local_prototypes(self) -> Prototypes:
-        """The class means of the training data under the present model (FedProto Eq. 1).
-
-        Under differential privacy each call costs ε.
-        """
+        """The class means of the training data under the present model (FedProto Eq. 1)."""
         data = self.client.train_set
-        return self.privacy.class_means(self.features(data), data.labels.cpu())
+        features_ND = self.features(data)
+        return self.privacy.class_means(features_ND, data.labels.cpu(), self.client.num_classes)
 
     def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
@@ -295,3 +335,11 @@ class ClientAlgorithm(Generic[H]):
 
 def client_half(row: Algorithm) -> type[ClientAlgorithm[Any]]:
     return half(row.client, ClientAlgorithm)
+
+
+def build_half(
+    client: ClientView, round_number: int, protections: Protections
+) -> ClientAlgorithm[Any]:
+    algorithm = client_half(client.settings.row)(client, round_number)
+    algorithm.protections = protections
+    return algorithm

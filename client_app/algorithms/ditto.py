@@ -19,7 +19,7 @@ for a client that joins later. Buffers (batch-normalisation statistics) are each
 
 from copy import deepcopy
 
-from client_app.algorithms.base import Client, Payload, Proximal, SplitModel, Step
+from client_app.algorithms.base import ClientView, Payload, Proximal, SplitModel, Step
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.algorithms.ditto import DittoHparams
 
@@ -33,7 +33,7 @@ class Ditto(FedAvg[DittoHparams]):
         "personal",
     )  # with one optimizer; the global model's loss is FedAvg's
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.personal = deepcopy(self.model)
 

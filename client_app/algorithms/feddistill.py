@@ -25,8 +25,8 @@ from torch.nn.functional import one_hot, softmax
 
 from client_app.algorithms.base import (
     Batch,
-    Client,
     ClientAlgorithm,
+    ClientView,
     LossTerms,
     Payload,
     Prototypes,
@@ -45,7 +45,7 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
     teacher: tuple[Tensor, Tensor] | None = None
     """F̂ by class [C, C], and which classes have one [C]; None in the first round."""
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         classes = client.num_classes
         device = client.device

@@ -23,7 +23,7 @@ batch of one sample stays as it is. In the authors' code the averages go on from
 clients.
 """
 
-from client_app.algorithms.base import Client
+from client_app.algorithms.base import ClientView
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.algorithms.fedfa import FedFAHparams
 from protofl_common.config.options import SettingsError
@@ -33,7 +33,7 @@ from protofl_common.models.augmentation import Augmentation
 class FedFA(FedAvg[FedFAHparams]):
     """FedAvg of a network whose training augments the maps behind its stages."""
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         augmentation = Augmentation(self.model.body, client.input_shape, self.hparams.probability)
         self.augmentation = augmentation.to(client.device)

@@ -23,7 +23,7 @@ features of its label.
 import torch
 from torch.nn.functional import cross_entropy
 
-from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload
+from client_app.algorithms.base import Batch, ClientAlgorithm, ClientView, LossTerms, Payload
 from protofl_common.algorithms.fedgen import FedGenHparams
 from protofl_common.models.split import Generator
 
@@ -33,7 +33,7 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
 
     label_counts: torch.Tensor | None = None
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.needs_gradients = self.hparams.lambda_ > 0  # the head is then used twice
         feature_dim = self.settings.model.feature_dim
@@ -58,5 +58,5 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
 
     def upload(self) -> Payload:
         labels_N = self.client.train_set.labels.cpu()
-        counts_C = self.privacy.class_counts(labels_N)
+        counts_C = self.privacy.class_counts(labels_N, self.client.num_classes)
         return Payload(weights=self.weights(), label_counts=counts_C)

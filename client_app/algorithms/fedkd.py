@@ -28,8 +28,15 @@ lets each term move both models, and takes KL's mean over classes.
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload, StateDict
-from client_app.state import StateError
+from client_app.algorithms.base import (
+    Batch,
+    ClientAlgorithm,
+    ClientView,
+    LossTerms,
+    Payload,
+    StateDict,
+)
+from client_app.site.state import StateError
 from protofl_common.algorithms.fedkd import FedKDHparams
 from protofl_common.basics.devices import seeded
 from protofl_common.maths.losses import adaptive, divergence
@@ -45,7 +52,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
     state: tuple[str, ...] = ("model", "projection", "received")
     trains: tuple[str, ...] = ("model", "student", "projection")
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         arch = self.settings.architecture(0, self.hparams.student)
         self.student = client.new_model(arch, "global")

@@ -23,7 +23,7 @@ from copy import deepcopy
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from client_app.algorithms.base import Client, Payload, Samples, SplitModel
+from client_app.algorithms.base import ClientView, Payload, Samples, SplitModel
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.algorithms.fednh import FedNHHparams
 from protofl_common.models.split import CosineHead
@@ -34,7 +34,7 @@ class FedNH(FedAvg[FedNHHparams]):
 
     similarity = "cosine"
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         feature_dim = self.settings.model.feature_dim
         head = CosineHead(client.num_classes, feature_dim, self.hparams.scale)

@@ -31,8 +31,8 @@ from torch.nn.functional import cross_entropy, normalize
 
 from client_app.algorithms.base import (
     Batch,
-    Client,
     ClientAlgorithm,
+    ClientView,
     LossTerms,
     Payload,
     Prototypes,
@@ -49,7 +49,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     similarity = "cosine"
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         # only these ablations train the classifier
         self.predicts_with_head = self.hparams.loss.startswith("ce")
@@ -70,7 +70,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
         Under differential privacy these are the global ones.
         """
-        if self.client.plan is not None:
+        if self.settings.privacy.dp != "none":
             return super().prototypes_for_prediction()
         own = self.local_prototypes()
         return chosen(own, self.client.large_classes).to(self.client.device)

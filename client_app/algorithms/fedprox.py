@@ -13,7 +13,7 @@ Deviations: every client trains ``local-epochs`` epochs; the paper lets slow one
 
 import torch
 
-from client_app.algorithms.base import Batch, Client, LossTerms, Payload
+from client_app.algorithms.base import Batch, ClientView, LossTerms, Payload
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.algorithms.fedprox import FedProxHparams
 
@@ -21,7 +21,7 @@ from protofl_common.algorithms.fedprox import FedProxHparams
 class FedProx(FedAvg[FedProxHparams]):
     """Cross-entropy plus the proximal term."""
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.needs_gradients = self.hparams.mu > 0
 

@@ -25,7 +25,7 @@ from functools import cached_property
 import torch
 
 from client_app.algorithms.base import ClientAlgorithm, SplitModel, Step
-from client_app.training import make_optimizer
+from client_app.learning.training import make_optimizer
 from protofl_common.algorithms.fedrep import FedRepHparams
 
 

@@ -19,7 +19,7 @@ both models, and the divergence is a mean over samples and classes, which makes 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms
+from client_app.algorithms.base import Batch, ClientAlgorithm, ClientView, LossTerms
 from protofl_common.algorithms.fml import FMLHparams
 from protofl_common.maths.losses import divergence
 
@@ -29,7 +29,7 @@ class FML(ClientAlgorithm[FMLHparams]):
 
     trains: tuple[str, ...] = ("model", "meme")
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         arch = self.settings.architecture(0, self.hparams.meme)
         self.meme = client.new_model(arch, "global")

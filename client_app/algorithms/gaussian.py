@@ -22,7 +22,7 @@ random projection.
 
 import torch
 
-from client_app.algorithms.base import Client, ClientAlgorithm, Payload, SplitModel
+from client_app.algorithms.base import ClientAlgorithm, ClientView, Payload, SplitModel
 from protofl_common.algorithms.gaussian import GaussianHparams
 from protofl_common.maths.gaussian import ClassMoments, GaussianHead
 
@@ -35,7 +35,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
 
     state: tuple[str, ...] = ()
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.moments = self._no_moments()
         self.head = GaussianHead(client.num_classes, client.input_shape[0], self.hparams.head)
@@ -49,7 +49,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
             return
         is_global = self.hparams.priors == "global"
         priors_C = (self.moments if is_global else self._own_moments()).shares
-        if self.client.plan is not None:
+        if self.settings.privacy.dp != "none":
             self.head.longest.fill_(self.settings.privacy.dp_feature_clip)
         self.head.cpu().fit(self.moments, counts_C, priors_C, self.hparams.shrinkage)
         self.head.to(self.client.device)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from client_app.algorithms.base import LossTerms, SplitModel, Step
 from client_app.algorithms.fedavg import FedAvg
-from client_app.training import make_optimizer, shuffled_batches
+from client_app.learning.training import make_optimizer, shuffled_batches
 from protofl_common.algorithms.per_fedavg import PerFedAvgHparams
 from protofl_common.basics.devices import seed_torch
 

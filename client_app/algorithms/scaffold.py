@@ -18,9 +18,9 @@ plain SGD, and needs no correction for ``momentum``, ``weight-decay`` or Adam. T
 settings' optimizer, momentum included; the paper has none.
 """
 
-from client_app.algorithms.base import Client, Payload
+from client_app.algorithms.base import ClientView, Payload
 from client_app.algorithms.fedavg import FedAvg
-from client_app.training import GradientSums
+from client_app.learning.training import GradientSums
 from protofl_common.algorithms.scaffold import SCAFFOLDHparams
 from protofl_common.models.split import control_variate, variate_changes
 
@@ -30,7 +30,7 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
 
     state: tuple[str, ...] = ("own", "change")
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.own = control_variate(self.model)
         self.control = control_variate(self.model)

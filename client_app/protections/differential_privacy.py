@@ -10,10 +10,14 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from client_app.client import Client
-from client_app.evaluation import Evaluation
-from client_app.ledger_audit import missing_records
-from client_app.privacy_ledger import (
+from client_app.learning.evaluation import Evaluation
+from client_app.learning.sample_use import SampleUse
+from client_app.learning.training import Step
+from client_app.protections.base import Protection
+from client_app.protections.private_step import PrivateStep
+from client_app.site.client import Client
+from client_app.site.ledger_audit import missing_records
+from client_app.site.privacy_ledger import (
     Ledger,
     Spending,
     charges_in,
@@ -25,15 +29,13 @@ from client_app.privacy_ledger import (
     total,
     write_ledger,
 )
-from client_app.protections.base import Protection
-from client_app.protections.private_step import PrivateStep
-from client_app.state import LedgerError, record_in
-from client_app.training import Step
+from client_app.site.state import LedgerError, record_in
+from client_app.site.workshop import Workshop
 from protofl_common.basics.files import locked
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.maths.prototypes import Prototypes, class_means
+from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
 from protofl_common.privacy.plan import Mechanism, Plan
 from protofl_common.privacy.release import fresh_draw
@@ -42,18 +44,19 @@ from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 
 
-class DifferentialPrivacy(Protection):
+class DifferentialPrivacy(Protection, SampleUse):
     """``dp = "sample"``: a message is charged to the ledger before a model trains or is evaluated.
 
-    An algorithm's base makes its tables of classes and begins its training here, so what the ledger
-    does not cover is refused. Without ``dp`` these are the exact ones.
+    An algorithm's tables of classes are made here, and its training begins here, so what the ledger
+    does not cover is refused.
     """
 
     name = "differential privacy"
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
+    def __init__(self, work: Workshop, released: Released | None = None) -> None:
+        super().__init__(work, released)
         self.has_trained = False
+        self.epsilon = 0.0  # that the ledger counts for this run
         self.evaluations: list[Evaluation] = []
 
     @staticmethod
@@ -67,17 +70,21 @@ class DifferentialPrivacy(Protection):
         """
         plan = self._plan
         number = self.client.instructions.round
-        run_name = self.client.instructions.run_name
+        costs = plan.of_evaluation()
         if self.client.trains_now:
-            charge(self.client, run_name, plan.of_round(number, self.client.evaluates))
+            costs = plan.of_round(number, self.client.evaluates)
+        self.epsilon = charge(self.client, self.client.instructions.run_name, costs)
+        if self.client.trains_now:
             self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
-        else:
-            charge(self.client, run_name, plan.of_evaluation())
         if self.client.evaluates:
             self._released.allow(evaluations=2)  # a sample is in one part, so both cost as one
 
     def step(self, step: Step) -> Step:
         return PrivateStep.of(step, self._plan, self._released)
+
+    def sample_use(self, use: SampleUse) -> SampleUse:
+        """Count trainings and tables; SettingsError for more than the ledger was charged for."""
+        return self
 
     def upload(self, upload: Payload) -> Payload:
         """Refuse arrays that are not released. Nothing changes the upload after this protection."""
@@ -104,55 +111,41 @@ class DifferentialPrivacy(Protection):
         tested = [evaluation.correct for evaluation in self.evaluations]
         validated = [evaluation.accuracies(samples) for evaluation in self.evaluations]
         has_noise = report.correct in tested and report.validation in validated
-        self.check_covered(has_noise and not report.metrics)
-        return replace(report, losses={}, seconds={})
+        self._released.check(has_noise and not report.metrics)
+        return replace(report, losses={}, seconds={}, epsilon=self.epsilon)
 
-    # -- what an algorithm's base asks ---------------------------------------------------------
+    # -- how an algorithm uses samples --------------------------------------------------------
     def begin(self, modules: Iterable[nn.Module]) -> None:
         """Let ``modules`` leave as they are now, before this message makes use of a sample."""
-        if self.client.released is not None:
-            self.client.released.add([*modules])
+        self._released.add([*modules])
 
-    def class_means(self, features_ND: Tensor, labels_N: Tensor) -> Prototypes:
-        """The class means of training samples as they may be sent.
+    def begin_training(self, step: Step, as_charged: bool) -> None:
+        """SettingsError for a second training, for plain steps, and for more or larger batches."""
+        trained_before = self.has_trained
+        self.has_trained = True
+        is_first = not trained_before
+        self._released.check(isinstance(step, PrivateStep) and as_charged and is_first)
 
-        Each call is a table; SettingsError for more tables than the ledger was charged for.
-        """
-        num_classes = self.client.num_classes
-        if self.client.released is None:
-            return class_means(features_ND, labels_N, num_classes)
+    def class_means(self, features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
         clip = self.client.settings.privacy.dp_feature_clip
         noise = self._table_noise()
         prototypes = release.private_class_means(
             features_ND, labels_N, num_classes, clip, noise, fresh_draw()
         )
-        self.client.released.add(prototypes)
+        self._released.add(prototypes)
         return prototypes
 
-    def class_counts(self, labels_N: Tensor) -> Tensor:
-        """[C] int64: the samples of each class as they may be sent; each call is a table."""
-        counts_C = labels_N.bincount(minlength=self.client.num_classes)
-        if self.client.released is None:
-            return counts_C
+    def class_counts(self, labels_N: Tensor, num_classes: int) -> Tensor:
+        counts_C = super().class_counts(labels_N, num_classes)
         noisy_C = release.private_counts(counts_C, self._table_noise(), fresh_draw())
-        self.client.released.add(noisy_C)
+        self._released.add(noisy_C)
         return noisy_C
 
     def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor) -> None:
-        """Set ``moments`` to those of training samples as they may be sent; each is a table."""
-        if self.client.released is None:
-            moments.measure(features_NF, labels_N)
-            return
         clip = self.client.settings.privacy.dp_feature_clip
         noise = self._table_noise()
         release.private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
-        self.client.released.add(moments)
-
-    def check_training(self, step: Step, as_charged: bool) -> None:
-        """SettingsError for a second training, for plain steps, and for more or larger batches."""
-        trained_before = self.has_trained
-        self.has_trained = True
-        self.check_covered(isinstance(step, PrivateStep) and as_charged and not trained_before)
+        self._released.add(moments)
 
     def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
         """SettingsError for a round's answer that is not what the ledger was charged for.
@@ -161,28 +154,21 @@ class DifferentialPrivacy(Protection):
         an algorithm's ``modules`` as it was at first or as private steps have left it: the next
         evaluation shows what it has learned.
         """
-        released = self.client.released
-        if released is None:
-            return
+        released = self._released
         released.check(self.has_trained or self.client.settings.row.one_shot)
         released.check_entries(upload.entries)
         released.check(released.covers([*modules]))
         released.check(released.tables_left == 0)
 
-    def check_covered(self, covered: bool) -> None:
-        """SettingsError under ``dp``, unless the ledger covers what this client is about to do."""
-        if self.client.released is not None:
-            self.client.released.check(covered)
-
     @property
     def _plan(self) -> Plan:
-        assert self.client.plan is not None
-        return self.client.plan
+        assert self.work.plan is not None
+        return self.work.plan
 
     @property
     def _released(self) -> Released:
-        assert self.client.released is not None
-        return self.client.released
+        assert self.released is not None
+        return self.released
 
     def _table_noise(self) -> float:
         """σ of a further table; SettingsError where the ledger was charged for fewer."""
@@ -190,14 +176,15 @@ class DifferentialPrivacy(Protection):
         return self._plan.table_noise
 
 
-def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
-    """Enter the cost of an answer in the ledgers.
+def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> float:
+    """Enter the cost of an answer in the ledgers, and return the ε that they count for the run.
 
     SettingsError beyond ``dp-epsilon``, or beyond what this site lets all runs spend; LedgerError
     where a ledger cannot be used, or is not complete.
     """
     files = ledgers_of(client, run_name)
     privacy = client.settings.privacy
+    epsilon = 0.0
     try:
         # another run's client may be at work on this machine
         with locked(files[0].with_name("ledgers")):
@@ -206,7 +193,8 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
                 own = ledger.setdefault(f"{run_name} {client.run_id}", Spending())
                 own.update(spending_of(costs))
                 of_run = spent_by(ledger, run_name, client.run_id)
-                _check(of_run, privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
+                of_ledger = _check(of_run, privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
+                epsilon = max(epsilon, of_ledger)
                 _check_all_runs(client, total(ledger))
             for file, ledger in ledgers.items():
                 write_ledger(file, ledger)
@@ -214,6 +202,7 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> None:
                 _record_charges(files[0].with_suffix(".answered"), ledgers)
     except OSError as error:
         raise LedgerError(f"the privacy ledger {files[0]} cannot be written: {error}") from error
+    return epsilon
 
 
 def _record_charges(file: Path, ledgers: Mapping[Path, Ledger]) -> None:
@@ -223,11 +212,12 @@ def _record_charges(file: Path, ledgers: Mapping[Path, Ledger]) -> None:
         answers.setdefault("charged", {}).update(charges)
 
 
-def check_affordable(client: Client) -> None:
+def check_affordable(work: Workshop) -> None:
     """SettingsError where not even the first round fits in what this site lets all runs spend."""
-    if client.plan is None or client.node.required_dp is None:
+    client = work.client
+    if work.plan is None or client.node.required_dp is None:
         return
-    first_round = spending_of(client.plan.of_round(1, True))
+    first_round = spending_of(work.plan.of_round(1, True))
     for file in ledgers_of(client, ""):
         _check_all_runs(client, total(read_ledger(file)) + first_round)
 
@@ -242,8 +232,10 @@ def _check_all_runs(client: Client, spending: Spending) -> None:
     _check(spending, most, delta, "require-dp, over all runs,", cure)
 
 
-def _check(spending: Spending, most: float, delta: float, what: str, cure: str = "") -> None:
+def _check(spending: Spending, most: float, delta: float, what: str, cure: str = "") -> float:
+    """Return the ε of what is spent; SettingsError above ``most``."""
     epsilon = epsilon_of(spending, delta)
     if epsilon > most:
         would = f"this message would bring this client to ε = {epsilon:.3g} (δ = {delta:g})"
         raise SettingsError(f"{what} = {most:g}: {would}{cure}")
+    return epsilon

@@ -9,9 +9,8 @@ own disk, so it outlives a restart.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from client_app.client import Client
 from client_app.protections.base import Protection
-from client_app.state import record_in
+from client_app.site.state import record_in
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
@@ -29,40 +28,40 @@ class OneReply(Protection):
 
     name = "one reply to each question"
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self.key = f"{client.run_id} {client.settings.run.algo}"
-        self.file = client.root / "privacy" / f"{client.name}.answered"
-
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
         return is_site
 
-    def before(self) -> None:
+    def admit(self) -> None:
         """Refuse a question that has been answered, and one whose answer could not be recorded."""
         with self._answers():
             pass  # opening the record checks it, and that it can be written where there is none yet
 
-    def after(self) -> None:
+    def record(self) -> None:
         """Record the answer.
 
         It is checked once more: the same question may have come twice at the same time.
         """
         number = self.client.instructions.round
         with self._answers() as answers:
-            trained, evaluated = answers.get(self.key, (0, 0))
+            trained, evaluated = answers.get(self._key, (0, 0))
             if self.client.trains_now:
                 trained = number
             else:
                 evaluated = max(1, number)
-            answers[self.key] = (trained, evaluated)
+            answers[self._key] = (trained, evaluated)
+
+    @property
+    def _key(self) -> str:
+        return f"{self.client.run_id} {self.client.settings.run.algo}"
 
     @contextmanager
     def _answers(self) -> Iterator[Answers]:
         """Open the record; RefusedMessage where this question, or a later one, was answered."""
-        instructions = self.client.instructions  # a message without valid ones leaves no file
-        with record_in(self.file, "what was answered") as answers:
-            trained, evaluated = map(int, answers.get(self.key, (0, 0)))
+        instructions = self.client.instructions
+        file = self.client.root / "privacy" / f"{self.client.name}.answered"
+        with record_in(file, "what was answered") as answers:
+            trained, evaluated = map(int, answers.get(self._key, (0, 0)))
             self._refuse_another_history(trained, instructions.run_history)
             self._refuse_if_answered(trained, evaluated, instructions.round)
             yield answers

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from client_app.data import Samples
-from client_app.training import Batches, LossTerms, Step
+from client_app.learning.data import Samples
+from client_app.learning.training import Batches, LossTerms, Step
 from protofl_common.basics.devices import seed_torch
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.grid import STEPS, longest_before_rounding, whole_noise

@@ -36,10 +36,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from client_app.answers import UntoldError
-from client_app.client import Client, open_client
 from client_app.protections.base import Protection, Query, Reply
-from client_app.state import record_in
+from client_app.site.client import Client, open_client
+from client_app.site.log import UntoldError
+from client_app.site.state import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
@@ -443,9 +443,9 @@ class SecureAggregation(Protection):
             uploaded = ", ".join(upload.entries)
             raise ValueError(f"uploaded: {uploaded}; declared for this sum: {', '.join(due)}")
 
-        samples = len(client.data.train_labels)
+        samples = len(self.work.data.train_labels)
         sites = self.sum.num_sites
-        names = sums.figure_names(settings.row.reported_losses, client.metrics)
+        names = sums.figure_names(settings.row.reported_losses, self.work.metrics)
         figures = sums.to_whole(sums.weighted_figures(reply.report, samples, names), sites)
         # ``limits`` are of what comes from the server, whose prototypes may have any length. The
         # server cannot check the length of single ones in a sum, so it is bounded here

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from client_app.client import Client
-from client_app.evaluation import Evaluation
+from client_app.learning.evaluation import Evaluation
+from client_app.learning.training import Step
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
-from client_app.training import Step
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.experiment.settings import Settings
@@ -27,9 +26,9 @@ class SmallClasses(Protection):
 
     name = "small classes"
 
-    def __init__(self, client: Client) -> None:
-        super().__init__(client)
-        self.least = client.settings.privacy.min_class_samples
+    @property
+    def least(self) -> int:
+        return self.client.settings.privacy.min_class_samples
 
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
@@ -42,7 +41,7 @@ class SmallClasses(Protection):
         the server learns sums over clients only, none of which shows a small class of this one.
         """
         if not self.client.settings.privacy.sums_only:
-            self.client.require_large_classes()
+            self.work.require_large_classes()
 
     def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
         """Drop all figures of few samples; metrics are of large classes already (`evaluate`)."""
@@ -91,7 +90,7 @@ class PaperNoise(Protection):
         if not epsilon:
             return step
         privacy = replace(settings.privacy, dp_epsilon=epsilon)
-        training, samples = settings.training, len(self.client.data.train_labels)
+        training, samples = settings.training, len(self.work.data.train_labels)
         no_tables = (0,) * settings.run.rounds
         plan = plan_of(privacy, samples, training.batch_size, training.local_epochs, no_tables, 0)
         return PrivateStep.of(step, plan)

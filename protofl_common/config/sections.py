@@ -931,6 +931,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
             f" δ = {settings['dp-delta']} for each sample of a client, of all that it sends,"
             " with noise: weights, prototypes, class moments, numbers of right predictions;"
             " not covered: numbers of samples, times of replies;"
-            " ε in a line is that of the client that the run costs most"
+            " ε ≤ in a line is planned, of the client that the run costs most; where clients tell"
+            " what their own ledgers count for this run, the largest stands beside it"
         )
     return lines

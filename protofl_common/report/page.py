@@ -177,12 +177,12 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     tiles.append((str(sum(lost.values()) - lost["late"]), "lost replies"))
     if "epsilon" in run.rows[-1]:
         delta = f"{run.settings['dp-delta']:g}"
-        tiles.append(
-            (
-                f"ε ≤ {run.rows[-1]['epsilon']:.2f}",
-                f"privacy spent by the client that it costs most, δ = {delta}",
-            )
-        )
+        planned = f"planned for the client that the run costs most, δ = {delta}"
+        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", planned))
+    told = figures.epsilon_of_ledgers(run.rows[-1])
+    if told is not None:
+        counted = "the most that a client's own ledger counts for this run"
+        tiles.append((f"ε = {told:.2f}", counted))
     return tiles
 
 

@@ -44,14 +44,23 @@ def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str
             setattr(owner, name, restored)
 
 
-def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
-    """Restore in place where possible: an optimizer may hold a reference."""
+def dictionary_in(entries: Mapping[str, Tensor], name: str) -> dict[str, Any]:
+    """Return the dictionary that the attribute ``name`` was, of tensors and dictionaries."""
+    return _tree(_inner(entries, name))
+
+
+def _inner(entries: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     prefix = f"{name}/"
-    inner = {
+    return {
         key.removeprefix(prefix): tensor
         for key, tensor in entries.items()
         if key.startswith(prefix)
     }
+
+
+def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
+    """Restore in place where possible: an optimizer may hold a reference."""
+    inner = _inner(entries, name)
     match value:
         case torch.Generator():
             value.set_state(entries[name].cpu())

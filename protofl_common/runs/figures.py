@@ -55,6 +55,23 @@ HIDDEN = (
 )
 
 
+def epsilon_of_ledgers(row: RoundRow) -> float | None:
+    """The largest ε that a client's own ledger counts for the run, None where no client tells it.
+
+    What all runs together have spent is at the client, and no server is told.
+    """
+    told = [client["epsilon"] for client in row["clients"].values() if "epsilon" in client]
+    return max(told, default=None)
+
+
+def epsilon_spent(planned: float, of_ledgers: float | None) -> str:
+    """Say which ε it is: planned for the client that the run costs most, or of clients' ledgers."""
+    text = f"ε ≤ {planned:.2f} planned"
+    if of_ledgers is not None:
+        text += f", {of_ledgers:.2f} by the clients' ledgers"
+    return text
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of texts, and how each medium shows it."""

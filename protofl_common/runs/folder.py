@@ -62,6 +62,7 @@ ClientRow = TypedDict(
         "validation-samples": NotRequired[int],
         "validation": NotRequired[dict[str, float]],
         "prototypes-of-classes": NotRequired[list[int]],
+        "epsilon": NotRequired[float],  # that the client's own ledger counts for the run
     },
 )
 
@@ -97,7 +98,7 @@ RoundRow = TypedDict(
         "metrics": NotRequired[Accuracies],
         "validation": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
-        "epsilon": NotRequired[float],
+        "epsilon": NotRequired[float],  # by the plan, of the client that the run costs most
         "bounded": NotRequired[list[str]],
         "audit": NotRequired[dict[str, str]],
         "liars": NotRequired[int],
@@ -163,7 +164,8 @@ Summary = TypedDict(
     "Summary",
     {
         "format": NotRequired[int],
-        "epsilon": NotRequired[float],
+        "epsilon": NotRequired[float],  # both as in the last row
+        "epsilon-of-ledgers": NotRequired[float],
         "algorithm": str,
         "dataset": str,
         "partition": str,

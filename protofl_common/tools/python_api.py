@@ -17,8 +17,7 @@ from io import BytesIO
 from operator import index
 from pathlib import Path
 from tempfile import mkdtemp
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -34,7 +33,7 @@ from protofl_common.data.store import cached, data_key, open_data
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
-from protofl_common.simulation.grid import simulate
+from protofl_common.simulation.grid import LocalGrid, simulate
 from protofl_common.tools.cli.run import check_settings
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
@@ -150,8 +149,11 @@ def try_method(
     algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
     """
     with_halves()
-    from client_app.client import open_client
     from client_app.introduction import card_of
+    from client_app.site.client import open_client
+    from client_app.site.workshop import open_workshop
+    from server_app.checkpoint import Checkpoint
+    from server_app.network.membership import Federation
     from server_app.strategies.base import server_half
 
     alone: dict[str, Scalar] = {
@@ -164,15 +166,18 @@ def try_method(
     config = _config(data, settings | alone)
     node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
     site = open_client(Context(1, 1, node, RecordDict(), config))
-    site.instructions = cast(Any, SimpleNamespace(round=1, counted=0, part=1.0))
-    card = card_of(site, 0, "")
     likes_settings = site.settings
-    server: Any = SimpleNamespace(settings=likes_settings, reference=card, cards={site.name: card})
-    site.settings = replace(likes_settings, hparams=own or likes_settings.hparams)
-    exchange = site.settings.exchange
+    own_settings = replace(likes_settings, hparams=own or likes_settings.hparams)
+    first_round = replace(site.instructions, round=1)
+    work = open_workshop(replace(site, settings=own_settings, instructions=first_round))
 
-    algorithm = client(site, 1)
-    algorithm.receive(server_half(likes_settings.row)(server).payload_down())
+    start = Checkpoint(config, first_round.run_history)
+    federation = Federation(LocalGrid(config, {}, 1), likes_settings, start, baseline="")
+    federation.cards[site.name] = card_of(work, 0, "")
+    exchange = likes_settings.exchange
+
+    algorithm = client(work, 1)
+    algorithm.receive(server_half(likes_settings.row)(federation).payload_down())
     upload = algorithm.upload()
     pack_payload(upload, exchange.up)  # ValueError for an entry that ``like`` does not declare
     algorithm.receive(_as_download(upload, exchange))

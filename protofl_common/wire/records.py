@@ -62,6 +62,7 @@ class Report:
     metrics: dict[str, float] = field(default_factory=dict)  # ``head/auc`` …, as set in ``metrics``
     validation_samples: int = 0
     validation: dict[str, float] = field(default_factory=dict)  # accuracies in [0, 1], metrics
+    epsilon: float | None = None  # that its ledger counts for this run; None where it does not tell
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,8 @@ def pack_report(
     for group in names:
         for key, number in getattr(report, group).items():
             record[f"{group}.{key}"] = number
+    if report.epsilon is not None:
+        record["epsilon"] = report.epsilon
     return MetricRecord(record)
 
 
@@ -285,6 +288,7 @@ def unpack_report(
     names = report_names(losses, metrics)
     counts: dict[str, int] = {}
     groups: dict[str, dict[str, float]] = {group: {} for group in names}
+    epsilon = None
     for name, value in content.metric_records["report"].items():
         if not _is_figure(value):
             raise RefusedMessage(
@@ -296,6 +300,8 @@ def unpack_report(
             groups[group][key] = value
         elif name in COUNTS and isinstance(value, int) and value >= 0:
             counts[name] = value
+        elif name == "epsilon" and value >= 0:
+            epsilon = float(value)
         else:
             raise RefusedMessage(f"a report with the odd entry {name} = {value!r}")
 
@@ -305,7 +311,7 @@ def unpack_report(
         raise RefusedMessage(f"a reply to round {counts['round']} in round {expected_round}")
     correct = {kind: int(value) for kind, value in groups["correct"].items()}
     _check_figures(counts, correct, groups["metrics"], groups["validation"])
-    return Report(**counts, **groups | {"correct": correct})  # type: ignore[arg-type]
+    return Report(**counts, **groups | {"correct": correct}, epsilon=epsilon)  # type: ignore[arg-type]
 
 
 def _is_figure(value: object) -> TypeGuard[int | float]:

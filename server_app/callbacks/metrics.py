@@ -17,7 +17,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
-from protofl_common.runs.figures import totals
+from protofl_common.runs.figures import epsilon_of_ledgers, totals
 from protofl_common.runs.folder import (
     KINDS,
     METRICS,
@@ -187,7 +187,10 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "settings": to_run_config(settings),
     }
     if "epsilon" in final:
-        return {"epsilon": final["epsilon"], **summary}
+        summary = {"epsilon": final["epsilon"], **summary}
+    told = epsilon_of_ledgers(final)
+    if told is not None:
+        summary["epsilon-of-ledgers"] = told
     return summary
 
 
@@ -215,6 +218,8 @@ def _client_row(report: Report) -> ClientRow:
         "validation-samples": report.validation_samples,
         "validation": report.validation,
     }
+    if report.epsilon is not None:
+        row["epsilon"] = report.epsilon
     return _without_empty(row)
 
 

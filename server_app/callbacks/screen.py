@@ -229,7 +229,7 @@ def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
         if kind in KINDS:
             parts.append(f"validation {kind} {_percent(accuracy['mean'])}")
     if "epsilon" in row:
-        parts.append(f"ε ≤ {row['epsilon']:.2f}")
+        parts.append(figures.epsilon_spent(row["epsilon"], figures.epsilon_of_ledgers(row)))
     up = human_bytes(row["bytes"]["up"])
     down = human_bytes(row["bytes"]["down"])
     parts.append(f"↑{up} ↓{down}")
@@ -262,7 +262,8 @@ def final_table(summary: Summary) -> str:
     down = human_bytes(summary["bytes"]["down"])
     costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
     if "epsilon" in summary:
-        costs.insert(0, f"ε ≤ {summary['epsilon']:.2f}")
+        told = summary.get("epsilon-of-ledgers")
+        costs.insert(0, figures.epsilon_spent(summary["epsilon"], told))
     costs.append(f"lost replies: {', '.join(lost) or 'none'}")
     notes.append(" · ".join(costs))
 

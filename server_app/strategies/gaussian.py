@@ -17,7 +17,6 @@ ones, of which those that take part count anew.
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import merge_weights
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy.release import count_noise
-from protofl_common.runs.attributes import restore_attributes
+from protofl_common.runs.attributes import dictionary_in
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire.payloads import template_of
 from protofl_common.wire.schema import Template
@@ -115,6 +114,4 @@ def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict,
 
 def sent_in(state: Mapping[str, Tensor]) -> Sent:
     """Return what each site sent, from the state of a checkpoint."""
-    stored = SimpleNamespace(sent={})  # Stands for the half whose attribute it was
-    restore_attributes(stored, ["sent"], state)
-    return dict(stored.sent)
+    return dictionary_in(state, "sent")

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from client_app.data import Samples
-from client_app.training import Batch, Loss, LossTerms, Step, make_optimizer, train
+from client_app.learning.data import Samples
+from client_app.learning.training import Batch, Loss, LossTerms, Step, make_optimizer, train
 from protofl_common.basics.devices import open_device
 from protofl_common.config.architectures import GROUPS
 from protofl_common.config.sections import TrainingSettings

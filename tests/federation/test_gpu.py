@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from client_app import training
+from client_app.learning import training
 from protofl_common.basics import devices
 from protofl_common.experiment.catalog import CATALOG
 from tests.support.acting import CASES, left_behind
@@ -129,7 +129,7 @@ def pretended_gpu() -> Iterator[None]:
         return make(*args, **options).to(device)
 
     with pytest.MonkeyPatch.context() as monkeypatch, Mode():
-        for room in ("client_app.client", "server_app.training"):
+        for room in ("client_app.site.workshop", "server_app.training"):
             monkeypatch.setattr(f"{room}.open_device", lambda name, precision: GPU)
         monkeypatch.setattr("torch.__future__._overwrite_module_params_on_conversion", True)
         # such tensors cannot do without gradients as `inference_mode` does

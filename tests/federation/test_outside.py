@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.training import Batch, Step
+from client_app.learning.training import Batch, Step
 from protofl_common.algorithms.base import Algorithm, Hparams
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option

@@ -17,16 +17,23 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 from torch.nn import functional
 
-from client_app import training
-from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms, client_half
+from client_app.algorithms.base import (
+    Batch,
+    ClientAlgorithm,
+    ClientView,
+    LossTerms,
+    build_half,
+)
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
 from client_app.app import app as client_app
-from client_app.client import Client
-from client_app.ledger_audit import missing_records
+from client_app.learning import training
+from client_app.learning.training import Step, make_optimizer
+from client_app.protections import protections_of
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
-from client_app.training import Step, make_optimizer
+from client_app.site import privacy_ledger
+from client_app.site.ledger_audit import missing_records
 from protofl_common.algorithms.base import Algorithm
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
@@ -171,7 +178,7 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
 
     monkeypatch.setattr(PrivateStep, "__call__", count_step)
     monkeypatch.setattr(DifferentialPrivacy, "_table_noise", count_table)
-    monkeypatch.setattr("client_app.protections.differential_privacy.class_means", None)
+    monkeypatch.setattr("client_app.learning.sample_use.class_means", None)
     # rarely, noise makes gradients so large that float32's rounding passes the bound
     without_chance(monkeypatch)
     if algo != "fedgen":  # whose loss draws samples anew
@@ -299,7 +306,7 @@ class PlainBeforeTheTable(FedProto):
 class PlainTeacher(FedAvg[Any]):
     """Learns from a model of its own, which never leaves, but was trained without noise."""
 
-    def __init__(self, client: Client, round_number: int) -> None:
+    def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.teacher = deepcopy(self.model)
 
@@ -358,15 +365,17 @@ def exact_in_place_of_noisy(monkeypatch: Patch, pays: bool) -> None:
     noisy_counts = DifferentialPrivacy.class_counts
     noisy_measure = DifferentialPrivacy.measure
 
-    def means(self: DifferentialPrivacy, features_ND: Tensor, labels_N: Tensor) -> Prototypes:
+    def means(
+        self: DifferentialPrivacy, features_ND: Tensor, labels_N: Tensor, num_classes: int
+    ) -> Prototypes:
         if pays:
-            noisy_means(self, features_ND, labels_N)
-        return class_means(features_ND, labels_N, self.client.num_classes)
+            noisy_means(self, features_ND, labels_N, num_classes)
+        return class_means(features_ND, labels_N, num_classes)
 
-    def counts(self: DifferentialPrivacy, labels_N: Tensor) -> Tensor:
+    def counts(self: DifferentialPrivacy, labels_N: Tensor, num_classes: int) -> Tensor:
         if pays:
-            noisy_counts(self, labels_N)
-        return labels_N.bincount(minlength=self.client.num_classes)
+            noisy_counts(self, labels_N, num_classes)
+        return labels_N.bincount(minlength=num_classes)
 
     def measure(
         self: DifferentialPrivacy, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor
@@ -503,7 +512,7 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
     """FedPLVM, Table 11."""
     noise: dict[str, Any] = {"dp": "none", "gradient_noise": 4.0}
     client = client_of(run_config(tmp_path, **SMALL | noise, algo="fedplvm"), 0, 2)
-    step = client_half(client.settings.row)(client, 1).step()
+    step = build_half(client, 1, protections_of(client)).step()
     assert isinstance(step, PrivateStep)
     assert client.plan is None
     assert 3.9 < step.plan.epsilon(2) <= 4
@@ -528,7 +537,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     for kind, figures in outcome.summary["accuracy"].items():
         assert lines[f"{kind}, mean"][-1] == 100 * figures["mean"]
     protected = str(protections(outcome.summary["settings"]))
-    assert "ε in a line is that of the client that the run costs most" in protected
+    assert "planned, of the client that the run costs most" in protected
 
     plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
     ledgers = list(outcome.folder.glob("clients/*/privacy.json"))
@@ -538,6 +547,25 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
         figures = [one.times for one in mechanisms if one.noise == plan.figure_noise]
         assert sum(figures) == 2 + 1
         assert epsilon(mechanisms, 1e-5) == pytest.approx(spent[-1])
+
+
+def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    """Of this run, beside the planned one, which is that of a client in every round."""
+    outcome = private(tmp_path, "fedproto", rounds=3, participation=0.5)
+    *_, final = outcome.rows
+    spent = {}
+    for site, row in final["clients"].items():
+        (ledger,) = tmp_path.rglob(f"{site}/privacy.json")
+        spent[site] = privacy_ledger.epsilon_spent(ledger, 1e-5)
+        assert row["epsilon"] == pytest.approx(spent[site])
+
+    assert min(spent.values()) < final["epsilon"]
+    largest = max(spent.values())
+    assert outcome.summary["epsilon-of-ledgers"] == pytest.approx(largest)
+    shown = f"ε ≤ {final['epsilon']:.2f} planned, {largest:.2f} by the clients' ledgers"
+    assert shown in capsys.readouterr().out
 
 
 def test_the_noise_of_two_runs_with_one_seed_differs(tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.algorithms.base import client_half
 from client_app.app import app as client_app
-from client_app.client import Client, open_client
 from client_app.protections.private_step import PrivateStep
+from client_app.site.client import open_client
+from client_app.site.workshop import Workshop, open_workshop
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.data import ClientData
 from protofl_common.experiment.settings import Settings
@@ -67,7 +68,7 @@ class Victim:
         self.run_number = 0
         self.errors = 0
         self.data = data_with(part, CANARY)
-        monkeypatch.setattr("client_app.client.open_client_data", lambda *_, **__: self.data)
+        monkeypatch.setattr("client_app.site.workshop.open_client_data", lambda *_, **__: self.data)
         self.sent = self._chosen_by_the_attacker()
 
     def _chosen_by_the_attacker(self) -> RecordDict:
@@ -89,8 +90,8 @@ class Victim:
         return pack_payload(down, self.client.settings.exchange.down)
 
     @property
-    def client(self) -> Client:
-        return open_client(self._context())
+    def client(self) -> Workshop:
+        return open_workshop(open_client(self._context()))
 
     def _context(self) -> Context:
         return Context(1, 7, {"partition-id": 0, "num-partitions": 2}, RecordDict(), self.config)
@@ -187,7 +188,7 @@ def test_nothing_that_leaves_says_more_than_epsilon_allows(
 def multiply_noise(monkeypatch: Patch, factor: float) -> None:
     """Make all noise ``factor`` times as large, and let the ledger accept it."""
     monkeypatch.setattr(
-        "client_app.protections.differential_privacy.charge", lambda *costs, **kinds: None
+        "client_app.protections.differential_privacy.charge", lambda *costs, **kinds: 0.0
     )
     planned = Settings.plan
 

@@ -173,7 +173,7 @@ def test_a_server_that_changes_the_name_of_a_run_has_no_new_budget(
     """
     config = study(tmp_path, algo="fedavg", norm="group", dp="sample")
     node = site(tmp_path)
-    monkeypatch.setattr("client_app.app.Visit._report", interrupted)
+    monkeypatch.setattr("client_app.app.make_report", interrupted)
 
     refused = []
     for number in range(20):

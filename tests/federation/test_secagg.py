@@ -8,8 +8,7 @@ import re
 import stat
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
 from threading import Thread
@@ -40,7 +39,6 @@ from protofl_common.wire.records import (
     SECAGG,
     Instructions,
     pack_by_site,
-    pack_instructions,
 )
 from protofl_common.wire.schema import RefusedMessage
 from server_app import round as server_round
@@ -748,15 +746,15 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None
 
 def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
     """It advertised keys and was lost before it shared, so its masks are in no upload."""
-    client = client_of(small_config(tmp_path), 0, CLIENTS)
+    client = client_of(small_config(tmp_path), 0, CLIENTS).client
     every = [f"site-{number}" for number in range(CLIENTS)]
-    secure_sum_of = partial(client_secagg.SecureSum, client, final=False)
 
-    def asked_for(sites: list[str]) -> RecordDict:
-        instructions = pack_instructions(Instructions(1, "run", RunHistory(client.run_id)))
-        return RecordDict({"round": instructions, **pack_by_site(dict.fromkeys(sites, b""))})
+    def sum_asked_for(sites: list[str]) -> client_secagg.SecureSum:
+        content = RecordDict({**pack_by_site(dict.fromkeys(sites, b""))})
+        instructions = Instructions(1, "run", RunHistory(client.run_id))
+        asked = replace(client, content=content, instructions=instructions)
+        return client_secagg.SecureSum(asked, final=False)
 
-    client.content = asked_for(every)
     progress = client_secagg._Progress(
         client.run_id,
         sum=2,
@@ -765,13 +763,12 @@ def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
         keys=dict.fromkeys(every, NO_KEYS),
         shares=dict.fromkeys(every[:3], bytes(2 * SHARE)),
     )
-    secure_sum_of()._write(progress)
+    sum_asked_for(every)._write(progress)
 
     with pytest.raises(RefusedMessage, match="an unmasking for 4 sites"):
-        secure_sum_of().unmask()
+        sum_asked_for(every).unmask()
 
-    client.content = asked_for(every[:3])
-    assert {*secure_sum_of().unmask()[SECAGG]} == {*every[:3]}
+    assert {*sum_asked_for(every[:3]).unmask()[SECAGG]} == {*every[:3]}
 
 
 @pytest.mark.parametrize("during", ["mask", "_remember"])

@@ -18,7 +18,7 @@ from weakref import ref
 import pytest
 
 import client_app.app
-from client_app.app import Visit
+from client_app.algorithms.base import ClientAlgorithm
 from protofl_common.simulation import grid, machine
 from protofl_common.simulation.grid import attempt, simulate
 from protofl_common.simulation.machine import CPUS, GPUS, visible_gpus, workers_for
@@ -66,12 +66,12 @@ def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: P
 def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    fit = Visit.fit
+    fit = client_app.app.fit
 
-    def dying(visit: Visit) -> dict[str, float]:
-        if visit.client.node.partition == 1 and visit.client.instructions.round == 2:
+    def dying(algorithm: ClientAlgorithm[Any]) -> dict[str, float]:
+        if algorithm.client.name == "site-1" and algorithm.round == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return fit(visit)
+        return fit(algorithm)
 
     settings: dict[str, Any] = {"algo": "fedproto", "models": "cnn4"}
     whole = results(tmp_path / "whole", 2, **settings)
@@ -79,7 +79,7 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
         process.kill()
     pool.cache_clear()
 
-    monkeypatch.setattr(Visit, "fit", dying)
+    monkeypatch.setattr("client_app.app.fit", dying)
     with pytest.raises(OSError, match="a process that simulates clients has died"):
         results(tmp_path / "cut", 2, **settings)
     monkeypatch.undo()

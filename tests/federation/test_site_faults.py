@@ -66,7 +66,7 @@ def fill_the_disk(three: Three, patch: Patch) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(descriptor)
 
-    patch.setattr("client_app.audit.os.fsync", full)
+    patch.setattr("client_app.site.audit.os.fsync", full)
 
 
 def fill_the_cache(three: Three, patch: Patch) -> None:

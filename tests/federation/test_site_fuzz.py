@@ -30,7 +30,7 @@ from PIL import Image
 import client_app.app
 from client_app import answers
 from client_app.answers import OPEN_ERRORS, reason_of
-from client_app.state import StateFolder
+from client_app.site.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import keys_of
 from protofl_common.config.sections import SECTIONS

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client_app.answers import reason_of
-from client_app.client import Client, open_client
-from client_app.privacy_ledger import ledgers_of
 from client_app.protections.differential_privacy import charge
-from client_app.state import StateFolder
+from client_app.site.client import Client, open_client
+from client_app.site.privacy_ledger import ledgers_of
+from client_app.site.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError, flatten
 from protofl_common.experiment import catalog as plugins
@@ -42,7 +42,14 @@ from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_car
 from server_app.network.admission import FederationError, check_fit
 from tests.support.attacks import interrupted
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, refusal, run_config, run_federation, settings_of
+from tests.support.harness import (
+    LocalGrid,
+    client_of,
+    refusal,
+    run_config,
+    run_federation,
+    settings_of,
+)
 from tests.support.sites import images, named
 
 SITE: dict[str, Any] = {"site-name": "north"}
@@ -533,7 +540,7 @@ def table_of_200_rows(folder: Path) -> dict[str, Any]:
 
 def parts_of(node: dict[str, Any], config: dict[str, Any]) -> dict[str, np.ndarray]:
     """A client's samples, by part."""
-    data = open_client(Context(1, 7, node, RecordDict(), config)).data
+    data = client_of(config, **node).data
     names = ("train_inputs", "train_labels", "test_inputs", "test_labels", "validation_inputs")
     return {name: np.asarray(getattr(data, name)) for name in names}
 
@@ -817,7 +824,7 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
 
     grid = LocalGrid(config, {7: node}, run_id=5)  # the site was started again
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.client.open_client_data", None)  # it reads no data
+        patch.setattr("client_app.site.workshop.open_client_data", None)  # it reads no data
         assert "has had the reply to round 3" in refused(grid, train, 2)
     assert refused(grid, evaluate, 3) == ""
     for kind in (train, evaluate):
@@ -878,10 +885,10 @@ def test_an_error_is_an_answer_and_an_interruption_none(
     grid = LocalGrid(run_config(tmp_path, **DIGITS), {7: sharing(tmp_path)}, run_id=5)
 
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.app.Visit._report", interrupted)
+        patch.setattr("client_app.app.make_report", interrupted)
         with pytest.raises(KeyboardInterrupt):
             refused(grid, kind, 1)
-        patch.setattr("client_app.app.Visit.evaluate", lambda *_: 1 / 0)
+        patch.setattr("client_app.app.evaluate_model", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in refused(grid, kind, 1)
 
     assert "this Flower run has had the reply to" in refused(grid, kind, 1)

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
 import server_app.protections.secure_sum as server_secagg
-from client_app import audit, consent
-from client_app.client import open_client
-from client_app.state import StateError, StateFolder
+from client_app.site import audit, consent
+from client_app.site.client import open_client
+from client_app.site.state import StateError, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG

@@ -11,8 +11,10 @@ import pytest
 import torch
 from flwr.app import MessageType
 
-from client_app.app import Visit
-from client_app.evaluation import Evaluation
+from client_app.algorithms.base import ClientAlgorithm
+from client_app.app import evaluate_model
+from client_app.learning.evaluation import Evaluation
+from client_app.site.workshop import Workshop
 from client_app.trained_model import EvaluatedModel
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
@@ -170,17 +172,15 @@ def test_validation_data_decide(
     algo: str, scripted: tuple[int, ...], tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
     """On planted data, and with planted numbers of right predictions."""
-    evaluate = Visit.evaluate
 
-    def evaluate_as_planted(self: Visit) -> EvaluatedModel:
+    def evaluate_as_planted(work: Workshop, algorithm: ClientAlgorithm[Any]) -> EvaluatedModel:
         correct = {}
-        if len(self.client.validation_set):
-            correct["head"] = scripted[self.algorithm.round - 1]
-        self.evaluated = replace(evaluate(self), validated=Evaluation(correct))
-        return self.evaluated
+        if len(work.validation_set):
+            correct["head"] = scripted[algorithm.round - 1]
+        return replace(evaluate_model(work, algorithm), validated=Evaluation(correct))
 
     if scripted:
-        monkeypatch.setattr(Visit, "evaluate", evaluate_as_planted)
+        monkeypatch.setattr("client_app.app.evaluate_model", evaluate_as_planted)
 
     # all rounds: the best on validation data is not the best on test data
     whole = run_federation(*planted(tmp_path / "whole", algo=algo))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from flwr.app import Context, Error, Message, MessageType, RecordDict
 
-from client_app.client import Client, open_client
+from client_app.site.client import open_client
+from client_app.site.workshop import Workshop, open_workshop
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import is_site
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -206,7 +207,9 @@ def run_federation(
     return Outcome(summary.parent, grid)
 
 
-def client_of(config: dict[str, Any], partition: int = 0, clients: int = 3, **node: Any) -> Client:
-    """A client of a run as it is opened for a message, simulated unless a node config is given."""
+def client_of(
+    config: dict[str, Any], partition: int = 0, clients: int = 3, **node: Any
+) -> Workshop:
+    """A client of a run with its data and model, simulated unless a node config is given."""
     facts = node or {"partition-id": partition, "num-partitions": clients}
-    return open_client(Context(RUN_ID, 7, facts, RecordDict(), config))
+    return open_workshop(open_client(Context(RUN_ID, 7, facts, RecordDict(), config)))

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor, nn
 
-from client_app.data import Samples
+from client_app.learning.data import Samples
 from protofl_common.config.sections import PrivacySettings, TrainingSettings
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.build import build_model

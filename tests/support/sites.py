@@ -7,7 +7,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from PIL import Image
 
-from client_app.consent import site_key
+from client_app.site.consent import site_key
 from protofl_common.experiment.study import key_as_text, signed_part
 from protofl_common.tools.findings import Finding
 from protofl_common.tools.site.check import findings

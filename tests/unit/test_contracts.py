@@ -93,9 +93,9 @@ def test_twins_point_to_each_other_and_stay_short(algo: str) -> None:
 
 @pytest.mark.parametrize(("path", "reason"), [
     ("no_such_module:Nothing", "ModuleNotFoundError"),
-    ("client_app.client:Nothing", "AttributeError"),
-    ("client_app.client:Client", "Client is no subclass of ClientAlgorithm"),
-    ("client_app.client", "is no subclass|AttributeError|ValueError"),
+    ("client_app.site.client:Nothing", "AttributeError"),
+    ("client_app.site.client:Client", "Client is no subclass of ClientAlgorithm"),
+    ("client_app.site.client", "is no subclass|AttributeError|ValueError"),
 ])  # fmt: skip
 def test_a_row_that_names_no_half_is_refused(path: str, reason: str) -> None:
     with pytest.raises(SettingsError, match=reason):
@@ -161,6 +161,18 @@ def test_no_file_imports_one_that_imports_it() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the files of a circle
 
 
+@pytest.mark.parametrize("package", ["client_app"])
+def test_no_folder_imports_one_that_imports_it(package: str) -> None:
+    folders = {module_of(path): str(path.parent) for path in files_of(package)}
+    graph: dict[str, set[str]] = {}
+    for path in files_of(package):
+        imported = {folders[name] for name in modules_in(path) & folders.keys()}
+        graph.setdefault(str(path.parent), set()).update(imported - {str(path.parent)})
+
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the folders of a circle
+    assert graph[str(ROOT / package / "learning")] == set(), "it is the lowest"
+
+
 DATA_LIBRARIES = ("datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL")
 HEAVY = {
     "protofl_common.config.architectures": ("torch",),
@@ -191,7 +203,7 @@ def test_there_is_one_training_loop() -> None:
     for path in files_of("client_app"):
         if GRADIENTS.search(path.read_text("utf-8")):
             loops.add(str(path.relative_to(client_app)))
-    assert loops == {"training.py", *OWN_RULE}
+    assert loops == {"learning/training.py", *OWN_RULE}
 
 
 @pytest.mark.parametrize(("line", "takes_gradients"), [

@@ -32,9 +32,9 @@ from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
-from client_app.audit import AuditError
-from client_app.consent import APPROVED, DENIED, FOLDER, KEY_FILE, site_key
-from client_app.state import LedgerError, StateError
+from client_app.site.audit import AuditError
+from client_app.site.consent import APPROVED, DENIED, FOLDER, KEY_FILE, site_key
+from client_app.site.state import LedgerError, StateError
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import key_as_text

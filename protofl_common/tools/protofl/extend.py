@@ -7,10 +7,9 @@ from protofl_common.experiment.settings import with_halves
 
 with_halves()
 
-from client_app.algorithms.base import ClientAlgorithm  # noqa: E402
+from client_app.algorithms.base import ClientAlgorithm, ClientView  # noqa: E402
 from client_app.algorithms.fedavg import FedAvg as FedAvgClient  # noqa: E402
-from client_app.client import Client  # noqa: E402
-from client_app.training import Batch, LossTerms, Step  # noqa: E402
+from client_app.learning.training import Batch, LossTerms, Step  # noqa: E402
 from protofl_common.algorithms.base import Algorithm, Hparams  # noqa: E402
 from protofl_common.config.options import option  # noqa: E402
 from protofl_common.maths.prototypes import Prototypes, by_class, class_means  # noqa: E402
@@ -23,8 +22,8 @@ from server_app.strategies.fedavg import FedAvg as FedAvgServer  # noqa: E402
 __all__ = [
     "Algorithm",
     "Batch",
-    "Client",
     "ClientAlgorithm",
+    "ClientView",
     "Counts",
     "Exchange",
     "FedAvgClient",

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import ssh_key_fingerprint
 
-from client_app import audit
-from client_app.consent import (
+from client_app.site import audit
+from client_app.site.consent import (
     APPROVED,
     FOLDER,
     Request,

@@ -66,9 +66,9 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``."""
-    from client_app.consent import unknown_site
-    from client_app.ledger_audit import missing_records
-    from client_app.privacy_ledger import epsilon_spent
+    from client_app.site.consent import unknown_site
+    from client_app.site.ledger_audit import missing_records
+    from client_app.site.privacy_ledger import epsilon_spent
 
     states, _ = site_folders(node)
     lost = missing_records(states, site_name(node)) or unknown_site(node)

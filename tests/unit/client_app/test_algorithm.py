@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.data import Samples
-from client_app.evaluation import Evaluation, evaluate
-from client_app.training import FusedStep, Step
+from client_app.learning.data import Samples
+from client_app.learning.evaluation import Evaluation, evaluate
+from client_app.learning.training import FusedStep, Step
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model

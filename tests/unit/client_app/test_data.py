@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from client_app.data import Augment, Samples, rotated, split_unlabelled, to_device
-from client_app.training import shuffled_batches
+from client_app.learning.data import Augment, Samples, rotated, split_unlabelled, to_device
+from client_app.learning.training import shuffled_batches
 from protofl_common.config.options import SettingsError
 from protofl_common.data import ClientData
 from protofl_common.data.raw import normalised, statistics

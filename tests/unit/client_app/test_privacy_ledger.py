@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from client_app.privacy_ledger import (
+from client_app.site.privacy_ledger import (
     charges_in,
     epsilon_spent,
     read_ledger,
@@ -13,7 +13,7 @@ from client_app.privacy_ledger import (
     spent_by,
     write_ledger,
 )
-from client_app.state import LedgerError
+from client_app.site.state import LedgerError
 from protofl_common.privacy.plan import Mechanism, epsilon
 
 STEPS, TABLE = (0.1, 2.0), (1.0, 5.0)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from client_app.learning.training import Batch, LossTerms
 from client_app.protections.private_step import PrivateStep
-from client_app.training import Batch, LossTerms
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.grid import STEPS
 from protofl_common.privacy.plan import plan_of

@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional
 
 from client_app import protections
-from client_app.data import Samples
+from client_app.learning.data import Samples
+from client_app.learning.training import Batch, LossTerms, train
 from client_app.protections import PROTECTIONS, names, protections_of
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
-from client_app.training import Batch, LossTerms, train
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import with_group_norm
@@ -50,7 +50,7 @@ def test_protections_follow_from_settings_and_node(
     node: Any, settings: Any, wanted: Any, tmp_path: Path
 ) -> None:
     client = client_of(run_config(tmp_path, algo="fedproto", **settings), **node)
-    assert [protection.name for protection in protections_of(client)] == wanted
+    assert [protection.name for protection in protections_of(client).in_order] == wanted
 
 
 def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
-from client_app.training import Batch, LossTerms
+from client_app.learning.training import Batch, LossTerms
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from client_app.training import (
+from client_app.learning.training import (
     Batch,
     FusedStep,
     Loss,
@@ -288,8 +288,8 @@ OF_STORED_INPUTS = """
 import re, resource, sys
 from pathlib import Path
 import torch
-from client_app.data import to_device
-from client_app.training import Step, make_optimizer, train
+from client_app.learning.data import to_device
+from client_app.learning.training import Step, make_optimizer, train
 from protofl_common.data import clients, open_client_data
 from protofl_common.models.split import SplitModel
 from protofl_common.experiment.settings import Settings, default_run_config

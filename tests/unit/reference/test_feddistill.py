@@ -11,7 +11,7 @@ import torch
 from flwr.app import MessageType, RecordDict
 
 from client_app.algorithms.feddistill import FedDistill
-from client_app.training import Batch
+from client_app.learning.training import Batch
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import client_of, run_config

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 from client_app.algorithms.fedpcl import FedPCL
-from client_app.training import Batch
+from client_app.learning.training import Batch
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload

@@ -10,7 +10,7 @@ from finch import FINCH
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import client_half
-from client_app.training import Batch
+from client_app.learning.training import Batch
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes

@@ -31,7 +31,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supernode import start_client_internal as supernode
 from flwr.supernode.runtime import run_clientapp
 
-from client_app.audit import append
+from client_app.site.audit import append
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import NODE_KEYS, permission_problems

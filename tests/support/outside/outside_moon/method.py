@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from client_app.algorithms.base import ClientView as Client
 from client_app.algorithms.fedavg import FedAvg
-from client_app.client import Client
-from client_app.training import Batch, LossTerms
+from client_app.learning.training import Batch, LossTerms
 from protofl_common.algorithms.base import Algorithm, Hparams
 from protofl_common.config.options import option
 from protofl_common.wire.payloads import Payload

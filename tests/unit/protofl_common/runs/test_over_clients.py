@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from client_app.algorithms.fedavg import FedAvg
-from client_app.evaluation import _finite
+from client_app.learning.evaluation import _finite
 from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow

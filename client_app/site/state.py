@@ -101,8 +101,7 @@ class StateFolder:
         self.is_site = is_site
         self.use = use
 
-    @property
-    def beginning(self) -> str:
+    def describe_beginning(self) -> str:
         """Say how this Flower run begins, for the log of a site: anew, or after which round.
 
         It also names the folders that earlier Flower runs of the same run name have left beside.
@@ -173,7 +172,7 @@ class StateFolder:
         missing = f"{file}, its state after round {counted}, is missing; {there}"
         raise LostStateError(f"{self.folder.name}: {missing}. {LOST}")
 
-    def uncounted(self, before: int) -> Path | None:
+    def find_uncounted_state(self, before: int) -> Path | None:
         """Find a state of an earlier round for this use, in the folder of a run of any name.
 
         It is of a Flower run in the history, which nevertheless counts no round of it: this is for

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from client_app.client import Client
-from client_app.state import LedgerError
+from client_app.site.client import Client
+from client_app.site.state import LedgerError
 from protofl_common.basics.files import digest, write_text
 from protofl_common.privacy.plan import Mechanism, epsilon
 

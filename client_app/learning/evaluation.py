@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.data import Samples
+from client_app.learning.data import Samples
 from protofl_common.maths.prototypes import Prototypes, class_scores, distances
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.release import tested_classes

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from client_app.data import Samples
+from client_app.learning.data import Samples
 from protofl_common.basics.devices import seed_torch
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.experiment.settings import Settings

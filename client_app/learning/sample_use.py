@@ -1,0 +1,45 @@
+"""How a half uses samples for what leaves: freely, unless a protection counts it."""
+
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+from torch import Tensor, nn
+
+from client_app.learning.training import Step
+from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.maths.prototypes import Prototypes, class_means
+from protofl_common.wire.payloads import Payload
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SampleUse:
+    """The trainings and tables of one message, in calling order; here none is refused or changed.
+
+    A table is made of all training samples, by class, to be sent.
+    """
+
+    def begin(self, modules: Iterable[nn.Module]) -> None:
+        """Note the modules of a half as it has received them."""
+
+    def begin_training(self, step: Step, as_charged: bool) -> None:
+        """Note a training, ``as_charged`` if its epochs, batches and samples are the settings'."""
+
+    def class_means(self, features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
+        return class_means(features_ND, labels_N, num_classes)
+
+    def class_counts(self, labels_N: Tensor, num_classes: int) -> Tensor:
+        """[C] int64: the samples of each class."""
+        return labels_N.bincount(minlength=num_classes)
+
+    def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor) -> None:
+        """Set ``moments`` to those of the samples."""
+        moments.measure(features_NF, labels_N)
+
+    def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
+        """Return ``function(*inputs)``, which may leave if its inputs may."""
+        return function(*inputs, **named)
+
+    def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
+        """Check what a round has made of the modules, and what the half would send."""

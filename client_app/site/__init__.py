@@ -1,0 +1,1 @@
+"""The client as its operator knows it: who it is, its data and model, its files, what it keeps."""

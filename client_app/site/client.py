@@ -1,0 +1,185 @@
+"""Who answers a message, and what it is asked: facts, of which nothing happens by itself."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from flwr.app import Context, Message, MessageType, RecordDict
+
+from client_app.site.consent import check_consent, site_key
+from client_app.site.state import StateFolder
+from protofl_common.basics.files import digest
+from protofl_common.basics.run_history import RunHistory
+from protofl_common.basics.seeding import derive_seed
+from protofl_common.basics.text import names_in
+from protofl_common.config.python_names import allow
+from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
+from protofl_common.experiment.settings import Settings, baseline_config, digest_of
+from protofl_common.experiment.study import Study, about_site
+from protofl_common.wire.records import (
+    Instructions,
+    check_settings,
+    unpack_baseline,
+    unpack_counted,
+    unpack_instructions,
+)
+from protofl_common.wire.schema import RefusedMessage
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Client:
+    """One client, for the message that it answers: `open_client` makes one for each.
+
+    Its data, its device and its model are in its `Workshop`.
+    """
+
+    settings: Settings  # the run's, or those of the baseline that the message is about
+    node: NodeConfig
+    run_id: int
+    site_folder: Path  # of its key, its approvals and its audit log
+    arch: str
+    content: RecordDict  # of the message
+    trains_now: bool  # the message asks for training
+    instructions: Instructions  # of round 0 in its introduction, which comes before all rounds
+    study: Study | None = None  # in which this site takes part now; None for a simulated client
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    @property
+    def evaluates(self) -> bool:
+        """True where the run's settings plan an evaluation for this message.
+
+        No server may ask for another.
+        """
+        return not self.trains_now or self.settings.evaluates(self.instructions.round)
+
+    @property
+    def reports_failed_training(self) -> bool:
+        """True where the server may know that a training failed; in a sum, a site hides it."""
+        return not (self.settings.privacy.sums_only and self.node.is_site)
+
+    def seed_for(self, purpose: str, *more: str | int) -> int:
+        """Return the seed of its draws for one purpose, such as ``"train"`` and a round."""
+        return derive_seed(self.settings.run.seed, purpose, self.name, *more)
+
+    # -- its files -----------------------------------------------------------------------------
+    @property
+    def root(self) -> Path:
+        """``state-dir``, the folder of what never leaves; no server chooses it.
+
+        In simulation it is ``out-dir``.
+        """
+        return Path(self.settings.machine.state_dir or self.settings.run.out_dir).expanduser()
+
+    def own_file(self, run_name: str, name: str) -> Path:
+        """Return a file of this client in the run that the server calls so.
+
+        A site's may need a safer name.
+        """
+        return self.root / run_name / "clients" / self.name / name
+
+    @cached_property
+    def states(self) -> StateFolder:
+        """The folder of this client's state: at a real site, every study has one of its own."""
+        settings = self.settings
+        use = f"{settings.run.algo} ({digest(repr(settings.exchange))})"
+        if settings.privacy.dp != "none":
+            use += ", with differential privacy"
+        if self.study and self.study.name:
+            use += f", in the {self.study}"
+
+        run_history = self.instructions.run_history
+        run_folder = self.instructions.run_name
+        if self.node.is_site:  # names of runs may meet
+            run_folder += f"-{run_history.first}"
+        folder = self.root / run_folder / "clients"
+        return StateFolder(folder, self.name, run_history, is_site=self.node.is_site, use=use)
+
+    def signature(self, purpose: str) -> bytes:
+        """Return the signature with this site's key, where the study names it; else b""."""
+        if self.study is None or not self.settings.named_sites:
+            return b""
+        about = about_site(self.settings.study, self.name, self.run_id, purpose)
+        return site_key(self.site_folder).sign(about)
+
+
+def open_client(context: Context, message: Message | None = None) -> Client:
+    """Return the client that answers a message, once its operator has agreed to the run.
+
+    RefusedMessage, SettingsError or StateError where it does not answer. Without a message nobody
+    is asked.
+    """
+    kind = message.metadata.message_type if message else ""
+    content = message.content if message else RecordDict()
+    if kind.endswith(".default"):  # Flower gives it to the same handler; no check below knows it
+        raise RefusedMessage(f"a message of the kind {kind!r}")
+    settings = _read_settings(context, content)
+    node = NodeConfig.of(context.node_config)
+    introduces_itself = kind == MessageType.QUERY
+    if introduces_itself:  # before its operator is asked about settings the server does not have
+        check_settings(content, digest_of(settings.given))
+    study = None
+    if message and node.is_site:
+        study = check_consent(
+            context.run_config,
+            context.run_id,
+            context.node_config,
+            approves=node.approves,
+            counts=not introduces_itself,
+        )
+    instructions = Instructions(0, "", RunHistory(context.run_id))
+    if message and not introduces_itself:
+        instructions = _read_instructions(content, settings, context.run_id, node.name)
+    are_alike = settings.exchange.needs_one_architecture
+    return Client(
+        settings=settings,
+        node=node,
+        run_id=context.run_id,
+        site_folder=site_folder(context.node_config),
+        arch=settings.architecture(0 if are_alike else node.partition, settings.model.arch),
+        content=content,
+        trains_now=kind == MessageType.TRAIN,
+        instructions=instructions,
+        study=study,
+    )
+
+
+def _read_settings(context: Context, content: RecordDict) -> Settings:
+    """Read the settings of the run, or of the baseline that a message is about.
+
+    The modules that they name may be imported then; at a site, those that its node config names.
+    """
+    run_config = context.run_config
+    node = context.node_config
+    baseline = unpack_baseline(content)
+    allow_named(node if is_site(node) else run_config)
+    allow(names_in(node.get("allow-python")))
+    settings = Settings.from_run_config(run_config, node)
+    if not baseline:
+        return settings
+    if baseline not in settings.baselines:
+        raise RefusedMessage(f"baseline is {baseline!r}, which the run's settings do not name")
+    return Settings.from_run_config(baseline_config(run_config, baseline), node)
+
+
+def _read_instructions(
+    content: RecordDict, settings: Settings, run_id: int, name: str
+) -> Instructions:
+    """Read what the message asks for.
+
+    RefusedMessage for another Flower run, and for a round that it does not have.
+    """
+    instructions = unpack_instructions(content)
+    number = instructions.round
+    rounds = settings.run.rounds
+    if not 1 <= number <= rounds:
+        raise RefusedMessage(f"round.round is {number} in a run of {rounds} rounds")
+    run_history = instructions.run_history
+    if run_history.run_id != run_id:
+        other = f"round.run_history is {run_history.text!r}"
+        raise RefusedMessage(f"{other} in the Flower run {run_id}")
+    if settings.privacy.secagg:
+        return replace(instructions, counted=unpack_counted(content, name))
+    return instructions

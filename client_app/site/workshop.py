@@ -1,0 +1,271 @@
+"""A client's data, device and model, read when they are asked for."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from client_app.learning.data import Samples, augment_of, split_unlabelled, to_device
+from client_app.site.client import Client
+from client_app.site.log import log
+from protofl_common.backbones.features import cached_features, feature_widths
+from protofl_common.basics.devices import open_device
+from protofl_common.basics.files import cache_folder
+from protofl_common.config.datasets import is_own
+from protofl_common.config.options import SettingsError
+from protofl_common.data import ClientData, open_client_data
+from protofl_common.data.raw import StoredRows
+from protofl_common.models.build import initial_model
+from protofl_common.models.split import SplitModel
+from protofl_common.privacy import release
+from protofl_common.privacy.plan import Plan
+from protofl_common.runs.evaluation_metrics import declared_metrics
+from protofl_common.wire.schema import Limits, Template
+
+FEWEST_CLIENTS = 10
+"""A site assumes so many at least: node config and run may leave open how many there are."""
+OWN_SEED = 0
+"""The seed with which a site divides data of its own: no run draws another division."""
+
+
+class Workshop:
+    """What a client works with; its half of the algorithm sees it as a `ClientView`."""
+
+    def __init__(self, client: Client, device: torch.device) -> None:
+        self.client = client
+        self.device = device
+        self.settings = client.settings
+        self.name = client.name
+        self.arch = client.arch
+        self.instructions = client.instructions
+        self.reports_failed_training = client.reports_failed_training
+        self.seed_for = client.seed_for
+        self._samples: dict[str, Samples] = {}  # by part of the data, once it is loaded
+
+    # -- data ----------------------------------------------------------------------------------
+    @cached_property
+    def data(self) -> ClientData:
+        """This client's share of the data, as it is stored; ``image-noise`` is in its images.
+
+        The noise is in training images alone. SettingsError for data that do not fit the settings.
+        """
+        settings = self.settings
+        has_own_data = self.client.node.has_own_data
+        data = open_client_data(
+            settings.data,
+            seed=OWN_SEED if has_own_data else settings.run.seed,
+            partition=self.client.node.partition,
+            num_partitions=max(1, self.client.node.num_partitions),
+            domain=self.client.node.domain,
+            # a scale of one's own would tell of one's samples
+            shared_scale=settings.privacy.dp != "none",
+        )
+        if has_own_data:
+            data = self._protected(data)
+        augment_of(settings.training.augment, data, self.device)  # refuses what are no images
+        noise = settings.noise.image_noise
+        if noise == "none":
+            return data
+        images = np.asarray(data.train_inputs)
+        seed = self.seed_for("image-noise")
+        return replace(data, train_inputs=release.noised_images(images, noise, seed))
+
+    def _protected(self, data: ClientData) -> ClientData:
+        """Return a site's own data as messages may tell of them.
+
+        SettingsError for classes that neither the node config nor the run names: names of folders
+        or the values of a column may be anything, so only this site's own log has them.
+        """
+        settings = self.settings
+        has_dp = settings.privacy.dp != "none"
+        least = settings.privacy.min_class_samples
+        if is_own(settings.data.dataset) and not settings.data.classes:
+            names = f'classes="{",".join(data.classes)}"'
+            log("WARNING", f"if these names may leave this site, add {names} to its node config")
+            many = f"this site's data have {len(data.classes)} classes that nobody named"
+            cure = "set classes, in label order, in its node config, or in the run"
+            raise SettingsError(f"classes = '': {many}; {cure}")
+        if has_dp and data.mean:
+            return with_public_scale(data)
+        if least > 1 and not has_dp:  # noise would not cover which classes are small
+            return without_rare_tests(data, least)
+        return data
+
+    def load_data(self) -> None:
+        """Read the samples that the answer to this message uses."""
+        if self.client.evaluates:
+            self._load("test")
+            self._load("validation")
+        if self.client.trains_now:
+            self._load("train")
+
+    @property
+    def train_set(self) -> Samples:
+        """Training inputs, or their features, and labels on the device; so are the other sets."""
+        return self._load("train")
+
+    @property
+    def test_set(self) -> Samples:
+        return self._load("test")
+
+    @property
+    def validation_set(self) -> Samples:
+        return self._load("validation")
+
+    def _load(self, part: str) -> Samples:
+        """Read the samples of a part of the data, if they are not read yet."""
+        if part in self._samples:
+            return self._samples[part]
+        inputs = getattr(self.data, f"{part}_inputs")
+        labels = getattr(self.data, f"{part}_labels")
+        samples = self._on_device(inputs, labels)
+        if part == "train":
+            augment = augment_of(self.settings.training.augment, self.data, self.device)
+            samples = replace(samples, augment=augment)
+        self._samples[part] = samples
+        return samples
+
+    def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
+        backbones = self.settings.backbones
+        if not backbones:
+            return to_device(inputs, labels, self.data, self.device)
+        cache = cache_folder(self.settings.data.cache_dir)
+        key = f"{self.settings.data.dataset}-{self.name}"
+        features_NF = cached_features(np.asarray(inputs), backbones, self.device, cache, key)
+        labels_N = torch.from_numpy(labels.astype(np.int64))
+        return split_unlabelled(features_NF.to(self.device), labels_N.to(self.device))
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of a sample of `train_set`: the input's own, or the number of features.
+
+        Features are those of the frozen backbones.
+        """
+        if self.settings.backbones:
+            return (sum(feature_widths(self.settings.backbones)),)
+        return tuple(self.data.train_inputs.shape[1:])
+
+    @cached_property
+    def model(self) -> SplitModel:
+        owner = "global" if self.settings.starts_alike else self.name
+        return self.new_model(self.arch, owner)
+
+    def new_model(self, arch: str, owner: str) -> SplitModel:
+        """Return a model with the first weights of ``owner``: everybody's are ``"global"``."""
+        settings = self.settings
+        seed = settings.run.seed
+        model = initial_model(arch, self.input_shape, self.num_classes, settings.model, seed, owner)
+        return model if self.device.type == "cpu" else model.to(self.device)
+
+    @property
+    def is_new(self) -> bool:
+        """True for a simulated client that trains in no round (``new-clients``, ``new-domain``)."""
+        drawn = self.settings.new_clients(self.client.node.num_partitions)
+        new_domain = self.settings.federation.new_domain or None
+        return self.client.node.partition in drawn or self.data.domain == new_domain
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.data.classes)
+
+    def limits(self, weights: Mapping[str, Template]) -> Limits:
+        """Return the limits of a payload from the server.
+
+        ``weights`` has the arrays of each declared entry of weights. The server may hand on all
+        prototypes that clients sent.
+        """
+        settings = self.settings
+        num_partitions = self.client.node.num_partitions
+        clients = max(FEWEST_CLIENTS, num_partitions, settings.federation.num_clients)
+        return Limits(
+            self.num_classes,
+            settings.model.feature_dim,
+            weights=weights,
+            max_per_class=clients * settings.bounds.max_prototypes_per_class,
+        )
+
+    @property
+    def metrics(self) -> set[str]:
+        return declared_metrics(self.settings.reported_metrics, self.num_classes)
+
+    # -- what may leave ------------------------------------------------------------------------
+    @cached_property
+    def plan(self) -> Plan | None:
+        """How what this site sends is made private; None where it is not."""
+        return self.settings.plan(len(self.data.train_labels))
+
+    @property
+    def stated_samples(self) -> int:
+        """Its training samples, as it tells them: 0 if they are only in a sum."""
+        stated = release.stated_samples(self.data.train_labels, self.settings.privacy)
+        return 0 if self.settings.hides_samples else stated
+
+    @cached_property
+    def large_classes(self) -> torch.Tensor:
+        """Labels of the classes with ``min-class-samples`` training samples, on the CPU."""
+        least = self.settings.privacy.min_class_samples
+        return torch.from_numpy(release.large_classes(self.data.train_labels, least))
+
+    def require_large_classes(self) -> None:
+        """SettingsError where no class is large; noise hides which classes this client has."""
+        if self.plan is None and not len(self.large_classes):
+            least = self.settings.privacy.min_class_samples
+            lacks = "this client has no class of as many training samples"
+            raise SettingsError(f"min-class-samples = {least}: {lacks}")
+
+    @property
+    def classes_present(self) -> tuple[int, ...]:
+        """Labels of its large classes, as prototypes or label counts will show them."""
+        if self.plan is not None:
+            return tuple(range(self.num_classes))  # which of them it has shows with noise only
+        return tuple(self.large_classes.tolist())
+
+
+def open_workshop(client: Client) -> Workshop:
+    """Open the device, and set the number of PyTorch's threads in this process.
+
+    SettingsError where the device is not usable.
+    """
+    machine = client.settings.machine
+    device = open_device(machine.device, machine.precision)
+    if machine.threads:
+        torch.set_num_threads(min(machine.threads, os.cpu_count() or 1))
+    return Workshop(client, device)
+
+
+def with_public_scale(data: ClientData) -> ClientData:
+    """Return the data with a mean and deviation by channel or feature that no sample changes.
+
+    The data's own are made of every sample: whoever changes one changes what the model is given of
+    all others, which differential privacy does not cover. Images are centred; numbers stay as they
+    are, so their owner scales them by limits that are known without the data.
+    """
+    are_images = data.train_inputs.dtype == np.uint8
+    mean, deviation = (0.5, 0.25) if are_images else (0.0, 1.0)
+    width = len(data.mean)
+    return replace(data, mean=(mean,) * width, std=(deviation,) * width)
+
+
+def without_rare_tests(data: ClientData, least: int) -> ClientData:
+    """Return the data without test and validation samples of small classes.
+
+    A class is small with fewer than ``least`` samples there, or to train on. A server could else
+    count them: it chooses what is evaluated, such as weights that take each sample for one of them.
+    """
+    large = release.large_classes(data.train_labels, least)
+    changes: dict[str, Any] = {}
+    found = data.found
+    for part in ("test", "validation"):
+        inputs = getattr(data, f"{part}_inputs")
+        labels = getattr(data, f"{part}_labels")
+        kept_classes = np.intersect1d(large, release.large_classes(labels, least))
+        rows = np.flatnonzero(np.isin(labels, kept_classes))
+        if len(rows) < len(labels):
+            changes[f"{part}_inputs"] = StoredRows(inputs, rows)
+            changes[f"{part}_labels"] = labels[rows]
+            found -= len(labels) - len(rows)
+    return replace(data, found=found, **changes)
