@@ -34,7 +34,7 @@ from server_app.network.flower_compat import (
     push_each,
 )
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import Records, RoundResult
+from server_app.replies import Exchanged, Records
 
 LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
@@ -88,7 +88,7 @@ class MessageExchange:
         self._deaths: Counter[str] = Counter()  # Site -> how often it died in this exchange
 
     def ask(
-        self, kind: str, contents: Mapping[str, Records], result: RoundResult, stage: str = ""
+        self, kind: str, contents: Mapping[str, Records], result: Exchanged, stage: str = ""
     ) -> dict[str, RecordDict]:
         """Ask sites in a round or the final evaluation, and return what they answer.
 
@@ -113,7 +113,7 @@ class MessageExchange:
             answers[site] = reply.content
         return answers
 
-    def about(self, result: RoundResult, site: str = "") -> dict[str, ConfigRecord]:
+    def about(self, result: Exchanged, site: str = "") -> dict[str, ConfigRecord]:
         """Return the records that say what a message to a ``site`` is about.
 
         They name the round and the run, and tell the site whether its last upload counted. In a
@@ -126,9 +126,7 @@ class MessageExchange:
             instructions = replace(instructions, counted=counted, part=part)
         return {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
 
-    def _replies_to(
-        self, messages: Mapping[str, Message], result: RoundResult
-    ) -> dict[str, Message]:
+    def _replies_to(self, messages: Mapping[str, Message], result: Exchanged) -> dict[str, Message]:
         """Send, and return the replies by site, in natural order.
 
         After ``round-timeout``, or `_patience`, it returns without those that are late.

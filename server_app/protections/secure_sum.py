@@ -43,8 +43,9 @@ from protofl_common.wire.records import (
 )
 from protofl_common.wire.schema import RefusedMessage
 from server_app.network.exchange import BegunSum, MessageExchange
-from server_app.network.membership import Federation, FederationError
-from server_app.replies import Records, ReplyReader, RoundResult, Upload, VoidRound
+from server_app.network.membership import FederationError
+from server_app.protections.enough_replies import why_too_few
+from server_app.replies import Exchanged, Records, ReplyReader, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
 
@@ -52,9 +53,7 @@ BySite = Mapping[str, Mapping[str, bytes]]
 class SecureSum(ReplyReader):
     """One sum of what is ``expected`` of each site; the result says what goes wrong."""
 
-    def __init__(
-        self, exchange: MessageExchange, result: RoundResult, expected: ReplyReader
-    ) -> None:
+    def __init__(self, exchange: MessageExchange, result: Exchanged, expected: ReplyReader) -> None:
         self.exchange = exchange
         self.result = result
         self.summed = expected
@@ -130,10 +129,11 @@ class SecureSum(ReplyReader):
             self.next_keys[card.name] = RecordDict({NEXT_SUM: keys})
         return super().read(rest, card)
 
-    def accept(
-        self, uploads: list[Upload], federation: Federation, result: RoundResult
-    ) -> list[Upload]:
+    def accept(self, uploads: list[Upload]) -> list[Upload]:
         """Return one upload, the mean of the masked ``uploads``; the result takes their figures."""
+        too_few = why_too_few(uploads, self.federation.least_replies)
+        if too_few and not self.result.final:
+            raise VoidRound(too_few)
         sent = {}
         for upload in uploads:
             masked = upload.payload.weights("masked") or {}
@@ -149,10 +149,10 @@ class SecureSum(ReplyReader):
             payload, samples = from_sums(
                 sums[end_of_figures:], self.summed.declared, self.summed.limits, sites
             )
-            result.means = means_of(from_whole(sums[:end_of_figures], sites), self.figures)
+            self.result.means = means_of(from_whole(sums[:end_of_figures], sites), self.figures)
         except RefusedMessage as refusal:
             raise VoidRound(f"secure aggregation: {refusal}") from None
-        return [Upload("all", payload, Report(result.number, samples, 0), clients=len(sent))]
+        return [Upload("all", payload, Report(self.result.number, samples, 0), clients=len(sent))]
 
     def _unmask(self, sent: Collection[str]) -> BySite:
         """Return of each site that answers its shares of the others' masks; ``sent``: who uploaded.
