@@ -13,7 +13,7 @@ from protofl_common.config.python_names import _ALLOWED, allow, is_python_name, 
 from protofl_common.experiment.catalog import GROUP, algorithm_named
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import ModelCard, TrainedModel
-from protofl_common.tools import local
+from protofl_common.simulation.pool import pool
 from protofl_common.tools.cli.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
 from tests.support.commands import output
@@ -204,9 +204,9 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
 @pytest.fixture
 def _fresh_processes() -> Iterator[None]:
     """Fork the processes that simulate clients anew, so that they know what this test installs."""
-    local.pool.cache_clear()
+    pool.cache_clear()
     yield
-    local.pool.cache_clear()
+    pool.cache_clear()
 
 
 @pytest.mark.usefixtures("_fresh_processes", "plugin")
