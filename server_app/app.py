@@ -30,10 +30,12 @@ from server_app.callbacks.metrics import row_of
 from server_app.callbacks.screen import conclude, draw_page
 from server_app.callbacks.stopping import epsilon_spent
 from server_app.checkpoint import check_free, check_same, locked_run, starting_point
+from server_app.flow import uploads_of
 from server_app.log import logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
+from server_app.protections.secure_sum import SecureSums
 from server_app.replies import RoundResult
 from server_app.round import final_evaluation, train_round
 from server_app.strategies.base import build_strategy
@@ -147,6 +149,10 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
     """
     algorithm = run.strategy.row
     run.exchange = MessageExchange(run.federation, run.folder.name)
+    run.ask_for_uploads = uploads_of
+    if run.settings.privacy.sums_only:
+        run_id = run.start.run_history.run_id
+        run.ask_for_uploads = SecureSums(run.settings, run_id, run.federation.expelled).flow
     say(f"{algorithm.title} ({algorithm.paper})")
     for callback in callbacks:
         callback.on_start(run)
@@ -172,7 +178,7 @@ def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
         extra_records: dict[str, Any] = {}
         for callback in callbacks:
             extra_records.update(callback.records(run))
-        result = train_round(run.strategy, number, run.exchange, extra_records)
+        result = train_round(run.strategy, number, run.exchange, run.ask_for_uploads, extra_records)
         last = number
         report_round(run, callbacks, result, start)
 
@@ -193,7 +199,7 @@ def _evaluate(run: ActiveRun, callbacks: list[Callback], last: int) -> None:
     """Do the final evaluation, after round ``last``, and end the run."""
     start = time.monotonic()
     run.federation.await_sites()
-    result = final_evaluation(run.strategy, last, run.exchange)
+    result = final_evaluation(run.strategy, last, run.exchange, run.ask_for_uploads)
     if result.not_merged or not result.reports:
         reasons = []
         if result.not_merged:

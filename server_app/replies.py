@@ -1,7 +1,7 @@
 """Replies of clients: what makes one valid, what it is read as, and the result of a round."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.sums import Means
 from protofl_common.runs.folder import Seconds
-from protofl_common.wire.payloads import Payload, Value, check_size, unpack_payload
+from protofl_common.wire.payloads import Payload, Value, check_size, largest_size, unpack_payload
 from protofl_common.wire.records import Report, SiteCard, unpack_report
 from protofl_common.wire.schema import Declared, Entry, Limits, RefusedMessage
 
@@ -168,10 +168,7 @@ class RoundResult:
 
 @dataclass(eq=False)
 class ReplyReader:
-    """What a valid reply of one exchange contains, and how it is read.
-
-    `SecureSum` overrides the methods: there sites send masked uploads, and the server learns a sum.
-    """
+    """What a valid reply of one exchange contains, and how it is read."""
 
     server_round: int
     declared: Declared
@@ -181,13 +178,10 @@ class ReplyReader:
     counts_samples: bool = True  # The report says on how many samples the client has trained
     evaluates: bool = True  # The report may have an evaluation
 
-    def opened_for(self, sites: Sequence[str]) -> Mapping[str, Records]:
-        """Return the sites that are asked for an upload, with records for each one's message."""
-        return {site: {} for site in sites}
-
-    def content(self, site: str, common: Records, own: Records) -> Records:
-        """Return what a site receives: ``own``, or ``common`` where all receive the same."""
-        return own
+    @property
+    def largest(self) -> int:
+        """How many bytes the arrays of a valid reply have at most."""
+        return largest_size(self.declared, self.limits)
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
         """Return what a site sent.
@@ -203,7 +197,3 @@ class ReplyReader:
         payload = unpack_payload(content, self.declared, limits, required=True)
         check_claims(report, payload, card, self.counts_samples)
         return Upload(card.name, payload, report)
-
-    def accept(self, uploads: list[Upload]) -> list[Upload]:
-        """Return the uploads as the server may read them; VoidRound where it may not."""
-        return uploads

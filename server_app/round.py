@@ -1,10 +1,8 @@
 """One round: messages to the sites, their replies checked, the valid ones merged."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from flwr.app import MessageType
 
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
@@ -13,14 +11,14 @@ from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import DROPPED, Seconds
-from protofl_common.wire.payloads import largest_size, pack_payload
-from protofl_common.wire.schema import Limits, RefusedMessage
+from protofl_common.wire.payloads import pack_payload
+from protofl_common.wire.schema import Limits
+from server_app.flow import AskForUploads, Flow, UploadRequest
 from server_app.network.admission import drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import AT_ONCE
 from server_app.protections import protections_of
 from server_app.protections.base import Accepted, View
-from server_app.protections.secure_sum import SecureSum
 from server_app.replies import (
     Exchanged,
     Records,
@@ -42,7 +40,11 @@ class Merged:
 
 
 def train_round(
-    strategy: Strategy, number: int, exchange: MessageExchange, extra_records: Records
+    strategy: Strategy,
+    number: int,
+    exchange: MessageExchange,
+    ask_for_uploads: AskForUploads,
+    extra_records: Records,
 ) -> RoundResult:
     """Let the sites of a round evaluate, train and upload, and merge what they send.
 
@@ -50,7 +52,8 @@ def train_round(
     """
     started = time.monotonic()
     exchanged = choose_sites(strategy, number)
-    received = exchange_messages(strategy, exchange, exchanged, extra_records)
+    request = _request(strategy, exchange, exchanged, extra_records)
+    received = _received(exchange, ask_for_uploads(request), exchanged)
     answered = time.monotonic()
     accepted = received
     view = view_of(strategy)
@@ -63,11 +66,14 @@ def train_round(
     return result
 
 
-def final_evaluation(strategy: Strategy, number: int, exchange: MessageExchange) -> RoundResult:
+def final_evaluation(
+    strategy: Strategy, number: int, exchange: MessageExchange, ask_for_uploads: AskForUploads
+) -> RoundResult:
     """Let all sites evaluate, after round ``number``, the last."""
     asked = in_order(strategy.federation.answering(number))
     exchanged = Exchanged(number, final=True, asked=asked)
-    received = exchange_messages(strategy, exchange, exchanged, {})
+    request = _request(strategy, exchange, exchanged, {})
+    received = _received(exchange, ask_for_uploads(request), exchanged)
     return _result(exchanged, received, received, Merged(why_void=received.why_void), {})
 
 
@@ -84,20 +90,12 @@ def choose_sites(strategy: Strategy, number: int) -> Exchanged:
     return Exchanged(number, asked=sites, failed=dropped)
 
 
-def exchange_messages(
-    strategy: Strategy,
-    exchange: MessageExchange,
-    exchanged: Exchanged,
-    extra_records: Records,
+def _received(
+    exchange: MessageExchange, flow: Flow[list[Upload]], exchanged: Exchanged
 ) -> Accepted:
-    """Ask the sites, and return their uploads, or under secure aggregation their sum.
-
-    Their reports, and what is wrong with replies, are noted in ``exchanged``.
-    """
-    reader = _reader(strategy, exchange, exchanged)
+    """Return the uploads for which a flow asks; none where it makes the round void."""
     try:
-        uploads = _uploads(strategy, exchange, exchanged, reader, extra_records)
-        return Accepted(reader.accept(uploads))
+        return Accepted(exchange.run(flow, exchanged))
     except VoidRound as reason:
         return Accepted([], why_void=str(reason))
 
@@ -136,12 +134,12 @@ def _result(
     for site, report in exchanged.reports.items():
         if site not in accepted.refused:
             reports[site] = report
-    counted = [upload for upload in received.kept if upload.site in reports]
+    single = [upload for upload in received.kept if upload.clients == 1]
     return RoundResult(
         exchanged=exchanged,
         reports=reports,
         refused={**exchanged.refused, **accepted.refused},
-        prototypes=vectors_of(counted),
+        prototypes=vectors_of(upload for upload in single if upload.site in reports),
         reduced=accepted.reduced,
         server_figures=merged.figures,
         not_merged=merged.why_void,
@@ -149,55 +147,41 @@ def _result(
     )
 
 
-def _uploads(
-    strategy: Strategy,
-    exchange: MessageExchange,
-    exchanged: Exchanged,
-    reader: ReplyReader,
-    extra_records: Records,
-) -> list[Upload]:
-    """Ask the sites that did not drop out, and read their replies."""
-    cards = strategy.federation.cards
-    kind = MessageType.EVALUATE if exchanged.final else MessageType.TRAIN
-    able = [site for site in exchanged.asked if site not in exchanged.failed]
-    at_once = AT_ONCE if exchanged.final else len(exchanged.asked)
-    records_of_sites = list(reader.opened_for(able).items())
-    # Late replies have to fit, too, whatever this exchange declares
-    exchange.arrays = max(exchange.arrays, largest_size(reader.declared, reader.limits))
-
-    uploads: list[Upload] = []
-    for start in range(0, len(records_of_sites), at_once):
-        sites = dict(records_of_sites[start : start + at_once])
-        with seeded(derive_seed(strategy.seed, "payload", exchanged.number)):
-            contents = _contents(strategy, sites, extra_records, reader)
-        for site, content in exchange.ask(kind, contents, exchanged).items():
-            try:
-                upload = reader.read(content, cards[site])
-            except RefusedMessage as refusal:
-                exchanged.refused[site] = str(refusal)
-                continue
-            uploads.append(upload)
-            exchanged.reports[site] = upload.report
-    return uploads
+def _request(
+    strategy: Strategy, exchange: MessageExchange, exchanged: Exchanged, extra_records: Records
+) -> UploadRequest:
+    """Return what this exchange asks of its sites, and what a valid reply has."""
+    federation = strategy.federation
+    sites = [site for site in exchanged.asked if site not in exchanged.failed]
+    return UploadRequest(
+        exchanged,
+        sites,
+        federation.cards,
+        contents=lambda sites: _contents(strategy, sites, exchanged.number, extra_records),
+        about=exchange.about(exchanged),
+        reader=_reader(strategy, exchanged),
+        at_once=AT_ONCE if exchanged.final else max(1, len(sites)),
+        least_replies=0 if exchanged.final else federation.least_replies,
+    )
 
 
 def _contents(
-    strategy: Strategy, sites: Mapping[str, Records], extra_records: Records, reader: ReplyReader
+    strategy: Strategy, sites: Sequence[str], number: int, extra_records: Records
 ) -> dict[str, Records]:
-    """Return the records for each of the ``sites``: payload, ``extra_records``, its reader's.
+    """Return the records for each of the ``sites``: payload and ``extra_records``.
 
     A payload that all sites receive is packed only once.
     """
     declared = strategy.settings.exchange.down
-    common_payload = strategy.payload_down()
-    common = {**pack_payload(common_payload, declared), **extra_records}
     contents: dict[str, Records] = {}
-    for site, records in sites.items():
-        payload = strategy.payload_for(site, common_payload)
-        own = common
-        if payload is not common_payload:
-            own = {**pack_payload(payload, declared), **extra_records}
-        contents[site] = {**reader.content(site, common, own), **records}
+    with seeded(derive_seed(strategy.seed, "payload", number)):
+        common_payload = strategy.payload_down()
+        common = {**pack_payload(common_payload, declared), **extra_records}
+        for site in sites:
+            contents[site] = common
+            payload = strategy.payload_for(site, common_payload)
+            if payload is not common_payload:
+                contents[site] = {**pack_payload(payload, declared), **extra_records}
     return contents
 
 
@@ -230,7 +214,7 @@ def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
     return Merged(figures)
 
 
-def _reader(strategy: Strategy, exchange: MessageExchange, exchanged: Exchanged) -> ReplyReader:
+def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
     """Return what valid replies of this exchange contain, and how they are read."""
     settings = strategy.settings
     is_training = not exchanged.final
@@ -246,7 +230,7 @@ def _reader(strategy: Strategy, exchange: MessageExchange, exchanged: Exchanged)
         moment_noise=8 * count_noise(plan.table_noise) if plan else 0.0,
         max_feature_norm=settings.privacy.dp_feature_clip,
     )
-    reader = ReplyReader(
+    return ReplyReader(
         exchanged.number,
         declared=settings.due_up(exchanged.number) if is_training else {},
         limits=limits,
@@ -255,4 +239,3 @@ def _reader(strategy: Strategy, exchange: MessageExchange, exchanged: Exchanged)
         counts_samples=is_training,
         evaluates=exchanged.final or settings.evaluates(exchanged.number),
     )
-    return SecureSum(exchange, exchanged, reader) if settings.privacy.sums_only else reader

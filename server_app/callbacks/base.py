@@ -12,6 +12,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import BestRound, RoundRow, RunFolder
 from protofl_common.runs.over_clients import best_evaluation, measured
 from server_app.checkpoint import Checkpoint
+from server_app.flow import AskForUploads
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation
 from server_app.replies import Records, RoundResult
@@ -32,6 +33,7 @@ class ActiveRun:
 
     strategy: Strategy = field(init=False)  # Set once the clients have introduced themselves
     exchange: MessageExchange = field(init=False)
+    ask_for_uploads: AskForUploads = field(init=False)
 
     def __post_init__(self) -> None:
         self.began -= self.start.seconds

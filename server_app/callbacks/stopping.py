@@ -6,6 +6,7 @@ from protofl_common.runs.folder import FEW_TESTED, RoundRow
 from protofl_common.runs.over_clients import figures_of, measured
 from protofl_common.wire.records import pack_best
 from server_app.callbacks.base import ActiveRun, Callback
+from server_app.flow import Question
 from server_app.replies import Exchanged, Records, RoundResult
 
 
@@ -24,7 +25,7 @@ class BestModel(Callback):
         federation = run.federation
         trained = set(federation.answering(result.number)) - federation.new_clients
         contents = dict.fromkeys(in_order(trained), pack_best(run.best, final=True))
-        run.exchange.ask("query.best", contents, Exchanged(result.number))
+        run.exchange.ask(Question("query.best", contents), Exchanged(result.number))
 
 
 class EarlyStopping(Callback):

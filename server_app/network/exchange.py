@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
@@ -23,6 +24,7 @@ from protofl_common.wire.records import (
     pack_baseline,
     pack_instructions,
 )
+from server_app.flow import Flow, Question
 from server_app.log import tell_silence
 from server_app.network.flower_compat import (
     TRIES,
@@ -34,8 +36,9 @@ from server_app.network.flower_compat import (
     push_each,
 )
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import Exchanged, Records
+from server_app.replies import Exchanged
 
+T = TypeVar("T")
 LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
 PATIENCE = 30.0
@@ -47,15 +50,6 @@ WORKER_DIED = re.compile(
 )
 """How the error of a simulated client begins whose process is no more."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
-
-
-@dataclass(frozen=True)
-class BegunSum:
-    """The next sum of secure aggregation, which the exchanges of the one before have begun."""
-
-    number: int
-    keys: Mapping[str, bytes]  # Site -> its public keys
-    sealed: Mapping[str, Mapping[str, bytes]]  # Site -> peer -> the share that it has sealed for it
 
 
 @dataclass(frozen=True)
@@ -77,8 +71,11 @@ class MessageExchange:
         self.federation = federation
         self.grid = federation.grid
         self.run_name = run_name
-        self.arrays = 0  # Bytes that the arrays of a valid reply have at most
-        self.begun: BegunSum | None = None
+        self._largest = 0
+        """Bytes that the arrays of a valid reply have at most, to any question so far.
+
+        Late replies have to fit, too.
+        """
         self._slowest: dict[str, float] = {}  # Site -> seconds of its slowest reply so far
         self._overdue: dict[str, Message] = {}  # Site -> the last message not answered in time
         # Of the exchange under way: each site that was asked is in one of the three
@@ -87,20 +84,29 @@ class MessageExchange:
         self._replies: dict[str, Message] = {}
         self._deaths: Counter[str] = Counter()  # Site -> how often it died in this exchange
 
-    def ask(
-        self, kind: str, contents: Mapping[str, Records], result: Exchanged, stage: str = ""
-    ) -> dict[str, RecordDict]:
+    def run(self, flow: Flow[T], result: Exchanged) -> T:
+        """Ask what a flow wants to know, step by step, and return what it returns."""
+        try:
+            question = next(flow)
+            while True:
+                question = flow.send(self.ask(question, result))
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    def ask(self, question: Question, result: Exchanged) -> dict[str, RecordDict]:
         """Ask sites in a round or the final evaluation, and return what they answer.
 
         The ``result`` takes the bytes, and who could not answer.
         """
+        self._largest = max(self._largest, question.largest)
         messages = {}
-        for site, records in contents.items():
+        for site, records in question.contents.items():
             content = RecordDict({**records, **self.about(result, site)})
             result.bytes_down += payload_bytes(content)
             node = self.federation.node_of[site]
-            messages[site] = Message(content, node, kind, group_id=str(result.number))
+            messages[site] = Message(content, node, question.kind, group_id=str(result.number))
 
+        stage = f"{question.stage}: " if question.stage else ""
         answers = {}
         for site, reply in self._replies_to(messages, result).items():
             if reply.has_error():
@@ -243,7 +249,7 @@ class MessageExchange:
             for site, message in asked.items():
                 site_of[id_of(message)] = site
         messages = [*self._pending.values(), *self._overdue.values()]
-        answered = pull_each(self.grid, messages, self.arrays)
+        answered = pull_each(self.grid, messages, self._largest)
         for message, reply in answered:
             site = site_of[id_of(message)]
             if self._pending.get(site) is not message:

@@ -48,7 +48,7 @@ from server_app.network.membership import FederationError
 from server_app.protections.secure_sum import SecureSum
 from tests.support.accidents import Killed, on_message
 from tests.support.anew import bytes_of, read_anew
-from tests.support.attacks import both, by, raw, silent, values_of, when
+from tests.support.attacks import both, by, change_sent, raw, silent, values_of, when
 from tests.support.commands import output
 from tests.support.given import Patch, Printed
 from tests.support.harness import (
@@ -816,16 +816,14 @@ def test_a_server_that_sends_one_site_its_model_and_the_others_zeros_gets_no_sum
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """No data change that model, so that the sum would show the one site."""
-    contents_of = server_round._contents
 
-    def contents_with_zeros(strategy: Any, *details: Any) -> Any:
-        contents = contents_of(strategy, *details)
-        for records in list(contents.values())[1:]:
-            zeros = {name: raw(0 * values_of(array)) for name, array in records["weights"].items()}
-            records["weights"] = ArrayRecord(zeros)  # type: ignore[index]
-        return contents
+    def send_zeros(message: Message) -> None:
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id != 1000:
+            arrays = message.content["weights"].items()
+            zeros = {name: raw(0 * values_of(array)) for name, array in arrays}
+            message.content["weights"] = ArrayRecord(zeros)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(server_round, "_contents", contents_with_zeros)
+    change_sent(monkeypatch, None, 1, send_zeros)
     config = small_config(tmp_path, algo="fedavg", rounds=3, secagg_threshold=0.6)
 
     with pytest.raises(FederationError, match=NOISE_AS_SUM):
@@ -839,17 +837,23 @@ def test_keys_that_a_server_chooses_to_send_to_one_site_alone_give_no_sum(
 
     Two such scales would make that site's numbers odd, and so readable in the sum.
     """
-    ask = SecureSum._ask
+    true_keys = SecureSum._true_keys
+    all_keys: dict[str, bytes] = {}
 
-    def ask_with_fewer_keys(self: Any, stage: str, records: Any) -> Any:
-        if stage == "share":
-            self.keys = {site: key for site, key in self.keys.items() if site != "site-4"}
-            fewer = {site: pack_by_site(self.keys) for site in self.keys}
-            records = fewer | {"site-0": records["site-0"]}
-        return ask(self, stage, records)
+    def keys_of_four(self: Any, *details: Any) -> Any:
+        all_keys.update(true_keys(self, *details))
+        return {site: keys for site, keys in all_keys.items() if site != "site-4"}
 
-    monkeypatch.setattr(SecureSum, "_ask", ask_with_fewer_keys)
-    monkeypatch.setattr(SecureSum, "_true_shares", lambda self, sealed, keys: sealed)
+    def show_all_keys(message: Message) -> None:
+        if message.metadata.message_type == "query.share":
+            message.content.update(pack_by_site(all_keys))
+
+    def any_shares(self: Any, answers: Any, keys: Any, record: str = SECAGG) -> Any:
+        return self._unpacked(answers, SEALED, record)
+
+    monkeypatch.setattr(SecureSum, "_true_keys", keys_of_four)
+    monkeypatch.setattr(SecureSum, "_true_shares", any_shares)
+    change_sent(monkeypatch, 1000, 1, show_all_keys)
     config = small_config(tmp_path, algo="protofed", rounds=3, secagg_threshold=0.6)
 
     with pytest.raises(FederationError, match=NOISE_AS_SUM):
@@ -1085,5 +1089,6 @@ def test_what_is_undeclared_or_for_one_site_alone_is_refused(
         federation(tmp_path / "entries")
 
     monkeypatch.setattr("server_app.strategies.fedproto.FedProto.payload_for", lambda *_: Payload())
-    with pytest.raises(FederationError, match="FedProto sends site-0 a payload of its own"):
+    own = "secagg = true: FedProto sends sites payloads of their own"
+    with pytest.raises(SettingsError, match=own):
         federation(tmp_path / "own")

@@ -15,13 +15,13 @@ from flwr.app import ConfigRecord, Message
 
 from client_app.algorithms.base import ClientAlgorithm, Payload
 from client_app.protections import secure_sum as client_secagg
-from protofl_common.privacy.masks import KEY
+from protofl_common.privacy.masks import KEY, SIGNED
 from protofl_common.privacy.shares import SHARE
 from protofl_common.wire.records import SECAGG
-from server_app.network.exchange import MessageExchange
 from server_app.network.membership import FederationError
+from server_app.protections.secure_sum import SecureSum
 from tests.support.accidents import Killed, on_message
-from tests.support.attacks import both, by, silent, when
+from tests.support.attacks import both, by, change_sent, silent, when
 from tests.support.given import Patch
 from tests.support.harness import RUN_ID, Nodes, Tamper, run_config, run_federation
 from tests.support.sites import real_sites
@@ -64,22 +64,6 @@ def sites(tmp_path: Path) -> Nodes:
 
 
 # -- masks depend on all that a site was sent ------------------------------------------------------
-def change_sent(
-    monkeypatch: Patch, node: int | None, number: int, change: Callable[[Message], None]
-) -> None:
-    """The server changes what it sends to a node, or to all, in a round and after it."""
-    honest_push = MessageExchange._push
-
-    def push(self: Any, messages: Any) -> None:
-        for message in messages.values():
-            meta = message.metadata
-            if node in (None, meta.dst_node_id) and int(meta.group_id) >= number:
-                change(message)
-        honest_push(self, messages)
-
-    monkeypatch.setattr(MessageExchange, "_push", push)
-
-
 def instruct(key: str, value: Any) -> Callable[[Message], None]:
     """A change of the instructions of a round."""
     return lambda message: message.content.config_records["round"].update({key: value})
@@ -215,10 +199,11 @@ def test_a_site_shares_nothing_where_two_have_a_key(
 ) -> None:
     """Whether or not the server looks."""
 
-    def accept(self: Any, keys: Any, number: int) -> dict[str, bytes]:
+    def accept(self: Any, answers: Any, number: int) -> dict[str, bytes]:
+        keys = self._unpacked(answers, SIGNED)
         return {site: of_site[site] for site, of_site in keys.items()}
 
-    monkeypatch.setattr("server_app.round.SecureSum._true_keys", accept)
+    monkeypatch.setattr(SecureSum, "_true_keys", accept)
     rows = rows_of(tmp_path, copy_key(which, ignored_bit), rounds=1)
 
     why = "keys of site-2 for a sum, which are none" if ignored_bit else "two sites' are the same"

@@ -21,6 +21,8 @@ from flwr.app import (
 )
 
 from protofl_common.wire.payloads import RAW
+from server_app.network.exchange import MessageExchange
+from tests.support.given import Patch
 from tests.support.harness import Tamper
 
 Change = Callable[[Message, Message], Message]
@@ -73,6 +75,22 @@ def everywhere(prototypes: Change, weights: Change) -> Change:
         return reply
 
     return change
+
+
+def change_sent(
+    monkeypatch: Patch, node: int | None, number: int, change: Callable[[Message], None]
+) -> None:
+    """A hostile server changes what it sends to a node, or to all, in a round and after it."""
+    honest_push = MessageExchange._push
+
+    def push(self: Any, messages: Any) -> None:
+        for message in messages.values():
+            meta = message.metadata
+            if node in (None, meta.dst_node_id) and int(meta.group_id) >= number:
+                change(message)
+        honest_push(self, messages)
+
+    monkeypatch.setattr(MessageExchange, "_push", push)
 
 
 # -- replies that are none -----------------------------------------------------------------------

@@ -1,0 +1,79 @@
+"""A flow asks a round's sites in steps: it yields a question, is sent the replies, and goes on.
+
+A plain round is a flow of one step, `uploads_of`; a secure sum is one of four
+(`protections/secure_sum.py`). `MessageExchange.run` drives any flow, and knows no step by name.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flwr.app import MessageType, RecordDict
+
+from protofl_common.wire.records import SiteCard
+from protofl_common.wire.schema import RefusedMessage
+from server_app.replies import Exchanged, Records, ReplyReader, Upload
+
+T = TypeVar("T")
+Replies = Mapping[str, RecordDict]
+"""Site -> what its reply has."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One message to each of some sites."""
+
+    kind: str  # Flower's type of message
+    contents: Mapping[str, Records]  # Site -> records, beside those that say which round it is
+    stage: str = ""  # Stands before the reason of a site that fails
+    largest: int = 0  # Bytes that the arrays of a valid reply have at most
+
+
+Flow = Generator[Question, Replies, T]
+
+
+@dataclass(frozen=True)
+class UploadRequest:
+    """What a round, or the final evaluation, asks of its sites, and how replies are read."""
+
+    result: Exchanged  # Takes their reports, and what is wrong with replies
+    sites: Sequence[str]
+    cards: Mapping[str, SiteCard]
+    contents: Callable[[Sequence[str]], Mapping[str, Records]]
+    """Sites -> the records for each; those that receive the same have the same object."""
+    about: Records  # What every message of the round has beside them
+    reader: ReplyReader
+    at_once: int  # How many sites are asked at a time
+    least_replies: int
+
+    def question(self, contents: Mapping[str, Records], reader: ReplyReader) -> Question:
+        kind = MessageType.EVALUATE if self.result.final else MessageType.TRAIN
+        return Question(kind, contents, largest=reader.largest)
+
+    def read(self, replies: Replies, reader: ReplyReader) -> list[Upload]:
+        """Return the valid uploads; the result takes their reports, and why others are refused."""
+        uploads: list[Upload] = []
+        for site, content in replies.items():
+            try:
+                upload = reader.read(content, self.cards[site])
+            except RefusedMessage as refusal:
+                self.result.refused[site] = str(refusal)
+                continue
+            uploads.append(upload)
+            self.result.reports[site] = upload.report
+        return uploads
+
+
+def uploads_of(request: UploadRequest) -> Flow[list[Upload]]:
+    """Ask each site for its upload, and return those that are valid."""
+    uploads: list[Upload] = []
+    for start in range(0, len(request.sites), request.at_once):
+        sites = request.sites[start : start + request.at_once]
+        replies = yield request.question(request.contents(sites), request.reader)
+        uploads += request.read(replies, request.reader)
+        del replies  # Ten thousand must not stay while the next are asked
+    return uploads
+
+
+AskForUploads = Callable[[UploadRequest], Flow[list[Upload]]]
+"""`uploads_of`, or `SecureSums.flow`, which returns one upload: the mean of all."""
