@@ -19,9 +19,8 @@ from client_app.client import Client, open_client
 from client_app.data import Samples
 from client_app.evaluation import Evaluation, evaluate
 from client_app.introduction import introduction
-from client_app.protections import names, protections_of
-from client_app.protections.base import Protection
-from client_app.protections.secure_sum import STAGES, SecureSum, sum_of
+from client_app.protections import PROTECTIONS, names, protections_of
+from client_app.protections.base import Protection, Query, Reply
 from client_app.trained_model import EvaluatedModel, choose_best, leave_best, leave_model
 from client_app.training import TrainingError, for_epochs
 from protofl_common.basics.devices import seed_torch
@@ -64,11 +63,12 @@ def final_evaluation(message: Message, context: Context) -> RecordDict:
         return visit.reply(Payload(), {})
 
 
-QUERIES = {
+QUERIES: dict[str, Query] = {
     "default": introduction,  # before the first round; Flower's name for a query without one
     "best": choose_best,  # after the final evaluation: which round was the best
-    **STAGES,  # of secure aggregation
 }
+for protection in PROTECTIONS:
+    QUERIES |= protection.queries
 for name, work in QUERIES.items():
     app.query(name)(answered(work))
 
@@ -87,9 +87,10 @@ def open_visit(message: Message, context: Context) -> "Visit":
         algorithm = _new_algorithm(client)
         _restore(algorithm)
         _receive(algorithm)
-        secure_sum = sum_of(client)
+        for protection in protections:
+            protection.receive()
         client.load_data()
-    return Visit(client, protections, algorithm, secure_sum, seconds, EvaluatedModel(algorithm))
+    return Visit(client, protections, algorithm, seconds, EvaluatedModel(algorithm))
 
 
 @contextmanager
@@ -169,7 +170,6 @@ class Visit:
     client: Client
     protections: list[Protection]
     algorithm: ClientAlgorithm[Any]
-    secure_sum: SecureSum | None  # in which the answer leaves; None where it leaves by itself
     seconds: dict[str, float]  # of each phase
     evaluated: EvaluatedModel  # nothing, until `evaluate`
 
@@ -280,14 +280,14 @@ class Visit:
         declared = settings.exchange.up if self.client.trains_now else {}
         for protection in self.protections:
             upload = protection.upload(upload)
-        report = self._report(losses)
-        if self.secure_sum is None:
-            content = pack_payload(upload, declared)
-        else:
-            limits = self.client.limits(self.algorithm.templates(declared))
-            content, report = self.secure_sum.pack(upload, report, limits)
+        limits = self.client.limits(self.algorithm.templates(declared))
+        reply = Reply(upload, declared, limits, self._report(losses))
+        for protection in self.protections:
+            reply = protection.reply(reply)
+        content = pack_payload(reply.upload, reply.declared)
+        content.update(reply.beside)
         reported_losses = settings.row.reported_losses
-        content["report"] = records.pack_report(report, reported_losses, self.client.metrics)
+        content["report"] = records.pack_report(reply.report, reported_losses, self.client.metrics)
         return content
 
     def _report(self, losses: dict[str, float]) -> records.Report:

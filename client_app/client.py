@@ -39,6 +39,7 @@ from protofl_common.wire.records import (
     Instructions,
     check_settings,
     unpack_baseline,
+    unpack_counted,
     unpack_instructions,
 )
 from protofl_common.wire.schema import Limits, RefusedMessage, Template
@@ -249,6 +250,8 @@ class Client:
         if run_history.run_id != self.run_id:
             other = f"round.run_history is {run_history.text!r}"
             raise RefusedMessage(f"{other} in the Flower run {self.run_id}")
+        if self.settings.privacy.secagg:
+            return replace(instructions, counted=unpack_counted(self.content, self.name))
         return instructions
 
     @property

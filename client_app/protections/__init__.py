@@ -2,15 +2,15 @@
 
 No algorithm knows them, only the base of all.
 
-`PROTECTIONS` is their order. The last is differential privacy, which refuses what is not released
-in what the others leave. Behind them stands secure aggregation, whose sum takes four messages
-(`secure_sum.py`).
+`PROTECTIONS` is their order. Differential privacy refuses what is not released in what the others
+leave; secure aggregation hides what is left.
 """
 
 from client_app.client import Client
 from client_app.protections.base import Protection
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.one_reply import OneReply
+from client_app.protections.secure_sum import SecureAggregation
 from client_app.protections.uploads import PaperNoise, SmallClasses
 from protofl_common.experiment.settings import Settings
 
@@ -19,15 +19,13 @@ PROTECTIONS: tuple[type[Protection], ...] = (
     SmallClasses,
     PaperNoise,
     DifferentialPrivacy,
+    SecureAggregation,
 )
 
 
 def names(settings: Settings, is_site: bool) -> str:
     """Name what acts on messages, for a site's log and its operator."""
-    acting = [kind.name for kind in PROTECTIONS if kind.acts(settings, is_site)]
-    if settings.privacy.sums_only:
-        acting.append("secure aggregation")
-    return ", ".join(acting)
+    return ", ".join(kind.name for kind in PROTECTIONS if kind.acts(settings, is_site))
 
 
 def protections_of(client: Client) -> list[Protection]:

@@ -1,7 +1,10 @@
 """The seam between an algorithm and the wire: what a protection may do to a client's messages."""
 
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, ParamSpec, TypeVar
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from client_app.client import Client
 from client_app.evaluation import Evaluation
@@ -9,9 +12,24 @@ from client_app.training import Step
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
+from protofl_common.wire.schema import Declared, Limits
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+Query = Callable[[Message, Context], RecordDict]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What is to leave in the answer to a round, or to the final evaluation."""
+
+    upload: Payload
+    declared: Declared  # What the upload is packed as
+    limits: Limits  # Of the same from the server
+    report: Report
+    beside: Mapping[str, ConfigRecord] = field(default_factory=dict)  # More records
 
 
 class Protection:
@@ -22,6 +40,8 @@ class Protection:
     """
 
     name = ""  # For a site's log, and for ``protofl site check``
+    queries: ClassVar[Mapping[str, Query]] = {}
+    """Kinds of messages that are its own, each with what answers it."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -33,6 +53,9 @@ class Protection:
 
     def before(self) -> None:
         """Refuse the message; nothing of the data has been read for it yet."""
+
+    def receive(self) -> None:
+        """Take in what the message has for it; the algorithm has received its payload."""
 
     def charge(self) -> None:
         """Charge for the answer; the message has been read, and nothing has been worked on."""
@@ -51,6 +74,10 @@ class Protection:
     def report(self, report: Report) -> Report:
         """Return the part of a report that may leave; its evaluations have passed `evaluation`."""
         return report
+
+    def reply(self, reply: Reply) -> Reply:
+        """Return the reply in the form in which it leaves; all in it has passed the hooks above."""
+        return reply
 
     def after(self) -> None:
         """Record that the answer is ready, or the error that is sent in its place."""

@@ -13,6 +13,10 @@ passed once in a sum, and no sum follows a later one of the same Flower run: two
 secret, or both shares of one peer, would reveal what they hide. So would some pairs of sums
 (`_remember`). The symbols, and what is added: `privacy/masks.py`.
 
+At the server the four are one generator. Here they are methods of `SecureSum`, in their order, each
+of which says after which it comes: the process that answers a message may end before the next one,
+and what a generator would hold meanwhile must not outlive it, if it is a secret that has been used.
+
 A site whose figures or upload have NaN or infinity sends no vector, so that it counts as lost. Did
 it send zeros, a sum of three sites could be one site's upload: a server can choose what it sends so
 that the training of some diverges.
@@ -34,21 +38,22 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from client_app.answers import UntoldError
 from client_app.client import Client, open_client
+from client_app.protections.base import Protection, Query, Reply
 from client_app.state import record_in
 from protofl_common.basics.files import locked, write_text
+from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
-from protofl_common.wire.payloads import Payload, pack_payload
+from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import (
     FINAL,
     NEXT_SUM,
     SECAGG,
-    Report,
     digest_of_message,
     pack_by_site,
     unpack_by_site,
 )
-from protofl_common.wire.schema import Declared, Limits, RefusedMessage
+from protofl_common.wire.schema import Declared, RefusedMessage
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ _STORED = TypeAdapter(_Progress)
 
 
 class SecureSum:
-    """One site in one sum.
+    """One site in one sum: its stages in the order in which the server must ask for them.
 
     RefusedMessage for a stage out of turn, and for what would reveal an upload.
     """
@@ -136,36 +141,35 @@ class SecureSum:
                 opened[peer] = b""
         self._opened = replace(progress, shares=opened)
 
-    def pack(self, upload: Payload, report: Report, limits: Limits) -> tuple[RecordDict, Report]:
-        """Return the figures of the report and the upload, masked, and what of the report is not.
+    @property
+    def num_sites(self) -> int:
+        """How many sites advertised keys, once the shares are open."""
+        return len(self._opened.keys)
 
-        UntoldError where a number is not finite: this site has left the sum then.
-        """
+    def mask(self, vector: NDArray[np.uint64]) -> tuple[Payload, dict[str, ConfigRecord]]:
+        """The vector [L] under its masks, and this site's keys for the next sum, if one follows."""
         progress = self._opened
-        try:
-            vector = self._vector(upload, report, limits, len(progress.keys))
-        except sums.NotFinite as error:
-            self._leave()
-            raise UntoldError(
-                f"{error}: this site has left the sum of {_called(self.sum_number)}"
-            ) from error
-
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         received = masks.received(digest_of_message(self.client.content), progress.keys, peers)
         name = self._name_of(self.sum_number)
         masked = masks.masked(name, vector, progress.secret, self.name, peers, received)
-        payload = Payload(masked={"sum": torch.from_numpy(masked.view(np.int64))})
-        content = pack_payload(payload, sums.MASKED)
 
         following = b""
+        next_keys: dict[str, ConfigRecord] = {}
         if self.next_sum:
             following = masks.new_secret()
-            content.update(self._keys(following, self.next_sum, NEXT_SUM))
+            next_keys = self._keys(following, self.next_sum, NEXT_SUM)
         with self.alone():
             self._passed("share")  # As when it was opened, before the work
             progress = replace(progress, stage="mask", secret=b"", following=following)
             self._write(replace(progress, sent=self.sum_number))
-        return content, sums.without_figures(report)
+        return Payload(masked={"sum": torch.from_numpy(masked.view(np.int64))}), next_keys
+
+    def leave(self) -> None:
+        """Forget the secret of this sum, so that no vector can follow: others reveal its masks."""
+        with self.alone():
+            self._passed("share")
+            self._write(self._over("left"))
 
     def unmask(self) -> dict[str, ConfigRecord]:
         """A share for each in the sum: of its own mask if it sent a vector, else of its key."""
@@ -247,36 +251,6 @@ class SecureSum:
                 raise RefusedMessage(f"keys of {site} for a sum, {why}")
         if len(keys) < masks.FEWEST_SUMMED:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
-
-    def _vector(
-        self, upload: Payload, report: Report, limits: Limits, clients: int
-    ) -> NDArray[np.uint64]:
-        """The figures of the report and then the upload, as whole numbers [L], not masked yet.
-
-        NotFinite for NaN or infinity, which have no place in a sum; ValueError where the upload is
-        not what this round's sum is declared to have.
-        """
-        settings = self.client.settings
-        samples = len(self.client.data.train_labels)
-        due: Declared = {}
-        if self.client.trains_now:
-            due = settings.due_up(self.client.instructions.round)
-        if upload.entries.keys() != due.keys():
-            uploaded = ", ".join(upload.entries)
-            raise ValueError(f"uploaded: {uploaded}; declared for this sum: {', '.join(due)}")
-
-        names = sums.figure_names(settings.row.reported_losses, self.client.metrics)
-        figures = sums.to_whole(sums.weighted_figures(report, samples, names), clients)
-        # ``limits`` are of what comes from the server, whose prototypes may have any length. The
-        # server cannot check the length of single ones in a sum, so it is bounded here
-        bounded = replace(limits, max_norm=settings.bounds.max_prototype_norm)
-        return np.concatenate([figures, sums.to_sums(upload, due, bounded, samples, clients)])
-
-    def _leave(self) -> None:
-        """Forget the secret of this sum, so that no vector can follow: others reveal its masks."""
-        with self.alone():
-            self._passed("share")
-            self._write(self._over("left"))
 
     def _remember(self, sites: set[str]) -> None:
         """Record whom this site is summed with; RefusedMessage where that would show a few uploads.
@@ -400,27 +374,83 @@ def _called(sum_number: int) -> str:
     return f"round {round_number}"
 
 
-def sum_of(client: Client) -> SecureSum | None:
-    """The sum in which an upload leaves, to which its message has the peers' shares.
-
-    None where it leaves by itself.
-    """
-    if not client.settings.privacy.secagg:
-        return None
-    secure_sum = SecureSum(client, final=not client.trains_now)
-    secure_sum.open_shares()
-    return secure_sum
-
-
-def _stage(name: str, final: bool, message: Message, context: Context) -> RecordDict:
-    """A stage without training, in a round or in the final evaluation."""
+def _answer(
+    stage: Callable[[SecureSum], dict[str, ConfigRecord]],
+    final: bool,
+    message: Message,
+    context: Context,
+) -> RecordDict:
+    """Pass a stage without training, in a round or in the final evaluation."""
     client = open_client(context, message)
     if not client.settings.privacy.secagg:
         why = "which the run's settings do not ask for"
         raise RefusedMessage(f"a stage of secure aggregation, {why}")
     secure_sum = SecureSum(client, final)
     with secure_sum.alone():
-        return RecordDict(getattr(secure_sum, name)())
+        return RecordDict({**stage(secure_sum)})
+
+
+_QUERIES: dict[str, Query] = {}
+for _name, _stage in {
+    "advertise": SecureSum.advertise,
+    "share": SecureSum.share,
+    "unmask": SecureSum.unmask,
+}.items():
+    _QUERIES[_name] = partial(_answer, _stage, False)
+    _QUERIES[_name + FINAL] = partial(_answer, _stage, True)
+
+
+class SecureAggregation(Protection):
+    """What leaves in the answer to a message leaves in a sum; queries pass its other stages."""
+
+    name = "secure aggregation"
+    queries = _QUERIES
+
+    @staticmethod
+    def acts(settings: Settings, is_site: bool) -> bool:
+        return settings.privacy.secagg
+
+    def receive(self) -> None:
+        self.sum = SecureSum(self.client, final=not self.client.trains_now)
+        self.sum.open_shares()
+
+    def reply(self, reply: Reply) -> Reply:
+        """Return the figures of the report and the upload, masked, and what of the report is not.
+
+        UntoldError where a number is not finite: this site has left the sum then.
+        """
+        try:
+            vector = self._vector(reply)
+        except sums.NotFinite as error:
+            self.sum.leave()
+            number = _called(self.sum.sum_number)
+            raise UntoldError(f"{error}: this site has left the sum of {number}") from error
+        masked, next_keys = self.sum.mask(vector)
+        report = sums.without_figures(reply.report)
+        return replace(reply, upload=masked, declared=sums.MASKED, report=report, beside=next_keys)
+
+    def _vector(self, reply: Reply) -> NDArray[np.uint64]:
+        """The figures of the report and then the upload, as whole numbers [L], not masked yet.
+
+        NotFinite for NaN or infinity, which have no place in a sum; ValueError where the upload is
+        not what this round's sum is declared to have.
+        """
+        client = self.client
+        settings = client.settings
+        upload = reply.upload
+        due = settings.due_up(client.instructions.round) if client.trains_now else {}
+        if upload.entries.keys() != due.keys():
+            uploaded = ", ".join(upload.entries)
+            raise ValueError(f"uploaded: {uploaded}; declared for this sum: {', '.join(due)}")
+
+        samples = len(client.data.train_labels)
+        sites = self.sum.num_sites
+        names = sums.figure_names(settings.row.reported_losses, client.metrics)
+        figures = sums.to_whole(sums.weighted_figures(reply.report, samples, names), sites)
+        # ``limits`` are of what comes from the server, whose prototypes may have any length. The
+        # server cannot check the length of single ones in a sum, so it is bounded here
+        bounded = replace(reply.limits, max_norm=settings.bounds.max_prototype_norm)
+        return np.concatenate([figures, sums.to_sums(upload, due, bounded, samples, sites)])
 
 
 def blank_secrets(folder: Path) -> None:
@@ -431,13 +461,3 @@ def blank_secrets(folder: Path) -> None:
     for file in folder.glob("*.secagg"):
         with record_in(file, "which sum it is of (remove it if its run is over)") as rows:
             rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}
-
-
-STAGES: dict[str, Callable[[Message, Context], RecordDict]] = {}
-"""The messages of a sum beside the one with the masked vector.
-
-A round's have a stage's name; those of the final evaluation have `FINAL` behind it.
-"""
-for stage in ("advertise", "share", "unmask"):
-    STAGES[stage] = partial(_stage, stage, False)
-    STAGES[stage + FINAL] = partial(_stage, stage, True)

@@ -29,6 +29,7 @@ WAITING = "waiting for approval"  # begins a site's reason until its operator de
 LOST_STATE = 64  # code of a simulated client's error that ends the run; Flower's are below 10
 AUDIT = "audit"  # the record with the head of a site's audit log
 SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
+COUNTED = "counted"  # the record of `pack_counted`
 NEXT_SUM = "next-sum"  # the same for the sum after the one that a message is about
 FINAL = "_final"  # after the name of a stage in a message about the final evaluation
 MOST_SITES = 1000  # in one sum: every client sends something to every other
@@ -42,7 +43,8 @@ class Instructions:
     round: int  # from 1; the final evaluation carries the number of the last round
     run_name: str
     run_history: RunHistory  # which states of a client count, where the run was resumed
-    # the last round into whose result this client's reply went; 0: none, and always with secagg
+    # the last round into whose result this client's reply went; 0: none, and always with secagg,
+    # where all sites are sent the same (`pack_counted`)
     counted: int = 0
     part: float = 1.0  # of the change that it sent then; below 1 where the server cut it
 
@@ -107,6 +109,19 @@ def unpack_instructions(content: RecordDict) -> Instructions:
     except ValueError:
         raise RefusedMessage(f"round.run_history is {instructions.run_history!r}") from None
     return dataclasses.replace(instructions, run_history=run_history)
+
+
+def pack_counted(rounds: Mapping[str, int]) -> dict[str, ConfigRecord]:
+    """Return the record that tells all sites of a sum which round of each counted last."""
+    return {COUNTED: ConfigRecord(dict(rounds))}
+
+
+def unpack_counted(content: RecordDict, site: str) -> int:
+    """Return the round of a site that counted last, 0 for none; RefusedMessage if malformed."""
+    number = content.config_records.get(COUNTED, ConfigRecord()).get(site, 0)
+    if type(number) is not int:
+        raise RefusedMessage(f"{COUNTED}.{site} is {number!r}")
+    return number
 
 
 def digest_of_message(content: Mapping[str, Any]) -> str:

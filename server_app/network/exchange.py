@@ -22,6 +22,7 @@ from protofl_common.wire.records import (
     Instructions,
     head_of,
     pack_baseline,
+    pack_counted,
     pack_instructions,
 )
 from server_app.flow import Flow, Question
@@ -122,15 +123,26 @@ class MessageExchange:
     def about(self, result: Exchanged, site: str = "") -> dict[str, ConfigRecord]:
         """Return the records that say what a message to a ``site`` is about.
 
-        They name the round and the run, and tell the site whether its last upload counted. In a
-        secure sum nobody knows whose upload is whose, so there all sites are sent the same.
+        They name the round and the run, and tell the site whether its last upload counted. Masks in
+        a secure sum depend on all of it, so there every site is told of all that are asked.
         """
         federation = self.federation
         instructions = Instructions(result.number, self.run_name, federation.run_history)
-        if site in federation.counted and not federation.settings.privacy.sums_only:
+        all_counted = {}
+        if federation.settings.privacy.sums_only:
+            rounds = {}
+            for each in result.asked:
+                if each in federation.counted:
+                    rounds[each], _ = federation.counted[each]
+            all_counted = pack_counted(rounds)
+        elif site in federation.counted:
             counted, part = federation.counted[site]
             instructions = replace(instructions, counted=counted, part=part)
-        return {"round": pack_instructions(instructions), **pack_baseline(federation.baseline)}
+        return {
+            "round": pack_instructions(instructions),
+            **pack_baseline(federation.baseline),
+            **all_counted,
+        }
 
     def _replies_to(self, messages: Mapping[str, Message], result: Exchanged) -> dict[str, Message]:
         """Send, and return the replies by site, in natural order.

@@ -452,12 +452,14 @@ def damaged(folder: Path) -> None:
     (under_another_name, r"000002-\d+.safetensors is of round 1; put the right one in its place"),
     (damaged, r"site-1: …/000002-\d+.safetensors is damaged: .*. Put this folder back"),
 ])  # fmt: skip
-@pytest.mark.parametrize("algo", ["fedproto", "scaffold"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"algo": "scaffold"}, {"secagg": True}], ids=["fedproto", "scaffold", "secagg"]
+)
 def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it_is_back(
-    algo: str, accident: Callable[[Path], None], said: str, tmp_path: Path
+    settings: dict[str, Any], accident: Callable[[Path], None], said: str, tmp_path: Path
 ) -> None:
     """No figures of a client that goes on from an older model, or from a new one."""
-    config = run_config(tmp_path / "b", algo=algo, **SMALL)
+    config = run_config(tmp_path / "b", **SMALL | settings)
     folder = tmp_path / "b/runs/mine/clients/site-1"
     kept = tmp_path / "kept"
 
@@ -473,7 +475,7 @@ def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it
     shutil.rmtree(folder, ignore_errors=True)
     kept.rename(folder)
     resumed = run_federation(config | {"resume": True}, run_id=2)
-    undisturbed = run_federation(run_config(tmp_path / "a", algo=algo, **SMALL))
+    undisturbed = run_federation(run_config(tmp_path / "a", **SMALL | settings))
     assert digests(resumed.folder) == digests(undisturbed.folder)
 
 

@@ -764,7 +764,7 @@ def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
     assert {*secure_sum_of().unmask()[SECAGG]} == {*every[:3]}
 
 
-@pytest.mark.parametrize("during", ["pack", "_remember"])
+@pytest.mark.parametrize("during", ["mask", "_remember"])
 def test_what_comes_twice_at_once_shows_one_share_of_each_peer(
     during: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -64,9 +64,9 @@ def sites(tmp_path: Path) -> Nodes:
 
 
 # -- masks depend on all that a site was sent ------------------------------------------------------
-def instruct(key: str, value: Any) -> Callable[[Message], None]:
+def instruct(key: str, value: Any, record: str = "round") -> Callable[[Message], None]:
     """A change of the instructions of a round."""
-    return lambda message: message.content.config_records["round"].update({key: value})
+    return lambda message: message.content.config_records[record].update({key: value})
 
 
 NO_STATE_COUNTS = f"999:1,{RUN_ID}"
@@ -136,11 +136,16 @@ def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
         assert not row["failed"]
 
 
-@pytest.mark.parametrize(("key", "value"), [("run_name", "other"), ("counted", 1), ("part", 0.5)])
+@pytest.mark.parametrize(("record", "key", "value"), [
+    ("round", "run_name", "other"),
+    ("round", "counted", 1),
+    ("round", "part", 0.5),
+    ("counted", "site-3", 1),
+])  # fmt: skip
 def test_masks_depend_on_every_instruction(
-    key: str, value: Any, tmp_path: Path, sites: Nodes, monkeypatch: Patch
+    record: str, key: str, value: Any, tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    change_sent(monkeypatch, VICTIM, 1, instruct(key, value))
+    change_sent(monkeypatch, VICTIM, 1, instruct(key, value, record))
 
     assert all(row["void"] for row in rows_of(tmp_path, nodes=sites, algo="fedavg"))
 

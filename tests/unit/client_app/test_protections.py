@@ -43,6 +43,7 @@ ROUNDED = 3e-4
     (SITE | {"min-class-samples": 2}, {}, ["one reply to each question", "small classes"]),
     (SIMULATED, {"prototype_noise": "gaussian 0.1 0.1"}, ["a paper's noise"]),
     (SIMULATED, PRIVATE, ["differential privacy"]),
+    (SIMULATED, PRIVATE | {"secagg": True}, ["differential privacy", "secure aggregation"]),
     (SIMULATED, PRIVATE | {"min_class_samples": 2}, ["small classes", "differential privacy"]),
 ])  # fmt: skip
 def test_protections_follow_from_settings_and_node(
@@ -62,7 +63,11 @@ def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_a
     } == {*PROTECTIONS}
     assert len({kind.name for kind in PROTECTIONS} - {""}) == len(PROTECTIONS)
     assert all(kind.acts is not Protection.acts for kind in PROTECTIONS)
-    assert PROTECTIONS[-1].name == "differential privacy"  # it sees what leaves, as it leaves
+    # the one sees all that leaves, and the other hides it
+    assert [kind.name for kind in PROTECTIONS[-2:]] == [
+        "differential privacy",
+        "secure aggregation",
+    ]
     settings = Settings.from_run_config(run_config(tmp_path, algo="fedproto", secagg=True))
     assert names(settings, is_site=True) == "one reply to each question, secure aggregation"
 
