@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.basics.devices import open_device
 from protofl_common.config.sections import MachineSettings
-from protofl_common.experiment.catalog import ServerTrainingHparams
 
 SMALL_STEP = 2**24  # Multiplications of a forward pass that threads make no faster
 

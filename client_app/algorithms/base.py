@@ -31,9 +31,10 @@ from client_app.training import (
     Proximal,
     Step,
 )
+from protofl_common.algorithms.base import Algorithm, Hparams
 from protofl_common.config.architectures import ARCHITECTURES
 from protofl_common.data import UNLABELLED
-from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams, half
+from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.models.split import SplitModel

@@ -21,7 +21,7 @@ from copy import deepcopy
 
 from client_app.algorithms.base import Client, Payload, Proximal, SplitModel, Step
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.experiment.catalog import DittoHparams
+from protofl_common.algorithms.ditto import DittoHparams
 
 
 class Ditto(FedAvg[DittoHparams]):

@@ -32,7 +32,7 @@ from client_app.algorithms.base import (
     Prototypes,
     by_class,
 )
-from protofl_common.experiment.catalog import FedDistillHparams
+from protofl_common.algorithms.feddistill import FedDistillHparams
 from protofl_common.maths.losses import class_distillation, prototype_alignment
 
 

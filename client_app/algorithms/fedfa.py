@@ -25,8 +25,8 @@ clients.
 
 from client_app.algorithms.base import Client
 from client_app.algorithms.fedavg import FedAvg
+from protofl_common.algorithms.fedfa import FedFAHparams
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.catalog import FedFAHparams
 from protofl_common.models.augmentation import Augmentation
 
 

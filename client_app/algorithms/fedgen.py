@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload
-from protofl_common.experiment.catalog import FedGenHparams
+from protofl_common.algorithms.fedgen import FedGenHparams
 from protofl_common.models.split import Generator
 
 

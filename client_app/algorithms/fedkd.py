@@ -30,8 +30,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms, Payload, StateDict
 from client_app.state import StateError
+from protofl_common.algorithms.fedkd import FedKDHparams
 from protofl_common.basics.devices import seeded
-from protofl_common.experiment.catalog import FedKDHparams
 from protofl_common.maths.losses import adaptive, divergence
 from protofl_common.maths.low_rank import apply_change, change_of, compress
 

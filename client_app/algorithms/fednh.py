@@ -25,7 +25,7 @@ from torch.nn.functional import normalize
 
 from client_app.algorithms.base import Client, Payload, Samples, SplitModel
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.experiment.catalog import FedNHHparams
+from protofl_common.algorithms.fednh import FedNHHparams
 from protofl_common.models.split import CosineHead
 
 

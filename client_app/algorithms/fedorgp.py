@@ -17,7 +17,7 @@ means. The first round has no second term.
 """
 
 from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms
-from protofl_common.experiment.catalog import FedORGPHparams
+from protofl_common.algorithms.fedorgp import FedORGPHparams
 from protofl_common.maths.losses import angular_alignment
 
 

@@ -39,7 +39,7 @@ from client_app.algorithms.base import (
     Samples,
     by_class,
 )
-from protofl_common.experiment.catalog import FedPCLHparams
+from protofl_common.algorithms.fedpcl import FedPCLHparams
 from protofl_common.maths.losses import prototype_contrast, supervised_contrast
 from protofl_common.maths.prototypes import chosen
 

@@ -27,7 +27,7 @@ last batch upsets it (docs/algorithms).
 
 from client_app.algorithms.base import Batch, LossTerms, Prototypes
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.experiment.catalog import FedPLVMHparams
+from protofl_common.algorithms.fedplvm import FedPLVMHparams
 from protofl_common.maths import losses
 from protofl_common.maths.prototypes import cluster_classes
 

@@ -26,7 +26,7 @@ of the labelled samples alone; the unlabelled ones have FedPU's term of weight `
 """
 
 from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms
-from protofl_common.experiment.catalog import AlignmentHparams
+from protofl_common.algorithms.base import AlignmentHparams
 from protofl_common.maths.losses import prototype_alignment
 
 

@@ -15,7 +15,7 @@ import torch
 
 from client_app.algorithms.base import Batch, Client, LossTerms, Payload
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.experiment.catalog import FedProxHparams
+from protofl_common.algorithms.fedprox import FedProxHparams
 
 
 class FedProx(FedAvg[FedProxHparams]):

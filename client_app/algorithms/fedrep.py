@@ -26,7 +26,7 @@ import torch
 
 from client_app.algorithms.base import ClientAlgorithm, SplitModel, Step
 from client_app.training import make_optimizer
-from protofl_common.experiment.catalog import FedRepHparams
+from protofl_common.algorithms.fedrep import FedRepHparams
 
 
 class FedRep(ClientAlgorithm[FedRepHparams]):

@@ -36,7 +36,7 @@ from client_app.algorithms.base import (
     Prototypes,
     by_class,
 )
-from protofl_common.experiment.catalog import FedSAHparams
+from protofl_common.algorithms.fedsa import FedSAHparams
 from protofl_common.maths.losses import margin_contrast, nearest_distances
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import Batch, Client, ClientAlgorithm, LossTerms
-from protofl_common.experiment.catalog import FMLHparams
+from protofl_common.algorithms.fml import FMLHparams
 from protofl_common.maths.losses import divergence
 
 

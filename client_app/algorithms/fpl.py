@@ -23,7 +23,7 @@ last epoch while it trains. The first round has no prototypes, and so only the c
 
 from client_app.algorithms.base import Batch, LossTerms, Payload, by_class
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.experiment.catalog import FPLHparams
+from protofl_common.algorithms.fpl import FPLHparams
 from protofl_common.maths.losses import prototype_alignment, sparse_contrast, sparse_similarity
 from protofl_common.maths.prototypes import class_means
 

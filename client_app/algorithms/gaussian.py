@@ -23,7 +23,7 @@ random projection.
 import torch
 
 from client_app.algorithms.base import Client, ClientAlgorithm, Payload, SplitModel
-from protofl_common.experiment.catalog import GaussianHparams
+from protofl_common.algorithms.gaussian import GaussianHparams
 from protofl_common.maths.gaussian import ClassMoments, GaussianHead
 
 

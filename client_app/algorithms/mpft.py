@@ -18,7 +18,7 @@ of the adapter by each client. More rounds train on.
 """
 
 from client_app.algorithms.fedavg import FedAvg
-from protofl_common.experiment.catalog import MPFTHparams
+from protofl_common.algorithms.mpft import MPFTHparams
 from protofl_common.maths.prototypes import Prototypes, cluster_classes
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from client_app.algorithms.base import LossTerms, Proximal, Step
 from client_app.algorithms.ditto import Ditto
-from protofl_common.experiment.catalog import PFedMeHparams
+from protofl_common.algorithms.pfedme import PFedMeHparams
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ settings' optimizer, momentum included; the paper has none.
 from client_app.algorithms.base import Client, Payload
 from client_app.algorithms.fedavg import FedAvg
 from client_app.training import GradientSums
-from protofl_common.experiment.catalog import SCAFFOLDHparams
+from protofl_common.algorithms.scaffold import SCAFFOLDHparams
 from protofl_common.models.split import control_variate, variate_changes
 
 

@@ -1,16 +1,22 @@
 """Our functions and values in the place of a library's, where none of its settings serves."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+
+
+def replaced(owner: object, **ours: object) -> AbstractContextManager[None]:
+    """Replace these names of ``owner``, a module or an object, inside a ``with``.
+
+    AttributeError at once, before the ``with``, if this version of the library lacks one.
+    """
+    originals = {name: getattr(owner, name) for name in ours}
+    return _replacing(owner, originals, ours)
 
 
 @contextmanager
-def replaced(owner: object, **ours: object) -> Iterator[None]:
-    """Replace these names of ``owner``, a module or an object, inside a ``with``.
-
-    AttributeError, before anything is replaced, if this version of the library lacks one.
-    """
-    originals = {name: getattr(owner, name) for name in ours}
+def _replacing(
+    owner: object, originals: dict[str, object], ours: dict[str, object]
+) -> Iterator[None]:
     try:
         for name, value in ours.items():
             setattr(owner, name, value)

@@ -1,5 +1,6 @@
 """Lists of names, texts that cross the wire (errors of a client, words of a stranger), sizes."""
 
+import csv
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,8 +32,32 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 def names_in(text: object) -> tuple[str, ...]:
     """The distinct names of a comma-separated list; () for none."""
-    names = [name.strip() for name in str(text or "").split(",")]
-    return tuple(dict.fromkeys(filter(None, names)))
+    return tuple(dict.fromkeys(filter(None, parts_of(text))))
+
+
+def parts_of(text: object) -> list[str]:
+    """The parts of a comma-separated list; a name with a comma has quotes: ``"a, b",c``."""
+    line = str(text or "").replace("\n", " ")
+    parts = next(csv.reader([line], skipinitialspace=True), [])
+    return [part.strip() for part in parts]
+
+
+def as_list(names: Iterable[str]) -> str:
+    """The comma-separated list that `names_in` reads as these names."""
+    quoted = []
+    for name in names:
+        if "," in name or name.startswith('"'):
+            name = '"{}"'.format(name.replace('"', '""'))
+        quoted.append(name)
+    text = ",".join(quoted)
+    return f" {text}" if text.startswith('"') else text  # else a setting would lose its quotes
+
+
+def first_of(names: Iterable[str], most: int = 20) -> str:
+    """The first of the names with commas, and how many there are where these are more."""
+    listed = list(names)
+    more = f", … ({len(listed)})" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
@@ -61,9 +86,13 @@ def is_plain_name(text: str) -> bool:
 
     It then is short and printable, without slashes, and not hidden.
     """
-    if not 0 < len(text) <= LONGEST_NAME or not text.isprintable():
+    if not text or not is_short_and_printable(text):
         return False
     return not text.startswith(".") and "/" not in text and "\\" not in text
+
+
+def is_short_and_printable(text: str) -> bool:
+    return len(text) <= LONGEST_NAME and text.isprintable()
 
 
 def is_site_name(text: str) -> bool:

@@ -1,76 +1,313 @@
-"""The legal values of ``dataset`` and ``partition``, each with a line that explains it.
+"""The legal values of ``dataset`` and ``partition``: a row each, with all that is known of it.
 
-No heavy imports here.
+How a data set is read stands in `data/sources.py` and `data/published.py`, how a partition divides
+in `data/partitions.py`. No heavy imports here.
 """
 
 import re
+from dataclasses import dataclass
 
 from protofl_common.config.python_names import PYTHON_NAME
 
 # what else ``dataset`` may be
 OTHER_DATASETS = re.compile(rf"{PYTHON_NAME.pattern}|hf:[\w./-]+", re.ASCII)
-DATASETS: dict[str, str] = {
-    "digits": "scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
-    "digit-domains": (
-        "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB (embedded)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A data set that ``dataset`` can name."""
+
+    help: str
+    files: str = ""
+    """For people: what lies in ``data-dir``; "" where it is embedded, or of the user's own."""
+    is_own: bool = False
+    """Files of the user's own, whose classes and domains then have names of their own."""
+    num_classes: int = 0
+    """Their number where it is known without reading; 0 where the data decide."""
+    has_domains: bool = False
+    """The data come, or may come, in domains."""
+    has_official: bool = False
+    """The data come, or may come, with an official test part."""
+
+
+_OF_TORCHVISION = "torchvision's; downloaded only with `download=true`"
+DATASETS: dict[str, DataSet] = {
+    "digits": DataSet(
+        help="scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
+        num_classes=10,
     ),
-    "digit-mix": (
-        "MNIST, USPS and three embedded looks as domains; 28×28 RGB (in the place of Digit-5)"
+    "digit-domains": DataSet(
+        help=(
+            "digits in five looks: scanned, printed, photo, inverted, coloured; 28×28 RGB"
+            " (embedded)"
+        ),
+        num_classes=10,
+        has_domains=True,
     ),
-    "mnist": "MNIST, 28×28 grey",
-    "fashion-mnist": "Fashion-MNIST, 28×28 grey",
-    "kmnist": "Kuzushiji-MNIST, 28×28 grey",
-    "emnist": "EMNIST balanced, 28×28 grey, 47 classes",
-    "usps": "USPS digits, 16×16 grey",
-    "svhn": "Street View House Numbers, 32×32 RGB",
-    "cifar10": "CIFAR-10, 32×32 RGB",
-    "cifar100": "CIFAR-100, 32×32 RGB",
-    "flowers102": "Oxford Flowers-102, RGB",
-    "digit5": (
-        "MNIST, MNIST-M, USPS and SVHN as domains, those that are there; 32×32 RGB (of Digit-5)"
+    "digit-mix": DataSet(
+        help="MNIST, USPS and three embedded looks as domains; 28×28 RGB (in the place of Digit-5)",
+        files="MNIST and USPS; three of the embedded looks are its other domains",
+        num_classes=10,
+        has_domains=True,
     ),
-    "pacs": "PACS: photographs, paintings, cartoons and sketches of 7 classes as domains",
-    "office10": "Office-Caltech-10: 4 domains, 10 classes",
-    "tiny-imagenet": "Tiny-ImageNet, 64×64 RGB, 200 classes",
-    "fed-isic": "FLamby's Fed-ISIC2019: skin, 8 classes, 6 centres as clients",
-    "fed-heart": "FLamby's Fed-Heart-Disease: tables of 4 hospitals as clients, 2 classes",
-    "har": "UCI HAR: nine signals of 30 people as clients, 6 activities",
-    "breast-cancer": "scikit-learn's table of 569 tumours, 30 numbers each, 2 classes (embedded)",
-    "wine": "scikit-learn's table of 178 wines, 13 numbers each, 3 classes (embedded)",
-    "image-folder": "a folder of your own: CLASS/image",
-    "domain-folder": "a folder of your own: DOMAIN/CLASS/image (Office-10, DomainNet)",
-    "manifest": "images of your own, listed in a CSV file: file,label,client,split",
-    "arrays": (
-        "arrays of your own: .npz (inputs, labels, …), "
-        "or CSV or Parquet of numbers with a column label"
+    "mnist": DataSet(
+        help="MNIST, 28×28 grey",
+        files=_OF_TORCHVISION,
+        num_classes=10,
+        has_official=True,
     ),
-    "text-csv": "texts of your own in a CSV file with a column label (AG News)",
+    "fashion-mnist": DataSet(
+        help="Fashion-MNIST, 28×28 grey",
+        files=_OF_TORCHVISION,
+        num_classes=10,
+        has_official=True,
+    ),
+    "kmnist": DataSet(
+        help="Kuzushiji-MNIST, 28×28 grey",
+        files=_OF_TORCHVISION,
+        num_classes=10,
+        has_official=True,
+    ),
+    "emnist": DataSet(
+        help="EMNIST balanced, 28×28 grey, 47 classes",
+        files=_OF_TORCHVISION,
+        num_classes=47,
+        has_official=True,
+    ),
+    "usps": DataSet(
+        help="USPS digits, 16×16 grey",
+        files=_OF_TORCHVISION,
+        num_classes=10,
+        has_official=True,
+    ),
+    "svhn": DataSet(
+        help="Street View House Numbers, 32×32 RGB",
+        files=_OF_TORCHVISION,
+        num_classes=10,
+        has_official=True,
+    ),
+    "cifar10": DataSet(
+        help="CIFAR-10, 32×32 RGB",
+        files=_OF_TORCHVISION,
+        num_classes=10,
+        has_official=True,
+    ),
+    "cifar100": DataSet(
+        help="CIFAR-100, 32×32 RGB",
+        files=_OF_TORCHVISION,
+        num_classes=100,
+        has_official=True,
+    ),
+    "flowers102": DataSet(
+        help="Oxford Flowers-102, RGB",
+        files=_OF_TORCHVISION,
+        num_classes=102,
+        has_official=True,
+    ),
+    "digit5": DataSet(
+        help=(
+            "MNIST, MNIST-M, USPS and SVHN as domains, those that are there; 32×32 RGB (of Digit-5)"
+        ),
+        files=(
+            "torchvision's of MNIST, USPS and SVHN, and `mnist_m/mnist_m_train` … of MNIST-M; for"
+            " SynthDigits, no longer offered, bring five folders as a `domain-folder`"
+        ),
+        num_classes=10,
+        has_domains=True,
+        has_official=True,
+    ),
+    "pacs": DataSet(
+        help="PACS: photographs, paintings, cartoons and sketches of 7 classes as domains",
+        files="DOMAIN/CLASS/image, there or in the folder `PACS`",
+        has_domains=True,
+        has_official=True,
+    ),
+    "office10": DataSet(
+        help="Office-Caltech-10: 4 domains, 10 classes",
+        files="DOMAIN/CLASS/image, there or in the folder `office10`",
+        has_domains=True,
+        has_official=True,
+    ),
+    "tiny-imagenet": DataSet(
+        help="Tiny-ImageNet, 64×64 RGB, 200 classes",
+        files="`tiny-imagenet-200`; tested on its validation part",
+        has_domains=True,
+        has_official=True,
+    ),
+    "fed-isic": DataSet(
+        help="FLamby's Fed-ISIC2019: skin, 8 classes, 6 centres as clients",
+        files=(
+            "`ISIC_2019_Training_Input_preprocessed` and FLamby's `train_test_split`, there or in"
+            " the folder `fed_isic2019`"
+        ),
+        has_domains=True,
+        has_official=True,
+    ),
+    "fed-heart": DataSet(
+        help="FLamby's Fed-Heart-Disease: tables of 4 hospitals as clients, 2 classes",
+        files=(
+            "UCI's four `processed.*.data`: hospitals, as in FLamby; with `impute` patients with"
+            " gaps stay"
+        ),
+        has_domains=True,
+        has_official=True,
+    ),
+    "har": DataSet(
+        help="UCI HAR: nine signals of 30 people as clients, 6 activities",
+        files="`UCI HAR Dataset`: signals of 128 steps",
+        has_domains=True,
+        has_official=True,
+    ),
+    "breast-cancer": DataSet(
+        help="scikit-learn's table of 569 tumours, 30 numbers each, 2 classes (embedded)",
+        num_classes=2,
+    ),
+    "wine": DataSet(
+        help="scikit-learn's table of 178 wines, 13 numbers each, 3 classes (embedded)",
+        num_classes=3,
+    ),
+    "image-folder": DataSet(
+        help="a folder of your own: CLASS/image",
+        is_own=True,
+    ),
+    "domain-folder": DataSet(
+        help="a folder of your own: DOMAIN/CLASS/image (Office-10, DomainNet)",
+        is_own=True,
+        has_domains=True,
+    ),
+    "manifest": DataSet(
+        help="images of your own, listed in a CSV file: file,label,client,split",
+        is_own=True,
+        has_domains=True,
+        has_official=True,
+    ),
+    "arrays": DataSet(
+        help=(
+            "arrays of your own: .npz (inputs, labels, …), "
+            "or CSV or Parquet of numbers with a column label"
+        ),
+        is_own=True,
+        has_domains=True,
+        has_official=True,
+    ),
+    "text-csv": DataSet(
+        help="texts of your own in a CSV file with a column label (AG News)",
+        is_own=True,
+        has_domains=True,
+        has_official=True,
+    ),
 }
-# files of the user's own
-OWN_FORMATS = ("image-folder", "domain-folder", "manifest", "arrays", "text-csv")
+OWN_FORMATS = tuple(name for name, row in DATASETS.items() if row.is_own)
+_NAMED = DataSet(
+    help="a function of the user's own, or a data set of Hugging Face's",
+    is_own=True,
+    has_domains=True,
+    has_official=True,
+)
+
+
+def data_set_named(dataset: str) -> DataSet:
+    """The row of ``dataset``, also where it is a Python name or one of Hugging Face's."""
+    return DATASETS.get(dataset, _NAMED)
 
 
 def is_own(dataset: str) -> bool:
-    """Return whether ``dataset`` reads a user's own data.
-
-    Their classes and domains then have names of their own.
-    """
-    return dataset in OWN_FORMATS or dataset not in DATASETS
+    """Return whether ``dataset`` reads a user's own data."""
+    return data_set_named(dataset).is_own
 
 
-PARTITIONS: dict[str, str] = {
-    "iid": "samples dealt out at random",
-    "dirichlet": "each class divided over the clients by Dir(alpha): the papers' practical setting",
-    "balanced-dirichlet": (
-        "the same, with nothing more for a client of an equal share: PFLlib's practical setting"
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A way to divide a data set among clients."""
+
+    help: str
+    """A client's share."""
+    reads: tuple[str, ...] = ()
+    """The settings that it alone reads, and others that say so."""
+    needs_domains: bool = False
+    """The data must come in domains: a client has samples of one."""
+    shares_domains: bool = False
+    """Several clients may have samples of one domain."""
+    balances_classes: bool = False
+    """It shapes no class proportions, so ``train-samples`` balances the classes."""
+    shares_samples: bool = False
+    """Clients may share samples: these are split before they are dealt."""
+    leaves_out: bool = False
+    """Some samples may be in no client's share."""
+    version: int = 1
+    """Raise it when the same seed gives other samples than before."""
+
+
+PARTITIONS: dict[str, Partition] = {
+    "iid": Partition(
+        help="samples dealt out at random",
+        balances_classes=True,
     ),
-    "pathological": "classes-per-client classes each, in unequal amounts",
-    "n-way-k-shot": "about ways classes with about shots samples each (FedProto)",
-    "feature-shift": "one domain per client, all classes",
-    "label-shift": "all domains mixed, each client its own class proportions from Dir(alpha)",
-    "feature-label-shift": "one domain per client, and its own class proportions from Dir(alpha)",
-    "natural": "the clients that the data name, one for each",
-    "own": "no division: all data in data-dir (or all of its domain) are this client's own",
+    "dirichlet": Partition(
+        help=(
+            "each class divided over the clients by Dir(alpha): the papers' practical setting; at"
+            " least 10 samples each, or a fifth of an equal share"
+        ),
+        reads=("alpha",),
+        version=2,
+    ),
+    "balanced-dirichlet": Partition(
+        help=(
+            "the same, but a client with an equal share gets no further class: PFLlib's and"
+            " HtFLlib's practical setting; at least 40 samples each, or half an equal share"
+        ),
+        reads=("alpha",),
+        version=2,
+    ),
+    "pathological": Partition(
+        help="classes-per-client classes each, in unequal amounts",
+        reads=("classes-per-client",),
+        leaves_out=True,
+    ),
+    "n-way-k-shot": Partition(
+        help=(
+            "ways ± ways-stdev classes with shots ± shots-stdev training samples each (FedProto);"
+            " uniform noise"
+        ),
+        reads=("ways", "ways-stdev", "shots", "shots-stdev"),
+        shares_samples=True,
+        leaves_out=True,
+    ),
+    "feature-shift": Partition(
+        help=(
+            "one domain per client, all classes; dealt out in turn, or by"
+            ' clients-per-domain = "1,4,2,2,1"'
+        ),
+        reads=("clients-per-domain",),
+        needs_domains=True,
+        shares_domains=True,
+        balances_classes=True,
+        leaves_out=True,
+    ),
+    "label-shift": Partition(
+        help="all domains mixed, each client its own class proportions from Dir(alpha)",
+        reads=("alpha",),
+    ),
+    "feature-label-shift": Partition(
+        help="one domain per client, and its own class proportions from Dir(alpha)",
+        reads=("alpha", "clients-per-domain"),
+        needs_domains=True,
+        shares_domains=True,
+        leaves_out=True,
+    ),
+    "natural": Partition(
+        help="the clients that the data name, one for each, in sorted order",
+        needs_domains=True,
+        leaves_out=True,
+    ),
+    "own": Partition(
+        help="no division: all data in data-dir (or all of its domain) are this client's own",
+        balances_classes=True,
+        version=3,
+    ),
 }
-# versions of those that once gave other samples
-PARTITION_VERSIONS = {"dirichlet": 2, "balanced-dirichlet": 2, "own": 3}
+
+
+def partitions_that_read(key: str) -> list[str]:
+    """The partitions that the setting ``key`` belongs to; none where all runs may read it."""
+    return [name for name, row in PARTITIONS.items() if key in row.reads]

@@ -1,7 +1,8 @@
 """Typed options: from a flat run configuration to frozen dataclasses, with errors to act on.
 
-A `Table` is a frozen dataclass whose fields are made by :func:`option`. Defaults stand in
-``[tool.flwr.app.config]`` of ``pyproject.toml``, so every key of a section must be present.
+A `Table` is a frozen dataclass whose fields are made by :func:`option`: all that is known of a
+setting stands there. ``make docs`` writes the defaults into ``[tool.flwr.app.config]`` of
+``pyproject.toml``, where Flower reads them, so every key of a section must be present in a run.
 """
 
 import dataclasses
@@ -11,7 +12,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from os.path import expanduser
-from typing import Any, ClassVar, Literal, TypeVar, dataclass_transform, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    dataclass_transform,
+    get_type_hints,
+)
 
 Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
@@ -29,9 +38,17 @@ class SettingsError(ValueError):
     """One or more settings are wrong; the message has one line per setting."""
 
 
+class Needed(NamedTuple):
+    """What a setting must be under a protection, unless it has its default."""
+
+    value: Scalar
+    why: str
+
+
 def option(
     *,
-    default: Scalar | None = None,
+    default: Scalar,
+    help: str = "",
     choices: Iterable[str] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
@@ -41,13 +58,22 @@ def option(
     or_words: str = "",
     several: bool = False,
     affects: Affects = "result",
+    site: str = "",
+    at_most: str = "",
+    with_secagg: Needed | None = None,
+    with_dp: Needed | None = None,
 ) -> Any:
-    """A dataclass field with its legal values: ``choices``, or a range.
+    """A dataclass field with its default, its meaning and its legal values.
+
+    These are ``choices``, or a range.
 
     A range may have ``minimum``, ``maximum`` and ``above``, which is exclusive; ``or_zero`` allows
     0 beside it. Beside the choices, a value may be what matches ``or_like``, which errors call
-    ``or_words``; with ``several``, a list of such values, separated by commas. ``default`` is for
-    the hyper-parameters of other packages.
+    ``or_words``; with ``several``, a list of such values, separated by commas.
+
+    A site's node config may set it where ``site`` says what it means there; ``at_most`` is the key
+    of the node config that bounds it. ``with_secagg`` and ``with_dp`` say what it must be under
+    secure aggregation, and under differential privacy, if these do not go with all its values.
     """
     legal: dict[str, Any] = {
         "choices": None if choices is None else tuple(choices),
@@ -59,13 +85,16 @@ def option(
         "or_words": or_words,
         "several": several,
         "affects": affects,
+        "site": site,
+        "at_most": at_most,
+        "with_secagg": with_secagg,
+        "with_dp": with_dp,
+        "help": help,
     }
-    if default is None:
-        return dataclasses.field(metadata=legal)
     return dataclasses.field(metadata=legal, default=default)
 
 
-_ANY_VALUE: Mapping[str, Any] = option().metadata  # of a field that is none of `option`'s
+_ANY_VALUE: Mapping[str, Any] = option(default=0).metadata  # of a field that is none of `option`'s
 
 
 @dataclass_transform(frozen_default=True)

@@ -17,13 +17,16 @@ from protofl_common.config.architectures import (
     OTHER_NETWORKS_IN_WORDS,
 )
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
-from protofl_common.config.options import Affects, Scalar, Table, key_of, option
+from protofl_common.config.options import Affects, Needed, Scalar, Table, key_of, option
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/callbacks/trackers.py`)."""
 FEWEST_TESTED = 20
 """Samples of a figure under ``min-class-samples``, at least: a figure of few says which of them are
 right."""
+HIDES_UPLOADS = "hides the single uploads that it needs"
+HIDES_FIGURES = "hides the single figures that it needs"
+SAME_CLIENTS = "forbids sums over different clients, whose difference shows single uploads"
 DEVICE = re.compile(r"cuda:\d+|xpu(:\d+)?")
 NOISE = re.compile(r"(gaussian|laplace) (\d+|\d*\.\d+) (\d+|0*\.\d+)")
 """No part of it can be read in two ways."""
@@ -32,147 +35,726 @@ NOISE = re.compile(r"(gaussian|laplace) (\d+|\d*\.\d+) (\d+|0*\.\d+)")
 class RunSettings(Table):
     """The run itself."""
 
-    algo: str = option()
-    hparams: str = option()
-    baselines: str = option(affects="display")
-    rounds: int = option(minimum=1)
-    early_stopping: int = option(minimum=0)
-    early_stopping_metric: str = option()
-    keep_best: bool = option(affects="display")
-    seed: int = option(minimum=0)
-    run_name: str = option(affects="name")
-    out_dir: str = option(affects="name")
-    resume: bool = option(affects="name")
-    report: bool = option(affects="display")
-    metrics: str = option(affects="display")
-    callback: str = option(affects="display")
+    algo: str = option(
+        default="fedproto",
+        help="`protofl list algorithms` names them; a package may bring others",
+    )
+    hparams: str = option(
+        default="",
+        help='hyper-parameters of an algorithm of another package: "mu=5.0, temperature=0.5"',
+    )
+    baselines: str = option(
+        default="",
+        affects="display",
+        with_dp=Needed(
+            "",
+            "each baseline would spend ε once more on the same samples; make it a run of its own",
+        ),
+        help=(
+            "algorithms that the same clients train with too, after the run, to compare with:"
+            ' "local,fedavg"'
+        ),
+    )
+    rounds: int = option(default=20, minimum=1, at_most="max-rounds", help="communication rounds")
+    early_stopping: int = option(
+        default=0,
+        minimum=0,
+        help=(
+            "end the run when that many rounds have not raised early-stopping-metric on"
+            " validation data (needs some: validation-fraction); 0: never"
+        ),
+    )
+    early_stopping_metric: str = option(
+        default="",
+        help=(
+            "what chooses the best round of the run: head, prototype, or one of `metrics`,"
+            ' head/auc; "": head, prototype where there is no other'
+        ),
+    )
+    keep_best: bool = option(
+        default=False,
+        affects="display",
+        help=(
+            "true: each client also keeps its model of the best round on its disk, for `protofl"
+            " export --best`"
+        ),
+    )
+    seed: int = option(
+        default=42,
+        minimum=0,
+        help=(
+            "the random choices of the run derive from it, but for three: the noise of dp never"
+            " repeats; K-means of prototypes, and the division of a site's own data, are the same"
+            " for every seed"
+        ),
+    )
+    run_name: str = option(
+        default="",
+        affects="name",
+        help='name of the results folder; "": time, algorithm and data set',
+    )
+    out_dir: str = option(
+        default="runs",
+        affects="name",
+        help=(
+            "where results folders are made, relative to the working directory of the SuperLink"
+            " or SuperNode"
+        ),
+    )
+    resume: bool = option(
+        default=False,
+        affects="name",
+        help=(
+            "true: let the stopped run run-name go on after its last finished round;"
+            " <run>/resume.toml holds all it takes"
+        ),
+    )
+    report: bool = option(
+        default=True,
+        affects="display",
+        help="draw report.html when the run ends; `protofl report RUN` draws it at any time",
+    )
+    metrics: str = option(
+        default="",
+        affects="display",
+        with_dp=Needed("", "only numbers of right predictions have noise"),
+        help=(
+            "beside accuracy, comma-separated: names that `protofl list metrics` prints, or"
+            " module:function"
+        ),
+    )
+    callback: str = option(
+        default="",
+        affects="display",
+        help=(
+            "a tracker: mlflow, tensorboard (files in <run>/tensorboard), trackio, wandb; or"
+            " module:function on the server, called with every row of metrics.jsonl"
+        ),
+    )
 
 
 class FederationSettings(Table):
     """Who takes part, and how long the server waits."""
 
-    num_clients: int = option(minimum=0, affects="waiting")
-    min_clients: int = option(minimum=0, affects="waiting")
-    participation: float = option(above=0, maximum=1)
-    drop_rate: float = option(minimum=0, maximum=0.99)
-    new_clients: int = option(minimum=0)
-    new_domain: str = option()
-    new_client_epochs: int = option(minimum=0)
-    min_replies: int = option(minimum=1, affects="waiting")
-    join_timeout: float = option(above=0, affects="waiting")
-    round_timeout: float = option(above=0, affects="waiting")
-    grace: float = option(minimum=0, affects="waiting")
-    max_silent_rounds: int = option(minimum=0, affects="waiting")
-    evaluate_every: int = option(minimum=1)
-    liars: int = option(minimum=-1, maximum=2)
+    num_clients: int = option(
+        default=0,
+        minimum=0,
+        affects="waiting",
+        help="clients to wait for before round 1; 0: as many as the clients' num-partitions says",
+    )
+    min_clients: int = option(
+        default=0,
+        minimum=0,
+        affects="waiting",
+        help=(
+            "a run begins with that many where the others cannot take part, or are not there"
+            " after join-timeout; 0: all, or, where clients bring data of their own, more than"
+            " half"
+        ),
+    )
+    participation: float = option(
+        default=1.0,
+        above=0,
+        maximum=1,
+        with_secagg=Needed(1.0, SAME_CLIENTS),
+        help="fraction of the clients sampled in each round",
+    )
+    drop_rate: float = option(
+        default=0.0,
+        minimum=0,
+        maximum=0.99,
+        with_secagg=Needed(0.0, SAME_CLIENTS),
+        help=(
+            "a client that is asked does not answer in a round with this probability, drawn anew"
+            " for each client and round; among clients that divide a data set"
+        ),
+    )
+    new_clients: int = option(
+        default=0,
+        minimum=0,
+        with_secagg=Needed(0, HIDES_FIGURES),
+        with_dp=Needed(0, "the privacy ledger counts rounds, and they train after the last one"),
+        help=(
+            "that many of the clients that divide a data set never train; the final evaluation"
+            " has their figures apart (head/new-clients)"
+        ),
+    )
+    new_domain: str = option(
+        default="",
+        with_secagg=Needed("", HIDES_FIGURES),
+        with_dp=Needed(
+            "", "the privacy ledger counts rounds, and its clients train after the last one"
+        ),
+        help="the clients of this domain never train, as with new-clients: a held-out domain",
+    )
+    new_client_epochs: int = option(
+        default=0,
+        minimum=0,
+        at_most="max-epochs",
+        help=(
+            "epochs of a new client's own training, as in a round, before it is evaluated; 0: it"
+            " uses what it receives as it is"
+        ),
+    )
+    min_replies: int = option(
+        default=1,
+        minimum=1,
+        affects="waiting",
+        help=(
+            "a round with fewer valid replies changes nothing; three of them in a row end the"
+            " run; of several sites with operators two must answer, whatever this says"
+        ),
+    )
+    join_timeout: float = option(
+        default=300.0,
+        above=0,
+        affects="waiting",
+        help="seconds to wait for the clients to connect and to prepare their data",
+    )
+    round_timeout: float = option(
+        default=3600.0,
+        above=0,
+        affects="waiting",
+        help="seconds to wait at most for the replies of a round",
+    )
+    grace: float = option(
+        default=3.0,
+        minimum=0,
+        affects="waiting",
+        help=(
+            "where clients bring data of their own, after the first round and once min-replies"
+            " have answered: wait for the others that many times the median time, or a client's"
+            " own slowest so far, at least 2 minutes; 0: the whole round-timeout"
+        ),
+    )
+    max_silent_rounds: int = option(
+        default=5,
+        minimum=0,
+        affects="waiting",
+        help=(
+            "a client that does not answer so many rounds running is left out of as many, then"
+            " tried again; 0: it is asked in all"
+        ),
+    )
+    evaluate_every: int = option(
+        default=1,
+        minimum=1,
+        help="clients evaluate every that many rounds (and always after the last)",
+    )
+    liars: int = option(
+        default=-1,
+        minimum=-1,
+        maximum=2,
+        with_secagg=Needed(0, HIDES_UPLOADS),
+        help=(
+            "sites that may lie and yet decide nothing, 0, 1 or 2: replies, changes of weights"
+            " and claims of samples are bounded, and that many values trimmed from each end of a"
+            " mean of prototypes; -1: 1 where sites with operators take part and a round asks"
+            " three or more, 0 among simulated clients"
+        ),
+    )
 
 
 class BoundsSettings(Table):
     """For experts: the bounds on single clients, where they shall not follow from `liars`."""
 
-    max_prototype_norm: float = option(above=0)
-    max_prototypes_per_class: int = option(minimum=1)
-    max_norm_ratio: float = option(minimum=1, or_zero=True)
-    max_samples_ratio: float = option(minimum=1, or_zero=True)
-    max_samples_lead: float = option(minimum=1, or_zero=True)
-    max_update_ratio: float = option(minimum=0)
-    merging: str = option(choices=("auto", "mean", "median", "trimmed-mean"))
-    trim_fraction: float = option(minimum=0, maximum=0.49)
+    max_prototype_norm: float = option(
+        default=10000.0,
+        above=0,
+        help="a reply with a prototype of larger Euclidean norm is refused",
+    )
+    max_prototypes_per_class: int = option(
+        default=100,
+        minimum=1,
+        help=(
+            "a reply with more prototypes of a class is refused, where an algorithm allows"
+            " several at all"
+        ),
+    )
+    max_norm_ratio: float = option(
+        default=0.0,
+        minimum=1,
+        or_zero=True,
+        help=(
+            "a reply whose largest prototype, or model, is that many times longer than the median"
+            " of three or more replies is refused; 0: 5 with liars, else 1000"
+        ),
+    )
+    max_samples_ratio: float = option(
+        default=0.0,
+        minimum=1,
+        or_zero=True,
+        help=(
+            "in means by samples a client weighs at most as that many times the median of all"
+            " clients' training samples; 0: 8 with liars, else no bound"
+        ),
+    )
+    max_samples_lead: float = option(
+        default=0.0,
+        minimum=1,
+        or_zero=True,
+        help=(
+            "and, of three or more clients, at most as that many times the largest number of the"
+            " others, liars left out; 0: 2 with liars, else no bound"
+        ),
+    )
+    max_update_ratio: float = option(
+        default=0.0,
+        minimum=0,
+        with_secagg=Needed(0.0, HIDES_UPLOADS),
+        help=(
+            "a client's change of the weights, with buffers, is cut to that many times the median"
+            " length of the round's changes; 0: 2 with liars, else it is not"
+        ),
+    )
+    merging: str = option(
+        default="auto",
+        choices=("auto", "mean", "median", "trimmed-mean"),
+        with_secagg=Needed("mean", HIDES_UPLOADS),
+        help=(
+            "the server's mean of prototypes and weights: mean, median, trimmed-mean (the last"
+            " two leave the farthest out of what a server trains on or clusters); auto: the mean,"
+            " of prototypes without the liars smallest and largest values where all clients'"
+            " features can be compared"
+        ),
+    )
+    trim_fraction: float = option(
+        default=0.2,
+        minimum=0,
+        maximum=0.49,
+        help=(
+            'merging = "trimmed-mean": part of the clients left out at each end of every'
+            " coordinate, rounded up"
+        ),
+    )
 
 
 class DataSettings(Table):
     """The data, and their division among the clients."""
 
     dataset: str = option(
+        default="digit-domains",
         choices=DATASETS,
         or_like=OTHER_DATASETS,
         or_words="MODULE:FUNCTION of your own",
         affects="data",
+        site=(
+            "how the files are read: `image-folder`, `domain-folder`, `manifest`, `arrays`,"
+            " `text-csv`, `MODULE:FUNCTION`, `hf:NAME`; a run names none of these. Needed with"
+            " data of its own"
+        ),
+        help="`protofl list datasets` names them; or MODULE:FUNCTION of your own, hf:NAME",
     )
-    data_dir: str = option(affects="machine")
-    download: bool = option(affects="machine")
-    cache_dir: str = option(affects="machine")
-    image_size: int = option(minimum=0, affects="data")
-    text_length: int = option(minimum=1, maximum=65536, affects="data")
-    classes: str = option(affects="data")
-    columns: str = option(affects="data")
-    drop: str = option(affects="data")
-    one_hot: str = option(affects="data")
-    impute: str = option(choices=("none", "mean", "median"), affects="data")
-    standardise: str = option(choices=("auto", "client", "pooled"), affects="data")
-    partition: str = option(choices=PARTITIONS)
-    alpha: float = option(above=0)
-    classes_per_client: int = option(minimum=1)
-    ways: int = option(minimum=1)
-    ways_stdev: int = option(minimum=0)
-    shots: int = option(minimum=1)
-    shots_stdev: int = option(minimum=0)
-    clients_per_domain: str = option()
-    total_samples: int = option(minimum=0)
-    train_samples: int = option(minimum=0)
-    test_samples: int = option(minimum=0)
+    data_dir: str = option(
+        default="",
+        affects="machine",
+        site=(
+            "its data, [in any form](data.md#your-own-data), all that a run may read; nothing"
+            " is written there unless downloads are allowed"
+        ),
+        help="folder or file of the data set (not needed by the embedded ones)",
+    )
+    download: bool = option(
+        default=False,
+        affects="machine",
+        help=(
+            "let torchvision download a missing data set into data-dir; a site must allow it:"
+            " node config allow-download"
+        ),
+    )
+    cache_dir: str = option(
+        default="",
+        affects="machine",
+        site="the folder of decoded images and features; if not set, `~/.cache/protofl`",
+        help='decoded images and partitions; "": protofl in the user\'s cache folder',
+    )
+    image_size: int = option(
+        default=0,
+        minimum=0,
+        affects="data",
+        at_most="max-image-size",
+        site="pixels a side; if not set, the run's",
+        help=(
+            "resize images to this many pixels a side; 0: the data set's own size, or 64 where"
+            " its images have none in common (folders, lists, Flowers-102)"
+        ),
+    )
+    text_length: int = option(
+        default=64,
+        minimum=1,
+        maximum=65536,
+        affects="data",
+        at_most="max-text-length",
+        site="words and signs of a text; if not set, the run's",
+        help="texts: words and signs that count; longer texts are cut",
+    )
+    classes: str = option(
+        default="",
+        affects="data",
+        site=(
+            "the names of its classes, in label order, with commas; if not set, the run's."
+            " Needed with a demand (`min-class-samples`, `require-dp`, `require-secagg`)"
+        ),
+        help=(
+            'data of your own: class names in label order, comma-separated; "": those that occur,'
+            " sorted; picks folders of a domain-folder"
+        ),
+    )
+    columns: str = option(
+        default="",
+        affects="data",
+        site=(
+            "[which columns of a table](data.md#tables) become inputs; if not set, all. A run"
+            " may only say the same"
+        ),
+        help=(
+            "a table of your own (CSV, Parquet): the columns of the inputs, in this order,"
+            ' comma-separated; "": all but label, client, domain, split'
+        ),
+    )
+    drop: str = option(
+        default="",
+        affects="data",
+        site="which columns do not; a run may only say the same",
+        help="a table of your own: columns that are no inputs, comma-separated",
+    )
+    one_hot: str = option(
+        default="",
+        affects="data",
+        site="which columns are categories; a run may only say the same",
+        help=(
+            'a table of your own: columns of categories, the same at all sites, "sex:f|m,'
+            ' ward:a|b|c"; a value that is not listed is refused'
+        ),
+    )
+    impute: str = option(
+        default="none",
+        choices=("none", "mean", "median"),
+        affects="data",
+        with_dp=Needed(
+            "none",
+            "values in the place of missing ones are made of all samples; fill them in yourself",
+        ),
+        site="how gaps in numbers are filled; if not set, as the run says",
+        help=(
+            "missing numbers become the client's own training mean or median: mean, median; none:"
+            " they are refused"
+        ),
+    )
+    standardise: str = option(
+        default="auto",
+        choices=("auto", "client", "pooled"),
+        affects="data",
+        with_dp=Needed("auto", "its mean and deviation are made of all samples"),
+        site="how numbers are scaled; if not set, as the run says",
+        help=(
+            "mean and deviation of: client, each client's own training samples (auto, for"
+            " numbers); pooled, those of all clients of a simulation; auto, for images: the whole"
+            " data set"
+        ),
+    )
+    partition: str = option(
+        default="iid",
+        choices=PARTITIONS,
+        help="`protofl list partitions` names them",
+    )
+    alpha: float = option(default=0.1, above=0, help="Dirichlet concentration")
+    classes_per_client: int = option(default=2, minimum=1, help="classes of each client")
+    ways: int = option(default=3, minimum=1, help="mean number of classes per client")
+    ways_stdev: int = option(default=2, minimum=0, help="n is drawn from ways ± ways-stdev")
+    shots: int = option(default=100, minimum=1, help="mean number of training samples per class")
+    shots_stdev: int = option(default=0, minimum=0, help="k is drawn from shots ± shots-stdev")
+    clients_per_domain: str = option(
+        default="",
+        help='e.g. "1,4,2,2,1"; "": domains dealt out in turn',
+    )
+    total_samples: int = option(
+        default=0,
+        minimum=0,
+        help=(
+            "draw that many samples before dividing them, of the training part alone with"
+            ' test-from = "official" or "official-all"; 0: all'
+        ),
+    )
+    train_samples: int = option(
+        default=0,
+        minimum=0,
+        help=(
+            "at most that many training samples per client, balanced over its classes unless the"
+            " partition shapes their proportions; 0: all"
+        ),
+    )
+    test_samples: int = option(
+        default=0,
+        minimum=0,
+        help="at most that many test samples per client; 0: all",
+    )
     test_from: str = option(
-        choices=("split", "balanced", "official", "official-own", "official-all")
+        default="split",
+        choices=("split", "balanced", "official", "official-own", "official-all"),
+        site=(
+            "[which samples are for testing](data.md#training-and-test-samples); with data of"
+            " its own only, and never as the run says"
+        ),
+        help=(
+            "split: each client's own share; balanced: what nobody trains on of the client's"
+            " domain, each class as often; official: the data set's test part, the client's"
+            " classes; official-own: what of it is in the client's share; official-all: all of it"
+        ),
     )
-    train_fraction: float = option(above=0, maximum=0.99)
-    validation_fraction: float = option(minimum=0, maximum=0.9)
-    positive_rate: float = option(above=0, maximum=1, affects="data")
+    train_fraction: float = option(
+        default=0.75,
+        above=0,
+        maximum=0.99,
+        site="likewise",
+        help=(
+            'test-from = "split": part of a client\'s share used for training; "balanced": part of'
+            " all samples"
+        ),
+    )
+    validation_fraction: float = option(
+        default=0.0,
+        minimum=0,
+        maximum=0.9,
+        site="likewise",
+        help=(
+            "part of a client's training samples set aside to choose by (best round, early"
+            " stopping); 0: chosen on test data; a split `validation` of your own data is used as"
+            " it stands"
+        ),
+    )
+    positive_rate: float = option(
+        default=1.0,
+        above=0,
+        maximum=1,
+        affects="data",
+        with_dp=Needed(1.0, "terms of unlabelled samples compare samples"),
+        help=(
+            "part of each class's training samples that a client has labelled; below 1:"
+            " semi-supervised"
+        ),
+    )
 
 
 class ModelSettings(Table):
     """The networks."""
 
     models: str = option(
+        default="small3",
         choices=GROUPS,
         several=True,
         or_like=OTHER_NETWORKS,
         or_words=OTHER_NETWORKS_IN_WORDS,
+        help=(
+            "group; client i gets architecture i mod group size (`protofl list groups`); or a"
+            ' list of architectures and MODULE:CLASS of your own, "cnn4,mynets:TinyViT"'
+        ),
     )
     arch: str = option(
+        default="",
         choices=("", *ARCHITECTURES),
         or_like=OTHER_NETWORKS,
         or_words=OTHER_NETWORKS_IN_WORDS,
+        site="its network, whatever the others have; if not set, the run's",
+        help="one architecture for this client, instead of the group's; meant for the node config",
     )
-    feature_dim: int = option(minimum=1, maximum=16384)
-    head: str = option(choices=(*HEADS, ORTHOGONAL_SHARED))
-    initial_weights: str = option(choices=("auto", "own", "shared"))
-    backbones: str = option()
-    norm: str = option(choices=("batch", "group"))
+    feature_dim: int = option(
+        default=64,
+        minimum=1,
+        maximum=16384,
+        help="D, the width of the features that all architectures share",
+    )
+    head: str = option(
+        default="trainable",
+        choices=(*HEADS, ORTHOGONAL_SHARED),
+        help=(
+            "trainable; orthogonal-frozen: last layer orthogonal, never trained (FedProto-UH),"
+            " orthogonal-shared: the same for all"
+        ),
+    )
+    initial_weights: str = option(
+        default="auto",
+        choices=("auto", "own", "shared"),
+        help=(
+            "shared: clients of one architecture start alike; own: each client draws its own"
+            " first weights; auto: shared in algorithms that share weights of the clients' models"
+            " or of a part (FedAvg, FedPer, FedRep, LG-FedAvg, FedGen, FedGH, …), own in all"
+            " others"
+        ),
+    )
+    backbones: str = option(
+        default="auto",
+        help=(
+            "frozen features in front of a small trained projection, instead of models: auto (the"
+            " embedded ones for fedpcl, mpft, gaussian), none, or names"
+        ),
+    )
+    norm: str = option(
+        default="batch",
+        choices=("batch", "group"),
+        help=(
+            "batch: normalisation as the papers have it; group: GroupNorm in its place, which"
+            " differential privacy needs"
+        ),
+    )
 
 
 class TrainingSettings(Table):
     """Local training and evaluation."""
 
-    local_epochs: int = option(minimum=0)
-    local_steps: int = option(minimum=0)
-    batch_size: int = option(minimum=1)
-    drop_last: bool = option()
-    augment: str = option(choices=("none", "flip", "rotate"), several=True)
-    optimizer: str = option(choices=("sgd", "adam"))
-    lr: float = option(above=0)
-    lr_schedule: str = option(choices=("constant", "cosine", "step"))
-    lr_step: int = option(minimum=1)
-    lr_decay: float = option(above=0, maximum=1)
-    momentum: float = option(minimum=0, maximum=0.9999)
-    weight_decay: float = option(minimum=0)
-    keep_optimizer: bool = option()
-    eval_batch_size: int = option(minimum=1)
-    predict_among: str = option(choices=("all", "own"))
-    pu_weight: float = option(minimum=0)
-    pu_risk: str = option(choices=("unbiased", "non-negative"))
+    local_epochs: int = option(
+        default=1,
+        minimum=0,
+        at_most="max-epochs",
+        help="passes over the client's training data in a round; 0: nothing is trained",
+    )
+    local_steps: int = option(
+        default=0,
+        minimum=0,
+        at_most="max-steps",
+        with_dp=Needed(0, "the privacy ledger counts epochs"),
+        help=(
+            "steps of a round in the place of local-epochs, whatever a client's number of"
+            " samples; 0: epochs"
+        ),
+    )
+    batch_size: int = option(
+        default=10,
+        minimum=1,
+        at_most="max-batch-size",
+        help="training samples of a step",
+    )
+    drop_last: bool = option(
+        default=False,
+        help=(
+            "true: leave out an epoch's last batch where it is smaller, as it is too small for"
+            " batch normalisation"
+        ),
+    )
+    augment: str = option(
+        default="none",
+        choices=("none", "flip", "rotate"),
+        several=True,
+        help=(
+            "changes of training images, drawn anew for each batch: none, flip (left and right),"
+            ' rotate (up to 30°), or "flip,rotate"'
+        ),
+    )
+    optimizer: str = option(default="sgd", choices=("sgd", "adam"), help="sgd, adam")
+    lr: float = option(default=0.05, above=0, help="learning rate")
+    lr_schedule: str = option(
+        default="constant",
+        choices=("constant", "cosine", "step"),
+        help=(
+            "of the rounds: constant; cosine: from lr towards 0; step: times lr-decay after every"
+            " lr-step rounds"
+        ),
+    )
+    lr_step: int = option(default=10, minimum=1, help="step: rounds")
+    lr_decay: float = option(default=0.1, above=0, maximum=1, help="step: factor")
+    momentum: float = option(default=0.5, minimum=0, maximum=0.9999, help="sgd")
+    weight_decay: float = option(
+        default=0.0,
+        minimum=0,
+        help="sgd, adam: the optimizer's L2 penalty",
+    )
+    keep_optimizer: bool = option(
+        default=False,
+        help=(
+            "true: optimizer state lives on between rounds; false: a new optimizer each round, as"
+            " the papers do"
+        ),
+    )
+    eval_batch_size: int = option(
+        default=250,
+        minimum=1,
+        at_most="max-batch-size",
+        help="batch size of the passes without gradient: evaluation and prototypes",
+    )
+    predict_among: str = option(
+        default="all",
+        choices=("all", "own"),
+        with_dp=Needed("all", "predictions would show which classes a client has"),
+        help=(
+            "nearest-prototype prediction among: all global prototypes, or own (the client's"
+            " training classes)"
+        ),
+    )
+    pu_weight: float = option(
+        default=0.0,
+        minimum=0,
+        help=(
+            "weight of FedPU's risk of the unlabelled samples (positive-rate below 1); 0: they"
+            " are not learned from"
+        ),
+    )
+    pu_risk: str = option(
+        default="unbiased",
+        choices=("unbiased", "non-negative"),
+        help=(
+            "that risk: unbiased (FedPU), non-negative (each class's part counts as 0 where it"
+            " falls below)"
+        ),
+    )
 
 
 class PrivacySettings(Table):
     """The protection of a client's data, beside that they stay where they are (`privacy`)."""
 
-    min_class_samples: int = option(minimum=1)
-    dp: str = option(choices=("none", "sample"))
-    dp_epsilon: float = option(above=0)
-    dp_delta: float = option(above=0, maximum=0.1)
-    dp_clip: float = option(minimum=1e-6, maximum=1e6)
-    dp_feature_clip: float = option(minimum=1e-6, maximum=1e6)
-    secagg: bool = option()
-    secagg_threshold: float = option(above=0.5, maximum=1, affects="waiting")
+    min_class_samples: int = option(
+        default=1,
+        minimum=1,
+        help=(
+            "a client sends no prototype, count or mean output of a class or cluster of fewer"
+            " training samples, and no figure over fewer than that, or 20, test samples; node"
+            " config: min-class-samples raises it"
+        ),
+    )
+    dp: str = option(
+        default="none",
+        choices=("none", "sample"),
+        help="differential privacy: sample (of each sample, in all that a client sends), none",
+    )
+    dp_epsilon: float = option(
+        default=8.0,
+        above=0,
+        help="ε of the whole run, which no client exceeds; the noise follows from it",
+    )
+    dp_delta: float = option(
+        default=1e-05,
+        above=0,
+        maximum=0.1,
+        help="δ at which ε is meant; well below 1 / training samples",
+    )
+    dp_clip: float = option(
+        default=1.0,
+        minimum=1e-06,
+        maximum=1000000.0,
+        help="a sample's gradient is cut to this length",
+    )
+    dp_feature_clip: float = option(
+        default=1.0,
+        minimum=1e-06,
+        maximum=1000000.0,
+        help="a sample's features are cut to this length in class sums",
+    )
+    secagg: bool = option(
+        default=False,
+        help=(
+            "secure aggregation: the server learns sums over the clients, no single upload or"
+            " figure; for algorithms that average; node config: require-secagg"
+        ),
+    )
+    secagg_threshold: float = option(
+        default=0.67,
+        above=0.5,
+        maximum=1,
+        affects="waiting",
+        help=(
+            "the part of a round's clients, at least three, that must stay to its end; fewer than"
+            " that cannot unmask an upload (all but one can subtract theirs)"
+        ),
+    )
 
     @property
     def sums_only(self) -> bool:
@@ -187,38 +769,112 @@ class NoiseSettings(Table):
     """Noise of papers' experiments, which guarantees nothing (`privacy/release.py`)."""
 
     prototype_noise: str = option(
-        choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P"
+        default="none",
+        choices=("none",),
+        or_like=NOISE,
+        or_words="gaussian S P, laplace S P",
+        help=(
+            'on what a client sends of classes, "gaussian S P" or "laplace S P": (1 - P) x +'
+            " noise of scale S (FedPCL, FedPLVM)"
+        ),
     )
     image_noise: str = option(
-        choices=("none",), or_like=NOISE, or_words="gaussian S P, laplace S P"
+        default="none",
+        choices=("none",),
+        or_like=NOISE,
+        or_words="gaussian S P, laplace S P",
+        help="the same on training images scaled to -1..1, drawn once (FedPCL)",
     )
-    gradient_noise: float = option(minimum=0)
+    gradient_noise: float = option(
+        default=0.0,
+        minimum=0,
+        with_dp=Needed(0.0, "the noise follows from dp-epsilon"),
+        help=(
+            "training by DP-SGD as for this ε over all rounds, while all else is sent as it is"
+            " (FedPLVM); 0: none"
+        ),
+    )
 
 
 class MachineSettings(Table):
     """The machine a client runs on."""
 
     device: str = option(
+        default="auto",
         choices=("auto", "cpu", "cuda", "mps"),
         or_like=DEVICE,
         or_words="cuda:N, xpu",
         affects="machine",
+        site="`auto`, `cpu`, `cuda`, `cuda:1` …; if not set, the run's",
+        help="auto (CUDA when present), cpu, cuda, cuda:0, …",
     )
-    precision: str = option(choices=("fp32", "tf32"), affects="machine")
-    threads: int = option(minimum=0, affects="machine")
-    state_dir: str = option(affects="machine")
+    precision: str = option(
+        default="fp32",
+        choices=("fp32", "tf32"),
+        affects="machine",
+        help=(
+            "on a GPU: fp32, or tf32, which is faster in large networks and rounds products to 10"
+            " bits"
+        ),
+    )
+    threads: int = option(
+        default=0,
+        minimum=0,
+        affects="machine",
+        help="intra-op threads of a client; 0: the CPUs Flower grants it, else torch's own choice",
+    )
+    state_dir: str = option(
+        default="",
+        affects="machine",
+        site=(
+            "the folder of its model, privacy ledgers, approvals and log; if not set, `runs`;"
+            " absolute with `require-dp`"
+        ),
+        help=(
+            'where a client keeps its private model; "": under the run\'s own folder; node config:'
+            " state-dir (only it, and data-dir and cache-dir there, count on a site)"
+        ),
+    )
 
 
 class StudySettings(Table):
     """The study that a run belongs to (`experiment/study.py`)."""
 
-    study: str = option(affects="waiting")
-    study_sites: str = option(affects="waiting")
-    study_until: str = option(affects="waiting")
-    study_runs: int = option(minimum=0, affects="waiting")
-    study_purpose: str = option(affects="waiting")
-    study_by: str = option(affects="waiting")
-    study_signature: str = option(affects="waiting")
+    study: str = option(
+        default="",
+        affects="waiting",
+        help='its name; "": the run belongs to none',
+    )
+    study_sites: str = option(
+        default="",
+        affects="waiting",
+        help=(
+            "the sites that may take part, each with the key that `protofl site key` prints:"
+            ' "north:KEY, south:KEY"; "": any'
+        ),
+    )
+    study_until: str = option(default="", affects="waiting", help='its last day: "2027-06-30"')
+    study_runs: int = option(
+        default=0,
+        minimum=0,
+        affects="waiting",
+        help="how many runs a site takes part in; 0: any number",
+    )
+    study_purpose: str = option(
+        default="",
+        affects="waiting",
+        help="a sentence for the people who approve it",
+    )
+    study_by: str = option(
+        default="",
+        affects="waiting",
+        help="who has signed it, NAME:KEY; `protofl study sign` writes this and the next",
+    )
+    study_signature: str = option(
+        default="",
+        affects="waiting",
+        help="of all settings but run-name, resume and out-dir",
+    )
 
 
 @dataclass(frozen=True)

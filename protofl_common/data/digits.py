@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.config.sections import DataSettings
+from protofl_common.data.door import from_arrays
 from protofl_common.data.images import data_dir_of, read_image
 from protofl_common.data.published import locate_public, read_public
-from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays, resized
+from protofl_common.data.raw import DataError, Images, Ints, RawData, resized
 
 PER_CLASS = 50
 SEED = 20240229

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.config.datasets import is_own
+from protofl_common.config.datasets import PARTITIONS, is_own
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.partitions import (
     DIVIDE,
-    DOMAIN_PARTITIONS,
     Generator,
     Pool,
     balanced,
@@ -35,10 +34,6 @@ from protofl_common.data.partitions import (
 from protofl_common.data.raw import VALIDATION, DataError, Ints
 from protofl_common.data.store import StoredData
 
-BALANCES_CLASSES = ("iid", "feature-shift", "own")
-"""Partitions without class proportions of their own: ``train-samples`` balances the classes."""
-SHARES_SAMPLES = ("n-way-k-shot",)
-"""Partitions whose clients may share samples: these are split before they are dealt."""
 COMMON_TESTS = ("official", "official-all")
 """Values of ``test-from`` with test samples that are in nobody's share."""
 DRAWS_BY_CLIENT = 50  # of a division, until each client has samples for training and for testing
@@ -87,6 +82,7 @@ class Division:
         self.seed = seed
         self.domain = domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings
+        self.partition = PARTITIONS[settings.partition]
         self.labels = np.asarray(data.labels)
         self.official = np.asarray(data.official)
         self.owners = np.asarray(data.domains)
@@ -94,7 +90,7 @@ class Division:
         # samples of one `client` of the user's own data, as a patient, stay together: nobody trains
         # on some of them and is tested on others
         named = data.by_client and is_own(settings.dataset) and len(data.domain_names) > 1
-        self.by_client = named and not domain and settings.partition not in DOMAIN_PARTITIONS
+        self.by_client = named and not domain and not self.partition.needs_domains
         self.domains = np.zeros_like(self.owners) if self.by_client else self.owners
 
         self.marked = self.official == VALIDATION
@@ -111,7 +107,7 @@ class Division:
         least = 1 if settings.test_from in COMMON_TESTS else 2
         if len(pool.rows) < least * clients:
             raise self._too_few(f"{len(pool.rows)} samples are too few for {clients} clients")
-        if settings.partition in SHARES_SAMPLES:  # a sample marked for validation is no shot
+        if self.partition.shares_samples:  # a sample marked for validation is no shot
             pool = pool.take(np.flatnonzero(~self.marked[pool.rows]))
         pool = replace(pool, for_training=self._for_training(pool))
 
@@ -151,7 +147,7 @@ class Division:
         pool = Pool(rows, self.labels[rows], self.domains[rows], self.data.domain_names)
         if self.domain:
             pool = self._of_domain(pool)
-        if settings.partition in DOMAIN_PARTITIONS:
+        if self.partition.needs_domains:
             self._check_domains(pool)
         if settings.test_from.startswith("official") and not (self.official == 1).any():
             without = "the data mark no test samples; use split or balanced"
@@ -163,7 +159,8 @@ class Division:
         settings = self.settings
         names = pool.domain_names
         which = f"domain = {self.domain!r}"
-        allowed = ("own", *DOMAIN_PARTITIONS)
+        by_domains = [name for name, row in PARTITIONS.items() if row.needs_domains]
+        allowed = ("own", *by_domains)
         if settings.partition not in allowed:
             without = f"has no meaning with partition {settings.partition!r}, only {allowed}"
             raise DataError(f"{which}: {without}")
@@ -198,7 +195,7 @@ class Division:
         if settings.test_from in COMMON_TESTS:
             return None
         is_balanced = settings.test_from == "balanced"
-        if not (is_balanced or self.by_client or settings.partition in SHARES_SAMPLES):
+        if not (is_balanced or self.by_client or self.partition.shares_samples):
             return None
 
         free = pool.take(np.flatnonzero(~self.marked[pool.rows]))
@@ -307,7 +304,7 @@ class Division:
             tests = train[~is_training]
             train = train[is_training]
 
-        cap = balanced if settings.partition in BALANCES_CLASSES else proportional
+        cap = balanced if self.partition.balances_classes else proportional
         within, beyond = cap(self.labels[train], settings.train_samples, rng)
         if is_split_here:
             tests = np.concatenate([tests, train[beyond]])
@@ -390,8 +387,7 @@ class Division:
 
     def _validates_in_common(self) -> bool:
         """True where the samples marked for validation are in nobody's share."""
-        settings = self.settings
-        return settings.test_from in COMMON_TESTS or settings.partition in SHARES_SAMPLES
+        return self.settings.test_from in COMMON_TESTS or self.partition.shares_samples
 
     def _too_few(self, what: str) -> DataError:
         each = "each needs one for training and one for testing"

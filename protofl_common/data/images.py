@@ -2,19 +2,21 @@
 
 Every image becomes uint8 [3, size, size], RGB and stretched to a square.
 ``image-folder`` reads CLASS/image, ``domain-folder`` DOMAIN/CLASS/image; images may lie in folders
-below CLASS, too. Files whose extension is not among `EXTENSIONS`, and names that begin with a dot,
-are skipped. ``classes`` names the classes in label order: of an ``image-folder``, which each site
-may have of its own, every folder; of a ``domain-folder`` those to pick.
+below CLASS, too. What is no image of the user's (`_LEFT_OUT`, and files whose extension is not
+among `EXTENSIONS`) is left out and counted. ``classes`` names the classes in label order: of an
+``image-folder``, which each site may have of its own, every folder; of a ``domain-folder`` those to
+pick.
 """
 
 import math
 import os
 import re
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
@@ -22,24 +24,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from protofl_common.basics.files import cache_folder, make_private
-from protofl_common.basics.text import with_composed_letters
+from protofl_common.basics.text import first_of, with_composed_letters
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.raw import DataError, Images, RawData, check_classes, class_names
+from protofl_common.data.door import class_names, counted, from_arrays
+from protofl_common.data.raw import DataError, Images, RawData
 
 EXTENSIONS = frozenset(
-    (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-)
-PART_NAMES = frozenset(
     (
-        *("train", "training", "test", "testing"),
-        *("val", "valid", "validation", "dev", "eval", "evaluation"),
+        *(".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg"),
+        *(".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     )
 )
-"""Names of folders that are no classes, and no domains."""
+_LEFT_OUT = re.compile(r"[.@$#~].*|__MACOSX|lost\+found|System Volume Information")
+"""Names of folders that systems and tools make, of files that begin with a point."""
+_COPIES = re.compile(r"_?thumb(nail)?s?|trash|recycle[rd]?|recycle bin", re.IGNORECASE)
+"""Names of folders below a class that hold copies, or what was thrown away."""
+PART = re.compile(
+    r"(.*[\W_])?(train|test|val|valid|dev|eval)(ing|idation|ation|uation)?([\W_].*)?",
+    re.IGNORECASE,
+)
+"""Names of folders and of parts of a data set that are no domains."""
 DEFAULT_SIZE = 64
 """Pixels a side when ``image-size`` is 0: photographs have no common size of their own."""
 MOST_PIXELS = 2**26  # limit of an image file; decoded, so many pixels take 200 MB
-PROGRESS_SECONDS = 5.0  # seconds between two lines of progress
 
 
 def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
@@ -73,81 +80,111 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     """
     root = data_dir_of(settings)
     by_domain = settings.dataset != "image-folder"
-    folders = domains or _folders(root)
+    left_out: Counter[str] = Counter()
+    folders = domains or _folders(root, left_out if by_domain else None)
     trees = folders if by_domain else [root]
-    names = class_names(settings.classes)
-    samples = _images_in(trees, names if by_domain else ())
+    picked = class_names(settings.classes)
+    samples = _images_in(trees, picked if by_domain else (), left_out)
     if not samples:
         layout = "DOMAIN/CLASS/image" if by_domain else "CLASS/image"
         none = f"no images laid out as {layout} in {root}"
         raise DataError(f"data-dir = {settings.data_dir!r}: {none}")
 
-    folder_of = {with_composed_letters(folder.name): folder for folder in folders}
+    arrays: dict[str, Any] = {"labels": [image.class_name for image in samples]}
     if by_domain:
-        _check_no_parts(folder_of, root, "domains")
-        classes = _classes_of_domains(samples, trees, root, settings)
-        domain_names = tuple(folder_of)
-        domain_of = [domain_names.index(image.domain) for image in samples]
+        if all(PART.fullmatch(folder.name) for folder in folders):
+            raise _no_layout(root, folders, "domains")
+        _check_picked(samples, trees, root, settings)
+        arrays["domain"] = [image.domain for image in samples]
     else:
-        classes = _classes_of_folders(samples, folder_of, root, settings)
-        domain_names = ()
-        domain_of = [0] * len(samples)
-    images = read_images([image.file for image in samples], settings)
-    labels = np.array([classes.index(image.class_name) for image in samples], dtype=np.int64)
-    numbers = np.array(domain_of, dtype=np.int64)
-    official = np.zeros(len(samples), dtype=np.uint8)
-    return RawData(images, labels, numbers, official, classes, domain_names)
+        _check_classes_of_folders(samples, folders, root, settings)
+    files = [image.file for image in samples]
+    arrays["inputs"] = lambda: read_images(files, settings)
+    data = from_arrays(arrays, str(root), settings.classes, lambda row: str(files[row]))
+    note = f"{root}: {len(files)} images of {first_of(data.classes)}"
+    if left_out:
+        note += f"; left out: {counts_of(left_out)}"
+    if by_domain:  # a domain without images is one, too
+        names = sorted({with_composed_letters(folder.name) for folder in folders})
+        indices = np.array([names.index(name) for name in data.domain_names], np.int64)
+        data = replace(data, domains=indices[data.domains], domain_names=tuple(names))
+    return replace(data, notes=(note,))
 
 
-def _images_in(trees: Sequence[Path], names: tuple[str, ...]) -> list[_Sample]:
+def _images_in(
+    trees: Sequence[Path], names: tuple[str, ...], left_out: Counter[str]
+) -> list[_Sample]:
     """All images TREE/CLASS/image; with ``names`` only those of the classes called so."""
     samples = []
     for tree in trees:
-        for folder in _folders(tree):
+        for folder in _folders(tree, left_out):
             name = with_composed_letters(folder.name)
             if names and name not in names:
+                left_out["folder of no class in `classes`"] += 1
                 continue
             domain = with_composed_letters(tree.name)
-            samples += [_Sample(file, name, domain) for file in image_files(folder)]
+            samples += [_Sample(file, name, domain) for file in image_files(folder, left_out)]
     return samples
 
 
-def _classes_of_folders(
-    samples: list[_Sample], folder_of: Mapping[str, Path], root: Path, settings: DataSettings
-) -> tuple[str, ...]:
-    """The classes of an ``image-folder``: those in the setting, or else every folder."""
+def _check_classes_of_folders(
+    samples: list[_Sample], folders: Sequence[Path], root: Path, settings: DataSettings
+) -> None:
+    """DataError for folders that are no classes, but parts or domains, or have no image."""
     names = class_names(settings.classes)
-    if not names:
-        present = {image.class_name for image in samples}
-        for name in folder_of:
-            if name not in present:
-                kinds = ", ".join(sorted(EXTENSIONS))
-                without = f"is a class without an image there ({kinds})"
-                cure = "add some, remove it, or name the classes"
-                raise DataError(f"classes = '': the folder {name!r} in {root} {without}; {cure}")
-        _check_no_parts(folder_of, root, "classes")
-        return _classes_present(samples, root)
-    for image in samples:
-        if image.class_name not in names:
-            unlisted = f"the folder {image.class_name!r} (of {image.file})"
-            raise DataError(f"classes = {settings.classes!r} does not list {unlisted}")
-    return names
+    present = {image.class_name for image in samples}
+    if names:
+        for image in samples:
+            if image.class_name not in names:
+                unlisted = f"the folder {image.class_name!r} (of {image.file})"
+                raise DataError(f"classes = {settings.classes!r} does not list {unlisted}")
+        return
+    for folder in folders:
+        name = with_composed_letters(folder.name)
+        if name not in present:
+            kinds = ", ".join(sorted(EXTENSIONS))
+            without = f"is a class without an image there ({kinds})"
+            cure = "add some, remove it, or name the classes"
+            raise DataError(f"classes = '': the folder {name!r} in {root} {without}; {cure}")
+
+    direct = {image.class_name for image in samples if image.file.parent.parent == root}
+    nested = [folder for folder in folders if with_composed_letters(folder.name) not in direct]
+    inner = [_names_below(folder) for folder in nested]
+    times = Counter(chain.from_iterable(inner))
+    alike = [
+        folder
+        for folder, names_below in zip(nested, inner, strict=True)
+        if names_below & present or any(times[name] > 1 for name in names_below)
+    ]
+    if alike:
+        raise _no_layout(root, alike, "classes")
 
 
-def _classes_of_domains(
+def _names_below(folder: Path) -> set[str]:
+    """The names of the folders below this one that are the user's."""
+    names = {with_composed_letters(path.name) for path in folder.rglob("*") if path.is_dir()}
+    return {name for name in names if not _LEFT_OUT.fullmatch(name)}
+
+
+def _no_layout(root: Path, folders: Sequence[Path], taken: str) -> DataError:
+    which = f"{first_of(folder.name for folder in folders)} in {root}"
+    are = f"parts, folds or sites of a data set, which would be taken for {taken}"
+    cure = "take dataset = 'domain-folder' for sites; for parts list the images in a manifest"
+    return DataError(f"{which}: {are}; {cure} with a split, or take hf:NAME; or name `classes`")
+
+
+def _check_picked(
     samples: list[_Sample], trees: Sequence[Path], root: Path, settings: DataSettings
-) -> tuple[str, ...]:
-    """The classes of a ``domain-folder``: those that the setting picks, or all that have images.
+) -> None:
+    """DataError where a class that the setting picks has no images in a ``domain-folder``.
 
-    DataError where one that is picked has none: its folder may be spelt in another way.
+    Its folder may be spelt in another way.
     """
     names = class_names(settings.classes)
-    if not names:
-        return _classes_present(samples, root)
     present = {image.class_name for image in samples}
     absent = [name for name in names if name not in present]
     if not absent:
-        return names
+        return
 
     unlisted = {}
     for tree in trees:
@@ -163,34 +200,6 @@ def _classes_of_domains(
     if settings.partition != "own":
         without = f"no domain in {root} has images in a folder {absent[0]!r}"
         raise DataError(f"classes = {settings.classes!r}: {without}")
-    return names
-
-
-def _classes_present(samples: list[_Sample], root: Path) -> tuple[str, ...]:
-    """The names of the folders, sorted; DataError where they are no classes."""
-    names = tuple(sorted({image.class_name for image in samples}))
-    labels = [int(name) if name.isdecimal() else name for name in names]
-    check_classes(labels, math.inf, str(root))
-    return names
-
-
-def _check_no_parts(folders: Mapping[str, Path], root: Path, kind: str) -> None:
-    """DataError for folders called ``train`` or the like, which would be of this ``kind``.
-
-    A class may be called ``test`` where other folders are there, unless it has folders called like
-    these.
-    """
-    parts = [folder for name, folder in folders.items() if name.lower() in PART_NAMES]
-    if len(parts) < len(folders):  # test/cat beside cat
-        parts = [part for part in parts if _has_one_of(folders, part)]
-    if parts:
-        which = f"{', '.join(part.name for part in parts)} in {root}"
-        taken = f"parts of a data set, which would be taken for {kind}"
-        raise DataError(f"{which}: {taken}; list the images in a manifest with a split")
-
-
-def _has_one_of(names: Mapping[str, Path], folder: Path) -> bool:
-    return any(with_composed_letters(below.name) in names for below in _folders(folder))
 
 
 def _letters(name: str) -> str:
@@ -198,23 +207,51 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W_]", "", name.casefold())
 
 
-def _folders(root: Path) -> list[Path]:
-    entries = (entry for entry in root.iterdir() if not entry.name.startswith("."))
-    folders = (entry for entry in entries if entry.is_dir())
+def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
+    """The folders in ``root``, by name; what lies beside them is counted in ``left_out``."""
+    folders = []
+    for entry in root.iterdir():
+        if entry.is_dir() and not _LEFT_OUT.fullmatch(entry.name):
+            folders.append(entry)
+        elif left_out is not None:
+            left_out[_kind(entry)] += 1
     return sorted(folders, key=lambda folder: with_composed_letters(folder.name))
 
 
-def image_files(folder: Path) -> list[Path]:
-    """All images in ``folder`` and below it, by name.
+def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path]:
+    """All images in ``folder`` and below it, by name; all others are counted in ``left_out``.
 
     DataError for a link to a folder there: it may lead anywhere.
     """
-    paths = sorted(path for path in folder.rglob("*") if not path.name.startswith("."))
-    for path in paths:
-        if path.is_symlink() and path.is_dir():
-            link = f"{path} is a link to a folder, which is not followed"
-            raise DataError(f"{link}; link a whole class, or files")
-    return [path for path in paths if path.suffix.lower() in EXTENSIONS and not path.is_dir()]
+    images = []
+    for path in sorted(folder.iterdir()):
+        is_foreign = path.name.startswith(".")
+        if path.is_dir() and not is_foreign:
+            is_foreign = bool(_LEFT_OUT.fullmatch(path.name) or _COPIES.fullmatch(path.name))
+        is_image = path.suffix.lower() in EXTENSIONS and (path.is_file() or not path.exists())
+        if path.is_dir() and not is_foreign:
+            if path.is_symlink():
+                link = f"{path} is a link to a folder, which is not followed"
+                raise DataError(f"{link}; link a whole class, or files")
+            images += image_files(path, left_out)
+        elif is_image and not is_foreign:
+            images.append(path)
+        elif left_out is not None:
+            left_out[_kind(path)] += 1
+    return images
+
+
+def _kind(path: Path) -> str:
+    """How a file or folder that is left out is counted."""
+    if path.is_dir():
+        return f"folder {path.name}"
+    if path.name.startswith("."):
+        return "hidden file"
+    return f"*{path.suffix}" if path.suffix else path.name
+
+
+def counts_of(left_out: Counter[str]) -> str:
+    return first_of(f"{count} {kind}" for kind, count in sorted(left_out.items()))
 
 
 def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
@@ -237,13 +274,9 @@ def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
     def decode(row: int) -> None:
         images[row] = read_image(files[row], size)
 
-    reported = time.monotonic()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, _ in enumerate(pool.map(decode, range(len(files))), 1):
-            if time.monotonic() > reported + PROGRESS_SECONDS:
-                reported = time.monotonic()
-                progress = f"{done:,} of {len(files):,} images decoded"
-                print(f"protofl: {progress}", file=sys.stderr, flush=True)
+        for _ in counted(pool.map(decode, range(len(files))), f"of {len(files):,} images decoded"):
+            pass
     return images
 
 
@@ -278,6 +311,6 @@ def read_image(file: Path, size: int) -> Images:
             with suppress(Exception):
                 ImageOps.exif_transpose(image, in_place=True)  # upright, as its camera says
             return square_rgb(image, size)
-    except (OSError, ValueError, IndexError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # what decoders raise of a broken file may be anything
         cure = "repair or remove it"
         raise DataError(f"{file} is not a readable image ({error}); {cure}") from error

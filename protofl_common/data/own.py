@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,22 +16,33 @@ import numpy as np
 from protofl_common.basics.code_version import files_of
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.basics.replaced import replaced
+from protofl_common.basics.text import first_of
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.images import DEFAULT_SIZE, data_dir_of, read_images, square_rgb
-from protofl_common.data.raw import KEYS, SPLITS, DataError, Ints, RawData, from_arrays
+from protofl_common.data.door import FEW_CLASSES, KEYS, SPLITS, from_arrays, number, say
+from protofl_common.data.images import (
+    DEFAULT_SIZE,
+    EXTENSIONS,
+    data_dir_of,
+    read_images,
+    square_rgb,
+)
+from protofl_common.data.raw import DataError, Ints, RawData
 from protofl_common.data.table import (
     ANNOTATION_COLUMNS,
     TableFile,
     checked_names,
     chosen_columns,
+    chosen_names,
     name_and_categories,
     read_columns,
 )
 
 ARRAY_SUFFIXES = (".npz", ".csv", ".parquet")
-_WORD = re.compile(r"\w+|[^\w\s]")
+_NO_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+"""Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese: no blanks between words."""
+_WORD = re.compile(rf"[{_NO_BLANKS}]|[^\W{_NO_BLANKS}]+|[^\w\s]")
 
 
 def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
@@ -66,31 +76,20 @@ def read_manifest(settings: DataSettings) -> RawData:
     """
     rows = TableFile(file_of(settings, (".csv",)))
     columns = rows.annotations("file", "label")
-    labels = columns["labels"]
     files = [rows.file.parent / name for name in rows.columns["file"]]
-    first_rows: dict[str, int] = {}  # of each image
     for row, name in enumerate(rows.columns["file"]):
-        place = rows.place(row)
         if not files[row].is_file():
+            place = rows.place(row)
             raise DataError(f"{rows.file}, {place}, column 'file': there is no file {name!r}")
-        first = first_rows.setdefault(os.path.normpath(files[row]), row)
-        if labels[first] != labels[row]:
-            both = f"{rows.place(first)} and {place}"
-            raise DataError(f"{rows.file}, {both}: image {name!r} has two labels")
-    columns["inputs"] = read_images(files, settings)
+    columns["inputs"] = lambda: read_images(files, settings)
     return from_arrays(columns, str(rows.file), settings.classes, rows.place)
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
-    """The file, its folder, with the images in it, and the images that are elsewhere."""
+    """The file, and the images that it names."""
     file = file_of(settings, (".csv",))
-    below = os.path.join(file.parent, "")
-    elsewhere = []
-    for name in TableFile(file).columns.get("file", ()):
-        image = os.path.normpath(file.parent / name)
-        if not image.startswith(below):
-            elsewhere.append(Path(image))
-    return (file, file.parent, *elsewhere)
+    names = TableFile(file).columns.get("file", ())
+    return (file, *(Path(os.path.normpath(file.parent / name)) for name in names))
 
 
 def read_arrays(settings: DataSettings) -> RawData:
@@ -105,7 +104,12 @@ def read_arrays(settings: DataSettings) -> RawData:
         named = settings.columns or settings.drop or settings.one_hot
         if named:
             raise DataError(f"{file} has no columns that could be named; leave out {named!r}")
-        return from_arrays(_npz(file), where, settings.classes, gaps=gaps)
+        arrays = _npz(file)
+        data = from_arrays(arrays, where, settings.classes, gaps=gaps)
+        others = [name for name in arrays if name not in KEYS and name[2:] not in SPLITS]
+        if others:
+            data = replace(data, notes=(f"{file}: left out the arrays {first_of(others)}",))
+        return data
 
     rows = TableFile(file)
     arrays = rows.annotations("label")
@@ -114,8 +118,8 @@ def read_arrays(settings: DataSettings) -> RawData:
     names = [name_and_categories(column)[0] for column in chosen]
     used = {name: rows.columns[name] for name in names}
     check_no_label(used, arrays["labels"], where, numbers=True)
-    data = from_arrays(arrays, where, settings.classes, rows.place, gaps=gaps)
-    return replace(data, columns=chosen)
+    data = from_arrays(arrays, where, settings.classes, rows.place, gaps=gaps, columns=chosen)
+    return replace(data, notes=rows.notes)
 
 
 def locate_arrays(settings: DataSettings) -> tuple[Path, ...]:
@@ -141,17 +145,18 @@ def read_text(settings: DataSettings) -> RawData:
     arrays: dict[str, Any] = {}
     for key in annotations[0]:
         arrays[key] = list(chain.from_iterable(part[key] for part in annotations))
-    columns = {}
+    texts_of = {}
     for name in joined:
-        columns[name] = list(chain.from_iterable(rows.columns[name] for rows in parts))
+        texts_of[name] = list(chain.from_iterable(rows.columns[name] for rows in parts))
     # in all files together: a few texts may say it by chance
-    check_no_label(columns, arrays["labels"], where)
+    check_no_label(texts_of, arrays["labels"], where)
     if len(parts) == 2 and "split" not in arrays:
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
     arrays["inputs"] = tokens(chain.from_iterable(texts), settings.text_length)
     places = [f"{rows.file.name}, line {line}" for rows in parts for line in rows.lines]
-    data = from_arrays(arrays, where, settings.classes, places.__getitem__)
-    return replace(data, columns=joined if parts[0].has_header else ())
+    columns = joined if parts[0].has_header else ()
+    data = from_arrays(arrays, where, settings.classes, places.__getitem__, columns=columns)
+    return replace(data, notes=tuple(chain.from_iterable(rows.notes for rows in parts)))
 
 
 def locate_text(settings: DataSettings) -> tuple[Path, ...]:
@@ -168,19 +173,29 @@ def check_no_label(
 ) -> None:
     """DataError where one of several columns of texts says the label in other words.
 
-    For ``numbers``, where that may be by chance, only a warning, of a single column too.
+    For ``numbers``, where that may be by chance, only a warning, of a single column too, and of one
+    that numbers the rows: where they are sorted, it tells the label.
     """
     if len(columns) < 2 and not numbers:
         return
     labels = [str(label) for label in labels]
     for name, values in columns.items():
+        if numbers and _numbers_rows(values):
+            say(f"{where}: column {name!r} numbers the rows; drop it, unless it is known of others")
         if not _renames(values, labels):
             continue
         copies = f"{where}: column {name!r} says the label in other words"
         if not numbers:
             raise DataError(f"{copies}; take it out of the data")
-        cure = "drop it, unless it is known before the label"
-        print(f"protofl: {copies}; {cure}", file=sys.stderr, flush=True)
+        say(f"{copies}; drop it, unless it is known before the label")
+
+
+def _numbers_rows(values: Sequence[Any]) -> bool:
+    """True for 0, 1, … or 1, 2, …, of more than a few rows."""
+    first = number(values[0])
+    if len(values) <= FEW_CLASSES or first not in (0, 1):
+        return False
+    return all(number(value) == row for row, value in enumerate(values, int(first)))
 
 
 def _renames(values: Sequence[Any], labels: list[str]) -> bool:
@@ -236,6 +251,9 @@ def _npz(file: Path) -> dict[str, Any]:
         raise DataError(f"{file} cannot be read as {wanted} ({error})") from error
 
     pairs = [key[2:] for key in arrays if key.startswith("x_") and f"y_{key[2:]}" in arrays]
+    if pairs and "inputs" in arrays:
+        both = ", ".join(map(repr, arrays))
+        raise DataError(f"{file}: has inputs, and x_… beside them ({both}); leave one out")
     for part in pairs:
         if part not in SPLITS:
             name = f"x_{part}"
@@ -335,8 +353,13 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         for column in ("domain", "client", "split"):
             if column in whole.features:
                 arrays[column] = np.array(whole[column][:])
-    data = from_arrays(arrays, where, settings.classes, gaps=settings.impute != "none")
-    return replace(data, columns=checked_names(joined, where))
+    return from_arrays(
+        arrays,
+        where,
+        settings.classes,
+        gaps=settings.impute != "none",
+        columns=checked_names(joined, where),
+    )
 
 
 def _label_column(datasets: Any, kinds: Any, where: str) -> tuple[str, list[str] | None]:
@@ -398,12 +421,21 @@ def _inputs(
         for column, kind in whole.features.items()
         if column not in (label, *ANNOTATION_COLUMNS)
     }
+    picked = {*chosen_names(settings, list(kinds), where)}
+    kinds = {column: kind for column, kind in kinds.items() if column in picked}
     images = [column for column, kind in kinds.items() if isinstance(kind, datasets.Image)]
     texts = {}
-    if not images:
-        for column, kind in kinds.items():
-            if getattr(kind, "dtype", "") in ("string", "large_string"):
-                texts[column] = whole[column][:]
+    for column, kind in kinds.items():
+        if getattr(kind, "dtype", "") in ("string", "large_string"):
+            texts[column] = whole[column][:]
+    others = len(kinds) - len(images) - len(texts)
+    if len(images) > 1 or sum(map(bool, (images, texts, others))) > 1:
+        what = f"{', '.join(kinds)}: one of images, all of text, or all of numbers can be inputs"
+        raise DataError(f"{where}: its columns are {what}; say which by columns or drop")
+    for column, values in texts.items():
+        if any(Path(str(value)).suffix.lower() in EXTENSIONS for value in values[:1]):
+            cure = f"cast_column({column!r}, Image())"
+            raise DataError(f"{where}: column {column!r} names files of images; {cure}")
     check_no_label(texts, labels, where)
     try:
         if images:
@@ -415,7 +447,7 @@ def _inputs(
 
         parts = {}
         for column in kinds:
-            values = np.asarray(whole[column][:], np.float32)
+            values = np.asarray(whole[column][:], np.float64)
             parts[column] = values.reshape(len(whole), -1)
         numbers = {
             column: part[:, 0].tolist() for column, part in parts.items() if part.shape[1] == 1

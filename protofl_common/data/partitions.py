@@ -446,6 +446,3 @@ DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
     "own": own,
 }
 """The legal values of ``partition``."""
-
-DOMAIN_PARTITIONS = ("feature-shift", "feature-label-shift", "natural")
-"""The partitions that need data with domains."""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.files import locked
 from protofl_common.config.sections import DataSettings
+from protofl_common.data.door import from_arrays
 from protofl_common.data.images import (
     DEFAULT_SIZE,
     data_dir_of,
@@ -33,7 +34,7 @@ from protofl_common.data.images import (
     read_images,
     square_rgb,
 )
-from protofl_common.data.raw import DataError, Images, Ints, RawData, from_arrays
+from protofl_common.data.raw import DataError, Images, Ints, RawData
 from protofl_common.data.table import TableFile, read_columns
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -57,7 +58,6 @@ class PublicSet(NamedTuple):
     origin: str  # where to fetch it
     folder: str  # its name in ``data-dir``, which may be that folder itself
     files: tuple[str, ...]  # what lies in it
-    classes: int = 0  # their number where it is known without reading; 0 where the data decide
     download: Callable[[Path], None] | None = None  # into a folder; None: a person must fetch it
 
     def place(self, data_dir: Path) -> tuple[Path, list[str]]:
@@ -186,7 +186,6 @@ Pieces = tuple[dict[str, Any], ...]
 def _torchvision(
     cls: str,
     *files: str,
-    classes: int = 10,
     train: Pieces = ({"train": True},),
     test: Pieces = ({"train": False},),
 ) -> PublicSet:
@@ -195,7 +194,6 @@ def _torchvision(
         origin="its publisher, or set download = true",
         folder=cls,
         files=files,
-        classes=classes,
         download=partial(_downloaded, cls, (*train, *test)),
     )
 
@@ -268,7 +266,7 @@ _EMNIST = tuple(f"EMNIST/raw/emnist-balanced-{file.replace('t10k', 'test')}" for
 _TRAIN = {"split": "train"}
 _VALIDATION = {"split": "val"}
 _TEST = {"split": "test"}
-OF_TORCHVISION: dict[str, PublicSet] = {
+PUBLIC: dict[str, PublicSet] = {
     **{
         name: _torchvision(cls, *(f"{cls}/raw/{file}" for file in _IDX))
         for name, cls in _LIKE_MNIST.items()
@@ -276,7 +274,6 @@ OF_TORCHVISION: dict[str, PublicSet] = {
     "emnist": _torchvision(
         "EMNIST",
         *_EMNIST,
-        classes=47,
         train=({"split": "balanced", "train": True},),
         test=({"split": "balanced", "train": False},),
     ),
@@ -285,12 +282,10 @@ OF_TORCHVISION: dict[str, PublicSet] = {
         "SVHN", "train_32x32.mat", "test_32x32.mat", train=(_TRAIN,), test=(_TEST,)
     ),
     "cifar10": _torchvision("CIFAR10", "cifar-10-batches-py"),
-    "cifar100": _torchvision("CIFAR100", "cifar-100-python", classes=100),
+    "cifar100": _torchvision("CIFAR100", "cifar-100-python"),
     "flowers102": _torchvision(
-        "Flowers102", "flowers-102", classes=102, train=(_TRAIN, _VALIDATION), test=(_TEST,)
+        "Flowers102", "flowers-102", train=(_TRAIN, _VALIDATION), test=(_TEST,)
     ),
-}
-OTHERS: dict[str, PublicSet] = {
     "pacs": PublicSet(
         _domains,
         origin="DomainBed",
@@ -328,4 +323,3 @@ OTHERS: dict[str, PublicSet] = {
         files=("activity_labels.txt", *PARTS),
     ),
 }
-PUBLIC = OF_TORCHVISION | OTHERS

@@ -4,15 +4,12 @@ Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) o
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from protofl_common.basics.text import with_composed_letters
 
 if TYPE_CHECKING:
     import torch
@@ -22,21 +19,9 @@ Images = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 VALIDATION = 2
-KEYS = ("inputs", "labels", "client", "split", "classes", "domain")
-SPLITS = {
-    "train": 0,
-    "test": 1,
-    "validation": VALIDATION,
-    "0": 0,
-    "1": 1,
-    "2": VALIDATION,
-    "False": 0,
-    "True": 1,
-}
 Place = Callable[[int], str]  # number of a sample -> its place in the file, for errors
+any_place: Place = "sample {}".format
 CHUNK = 2048  # images handled at a time: all at once they are too large to be made floating point
-GAPS = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))  # in lower case
-FEW_CLASSES = 20  # different labels that are taken for classes, whatever they look like
 MOST_BYTES_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
 
 
@@ -68,242 +53,9 @@ class RawData:
     """Of a table, in the order of its features: ``age``, ``sex:f|m``; of a text, those joined."""
     by_client: bool = False
     """The domains are a `client` column's, such as patients, whose samples stay together."""
-
-
-def from_arrays(
-    arrays: Mapping[str, Any],
-    where: str,
-    classes: str = "",
-    place: Place = "sample {}".format,
-    gaps: bool = False,
-) -> RawData:
-    """Check named arrays and make a data set of them.
-
-    Errors name the arrays by ``where`` and a sample by ``place``. The arrays:
-
-    ``inputs``   [N, …]: images uint8 [N, channels, H, W]; numbers, floating point (a table
-                 [N, features], a signal [N, channels, steps], …); tokens, whole numbers from 0
-                 [N, length], where 0 is padding.
-    ``labels``   [N], an array also [N, 1]: names, or whole numbers.
-    ``client``   [N], optional: whose it is (``partition = "natural"``, or a patient); or
-                 ``domain``: of which scanner.
-    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from = "official"``
-                 and its like; or ``validation`` (2), which counts always.
-    ``classes``  optional: names in label order; labels that are numbers are then indices into them.
-
-    The setting ``classes`` comes before the array. Where one of its names is a number (or True),
-    labels are names; else numbers are indices. Without either the classes are the labels that
-    occur, sorted: sites may then differ.
-
-    DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``,
-    numbers may be NaN.
-    """
-    for key in ("inputs", "labels"):
-        if arrays.get(key) is None:
-            present = ", ".join(map(repr, arrays)) or "nothing"
-            raise DataError(f"{where}: has no {key!r}, only {present}")
-    inputs = _inputs(arrays["inputs"], where, place, gaps)
-    labels = arrays["labels"]
-    if getattr(labels, "shape", ())[1:] == (1,):  # a column, as Keras and MATLAB give labels
-        labels = np.asarray(labels)[:, 0]
-    _check_one_label_each(labels, where)
-
-    owner = "client" if arrays.get("client") is not None else "domain"
-    columns = {"labels": np.asarray(labels)}
-    for key in (owner, "split"):
-        if arrays.get(key) is not None:
-            columns[key] = np.asarray(arrays[key])
-    for key, column in columns.items():
-        if column.shape != (len(inputs),):
-            shape = list(column.shape)
-            raise DataError(f"{where}: {key} has shape {shape}; there are {len(inputs)} inputs")
-        _check_none_missing(column, key, where, place)
-
-    from_setting = class_names(classes)
-    names = from_setting or _class_array(arrays.get("classes"), where)
-    labels, names = _labels(columns["labels"], names, bool(from_setting), where, place)
-    domains = np.zeros_like(labels)
-    domain_names: tuple[str, ...] = ()
-    if owner in columns:
-        owners = [with_composed_letters(name) for name in columns[owner].astype(str)]
-        unique, domains = np.unique(owners, return_inverse=True)
-        domain_names = tuple(unique.tolist())
-    official = np.zeros(len(inputs), np.uint8)
-    if "split" in columns:
-        official = _official(columns["split"], where, place)
-    return RawData(
-        inputs, labels, domains, official, names, domain_names, by_client=owner == "client"
-    )
-
-
-def class_names(classes: str) -> tuple[str, ...]:
-    """The names in the setting ``classes``, in label order; they must be different."""
-    if not classes:
-        return ()
-    names = tuple(name.strip() for name in classes.split(","))
-    if "" in names or len(set(names)) < len(names):
-        raise DataError(f"classes = {classes!r}: must be different names, separated by commas")
-    return names
-
-
-def _inputs(value: Any, where: str, place: Place, gaps: bool) -> Inputs:
-    """The inputs as one of the three kinds, contiguous; DataError names what is wrong with them."""
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise DataError(f"{where}: inputs differ in shape ({error})") from error
-    shape = list(array.shape)
-    if array.ndim < 2 or not array.size or array.dtype.kind not in "biuf":
-        wanted = "not numbers [N, …] of some samples"
-        raise DataError(f"{where}: inputs are {array.dtype} {shape}, {wanted}")
-    if array.ndim == 4 and shape[3] in (1, 3, 4) and shape[1] == shape[2] > 4:
-        wanted = "images are [N, channels, H, W], the channels first"
-        raise DataError(f"{where}: inputs are {shape}: {wanted}")
-    if array.dtype.kind in "iu":
-        return _whole_numbers(array, where, place)
-
-    array = np.ascontiguousarray(array, dtype=np.float32)
-    wrong = np.isinf(array) if gaps else ~np.isfinite(array)
-    if wrong.any():
-        first = tuple(np.argwhere(wrong)[0].tolist())
-        what = f"{place(first[0])} has {array[first]} at {list(first[1:])}"
-        raise DataError(f"{where}: {what}; fill it in, or impute")
-    return array
-
-
-def _whole_numbers(array: NDArray[Any], where: str, place: Place) -> Inputs:
-    """Images as uint8, or tokens as int64."""
-    are_bytes = array.dtype == np.uint8
-    if array.ndim != (4 if are_bytes else 2):
-        kinds = "bytes must be images [N, channels, H, W], other whole numbers tokens [N, length]"
-        cure = "give numbers as floating point, and images of more than 8 bits"
-        raise DataError(f"{where}: inputs are {array.dtype} {list(array.shape)}: {kinds}; {cure}")
-    if are_bytes:
-        return np.ascontiguousarray(array)
-    if array.dtype.kind == "i" and (array < 0).any():
-        row = int(np.argwhere(array < 0)[0][0])
-        cure = "give numbers as floating point"
-        raise DataError(f"{where}: {place(row)} has a token below 0; {cure}")
-    return np.ascontiguousarray(array, dtype=np.int64)
-
-
-def _check_one_label_each(labels: Any, where: str) -> None:
-    for label in labels:
-        if not isinstance(label, str | np.generic) and np.ndim(label):
-            several = "several labels of a sample (multi-label) cannot be learned"
-            raise DataError(
-                f"{where}: the first label is {label!r}: {several}, only one class of each"
-            )
-
-
-def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
-    """DataError for None, NaN (also as text) or "": it would be a class or a client of its own."""
-    is_none = column == None  # noqa: E711 (each element)
-    is_nan = (column != column) | (column == "nan")
-    missing = np.flatnonzero((column == "") | is_none | is_nan)
-    if not len(missing):
-        return
-    row = int(missing[0])
-    what = "label" if key == "labels" else key
-    many = f"{column.tolist()[row]!r}; {len(missing)} in all"
-    raise DataError(f"{where}: {place(row)} has no {what} ({many}); fill it in, or leave it out")
-
-
-def _class_array(value: Any, where: str) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    names: tuple[str, ...] = ()
-    if not isinstance(value, str | bytes):
-        names = tuple(with_composed_letters(str(name)) for name in value)
-    if not names or "" in names or len(set(names)) < len(names):
-        raise DataError(f"{where}: classes = {value!r}: must be different names, in label order")
-    return names
-
-
-def _labels(
-    column: NDArray[Any], names: tuple[str, ...], from_setting: bool, where: str, place: Place
-) -> tuple[Ints, tuple[str, ...]]:
-    """Labels int64 [N] and the names of the classes: without ``names`` the labels that occur."""
-    if column.dtype.kind == "f" and (column == column.round()).all():
-        column = column.astype(np.int64)
-    are_numbers = column.dtype.kind in "biu"
-    if not names:
-        values: Any = column
-        if not are_numbers:
-            values = [with_composed_letters(name) for name in column.astype(str)]
-        classes, labels = np.unique(values, return_inverse=True)
-        check_classes(classes.tolist(), len(labels), where)
-        return labels.astype(np.int64), tuple(map(str, classes))
-
-    names_are_numbers = any(name.lstrip("-").isdecimal() or name == "True" for name in names)
-    if are_numbers and not (from_setting and names_are_numbers):
-        labels = column.astype(np.int64)
-    else:
-        index = {name: position for position, name in enumerate(names)}
-        labels = np.array(
-            [index.get(with_composed_letters(str(value)), -1) for value in column], dtype=np.int64
-        )
-    wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
-    if len(wrong):
-        row = int(wrong[0])
-        which = f"{place(row)} has the label {str(column[row])!r}, which is none of"
-        key = f"classes = {','.join(names)!r}" if from_setting else f"classes {', '.join(names)}"
-        raise DataError(f"{where}: {which} {key}")
-    return labels, names
-
-
-def check_classes(classes: Sequence[Any], samples: float, where: str) -> None:
-    """DataError for labels that are no classes.
-
-    They are quantities, names of samples, stand for no label, or spell one class in two ways.
-    """
-    meanings = [_meaning(name) for name in classes]
-    times = Counter(meanings)
-    doubtful = [
-        repr(name)
-        for name, meaning in zip(classes, meanings, strict=True)
-        if times[meaning] > 1 or meaning in GAPS - {"none"}
-    ]
-    if doubtful:
-        alike = "are alike but for capitals and spaces, or stand for none"
-        cure = "correct them, or name them in `classes`"
-        raise DataError(f"{where}: the labels {', '.join(doubtful[:FEW_CLASSES])} {alike}; {cure}")
-
-    number = len(classes)
-    several = f"the labels have {number} different values of {samples} samples"
-    several = f"{where}: {several}, such as {classes[0]!r}"
-    are_whole = isinstance(classes[0], int)
-    if number > FEW_CLASSES and not are_whole and all(map(is_number, classes)):
-        cure = "make classes of them, as low and high"
-        raise DataError(f"{several}: quantities (regression) cannot be learned; {cure}")
-    if number > max(FEW_CLASSES, samples / 2):
-        cure = "name `classes` if they are some"
-        raise DataError(f"{several}: no classes, but quantities or names of samples; {cure}")
-
-
-def _meaning(label: Any) -> float | str:
-    """A label without its capitals and spaces, or its number."""
-    if is_number(label):
-        return float(label)
-    return "".join(label.casefold().split())
-
-
-def is_number(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (ValueError, TypeError):
-        return False
-
-
-def _official(column: NDArray[Any], where: str, place: Place) -> Images:
-    parts = [SPLITS.get(str(value)) for value in column]
-    if None in parts:
-        row = parts.index(None)
-        wanted = "must be train, validation or test"
-        raise DataError(f"{where}: {place(row)} has split {str(column[row])!r}; {wanted}")
-    if all(parts):
-        raise DataError(f"{where}: split marks no sample for training")
-    return np.array(parts, np.uint8)
+    notes: tuple[str, ...] = ()
+    """Lines for their owner: what was read, and what was left out."""
+    place: Place = any_place
 
 
 # -- inputs

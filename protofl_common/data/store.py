@@ -19,16 +19,18 @@ import numpy as np
 
 from protofl_common.basics.files import cache_folder, digest, locked, replacing
 from protofl_common.basics.text import as_file_name
+from protofl_common.config.datasets import is_own
 from protofl_common.config.sections import DataSettings
+from protofl_common.data.door import say, without_copies
 from protofl_common.data.raw import DataError, RawData, are_images, resized, statistics
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 10
+FORMAT = 11
 """Raise it when the content of the files, or of a data set that a source delivers, changes."""
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official")
-NAMES = ("classes", "domain_names", "columns")
+NAMES = ("classes", "domain_names", "columns", "notes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,13 @@ def data_key(settings: DataSettings) -> str:
 def _listing(path: Path) -> list[tuple[str, int, int]]:
     """Name, size and time of a file, or of all files in a folder."""
     files = [path]
+    seen = set()
     for folder, subfolders, names in os.walk(path, followlinks=True):
+        stat = os.stat(folder)
+        if (stat.st_dev, stat.st_ino) in seen:  # a link leads back
+            subfolders.clear()
+            continue
+        seen.add((stat.st_dev, stat.st_ino))
         subfolders.sort()
         files += [Path(folder, name) for name in sorted(names)]
     listing = []
@@ -131,6 +139,10 @@ def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData
 def _build(folder: Path, settings: DataSettings) -> StoredData | None:
     """Read and decode the data set, and write it to the cache."""
     raw = source_of(settings.dataset).read(settings)
+    if is_own(settings.dataset):
+        raw = without_copies(raw, settings.data_dir or settings.dataset)
+    for note in raw.notes:
+        say(note)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
     measured = raw.inputs
     if not are_images(measured):

@@ -6,33 +6,41 @@ client replaces, or 0 in all columns of a category.
 """
 
 import csv
-import math
 import re
-import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.basics.text import LONGEST_NAME, names_in, with_composed_letters
+from protofl_common.basics.text import (
+    LONGEST_NAME,
+    as_list,
+    first_of,
+    is_short_and_printable,
+    names_in,
+    printable,
+    with_composed_letters,
+)
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.raw import GAPS, DataError, Place, is_number
+from protofl_common.data.door import GAPS, WHOLE, counted, is_number, number, warn_of_rounding
+from protofl_common.data.raw import DataError, Place
 
 ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client", "split": "split"}
 """Columns of a file that are no inputs, and their names in `from_arrays`."""
+MOST_SHOWN = 20  # columns that an error names
 MOST_CATEGORIES = 12  # different texts of a column up to which an error proposes one-hot
 GAP = (
     "is not a finite number but a gap; have it filled in, or leave the column out",
-    "impute=median",
+    ("impute", "median"),
 )
-_SIGNS = frozenset(",|:")  # that no category may have
+_SIGNS = frozenset("|:")  # that no category may have
 _NUMBERS = ("double", "float", "int32", "int64")
 """Types of Parquet that are read as arrays: these take an eighth of the memory."""
-_WHOLE_NUMBER = re.compile(r"-?\d{1,18}")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b.*")
-MOST_ROUNDED = 1e-4  # of a column's range: a number that float32 changes by more is worth a line
 Floats = NDArray[np.float32]
 
 
@@ -43,12 +51,15 @@ class TableFile:
         """Read the file; a CSV file without a row of names is read with this ``header``."""
         self.file = file
         self.has_header = header is None
+        self.notes: tuple[str, ...] = ()
         if file.suffix.lower() == ".parquet":
             self._word = "row"
             self.names, self.lines, values = _parquet(file)
         else:
             self._word = "line"
-            self.names, self.lines, values = _csv(file, header)
+            self.names, self.lines, values, last = _csv(file, header)
+            if last - len(self.lines) > int(self.has_header):
+                self.notes = (f"{file}: {len(self.lines)} rows in {last} lines",)
         if not self.lines:
             raise DataError(f"{file}: has no rows")
         self.columns = dict(zip(self.names, values, strict=True))
@@ -76,12 +87,13 @@ class TableFile:
             if name not in self.columns:
                 present = ", ".join(self.columns)
                 raise DataError(f"{self.file}: has no column {name!r}; its columns: {present}")
-        for number, name in enumerate(self.names, 1):
+        times = Counter(self.names)
+        for position, name in enumerate(self.names, 1):
             # pandas' numbers of the rows, which may give the label away
             if not name or name.startswith("Unnamed: "):
                 cure = "give it one, or leave it out (index=False)"
-                raise DataError(f"{self.file}: column {number} has no name; {cure}")
-            if self.names.count(name) > 1:
+                raise DataError(f"{self.file}: column {position} has no name; {cure}")
+            if times[name] > 1:
                 raise DataError(f"{self.file}: several columns are called {name!r}; rename them")
 
         columns: dict[str, Any] = {}
@@ -89,7 +101,7 @@ class TableFile:
             if name in self.columns:
                 columns[key] = self.columns[name]
         labels = columns.get("labels")
-        if labels is not None and all(_WHOLE_NUMBER.fullmatch(str(label)) for label in labels):
+        if labels is not None and all(WHOLE.fullmatch(str(label)) for label in labels):
             columns["labels"] = np.array(labels, dtype=np.int64)
         return columns
 
@@ -102,36 +114,70 @@ class TableFile:
         return [" ".join(parts) for parts in zip(*columns, strict=True)]
 
 
-def _csv(file: Path, header: list[str] | None) -> tuple[list[str], list[int], list[Sequence[Any]]]:
-    """The names of the columns, the line of each row, and the values of each column."""
+def _csv(
+    file: Path, header: list[str] | None
+) -> tuple[list[str], list[int], list[Sequence[Any]], int]:
+    """The names of the columns, the line of each row, the values of each column, the last line."""
     lines: list[int] = []
     rows: list[list[str]] = []
+    known: dict[str, str] = {}  # equal values are one text in memory
+    last = 0
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
-            reader = csv.reader(opened)
-            filled = filter(None, reader)
-            names = header or [with_composed_letters(name.strip()) for name in next(filled, [])]
-            for row in filled:
-                lines.append(reader.line_num)
-                rows.append([value.strip() for value in row])
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            separator, begun = _separator(opened)
+            reader = csv.reader(opened, delimiter=separator, strict=True)
+            names = header
+            for row in counted(reader, f"rows read of {file}"):
+                first = begun + last + 1
+                last = reader.line_num
+                if not row:
+                    continue
+                values = [known.setdefault(value, value) for value in map(str.strip, row)]
+                if names is None:
+                    names = [with_composed_letters(name) for name in values]
+                    continue
+                if len(values) != len(names):
+                    columns = f"there are {len(names)} columns"
+                    raise DataError(f"{file}, line {first}: {len(values)} values; {columns}")
+                if values == names and "label" in names:  # texts may have no row of names
+                    again = "is the row of names again; take it out"
+                    raise DataError(f"{file}, line {first}: {again}")
+                lines.append(first)
+                rows.append(values)
+    except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as CSV in UTF-8 ({error})") from error
-    _check_separator(file, names, rows)
-    for line, row in zip(lines, rows, strict=True):
-        if len(row) != len(names):
-            columns = f"there are {len(names)} columns"
-            raise DataError(f"{file}, line {line}: {len(row)} values; {columns}")
-    return names, lines, list(zip(*rows, strict=True))
+    except csv.Error as error:
+        begins = f"the row that begins in line {begun + last + 1}"
+        ends = f"cannot be read, up to line {begun + reader.line_num} ({error})"
+        cure = 'is a quote (") without its pair? One within a text is ""'
+        raise DataError(f"{file}: {begins} {ends}; {cure}") from error
+    values_of: list[Sequence[str]] = list(zip(*rows, strict=True))
+    if separator != ",":
+        values_of = [_with_points(values) for values in values_of]
+    return names or [], lines, values_of, begun + last
 
 
-def _check_separator(file: Path, names: list[str], rows: list[list[str]]) -> None:
-    """DataError where columns are separated as spreadsheets of some languages do."""
-    if len(names) != 1:
-        return
-    sign = re.search("[;\t|]", names[0])
-    if sign and all(sign[0] in ",".join(row) for row in rows):
-        separated = f"columns are separated by {sign[0]!r}"
-        raise DataError(f"{file}: {separated}; save it with ',', and numbers with a point")
+def _separator(opened: TextIO) -> tuple[str, int]:
+    """The sign between columns, and the lines before the first row: Excel's ``sep=;`` is one.
+
+    It is a comma unless the first row has none, as spreadsheets of some languages save it.
+    """
+    first = re.sub('"[^"]*"', "", opened.readline())
+    if re.fullmatch(r"sep=.\s*", first):
+        return first[4], 1
+    opened.seek(0)
+    signs = re.findall("[;\t|]", first)
+    if "," in first or not signs:
+        return ",", 0
+    return Counter(signs).most_common(1)[0][0], 0
+
+
+def _with_points(values: Sequence[str]) -> Sequence[str]:
+    """Numbers with a decimal comma as others have them; other columns as they are."""
+    numbers = [value for value in values if "," in value]
+    if not all(map(_DECIMAL_COMMA.fullmatch, numbers)) or any("." in value for value in values):
+        return values
+    return [value.replace(",", ".") for value in values]
 
 
 def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
@@ -158,7 +204,8 @@ def definition_problems(settings: DataSettings) -> Iterator[str]:
     """Yield a line for each ``columns``, ``drop`` and ``one-hot`` that makes no definition."""
     definition = {"columns": settings.columns, "drop": settings.drop, "one-hot": settings.one_hot}
     for key, value in definition.items():
-        if value and settings.dataset != "arrays":
+        has_columns = key != "one-hot" and settings.dataset.startswith("hf:")
+        if value and settings.dataset != "arrays" and not has_columns:
             yield f"{key} = {value!r}: only for a table of your own, with dataset = 'arrays'"
     for column in names_in(settings.one_hot):
         name, categories = name_and_categories(column)
@@ -177,11 +224,7 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
     for column in names_in(settings.one_hot):
         name, values = name_and_categories(column)
         categories[name] = f"{name}:{'|'.join(values)}"
-    picked = names_in(settings.columns) or names
-    dropped = names_in(settings.drop)
-    left = [name for name in picked if name not in dropped]
-    _check_present("columns", picked, names, where)
-    _check_present("drop", dropped, names, where)
+    left = chosen_names(settings, names, where)
     _check_present("one-hot", categories, left, where)
     for name in left:
         if name.lower() in ANNOTATION_COLUMNS:
@@ -190,32 +233,50 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
     if not left:
         besides = "besides label, client, domain, split and those of drop"
         raise DataError(f"{where} has no column for the inputs {besides}")
-    return checked_names([categories.get(name, name) for name in left], where)
+    columns = [categories.get(name) or _without_categories(name) for name in left]
+    return checked_names(columns, where)
+
+
+def chosen_names(settings: DataSettings, names: Sequence[str], where: str) -> list[str]:
+    """Those of ``names`` that ``columns`` picks, in this order, and ``drop`` does not take out."""
+    picked = names_in(settings.columns) or names
+    dropped = {*names_in(settings.drop)}
+    _check_present("columns", picked, names, where)
+    _check_present("drop", dropped, names, where)
+    return [name for name in picked if name not in dropped]
 
 
 def _check_present(key: str, wanted: Iterable[str], names: Sequence[str], where: str) -> None:
     """DataError for a column in the setting ``key`` that is none of ``names``."""
+    present = {*names}
     for name in wanted:
-        if name not in names:
-            those = f"those are: {', '.join(names)}"
+        if name not in present:
+            those = f"those are: {first_of(names, MOST_SHOWN)}"
             raise DataError(f"{key}: {where} has no column {name!r} for the inputs; {those}")
 
 
 def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
     """``columns`` as a model file may name them: neither too long nor with control characters."""
     for column in columns:
-        if len(column) > LONGEST_NAME or not column.isprintable():
+        if not is_short_and_printable(column):
             what = f"a name, or categories, of over {LONGEST_NAME} letters, or with a line break"
-            raise DataError(f"{where}: column {column!r} has {what}")
+            raise DataError(f"{where}: column '{printable(column, 40)}' has {what}")
     return tuple(with_composed_letters(column) for column in columns)
 
 
 def name_and_categories(column: str) -> tuple[str, tuple[str, ...]]:
-    """``sex:f|m`` -> ``sex`` and its categories; () for a column of numbers."""
-    name, _, values = column.rpartition(":")
-    if "|" not in values:
+    """``sex:f|m`` -> ``sex`` and its categories; () for one of numbers, ``age`` or ``a:b|c:``."""
+    name, colon, values = column.rpartition(":")
+    if colon and not values:
+        return name, ()
+    if not colon or "|" not in values:
         return column, ()
     return name.strip(), tuple(value.strip() for value in values.split("|"))
+
+
+def _without_categories(name: str) -> str:
+    """A column of numbers as `name_and_categories` reads it, whatever signs its name has."""
+    return name if name_and_categories(name) == (name, ()) else f"{name}:"
 
 
 class _Column(NamedTuple):
@@ -226,11 +287,14 @@ class _Column(NamedTuple):
     values: Sequence[Any]
 
 
+Cure = tuple[str, str]  # a setting, and the name that it shall have
+
+
 class _Problem(NamedTuple):
     """Why a column cannot be used, and the setting that would do."""
 
     text: str  # "" where another problem of the column says it
-    cure: str
+    cure: Cure
 
 
 def read_columns(
@@ -261,7 +325,7 @@ def read_columns(
             part[is_missing] = 0.0 if categories else np.nan
             problems += _problems(column, is_wrong, is_missing, place, gaps)
         if not problems:
-            _warn_of_rounding(column, exact, part, where, place)
+            warn_of_rounding(exact, part, where, place, f"column {name!r}")
             parts.append(part)
     if problems:
         raise DataError(_together(where, problems))
@@ -286,39 +350,24 @@ def _problems(
         return
     counted = is_unusable if any_unusable else is_missing
     row = int(counted.argmax())
-    value = np.asarray(column.values[row]).tolist()  # no np.float64
+    value = column.values[row]
+    if isinstance(value, np.generic):
+        value = value.item()
     why, cure = _diagnosis(column, value, ~is_missing) if any_unusable else GAP
     many = f"{counted.sum()} of {len(column.values)} values"
     where = f"{place(row)}, column {column.name!r}"
-    yield _Problem(f"{where}: {value!r} {why} ({many}): {cure}", cure)
+    shown = printable(repr(value), 80)
+    key, name = cure
+    yield _Problem(f"{where}: {shown} {why} ({many}): {_setting(key, [name])}", cure)
     if is_missing.any():
         yield _Problem("", GAP[1])
 
 
-def _warn_of_rounding(
-    column: _Column, exact: NDArray[Any], part: Floats, where: str, place: Place
-) -> None:
-    """Print a line where float32 loses the digits in which the numbers of a column differ."""
-    finite = exact[np.isfinite(exact)]
-    if not finite.size:
-        return
-    change = np.nan_to_num(np.abs(exact - part))
-    if change.max() > MOST_ROUNDED * np.ptp(finite) > 0:
-        row = int(change.argmax())
-        seen = f"{column.values[row]} is {part[row, 0]:.17g} to a model (float32)"
-        cure = "drop an id, or subtract what all share"
-        message = f"{where}, {place(row)}, column {column.name!r}: {seen}; {cure}"
-        print(f"protofl: {message}", file=sys.stderr, flush=True)
-
-
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     """float64 [N, 1]; NaN for a value that is no number."""
-    try:
-        numbers = np.fromiter(values, dtype=np.float64)
-    except (ValueError, TypeError):  # ValueError for a list, as it is no number
-        usable = [value if is_number(value) else math.nan for value in values]
-        numbers = np.array(usable, dtype=np.float64)
-    return numbers[:, None]
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float64)[:, None]
+    return np.array([[number(value)] for value in values], dtype=np.float64)
 
 
 def _one_hot(column: _Column) -> Floats:
@@ -334,9 +383,11 @@ def _category(value: Any) -> str | float:
     return float(value) if is_number(value) else with_composed_letters(str(value).strip())
 
 
-def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tuple[str, str]:
+def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tuple[str, Cure]:
     """Say what is wrong with a ``value`` of a column, and the setting that would do."""
-    drop = f'drop="{column.name}"'
+    drop = ("drop", column.name)
+    if isinstance(value, dict) and "bytes" in value:
+        return "is an image; read it as dataset = 'hf:NAME', or leave the column out", drop
     if column.categories:
         why = "is none of the categories in one-hot; where it is one, add it at all sites alike"
         return why, drop
@@ -351,9 +402,16 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tu
     are_few = 2 <= len(kinds) <= min(MOST_CATEGORIES, len(present) / 2)
     if are_few and not any(is_number(text) or set(text) & _SIGNS for text in kinds):
         why = "is not a finite number but text; name its categories"
-        return why, f'one-hot="{column.name}:{"|".join(kinds)}"'
+        return why, ("one-hot", f"{column.name}:{'|'.join(kinds)}")
     why = f"is not a finite number ({len(kinds)} different values); correct it, or leave it out"
     return why, drop
+
+
+def _setting(key: str, names: Iterable[str]) -> str:
+    """A setting as one types it."""
+    value = as_list(names)
+    quote = "'" if '"' in value else '"'
+    return f"{key}={quote}{value}{quote}"
 
 
 def _together(where: str, problems: Sequence[_Problem]) -> str:
@@ -361,13 +419,12 @@ def _together(where: str, problems: Sequence[_Problem]) -> str:
     lines = [problem.text for problem in problems if problem.text]
     if len(lines) == 1:
         return f"{where}, {lines[0]}"
-    cures: dict[str, list[str]] = {}
-    for problem in problems:
-        key, _, value = problem.cure.partition("=")
-        value = value.strip('"')
-        values = cures.setdefault(key, [])
-        if value not in values:
-            values.append(value)
-    settings = " ".join(f'{key}="{",".join(values)}"' for key, values in cures.items())
     title = f"{where}: {len(lines)} columns cannot be used as they are"
+    if len(lines) > MOST_SHOWN:
+        return "\n  ".join([title, *lines[:MOST_SHOWN], "…: name those to use in `columns`"])
+    cures: dict[str, dict[str, None]] = {}
+    for problem in problems:
+        key, name = problem.cure
+        cures.setdefault(key, {})[name] = None
+    settings = " ".join(_setting(key, names) for key, names in cures.items())
     return "\n  ".join([title, *lines, f"all: {settings}"])

@@ -9,40 +9,130 @@ from typing import Self
 from protofl_common.basics.code_version import version_of
 from protofl_common.basics.text import as_file_name, is_site_name, names_in, with_composed_letters
 from protofl_common.config import python_names
+from protofl_common.config.architectures import OTHER_NETWORKS
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError, Values
-from protofl_common.experiment.catalog import CATALOG, installed
+from protofl_common.experiment.catalog import CATALOG, installed, options_of_a_run
 
 REQUIRE_SECAGG = "require-secagg"
-PERMISSIONS: dict[str, Scalar] = {  # what an operator may allow or demand, with the defaults
-    "allow-download": False,
-    "allow-backbones": "",
-    "allow-arch": "",
-    "allow-python": "",
-    "allow-algorithms": "all",
-    REQUIRE_SECAGG: False,
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKey:
+    """A key of a node config that is no setting of a run."""
+
+    help: str
+    default: Scalar | None = None
+    """None where it has none, and another type than the other keys."""
+    minimum: int = 1
+
+
+NODE_ROWS: dict[str, NodeKey] = {
+    "site-name": NodeKey(
+        help=(
+            "its name in results and logs: ASCII letters, digits, `.`, `_` and `-`. With only"
+            " `partition-id` and `num-partitions` a node counts as a simulated client, whose"
+            " folders runs choose"
+        ),
+    ),
+    "partition-id": NodeKey(
+        default=0,
+        minimum=0,
+        help="which share of a common data set is its own, counted from 0",
+    ),
+    "num-partitions": NodeKey(
+        default=0,
+        minimum=0,
+        help="how many shares that data set is divided into",
+    ),
+    "domain": NodeKey(
+        help="one of the domains in `data-dir`; its introduction names no other. If not set, all",
+    ),
+    "approve": NodeKey(
+        default=False,
+        help=(
+            "its operator approves each run before anything is read for it ([studies](studies.md));"
+            " at a site with data of its own `true`, if not set"
+        ),
+    ),
+    "allow-download": NodeKey(
+        default=False,
+        help="a run may download torchvision's data sets, or a hub's, into `data-dir`",
+    ),
+    "allow-backbones": NodeKey(
+        default="",
+        help=(
+            "frozen backbones that a run may name beside the embedded ones, with commas: files,"
+            " packages, or downloads of others; `torchvision:` or `file:small:/srv/weights/` allows"
+            " all names that begin so"
+        ),
+    ),
+    "allow-arch": NodeKey(
+        default="",
+        help=(
+            "[networks of torchvision and timm](models.md#networks-of-torchvision-and-timm), with"
+            " commas, that a run may name beside the catalog's; `torchvision:` allows all of its"
+            " classifiers"
+        ),
+    ),
+    "allow-python": NodeKey(
+        default="",
+        help=(
+            "installed modules, with commas, whose networks, metrics or algorithms a run may name:"
+            " `mynets` allows `mynets.vision` too, and nothing that these import from elsewhere"
+        ),
+    ),
+    "allow-algorithms": NodeKey(
+        default="all",
+        help="of the catalog, with commas; those of other packages need `allow-python` too",
+    ),
+    REQUIRE_SECAGG: NodeKey(
+        default=False,
+        help=(
+            "`true`: uploads and figures leave only under"
+            " [secure aggregation](secure-aggregation.md)"
+        ),
+    ),
+    "max-rounds": NodeKey(
+        default=2000,
+        help="this bounds the time of a run, not the number of runs",
+    ),
+    "max-epochs": NodeKey(default=100, help="likewise"),
+    "max-steps": NodeKey(default=10_000, help="likewise"),
+    "max-batch-size": NodeKey(
+        default=1024,
+        help=(
+            "this bounds memory roughly; weights have 2 GiB at most; a hard limit is the"
+            " container's"
+        ),
+    ),
+    "max-image-size": NodeKey(default=512, help="likewise"),
+    "max-text-length": NodeKey(default=4096, help="likewise"),
+    "min-class-samples": NodeKey(
+        default=1,
+        help=(
+            "no prototype, count or output leaves of classes or clusters of fewer training samples,"
+            " no figure over fewer than that, or 20, test samples; a run may ask for more, never"
+            " less"
+        ),
+    ),
+    "require-dp": NodeKey(
+        help=(
+            '`"epsilon<=2"`, or `"epsilon<=2 delta<=1e-6"` (1e-5 if not set): only runs with'
+            ' `dp = "sample"`, which together cost no more; the default `dp-epsilon`, 8, is above'
+            " that. `privacy/` under `state-dir` has a ledger of the site's name and one of its"
+            " data (`data-dir`, `domain`, `partition-id`): renaming the site, or moving its data,"
+            " does not reset the budget. Both at once, or another `state-dir`, do: never do that"
+        ),
+    ),
 }
-LIMITS = {  # what a site takes of a run at most, by default; every recipe meets it
-    "max-rounds": 2000,
-    "max-epochs": 100,
-    "max-steps": 10_000,
-    "max-batch-size": 1024,
-    "max-image-size": 512,
-    "max-text-length": 4096,
+LIMITED: dict[str, str] = {  # settings of a run -> the key that bounds them; every recipe meets it
+    key: field.metadata["at_most"]
+    for key, field in options_of_a_run().items()
+    if field.metadata["at_most"]
 }
-LIMITED = {  # settings of a run -> their limit
-    "rounds": "max-rounds",
-    "local-epochs": "max-epochs",
-    "new-client-epochs": "max-epochs",
-    "fedrep.head-epochs": "max-epochs",
-    "pfedme.personal-steps": "max-epochs",
-    "local-steps": "max-steps",
-    "batch-size": "max-batch-size",
-    "eval-batch-size": "max-batch-size",
-    "image-size": "max-image-size",
-    "text-length": "max-text-length",
-}
+LIMITS = [key for key in NODE_ROWS if key in LIMITED.values()]
 DEMANDS = ("min-class-samples", "require-dp")  # what a site wants of a run beyond its offer
 DIVISION = ("test-from", "train-fraction", "validation-fraction")
 """How a site's own data are divided: never as the run says."""
@@ -61,9 +151,7 @@ SIMULATED = ("drop-rate", "new-clients", "new-domain")
 """What a run does to clients that are its own."""
 STRICT = (*DEMANDS, REQUIRE_SECAGG)
 """With these a site names its classes itself: a refusal would tell which it has."""
-READING = ("dataset", "classes", "image-size", "text-length", *TABLE, "impute", "standardise")
-"""How a site's files are read."""
-NODE_OVERRIDES = ("data-dir", *READING, *DIVISION, "arch", "device", "state-dir", "cache-dir")
+NODE_OVERRIDES = [key for key, field in options_of_a_run().items() if field.metadata["site"]]
 SITE_FOLDERS: dict[str, Scalar] = {
     "data-dir": "",
     "cache-dir": "",
@@ -71,19 +159,16 @@ SITE_FOLDERS: dict[str, Scalar] = {
     "out-dir": "runs",
 }
 AT_THE_SERVER = ("callback", "dataset")  # keys whose modules no site imports for a run
-NETWORKS = ("arch", "models", "fml.meme", "fedkd.student")  # keys that name networks
+NETWORKS = [  # keys that name networks
+    key for key, field in options_of_a_run().items() if field.metadata["or_like"] is OTHER_NETWORKS
+]
 _NOT_ALLOWED = "not allowed on this site; its operator may"
 PARTITION_KEYS = ("partition-id", "num-partitions")
 """All that the node config of a simulated client has."""
 DEFAULTS: dict[str, Scalar] = {
-    "partition-id": 0,
-    "num-partitions": 0,
-    "approve": False,
-    "min-class-samples": 1,
-    **PERMISSIONS,
-    **LIMITS,
+    key: row.default for key, row in NODE_ROWS.items() if row.default is not None
 }
-NODE_KEYS = ("site-name", *DEFAULTS, "domain", "require-dp", *NODE_OVERRIDES)
+NODE_KEYS = (*NODE_ROWS, *NODE_OVERRIDES)
 DELTA = 1e-5  # δ of a site that demands ε alone
 _DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
 
@@ -258,7 +343,7 @@ def wrong_values(node: Values) -> Iterator[str]:
     """A line for each value of a node config that nobody could mean, whatever a run asks."""
     for key, default in DEFAULTS.items():
         value = node.get(key, default)
-        least = 0 if key in PARTITION_KEYS else 1
+        least = NODE_ROWS[key].minimum
         is_too_small = type(value) is int and value < least
         if type(value) is type(default) and not is_too_small:
             continue

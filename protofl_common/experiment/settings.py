@@ -8,26 +8,27 @@ allow (`node.py`).
 import json
 import math
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
+from protofl_common.algorithms.base import Algorithm, Hparams
 from protofl_common.basics.files import digest
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import is_plain_name, names_in, with_composed_letters
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
+from protofl_common.config.datasets import partitions_that_read
 from protofl_common.config.options import (
+    Needed,
     Scalar,
     SettingsError,
     Values,
     did_you_mean,
-    flatten,
     folders_of_unknown_users,
     keys_of,
     read_section,
@@ -38,10 +39,8 @@ from protofl_common.config.sections import SECTIONS, TRACKERS, Sections
 from protofl_common.experiment import study
 from protofl_common.experiment.catalog import (
     CATALOG,
-    Algorithm,
-    FedPCLHparams,
-    Hparams,
     algorithm_named,
+    options_of_a_run,
     read_hparams,
 )
 from protofl_common.experiment.node import (
@@ -58,62 +57,14 @@ from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
-OF_PARTITIONS = {  # setting -> the partitions that read it
-    "alpha": ("dirichlet", "balanced-dirichlet", "label-shift", "feature-label-shift"),
-    "classes-per-client": ("pathological",),
-    "clients-per-domain": ("feature-shift", "feature-label-shift"),
-    "ways": ("n-way-k-shot",),
-    "ways-stdev": ("n-way-k-shot",),
-    "shots": ("n-way-k-shot",),
-    "shots-stdev": ("n-way-k-shot",),
-}
 
-
-class Needed(NamedTuple):
-    value: Scalar  # what a setting must be, unless it has its default
-    why: str
-
-
-_HIDES_UPLOADS = "hides the single uploads that it needs"
-_HIDES_FIGURES = "hides the single figures that it needs"
-_SAME_CLIENTS = "forbids sums over different clients, whose difference shows single uploads"
-WITH_SECAGG: dict[str, Needed] = {
-    "liars": Needed(0, _HIDES_UPLOADS),
-    "merging": Needed("mean", _HIDES_UPLOADS),
-    "max-update-ratio": Needed(0.0, _HIDES_UPLOADS),
-    "gaussian.revocable": Needed(
-        False, "hides what single sites send; to take one out, make the run again without it"
-    ),
-    "gaussian.start-from": Needed(
-        "", "hides what single sites send; to add one, make the run again with it"
-    ),
-    "participation": Needed(1.0, _SAME_CLIENTS),
-    "drop-rate": Needed(0.0, _SAME_CLIENTS),
-    "new-clients": Needed(0, _HIDES_FIGURES),
-    "new-domain": Needed("", _HIDES_FIGURES),
-}
-WITH_DP: dict[str, Needed] = {  # what privacy cannot cover
-    "positive-rate": Needed(1.0, "terms of unlabelled samples compare samples"),
-    "local-steps": Needed(0, "the privacy ledger counts epochs"),
-    "impute": Needed(
-        "none",
-        "values in the place of missing ones are made of all samples; fill them in yourself",
-    ),
-    "standardise": Needed("auto", "its mean and deviation are made of all samples"),
-    "gradient-noise": Needed(0.0, "the noise follows from dp-epsilon"),
-    "metrics": Needed("", "only numbers of right predictions have noise"),
-    "gaussian.priors": Needed(
-        "global", "the client's own class shares, without noise, would shape its predictions"
-    ),
-    "new-clients": Needed(0, "the privacy ledger counts rounds, and they train after the last one"),
-    "new-domain": Needed(
-        "", "the privacy ledger counts rounds, and its clients train after the last one"
-    ),
-    "predict-among": Needed("all", "predictions would show which classes a client has"),
-    "baselines": Needed(
-        "", "each baseline would spend ε once more on the same samples; make it a run of its own"
-    ),
-}
+def needed_with(protection: Literal["with_secagg", "with_dp"]) -> dict[str, Needed]:
+    """The settings that do not go with a protection as they please, and what each must be."""
+    needed = {}
+    for key, setting in options_of_a_run().items():
+        if setting.metadata[protection] is not None:
+            needed[key] = setting.metadata[protection]
+    return needed
 
 
 @dataclass(frozen=True)
@@ -338,11 +289,12 @@ def check_settings_act(chosen: Values, *runs: Settings) -> None:
             problems.append(f"{key} = {value!r}: has no effect on {reads}")
 
     partitions = {settings.data.partition for settings in runs}
-    for key, read_by in OF_PARTITIONS.items():
-        if key in chosen and partitions.isdisjoint(read_by):
+    for key, value in chosen.items():
+        readers = partitions_that_read(key)
+        if readers and partitions.isdisjoint(readers):
             problems.append(
-                f"{key} = {chosen[key]!r}: has no effect on partition ="
-                f" {', '.join(sorted(partitions))}; choose {' or '.join(read_by)}"
+                f"{key} = {value!r}: has no effect on partition ="
+                f" {', '.join(sorted(partitions))}; choose {' or '.join(readers)}"
             )
     if problems:
         raise SettingsError("\n".join(problems))
@@ -388,7 +340,7 @@ def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
         epsilon, delta = limits
         config |= {"dp": "sample", "dp-epsilon": epsilon, "dp-delta": delta}
     if node.get(REQUIRE_SECAGG):
-        config |= {key: needed.value for key, needed in WITH_SECAGG.items()}
+        config |= {key: needed.value for key, needed in needed_with("with_secagg").items()}
         config["secagg"] = True
     return config
 
@@ -507,7 +459,7 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
             )
         return
 
-    for setting, only, why in _changed(settings, WITH_DP):
+    for setting, only, why in _changed(settings, needed_with("with_dp")):
         yield f"dp = 'sample': {setting}: {why}; set {only!r}"
 
     algo = settings.run.algo
@@ -524,11 +476,8 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
             f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover;"
             f" choose among {choices}"
         )
-    if isinstance(settings.hparams, FedPCLHparams) and settings.hparams.loss == "supcon":
-        yield (
-            "dp = 'sample': fedpcl.loss = 'supcon' compares samples,"
-            " whose gradients are then no sample's own"
-        )
+    if settings.hparams.uncovered_by_dp:
+        yield f"dp = 'sample': {settings.hparams.uncovered_by_dp}"
     least = privacy.min_class_samples
     if least > 1 and any(entry.joins_all_classes for entry in settings.exchange.up.values()):
         yield (
@@ -540,7 +489,7 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
 def _secagg_problems(settings: Settings) -> Iterator[str]:
     if not settings.privacy.secagg:
         return
-    for setting, only, why in _changed(settings, WITH_SECAGG):
+    for setting, only, why in _changed(settings, needed_with("with_secagg")):
         yield f"{setting}: secagg = true {why}; choose {only!r}"
 
     algo = settings.run.algo
@@ -608,24 +557,18 @@ def _able(settings: Settings) -> Iterator[str]:
 
 @cache
 def known_keys() -> list[str]:
-    """Every key of a run configuration in the order of ``pyproject.toml``, algorithms' included."""
-    keys = []
-    for section in SECTIONS.values():
-        keys += keys_of(section)
-    for name, row in CATALOG.items():
-        keys += keys_of(row.hparams, f"{name}.")
-    return keys
+    """Every key of a run configuration, algorithms' included."""
+    return list(options_of_a_run())
 
 
 def default_run_config() -> dict[str, Scalar]:
-    """The defaults of ``pyproject.toml``, flattened as Flower does (``fedproto.lambda``)."""
+    """The default of every key, also of an algorithm's (``fedproto.lambda``)."""
     return dict(_defaults())
 
 
 @cache
-def _defaults() -> dict[str, Scalar]:
-    pyproject = tomllib.loads((app_folder() / "pyproject.toml").read_text(encoding="utf-8"))
-    return flatten(pyproject["tool"]["flwr"]["app"]["config"])
+def _defaults() -> dict[str, Any]:
+    return {key: setting.default for key, setting in options_of_a_run().items()}
 
 
 def app_folder() -> Path:

@@ -25,7 +25,7 @@ Metric = Callable[[Scores, Labels], float]
 
 
 def recalls(scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """Return the recall of each class that occurs."""
+    """Return the recall of each class that occurs, a figure for each."""
     hits_N = scores_NC.argmax(1) == labels_N
     return {
         f"{RECALL}/{label}": float(hits_N[labels_N == label].mean())
@@ -34,10 +34,12 @@ def recalls(scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
 
 
 def balanced_accuracy(scores_NC: Scores, labels_N: Labels) -> float:
+    """Return the mean recall of the classes that occur."""
     return statistics.fmean(recalls(scores_NC, labels_N).values())
 
 
 def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
+    """Return the mean F1 of the classes that occur or are predicted."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(labels_N, scores_NC.argmax(1), average="macro", zero_division=0.0))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from protofl_common.basics.files import write_text
-from protofl_common.config.datasets import PARTITION_VERSIONS
+from protofl_common.config.datasets import PARTITIONS
 from protofl_common.config.options import Config, Scalar, SettingsError, flatten
 
 METRICS = "metrics.jsonl"
@@ -167,7 +167,7 @@ Summary = TypedDict(
         "algorithm": str,
         "dataset": str,
         "partition": str,
-        "division": NotRequired[int],  # the version of the partition, by `PARTITION_VERSIONS` or 1
+        "division": NotRequired[int],  # the version of the partition
         "clients": dict[str, SiteFacts],
         "rounds": int,
         "accuracy": Accuracies,
@@ -277,7 +277,7 @@ class RunFolder:
     def check_division(self, partition: str) -> None:
         """Raise SettingsError where its clients had other samples than this version gives them."""
         begun = self.summary() or self.sites()
-        if begun and begun.get("division", 1) != PARTITION_VERSIONS.get(partition, 1):
+        if begun and begun.get("division", 1) != PARTITIONS[partition].version:
             raise SettingsError(
                 f"{self.path}: its clients had other samples: {partition!r} has changed since"
             )

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from protofl_common.config.options import SettingsError, Values
 from protofl_common.experiment.settings import with_halves
+from protofl_common.flower import be_server_of, set_message_id, set_sender
 from protofl_common.simulation.machine import CPUS, workers_for
 from protofl_common.simulation.pool import pool
 
@@ -44,9 +44,7 @@ class LocalGrid(Grid):
         workers: int = 1,
         threads: int = 1,
     ) -> None:
-        TaskIdentity.task_id = 1
-        TaskIdentity.run_id = run_id
-        TaskIdentity.node_id = 1
+        be_server_of(run_id)
         self.run_id = run_id
         self.run_config = dict(run_config)
         self.nodes = dict(nodes)
@@ -73,7 +71,7 @@ class LocalGrid(Grid):
         keys = []
         for message in list(messages):
             key = str(uuid.uuid4())
-            message.metadata.__dict__["_message_id"] = key
+            set_message_id(message, key)
             node = self.nodes[message.metadata.dst_node_id]
             task = (message, self.run_id, node, self.run_config, self.threads)
             if self._pool:
@@ -129,7 +127,7 @@ def answer(
         reply: Message = app(message, context)
     finally:
         torch.set_num_threads(threads_before)
-    reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+    set_sender(reply, node_id)
     return reply
 
 

@@ -11,16 +11,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 from urllib.request import getproxies, getproxies_environment
 
-from flwr.supercore.constant import TaskType
-from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-
-from protofl_common.basics.replaced import replaced
+from protofl_common.tools.flower import ExecutionSpec, LaunchResult, SubprocessExecutor, TaskType
 
 
 class Executor(SubprocessExecutor):
@@ -85,19 +79,10 @@ def _arguments(spec: ExecutionSpec) -> list[str]:
     return arguments
 
 
-def launching_with(executor: Executor) -> AbstractContextManager[None]:
-    """Have Flower's loop, which asks for tasks, hand them to ``executor``.
-
-    AttributeError where another version of Flower has no such name.
-    """
-    os.environ.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")
-    return replaced(run_superexec, get_executor=lambda *_, **__: executor)
-
-
 def environment_of_own_code() -> dict[str, str]:
     """Return an environment with this process's code, not the working directory's.
 
-    It has no proxy for loopback.
+    It has no proxy for loopback, and lets Flower's loop ask for tasks ten times a second.
     """
     proxies = getproxies_environment()
     system_proxies = {}
@@ -109,4 +94,5 @@ def environment_of_own_code() -> dict[str, str]:
         without_proxy = f"127.0.0.1,localhost,::1,{without_proxy}".rstrip(",")
     paths = [path for path in sys.path if os.path.isabs(path)]
     ours = {"PYTHONPATH": os.pathsep.join(paths), "no_proxy": without_proxy}
-    return {**system_proxies, **os.environ, **ours}
+    defaults = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", **system_proxies}
+    return {**defaults, **os.environ, **ours}

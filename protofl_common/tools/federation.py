@@ -4,19 +4,21 @@ A door before the SuperLink shows its own.
 """
 
 import ssl
-import sys
 import time
-from contextlib import closing, redirect_stdout
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import NamedTuple
 
-from flwr.common.serde import run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.run import Run
-
 from protofl_common.config.options import SettingsError
+from protofl_common.tools.flower import (
+    ListNodesRequest,
+    ListRunsRequest,
+    NodeInfo,
+    Run,
+    client_of,
+    run_from_proto,
+    superlink_named,
+)
 
 SUBMISSIONS = 10  # the latest, with a line each
 TIMEOUT_SECONDS = 10.0
@@ -40,23 +42,19 @@ def ask(name: str) -> Federation:
 
     SettingsError if there is none, or no answer.
     """
-    from click import ClickException  # Flower's command line takes a second to import
+    from click import ClickException
     from click.exceptions import Exit
-    from flwr.cli.flower_config import read_superlink_connection
-    from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
 
     try:
-        connection = read_superlink_connection(name)
-        if not connection.address:
+        superlink = superlink_named(name)
+        if not superlink.address:
             raise SettingsError(
                 f"{name}: has no address in Flower's config.toml; "
                 "a SuperLink of its own shows nothing"
             )
         # first: it says why it fails
-        shown = ask_endpoint(connection.address, connection.root_certificates or "")
-        with redirect_stdout(sys.stderr):  # Flower prints which SuperLink it uses
-            client = init_http_client_from_connection(connection)
-        with closing(client), flwr_cli_exc_handler():
+        shown = ask_endpoint(superlink.address, superlink.root_certificates or "")
+        with client_of(superlink) as client:
             nodes = client.ListNodes(ListNodesRequest()).nodes_info
             answer = client.ListRuns(ListRunsRequest(limit=SUBMISSIONS))
     except ClickException as error:

@@ -8,9 +8,8 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -20,7 +19,8 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
-from protofl_common.data.raw import DataError, Inputs, filled, normalised
+from protofl_common.data.door import inputs_for
+from protofl_common.data.raw import Inputs, filled, normalised
 from protofl_common.maths.prototypes import class_scores, distances, unknown_above
 from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import CARD, KINDS, WEIGHTS
@@ -143,11 +143,15 @@ class Predictor:
 
     def _batches(self, inputs: Inputs, size: int) -> Iterator[Outputs]:
         """Yield the outputs of one batch after another; there is one even for no inputs."""
+        inputs = inputs_for(self.card, inputs)
         for start in range(0, max(1, len(inputs)), size):
-            yield self.outputs(inputs[start : start + size])
+            yield self._outputs(inputs[start : start + size])
+
+    def outputs(self, inputs: Inputs) -> Outputs:
+        return self._outputs(inputs_for(self.card, inputs))
 
     @torch.inference_mode()
-    def outputs(self, inputs: Inputs) -> Outputs:
+    def _outputs(self, inputs: Inputs) -> Outputs:
         features_ND = self.model.body(self.values(inputs))
         scores = {"head": self.model.head(features_ND).cpu()}
         prototypes = self.prototypes
@@ -162,12 +166,7 @@ class Predictor:
     def values(self, inputs: Inputs) -> Tensor:
         """Return the model's input: inputs [N, …] normalised, or features of frozen backbones."""
         card = self.card
-        casting: Literal["no", "same_kind"] = "no" if card.input_type == "uint8" else "same_kind"
-        has_type = np.can_cast(inputs.dtype, card.input_type, casting)
-        if not has_type or inputs.shape[1:] != card.input_shape:
-            wanted = f"{card.input_type} [N, *{list(card.input_shape)}]"
-            raise DataError(f"inputs are {inputs.dtype} {list(inputs.shape)}, not {wanted}")
-        inputs = filled(inputs.astype(card.input_type, copy=False), card.fill)
+        inputs = filled(inputs, card.fill)
         if card.backbones:
             return extract_features(inputs, card.backbones, self.device).to(self.device)
         return normalised(inputs, card.mean, card.std, self.device)
@@ -196,7 +195,7 @@ class Predictor:
         for label, share, nearest, distance in zip(
             labels, shares, nearest_N.tolist(), least, strict=True
         ):
-            unknown = distance > self.threshold
+            unknown = not distance <= self.threshold  # of NaN, too
             predictions.append(
                 Prediction(label, names[label], share, names[nearest], distance, unknown)
             )

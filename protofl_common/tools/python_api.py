@@ -10,9 +10,10 @@
 ``_`` for ``-``: ``batch_size=32``; those of an algorithm as ``fedproto={"lambda": 1.0}``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from io import BytesIO
 from operator import index
 from pathlib import Path
 from tempfile import mkdtemp
@@ -20,14 +21,18 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import pyarrow
 from flwr.app import Context, RecordDict
+from pyarrow import parquet
 
-from protofl_common.basics.files import cache_folder, digest, replacing
+from protofl_common.algorithms.base import Hparams
+from protofl_common.basics.files import cache_folder, replacing
 from protofl_common.config.options import Scalar, SettingsError, flatten
-from protofl_common.data.store import cached, data_key
-from protofl_common.experiment.catalog import Hparams
+from protofl_common.data.door import as_array
+from protofl_common.data.raw import DataError
+from protofl_common.data.store import cached, data_key, open_data
 from protofl_common.experiment.node import allow_named
-from protofl_common.experiment.settings import default_run_config, with_halves
+from protofl_common.experiment.settings import Settings, default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.simulation.grid import simulate
 from protofl_common.tools.cli.run import check_settings
@@ -36,7 +41,12 @@ from protofl_common.wire.schema import Exchange
 
 __all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
 
-Data = str | Path | tuple[Any, Any]
+Data = str | Path | tuple[Any, ...] | Mapping[str, Any]
+PARTS = {2: ("inputs", "labels"), 4: ("x_train", "y_train", "x_test", "y_test")}
+TAKEN = (
+    "a file or folder, (inputs, labels), (x_train, y_train, x_test, y_test), a dictionary of such "
+    "arrays, or a data frame with a column label"
+)
 
 
 @dataclass(frozen=True)
@@ -101,16 +111,29 @@ def run(
 
     SettingsError or DataError has a line for each wrong setting.
 
-    ``data`` is a folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what
-    ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the processes among which
-    the clients are divided; more than 1 only before this process has computed with PyTorch.
+    ``data`` is a folder or file for ``data-dir``, inputs [N, …] and labels [N], or another of
+    `TAKEN`; None: what ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the
+    processes among which the clients are divided; more than 1 only before this process has computed
+    with PyTorch.
     ``on_line`` is called with each line that ``protofl run`` would show; else none is shown.
     """
     config = _config(data, settings)
     allow_named(config)
-    check_settings(config, settings)
+    checked = check_settings(config, settings)
+    if data is not None and workers == 1:  # reading may compute with PyTorch
+        _check_data(data, checked)
     folder = simulate(config, index(clients), on_line or (lambda line: None), workers)
     return Run(folder)
+
+
+def _check_data(data: Data, settings: Settings) -> None:
+    """Read the data before the start; what is wrong with objects of Python names no file."""
+    try:
+        open_data(settings.data)
+    except DataError as error:
+        if isinstance(data, (str, Path)):
+            raise
+        raise DataError(str(error).replace(settings.data.data_dir, "data")) from error
 
 
 def try_method(
@@ -198,24 +221,44 @@ def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
         dataset = "image-folder" if Path(data).is_dir() else "arrays"
         return {"data-dir": str(data), "dataset": dataset}
 
-    inputs = np.asarray(data[0])
-    labels = np.asarray(list(data[1]))  # pandas' texts are objects
-    if inputs.shape[:1] != labels.shape[:1]:
-        shapes = f"inputs {list(inputs.shape)}, labels {list(labels.shape)}"
-        raise SettingsError(f"data: {shapes}: each input needs a label")
-    file = cache_folder(cache_dir) / f"arrays-{digest(_mark(inputs), _mark(labels))}.npz"
+    content, suffix = _content(data)
+    file = cache_folder(cache_dir) / f"arrays-{sha256(content).hexdigest()[:16]}{suffix}"
 
     def already_there() -> Path | None:
         return file if file.exists() else None
 
     def written() -> Path:
-        with replacing(file, private=True) as beside, beside.open("wb") as opened:
-            np.savez(opened, inputs=inputs, labels=labels)
+        with replacing(file, private=True) as beside:
+            beside.write_bytes(content)
         return file
 
     cached(file, already_there, written)
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}
 
 
-def _mark(array: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...], str]:
-    return str(array.dtype), array.shape, sha256(array.tobytes()).hexdigest()
+def _content(data: Any) -> tuple[bytes, str]:
+    """The file of these data, and how its name ends; SettingsError for what is not taken."""
+    buffer = BytesIO()
+    if isinstance(data, (tuple, list)) and len(data) == 2 and _is_frame(data[0]):
+        data = data[0].assign(label=list(data[1]))
+    if _is_frame(data):
+        parquet.write_table(pyarrow.Table.from_pandas(data, preserve_index=False), buffer)
+        return buffer.getvalue(), ".parquet"
+
+    if isinstance(data, (tuple, list)) and len(data) in PARTS:
+        data = dict(zip(PARTS[len(data)], data, strict=True))
+    if not isinstance(data, Mapping):
+        raise SettingsError(f"data: {type(data).__name__} is none of {TAKEN}")
+    arrays = {}
+    for name, value in data.items():
+        array = as_array(value, f"data: {name}")
+        if array.dtype.kind not in "biufU":
+            raise SettingsError(f"data: {name} are {array.dtype}, no numbers or names; {TAKEN}")
+        arrays[name] = array
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue(), ".npz"
+
+
+def _is_frame(data: Any) -> bool:
+    """True for a data frame of pandas, which need not be installed."""
+    return hasattr(data, "assign") and hasattr(data, "columns")

@@ -8,10 +8,9 @@ import json
 from collections.abc import Mapping
 
 from flwr.app import ConfigRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from protofl_common.flower import recorddict_from_proto, recorddict_pb2, recorddict_to_proto
 from protofl_common.wire.payloads import payload_bytes
 
 NAME = "envelope"
@@ -43,7 +42,7 @@ def take_out(content: RecordDict) -> RecordDict:
         # what lay beside the envelope would pass every check, and no figure would count it
         (record,) = content.values()
         (text,) = record.values()
-        return recorddict_from_proto(RecordDictProto.FromString(text))
+        return recorddict_from_proto(recorddict_pb2.RecordDict.FromString(text))
     except (DecodeError, TypeError, ValueError, LookupError, AttributeError):
         return RecordDict()
 

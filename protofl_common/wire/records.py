@@ -12,7 +12,7 @@ from typing import Any, TypeGuard, TypeVar, get_origin
 from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 
 from protofl_common.basics.run_history import RunHistory
-from protofl_common.basics.text import LONGEST_NAME, is_plain_name, is_site_name
+from protofl_common.basics.text import is_plain_name, is_short_and_printable, is_site_name
 from protofl_common.runs.evaluation_metrics import METRICS, RECALL
 from protofl_common.runs.folder import KINDS, BestRound
 from protofl_common.wire.schema import RefusedMessage
@@ -219,10 +219,10 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
         if isinstance(value, int) and not 0 <= value <= _MOST_CLAIMED:
             raise RefusedMessage(f"site.{key} is {value}, not from 0 to {_MOST_CLAIMED}")
         for text in value if key == "classes" else (value,):
-            if isinstance(text, str) and not _is_short_and_printable(text):
-                raise RefusedMessage(
-                    f"site.{key} with a name that is too long or not printable: {text!r}"
-                )
+            if isinstance(text, str) and not is_short_and_printable(text):
+                # not the name itself: a quote without its pair makes rows of patients one
+                unfit = f"too long or not printable ({len(text)} characters)"
+                raise RefusedMessage(f"site.{key} with a name that is {unfit}")
 
     if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
@@ -233,10 +233,6 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
     if not _is_shape(card.input_shape):
         raise RefusedMessage(f"site.input_shape is {list(card.input_shape)!r}")
     return card
-
-
-def _is_short_and_printable(text: str) -> bool:
-    return len(text) <= LONGEST_NAME and text.isprintable()
 
 
 def _are_labels(labels: tuple[Any, ...], classes: int) -> bool:

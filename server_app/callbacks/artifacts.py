@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from protofl_common.basics.tensorfile import write_tensors
-from protofl_common.config.datasets import PARTITION_VERSIONS
+from protofl_common.config.datasets import PARTITIONS
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.clients import domain_of
@@ -93,7 +93,7 @@ def _sites(run: ActiveRun) -> Sites:
         "algorithm": run.strategy.row.title,
         "paper": run.strategy.row.paper,
         "classes": list(first_card.classes),
-        "division": PARTITION_VERSIONS.get(run.settings.data.partition, 1),
+        "division": PARTITIONS[run.settings.data.partition].version,
         "sites": sites,
     }
 

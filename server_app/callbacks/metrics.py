@@ -12,7 +12,7 @@ from typing import Self, TypeVar, cast
 from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
-from protofl_common.config.datasets import PARTITION_VERSIONS
+from protofl_common.config.datasets import PARTITIONS
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import to_run_config
@@ -164,7 +164,7 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
         "algorithm": run.strategy.row.title,
         "dataset": settings.data.dataset,
         "partition": settings.data.partition,
-        "division": PARTITION_VERSIONS.get(settings.data.partition, 1),
+        "division": PARTITIONS[settings.data.partition].version,
         "clients": clients,
         "rounds": len(rounds),
         "accuracy": final["accuracy"],

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from protofl_common.basics.text import human_bytes, human_seconds, in_order
+from protofl_common.config.datasets import PARTITIONS, is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
 from protofl_common.data.store import data_if_cached
@@ -28,9 +29,6 @@ from server_app.replies import RoundResult
 MOST_NAMED = 20  # Clients that are named in one line
 RECENT = 3  # Rounds whose mean duration tells how long the rest will take
 
-DIVIDES_ALL = ("iid", "dirichlet", "balanced-dirichlet", "label-shift", "own")
-"""Partitions that leave no sample out."""
-
 
 class Screen(Callback):
     """Prints the run's lines."""
@@ -50,9 +48,11 @@ class Screen(Callback):
             return
 
         partition = settings.data.partition
-        if partition.startswith("feature"):
+        if PARTITIONS[partition].shares_domains:
             partition += f" ({figures.counted(card.domain for card in cards)})"
         say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {partition}")
+        if is_own(settings.data.dataset):
+            say(f"classes: {_first(next(iter(cards)).classes)}")
         if not settings.privacy.sums_only:
             _say_samples(run)
         with suppress(ValueError, OSError):  # The data need not be here
@@ -209,7 +209,7 @@ def _selecting(settings: Settings) -> list[str]:
     if data.test_from != "split":  # Otherwise what train-samples leaves over is tested on
         values["train-samples"] = data.train_samples
         values["test-from"] = data.test_from
-    if data.partition not in DIVIDES_ALL:
+    if PARTITIONS[data.partition].leaves_out:
         values["partition"] = data.partition
         values["clients-per-domain"] = data.clients_per_domain
     return [f"{key} = {value}" for key, value in values.items() if value]

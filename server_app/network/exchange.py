@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from protofl_common.basics.text import in_order, printable
+from protofl_common.flower import ErrorCode
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import (
     LOST_STATE,
@@ -29,7 +30,6 @@ from server_app.flow import Flow, Question
 from server_app.log import tell_silence
 from server_app.network.flower_compat import (
     TRIES,
-    ErrorCode,
     copy_for,
     id_of,
     is_simulated,

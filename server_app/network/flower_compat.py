@@ -1,4 +1,4 @@
-"""All that the server needs of Flower's private names, and sending and fetching messages.
+"""Sending and fetching messages, for which the server looks into Flower's Grid.
 
 A bad message costs no more than itself.
 """
@@ -15,14 +15,18 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode as ErrorCode
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from protofl_common.basics.replaced import replaced
+from protofl_common.flower import (
+    ConfirmMessageReceivedRequest,
+    ObjectPushError,
+    ObjectUnavailableError,
+    PullAppMessagesRequest,
+    PullAppMessagesResponse,
+    needing_flowers_names,
+)
 from protofl_common.wire import envelope
 from server_app.log import say, tell_silence
 
@@ -250,5 +254,11 @@ def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
 
 
 def _superlink_of(grid: Grid) -> Any:
-    """Return the client of the SuperLink; None where clients are simulated."""
-    return getattr(grid, "_runtime_client", None)
+    """Return the client of the SuperLink; None where clients are simulated, by Ray or without.
+
+    SettingsError if Flower's grid has none by this name: no reply would have a limit of bytes.
+    """
+    if is_simulated(grid) or not type(grid).__module__.startswith("flwr."):
+        return None
+    with needing_flowers_names():
+        return grid._runtime_client  # type: ignore[attr-defined]

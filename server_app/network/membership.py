@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import is_from_site
+from protofl_common.flower import ErrorCode
 from protofl_common.wire.records import (
     WAITING,
     SiteCard,
@@ -28,7 +29,7 @@ from server_app.checkpoint import Checkpoint
 from server_app.log import say
 from server_app.network import admission
 from server_app.network.admission import FederationError as FederationError
-from server_app.network.flower_compat import ErrorCode, id_of, pull_each, push_each
+from server_app.network.flower_compat import id_of, pull_each, push_each
 
 APPROVAL_EVERY = 5.0
 """Seconds after which a site that waits for its operator's approval is asked again."""

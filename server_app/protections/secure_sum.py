@@ -130,7 +130,8 @@ class SecureSum:
         self.sums.begun = self._next_begun(answers, keys_of_next)
         shares = self._unpacked(answers, SHARE)
         self._check_enough(shares, needed, "shares to unmask the sum")
-        received = masks.received(self._digest_of(common), keys, shared)
+        digest = digest_of_message({**common, **self.request.about})
+        received = masks.received(digest, keys, shared)
         left = self._masks(begun, shared, masked, shares, received)
         return [self._mean(masked, left, len(keys))]
 
@@ -158,9 +159,6 @@ class SecureSum:
                 "it needs `single_uploads`"
             )
         return common
-
-    def _digest_of(self, common: Records) -> str:
-        return digest_of_message({**common, **self.request.about})
 
     def _read(self, answers: Replies) -> tuple[dict[str, NDArray[np.uint64]], Replies]:
         """Return the masked vector [L] of each valid reply, and what came with it for the next sum.

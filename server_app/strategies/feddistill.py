@@ -14,8 +14,8 @@ that is not asked in a round is represented by what it sent last; one that has n
 the teacher of all.
 """
 
+from protofl_common.algorithms.feddistill import FedDistillHparams
 from protofl_common.basics.text import in_order
-from protofl_common.experiment.catalog import FedDistillHparams
 from server_app.strategies.base import (
     Federation,
     Payload,

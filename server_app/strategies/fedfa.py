@@ -17,7 +17,7 @@ is 1 everywhere.
 
 import torch
 
-from protofl_common.experiment.catalog import FedFAHparams
+from protofl_common.algorithms.fedfa import FedFAHparams
 from protofl_common.maths.aggregation import Aggregator
 from protofl_common.models.augmentation import Augmentation, fusion_coefficients
 from server_app.strategies.base import Federation, StateDict, Upload

@@ -19,7 +19,7 @@ label, and draws all labels that occur alike.
 import torch
 from torch.nn.functional import cross_entropy
 
-from protofl_common.experiment.catalog import FedGenHparams
+from protofl_common.algorithms.fedgen import FedGenHparams
 from protofl_common.models.split import Generator
 from server_app.strategies.base import Federation, Payload, Upload
 from server_app.strategies.fedavg import FedAvg

@@ -22,7 +22,7 @@ optimizer of these steps has a client's network, not θ, whose first weights so 
 
 import torch
 
-from protofl_common.experiment.catalog import ServerTrainingHparams
+from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.models.build import initial_model
 from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, all_vectors
 from server_app.training import cross_entropy_of, server_device, train

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from protofl_common.experiment.catalog import FedKDHparams
+from protofl_common.algorithms.fedkd import FedKDHparams
 from protofl_common.maths.low_rank import apply_change, compress, expand
 from server_app.strategies.base import Federation, Payload, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg

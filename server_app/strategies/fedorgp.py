@@ -13,7 +13,7 @@ take no part.
 
 from functools import partial
 
-from protofl_common.experiment.catalog import FedORGPHparams
+from protofl_common.algorithms.fedorgp import FedORGPHparams
 from protofl_common.maths.losses import orthogonality
 from server_app.strategies.base import Upload, all_vectors
 from server_app.strategies.fedtgp import TrainedPrototypes

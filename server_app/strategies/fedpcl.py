@@ -14,8 +14,8 @@ client that is not asked in a round is represented by the set it sent last; a cl
 retains its prototype.
 """
 
+from protofl_common.algorithms.fedpcl import FedPCLHparams
 from protofl_common.basics.text import in_order
-from protofl_common.experiment.catalog import FedPCLHparams
 from server_app.strategies.base import (
     Federation,
     Payload,

@@ -19,7 +19,7 @@ With ``liars`` the bounds on samples act on how many P_k^m of a class a client h
 (`server_app/protections/samples.py`), for they weigh it in the clusters' means.
 """
 
-from protofl_common.experiment.catalog import FedPLVMHparams
+from protofl_common.algorithms.fedplvm import FedPLVMHparams
 from protofl_common.maths.prototypes import cluster_classes
 from server_app.strategies.base import Prototypes, Upload, vectors_of
 from server_app.strategies.fedavg import FedAvg

@@ -14,7 +14,7 @@ Deviations: Eq. 4 as printed has a further factor 1/|N_j|, with which prototypes
 clients join; it is left out. A class that nobody sent in a round retains its prototype.
 """
 
-from protofl_common.experiment.catalog import FedProtoHparams
+from protofl_common.algorithms.fedproto import FedProtoHparams
 from server_app.strategies.base import ServerStrategy, Upload
 
 

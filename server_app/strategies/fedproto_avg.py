@@ -26,7 +26,7 @@ Deviations: the paper's curves predict by prototypes after every round: ``protot
 training; its Algorithm 1 updates first, and so do we.
 """
 
-from protofl_common.experiment.catalog import FedProtoHparams
+from protofl_common.algorithms.fedproto import FedProtoHparams
 from server_app.strategies.fedavg import FedAvg
 from server_app.strategies.fedproto import FedProto
 

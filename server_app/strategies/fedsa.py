@@ -17,8 +17,8 @@ anchor and prototype.
 import torch
 from torch import nn
 
+from protofl_common.algorithms.fedsa import FedSAHparams
 from protofl_common.basics.devices import seeded
-from protofl_common.experiment.catalog import FedSAHparams
 from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload
 
 

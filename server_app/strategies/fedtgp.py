@@ -5,7 +5,7 @@ Symbols: λ = ``lambda``; Ṕ^c ∈ R^D a trainable vector per class; F = FC(D, 
 P̂^c = F(Ṕ^c) what goes down; P_i^c the round's client prototypes (`samples_PD`); Q^c their
 unweighted mean per class; S = `server-epochs`; φ the Euclidean distance.
 
-Client (Eq. 11)     CE + λ · E_c φ(P_i^c, P̂^c), E_c the mean over the batch's classes
+Client (Eq. 11)     CE + λ · E_c φ(P_i^c, P̂^c), over the batch's classes; P_i^c of the batch, too
 Upload              P_i^c = mean of f(x) over the training samples of class c, after training
 Inference           the label of the nearest P̂^c in L2; the head's prediction is reported beside it
 Margin (Eq. 9)      δ(t) = min( max_{c≠c'} φ(Q^c, Q^c'), τ )
@@ -19,8 +19,7 @@ Deviations: the paper does not say what becomes of classes that nobody has; here
 in the loss and are not sent until some client has sent one. Ṕ and F live on between rounds, and so
 do prototypes of classes that nobody sent this time. ``margin = "nearest"`` is the authors' code:
 the largest distance of a Q^c to its nearest neighbour. ``merging`` may leave out the P_i^c of the
-clients least like the others. In Eq. 11 P_i^c is taken over the batch, as in FedProto. The authors'
-code uploads prototypes of the model as it was before the round (it is reloaded from disk).
+clients least like the others. The authors' code uploads those of the model before the round.
 """
 
 from collections.abc import Callable
@@ -30,8 +29,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from protofl_common.algorithms.base import ServerTrainingHparams
+from protofl_common.algorithms.fedtgp import FedTGPHparams
 from protofl_common.basics.devices import seeded
-from protofl_common.experiment.catalog import FedTGPHparams, ServerTrainingHparams
 from protofl_common.maths.losses import margin_contrast, nearest_distances
 from protofl_common.maths.prototypes import class_means
 from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, all_vectors

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 
-from protofl_common.experiment.catalog import FeSEMHparams
+from protofl_common.algorithms.fesem import FeSEMHparams
 from server_app.strategies.base import Federation, Payload, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
 

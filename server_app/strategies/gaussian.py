@@ -22,8 +22,8 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from protofl_common.algorithms.gaussian import GaussianHparams
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.catalog import GaussianHparams
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import MEAN
 from protofl_common.maths.gaussian import ClassMoments

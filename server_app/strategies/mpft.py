@@ -13,7 +13,7 @@ number of centres weighs a client.
 
 import torch
 
-from protofl_common.experiment.catalog import MPFTHparams
+from protofl_common.algorithms.mpft import MPFTHparams
 from protofl_common.models.build import initial_model
 from server_app.strategies.base import (
     Federation,

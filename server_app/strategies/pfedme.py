@@ -12,7 +12,7 @@ variance negative.
 
 import torch
 
-from protofl_common.experiment.catalog import PFedMeHparams
+from protofl_common.algorithms.pfedme import PFedMeHparams
 from server_app.strategies.base import Upload
 from server_app.strategies.fedavg import FedAvg
 

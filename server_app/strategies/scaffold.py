@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 
-from protofl_common.experiment.catalog import SCAFFOLDHparams
+from protofl_common.algorithms.scaffold import SCAFFOLDHparams
 from protofl_common.models.split import control_variate
 from server_app.strategies.base import Federation, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg

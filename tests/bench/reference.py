@@ -1,23 +1,26 @@
-"""What the documents say of the code, made from it: ``python -m tests.bench.reference``.
+"""What documents and pyproject.toml say of the code, made from it.
 
-That is the pages in ``docs/reference``, and of a page in ``docs/algorithms`` the drawing and the
-end. A test compares what is committed with what this makes, so it cannot go stale. Nothing here
-depends on the machine, on the Python version, or on other packages that are installed.
+``python -m tests.bench.reference`` writes it: the pages in ``docs/reference``; of a page in
+``docs/algorithms`` the drawing and the end; the tables of data sets, partitions and a node's keys;
+and ``[tool.flwr.app.config]`` of pyproject.toml, where Flower reads the defaults. A test compares
+what is committed with what this makes, so it cannot go stale. Nothing here depends on the machine,
+on the Python version, or on other packages that are installed.
 """
 
 import argparse
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from protofl_common.config.options import Scalar, key_of, range_text
+from protofl_common.algorithms.base import Algorithm
+from protofl_common.config.datasets import DATASETS, PARTITIONS, partitions_that_read
+from protofl_common.config.options import key_of, range_text
 from protofl_common.config.sections import SECTIONS
-from protofl_common.experiment.catalog import CATALOG, Algorithm
-from protofl_common.experiment.node import NODE_OVERRIDES
-from protofl_common.experiment.settings import default_run_config
+from protofl_common.experiment.catalog import CATALOG, options_of_a_run
+from protofl_common.experiment.node import LIMITED, NODE_ROWS
 from protofl_common.tools.cli import COMMANDS, parser_of
 from protofl_common.tools.cli.list import lists
 from protofl_common.wire.schema import Vectors, Weights
@@ -28,6 +31,10 @@ DOCS = ROOT / "docs"
 MADE = "<!-- Generated below by `make docs`. -->"
 BESIDE, END = "<!-- Made from which.md. -->", "<!-- end -->"
 TRAVELS = "<!-- Made from the code and the algorithms' pages. -->"
+DATA_SETS = "<!-- Made from the rows of data sets. -->"
+NODE = "<!-- Made from the keys of a node config. -->"
+SETTINGS, SETTINGS_END = "# Made from the code by `make docs`.", "# Made until here."
+SHARES = "<!-- Made from the rows of partitions. -->"
 TYPES = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}
 FEW = 8
 """More choices than these are left to the page of choices."""
@@ -41,6 +48,9 @@ def pages() -> dict[str, str]:
     ends["algorithms/index.md"] = iter(
         [_between(_written("index"), TRAVELS, _what_travels()).rstrip()]
     )
+    ends["data.md"] = iter([_data().rstrip()])
+    ends["security.md"] = iter([_security().rstrip()])
+    ends["../pyproject.toml"] = iter([_pyproject().rstrip()])
     drawings = {
         f"algorithms/travels/{name}.svg": [drawing(row, _stays(name))]
         for name, row in CATALOG.items()
@@ -50,7 +60,7 @@ def pages() -> dict[str, str]:
 
 def settings() -> Iterator[str]:
     """Every general setting, by section."""
-    yield from _head("Settings", "Every key of `[tool.flwr.app.config]` in `pyproject.toml`.")
+    yield from _head("Settings", "Every key of a run's configuration, with its default.")
     yield (
         "*Changes* says what a setting changes: "
         "the result; the data; the name and place of the results; the machine;"
@@ -59,10 +69,9 @@ def settings() -> Iterator[str]:
         "who is waited for; the display. "
         "A key with ✓ may also stand in a site's node config, which then counts."
     )
-    meanings, defaults = _meanings(), default_run_config()
     for section in SECTIONS.values():
         yield from ("", f"## {str(section.__doc__).rstrip('.')}", "")
-        yield from _options(section, "", meanings, defaults)
+        yield from _options(section, "")
 
 
 def algorithm(name: str, row: Algorithm) -> Iterator[str]:
@@ -75,9 +84,7 @@ def algorithm(name: str, row: Algorithm) -> Iterator[str]:
     written = _between(written, BESIDE, _beside_others(row.title))
     yield from (written.rstrip(), "", MADE, "", "## Settings", "")
     if fields(row.hparams):
-        yield from _options(
-            row.hparams, f"{name}.", _meanings(), default_run_config(), changes=False
-        )
+        yield from _options(row.hparams, f"{name}.", changes=False)
     else:
         yield "It has no settings of its own."
     yield from ("", f"{row.title}: {_paper(name)}. {' '.join(_facts(row))}", "")
@@ -90,10 +97,10 @@ def _written(name: str) -> str:
     return (DOCS / "algorithms" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def _between(text: str, mark: str, lines: Iterable[str]) -> str:
-    """``text`` with these lines from ``mark`` to the next `END`."""
+def _between(text: str, mark: str, lines: Iterable[str], end: str = END) -> str:
+    """``text`` with these lines from ``mark`` to the next ``end``."""
     return re.sub(
-        f"{mark}.*?{END}", lambda _: "\n".join((mark, *lines, END)), text, flags=re.DOTALL
+        f"{mark}.*?{end}", lambda _: "\n".join((mark, *lines, end)), text, flags=re.DOTALL
     )
 
 
@@ -143,6 +150,18 @@ def _stays(name: str) -> str:
     return stays[1]
 
 
+def _data() -> str:
+    """The page of data with its tables of data sets in files, and of partitions."""
+    text = (DOCS / "data.md").read_text(encoding="utf-8")
+    names: dict[str, str] = {}
+    for name, row in DATASETS.items():
+        names[row.files] = f"{names.get(row.files, '')} `{name}`".strip()
+    sets = [(named, files) for files, named in names.items() if files]
+    text = _between(text, DATA_SETS, _table(("name", "files in `data-dir`"), sets))
+    shares = [(f"`{name}`", _plain(row.help)) for name, row in PARTITIONS.items()]
+    return _between(text, SHARES, _table(("name", "a client's share"), shares))
+
+
 def choices() -> Iterator[str]:
     """Every name that a setting can take."""
     yield from _head("Names that settings take", "What `protofl list` prints.")
@@ -185,22 +204,15 @@ def _head(title: str, source: str) -> tuple[str, ...]:
     return (f"# {title}", "", MADE, "", source)
 
 
-def _options(
-    section: type,
-    prefix: str,
-    meanings: dict[str, str],
-    defaults: dict[str, Scalar],
-    changes: bool = True,
-) -> Iterator[str]:
+def _options(section: type, prefix: str, changes: bool = True) -> Iterator[str]:
     hints = get_type_hints(section)
     rows = []
     for field in fields(section):
         key = prefix + key_of(field.name)
         value = _values(hints[field.name], field.metadata)
-        affects = (field.metadata["affects"] + " ✓" * (key in NODE_OVERRIDES),) * changes
-        rows.append(
-            (f"`{key}`", f"`{json.dumps(defaults[key])}`", value, *affects, _plain(meanings[key]))
-        )
+        affects = (field.metadata["affects"] + " ✓" * bool(field.metadata["site"]),) * changes
+        default = f"`{json.dumps(field.default)}`"
+        rows.append((f"`{key}`", default, value, *affects, _plain(_meaning(key, field))))
     return _table(("key", "default", "values", *("changes",) * changes, "meaning"), rows)
 
 
@@ -216,16 +228,45 @@ def _values(kind: type, legal: Any) -> str:
     return ", ".join(f"`{choice}`" for choice in legal["choices"])
 
 
-def _meanings() -> dict[str, str]:
-    """What ``pyproject.toml`` says beside each default."""
-    found, prefix = {}, None
-    for line in (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines():
-        if table := re.fullmatch(r"\[(.*)\]", line):
-            inside = re.fullmatch(r"tool\.flwr\.app\.config(?:\.(.+))?", table[1])
-            prefix = None if inside is None else f"{inside[1]}." if inside[1] else ""
-        elif prefix is not None and (told := re.fullmatch(r"([\w-]+) = .*?(?:\s# (.*))?", line)):
-            found[prefix + told[1]] = told[2] or ""
-    return found
+def _meaning(key: str, setting: Field[Any]) -> str:
+    """The help of a setting, after the names of the partitions that alone read it."""
+    readers = ", ".join(partitions_that_read(key))
+    return ": ".join(filter(None, (readers, setting.metadata["help"])))
+
+
+def _security() -> str:
+    """The page of security with its table of all keys of a node config."""
+    rows = []
+    for key, row in NODE_ROWS.items():
+        default = "" if row.default is None else f"`{json.dumps(row.default)}`"
+        limits = ", ".join(f"`{setting}`" for setting, limit in LIMITED.items() if limit == key)
+        meaning = f"the most that a run may ask of {limits}; {row.help}" if limits else row.help
+        rows.append((f"`{key}`", default, meaning))
+    for key, setting in options_of_a_run().items():
+        if setting.metadata["site"]:
+            rows.append((f"`{key}`", "", setting.metadata["site"]))
+    text = (DOCS / "security.md").read_text(encoding="utf-8")
+    return _between(text, NODE, _table(("key", "default", ""), rows))
+
+
+def _pyproject() -> str:
+    """pyproject.toml with every key of a run's configuration, its default and its meaning."""
+    lines = ["[tool.flwr.app.config]"]
+    for section in SECTIONS.values():
+        lines += [f"# -- {str(section.__doc__).rstrip('.')}", *_toml(section, "")]
+    for name, row in CATALOG.items():
+        if fields(row.hparams):
+            lines += ["", f"[tool.flwr.app.config.{name}]", *_toml(row.hparams, f"{name}.")]
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    return _between(text, SETTINGS, lines, SETTINGS_END)
+
+
+def _toml(section: type, prefix: str) -> Iterator[str]:
+    """The lines of a section in TOML."""
+    for field in fields(section):
+        key = key_of(field.name)
+        default = json.dumps(field.default, ensure_ascii=False)
+        yield f"{f'{key} = {default}':28} # {_meaning(prefix + key, field)}"
 
 
 def _facts(row: Algorithm) -> Iterator[str]:

@@ -6,7 +6,7 @@ It shows a client, a server, and an arrow for each entry of the algorithm's row.
 from html import escape
 from textwrap import wrap
 
-from protofl_common.experiment.catalog import Algorithm
+from protofl_common.algorithms.base import Algorithm
 from protofl_common.wire.schema import Declared
 
 USUAL = {  # docs/algorithms/index.md says so

@@ -14,10 +14,10 @@ from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file
 
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import SettingsError, flatten
 from protofl_common.data import DataError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import Settings, flatten
+from protofl_common.experiment.settings import Settings
 from server_app.callbacks.screen import final_table
 from server_app.network.membership import FederationError
 from tests.support.declared import MINIMISED

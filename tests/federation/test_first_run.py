@@ -7,6 +7,7 @@ import csv
 import json
 import re
 import shlex
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from PIL import Image
 
 import server_app.app
 from client_app.app import app as client_app
-from protofl_common.config.datasets import PARTITION_VERSIONS
+from protofl_common.config.datasets import PARTITIONS
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import baselines_of, default_run_config
@@ -266,7 +267,7 @@ def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path, monkeypatch: P
 
     assert kept.stat().st_mtime_ns == time_written
     assert json.loads(lost.read_text())["accuracy"] == accuracy
-    monkeypatch.setitem(PARTITION_VERSIONS, "iid", 2)
+    monkeypatch.setitem(PARTITIONS, "iid", replace(PARTITIONS["iid"], version=2))
     with pytest.raises(SettingsError, match="'iid' has changed since"):
         first_run(tmp_path, run_id=6, **settings, resume=True)
 

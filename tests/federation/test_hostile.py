@@ -389,11 +389,11 @@ HOSTILE_INTRODUCTIONS: list[tuple[Change, str]] = [
     (card_with(name=""), "site.name is ''"),
     (
         card_with(name="x" * 10**6),
-        "site.name with a name that is too long or not printable: 'xxx",
+        "site.name with a name that is too long or not printable (1000000 characters)",
     ),
     (
         card_with(name="\x1b[2J"),
-        "site.name with a name that is too long or not printable: '\\x1b[2J'",
+        "site.name with a name that is too long or not printable (4 characters)",
     ),
     (card_with(partition=-1), "site.partition is -1"),
     (card_with(train_samples="30"), "site.train_samples is '30'"),

@@ -22,12 +22,13 @@ from safetensors.torch import load_file
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.training import Batch, Step
+from protofl_common.algorithms.base import Algorithm, Hparams
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option
 from protofl_common.config.python_names import allow
-from protofl_common.data.raw import KEYS
+from protofl_common.data.door import KEYS
 from protofl_common.experiment import catalog as plugins
-from protofl_common.experiment.catalog import CATALOG, Algorithm, Hparams
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import NODE_KEYS
 from protofl_common.experiment.settings import check_settings_act, known_keys
 from protofl_common.models.build import build_model
@@ -141,7 +142,7 @@ def test_it_never_takes_the_fused_step(models: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
-    ({"algo": "mooon"}, r"algo = 'mooon': choose one of local, .*, moon \(did you mean moon\?\)"),
+    ({"algo": "mooon"}, r"algo = 'mooon': choose one of ditto, .*, moon \(did you mean moon\?\)"),
     ({"moon.mu": 2.0},
      "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
     ({"algo": "fedprox", "hparams": "mu=1"},

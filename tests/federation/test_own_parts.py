@@ -146,7 +146,7 @@ def test_weights_are_averaged_exported_and_predict(
 
     np.save(tmp_path / "y.npy", np.zeros((1, 99)))
     error = output(capsys, "predict", out, tmp_path / "y.npy", status=1).err
-    assert "a sample is [99]; the model takes" in error
+    assert "a sample is float32 [99]; the model takes" in error
 
 
 def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(

@@ -252,7 +252,7 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> 
 
     assert unknown_share(digits) <= 0.05
     assert unknown_share(255 - digits) > 0.3
-    with pytest.raises(ValueError, match="not uint8"):
+    with pytest.raises(ValueError, match="the model takes uint8"):
         predictor.predict(np.zeros((1, 1, 9, 9)))
 
 
@@ -474,12 +474,16 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     texts = tmp_path / "texts.npy"
     np.save(texts, np.array([["a"] * 13]))
 
-    printed = output(capsys, "predict", model, good, few, texts, "--json", status=3).out
+    gaps = tmp_path / "gaps.npy"
+    np.save(gaps, np.array([[1.5] * 13, [np.nan] * 13]))
+
+    printed = output(capsys, "predict", model, good, few, texts, gaps, "--json", status=3).out
 
     lines = [json.loads(line) for line in printed.splitlines()]
-    files = [f"{good}:0", f"{good}:1", f"{good}:2", str(few), str(texts)]
+    files = [f"{good}:0", f"{good}:1", f"{good}:2", str(few), str(texts), str(gaps)]
     assert [line["file"] for line in lines] == files
-    assert "a sample is [2]; the model takes [13]" in lines[3]["error"]
+    assert "a sample is float32 [2]; the model takes float32 [13]" in lines[3]["error"]
+    assert "sample 1 has nan at [0]" in lines[5]["error"]
 
 
 def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(

@@ -27,11 +27,12 @@ from client_app.ledger_audit import missing_records
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import PrivateStep
 from client_app.training import Step, make_optimizer
+from protofl_common.algorithms.base import Algorithm
 from protofl_common.basics.files import digest
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
-from protofl_common.experiment.catalog import CATALOG, Algorithm
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means
@@ -209,7 +210,7 @@ def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_na
         assert set(row.private) <= set(row.exchange.up)
     for algo in not_covered:
         sent = ", ".join(CATALOG[algo].exchange.up)
-        reason = f"{algo} sends {sent}, which it does not cover; choose among local, fed"
+        reason = f"{algo} sends {sent}, which it does not cover; choose among fedavg, fed"
         assert f"dp = 'sample': {reason}" in refusal({"algo": algo, "dp": "sample"})
 
 

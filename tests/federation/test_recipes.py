@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from protofl_common.config.datasets import DATASETS
+from protofl_common.config.options import flatten
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.sources import SOURCES
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import flatten
 from protofl_common.tools.tables.plan import plan
 from protofl_common.tools.tables.spec import read_table
 from tests.support import ROOT
@@ -56,7 +56,7 @@ def test_a_recipe_takes_two_rounds(recipe: Path, algo: str, tmp_path: Path) -> N
     here = run_config(tmp_path)
     config = here | wanted | SMALL
     config["dataset"] = "digits"
-    if SOURCES[str(wanted["dataset"])].has_domains:
+    if DATASETS[str(wanted["dataset"])].has_domains:
         config["dataset"] = "digit-domains"
     config["classes-per-client"] = min(10, int(wanted.get("classes-per-client", 2)))
     if wanted.get("models") in ("table3", "signal3", "text3"):  # the data are images here

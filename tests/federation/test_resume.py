@@ -2,6 +2,7 @@
 
 import errno
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 
 from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import TensorFileError
-from protofl_common.config.datasets import PARTITION_VERSIONS
+from protofl_common.config.datasets import PARTITIONS
 from protofl_common.config.options import SettingsError
 from protofl_common.data.store import data_key
 from protofl_common.experiment.catalog import CATALOG
@@ -228,7 +229,8 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     monkeypatch.setattr("server_app.checkpoint.code_version", lambda: "abad1dea")
     stop(config, STORED, 1)
-    monkeypatch.setitem(PARTITION_VERSIONS, config["partition"], 9)
+    partition = config["partition"]
+    monkeypatch.setitem(PARTITIONS, partition, replace(PARTITIONS[partition], version=9))
     assert "runs/mine: its clients had other samples: " in refusal(config)
     monkeypatch.undo()
 

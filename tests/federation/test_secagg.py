@@ -305,6 +305,16 @@ def test_too_few_sites_change_nothing(
         assert np.allclose(means, wanted, atol=2e-6)
 
 
+def test_a_sum_of_fewer_than_min_replies_is_not_unmasked(tmp_path: Path, capsys: Printed) -> None:
+    found = federation(tmp_path, lost("train", 1001), min_replies=4)
+
+    assert "3 of 4 sites sent uploads, fewer than the 4 needed (min-replies)" in (
+        capsys.readouterr().out
+    )
+    assert voids(found) == [True, False]
+    assert not found.exchanged("query.unmask", 1)
+
+
 def lies_about_shares(node: int) -> Tamper:
     """What it gives back is not what it was given."""
 
@@ -995,7 +1005,7 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
 
     refused = refusal({"algo": algo, "secagg": True})
     begins = f"secagg = true: {algo} needs single uploads, for {WHY[algo]}; "
-    assert refused.startswith(f"{begins}choose an algo of local, fedavg")
+    assert refused.startswith(f"{begins}choose an algo of ditto, fedavg")
     assert refused.endswith(", or fedpcl with fedpcl.prototypes = 'global'")
 
     with_dp = refusal({"algo": algo, "secagg": True, "dp": "sample", "norm": "group"})

@@ -25,16 +25,15 @@ from client_app.privacy_ledger import ledgers_of
 from client_app.protections.differential_privacy import charge
 from client_app.state import StateFolder
 from protofl_common.basics.run_history import RunHistory
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import SettingsError, flatten
 from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import LIMITED, LIMITS
+from protofl_common.experiment.node import DEFAULTS, LIMITED
 from protofl_common.experiment.settings import (
-    WITH_SECAGG,
     Settings,
     default_run_config,
     digest_of,
-    flatten,
+    needed_with,
 )
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism
@@ -278,13 +277,13 @@ def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
     algo = key.rpartition(".")[0] or "fedproto"
     small = dict.fromkeys(LIMITED, 1) | {"algo": algo}
 
-    for node, most in ((SITE, LIMITS[limit]), (SITE | {limit: 7}, 7)):
+    for node, most in ((SITE, DEFAULTS[limit]), (SITE | {limit: 7}, 7)):
         settings_of(small | {key: most}, node)
         may_raise = f"this site takes at most {most}; its operator may raise {limit} (node config)"
         too_much = small | {key: most + 1}
         assert refusal(too_much, node) == f"{key} = {most + 1}: {may_raise}"
 
-    above_default = small | {key: LIMITS[limit] + 1}
+    above_default = small | {key: DEFAULTS[limit] + 1}
     settings_of(above_default, SITE | {limit: 10**6})
     settings_of(above_default, SIMULATED)
 
@@ -304,7 +303,7 @@ def test_an_operator_chooses_the_algorithms() -> None:
 
 def test_a_wrong_permission_is_named() -> None:
     unknown = refusal({}, SITE | {"allow-algorithms": "fedprotto"})
-    choices = "choose from all, local, "
+    choices = "choose from all, ditto, "
     assert unknown.startswith(f"node-config: allow-algorithms: 'fedprotto': {choices}")
 
     for key, value in (
@@ -491,7 +490,7 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
     node = SITE | {"dataset": "arrays"} | folders | demand
     run = {"partition": "own", "dataset": "arrays", "classes": "sick,well"}
     run |= {"dp": "sample", "norm": "group", "secagg": "require-secagg" in demand}
-    run |= {key: only for key, (only, _) in WITH_SECAGG.items()}
+    run |= {key: only for key, (only, _) in needed_with("with_secagg").items()}
 
     missing = f"classes: missing; with {next(iter(demand))} a site names its classes"
     assert missing in refusal(run, node)

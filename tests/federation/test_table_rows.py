@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protofl_common.config.datasets import DATASETS
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import RawData
 from protofl_common.data.sources import SOURCES, Source
@@ -50,7 +51,7 @@ def stand_in(dataset: str, settings: DataSettings) -> RawData:
     source = SOURCES[dataset]
     classes = settings.classes.split(",") if settings.classes else []
     if not classes:
-        classes = [str(label) for label in range(source.num_classes or CLASSES[dataset])]
+        classes = [str(label) for label in range(DATASETS[dataset].num_classes or CLASSES[dataset])]
     domains = source.domains or tuple(DOMAINS.get(Path(settings.data_dir).name, ""))
     samples_per_class = 20 if len(classes) < 100 else 6
 
@@ -60,7 +61,7 @@ def stand_in(dataset: str, settings: DataSettings) -> RawData:
     inputs: Any = np.random.default_rng(0).integers(0, 256, shape)
     dtype = {"arrays": np.float32, "text-csv": np.int64}.get(dataset, np.uint8)
     official = np.zeros(len(label), np.uint8)
-    if source.has_official:
+    if DATASETS[dataset].has_official:
         official[number % 4 == 0] = 1
     return RawData(inputs.astype(dtype), label, domain, official, tuple(classes), domains)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, Error, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode
 
 from client_app.client import Client, open_client
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import is_site
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.flower import ErrorCode, set_message_id, set_sender
 from protofl_common.simulation.grid import LocalGrid as ProductGrid
 from protofl_common.simulation.grid import answer
 from server_app.app import main as server_main
@@ -68,7 +68,7 @@ class LocalGrid(ProductGrid):
         ids = []
         for message in messages:
             message_id = str(uuid.uuid4())
-            message.metadata.__dict__["_message_id"] = message_id
+            set_message_id(message, message_id)
             ids.append(message_id)
             self._sent[message_id] = message
             if message.metadata.dst_node_id not in self.nodes:
@@ -102,7 +102,7 @@ class LocalGrid(ProductGrid):
             if message.metadata.dst_node_id not in self.nodes:
                 gone = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
                 reply = Message(gone, reply_to=message)
-                reply.metadata.__dict__["_src_node_id"] = 1
+                set_sender(reply, 1)
                 replies.append(reply)
         return replies
 

@@ -88,7 +88,11 @@ def run_older_code(site: Site) -> None:
     checkout = site.folder / "old"
     copy_checkout(checkout)
     remove_line(checkout / "pyproject.toml", "trim-fraction =")
-    remove_line(checkout / "protofl_common" / "config" / "sections.py", "trim_fraction:")
+    sections = checkout / "protofl_common" / "config" / "sections.py"
+    field = re.compile(r"    trim_fraction: .*?\n    \)\n", re.DOTALL)
+    older, removed = field.subn("", sections.read_text())
+    assert removed == 1
+    sections.write_text(older)
     site.environment["PYTHONPATH"] = str(checkout)
 
 

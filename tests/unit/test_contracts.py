@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,12 @@ from protofl_common.experiment.catalog import CATALOG, half
 from server_app.strategies.base import ServerStrategy, server_half
 from tests.support import ROOT
 
-FLOWER_ROOMS = {"wire", "simulation"}
+FLOWER_ROOMS = {"wire", "simulation", "flower.py"}
 """Rooms of protofl_common that may import flwr, beside its tools; its mathematics may not."""
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+"""Modules of Flower that any file may import what they export from."""
+MODULE_OF_FLOWER = re.compile(r"""["'](flwr\.[\w.]+)["']""")
+"""A module as a text, from which `import_module` would import it."""
 PACKAGES = ("client_app", "server_app", "protofl_common")
 COMMON = ROOT / "protofl_common"
 TOOLS = COMMON / "tools"
@@ -117,6 +122,20 @@ def test_neither_side_nor_shared_code_imports_what_it_must_not(package: str) -> 
             assert not any(name.startswith("protofl_common.simulation") for name in modules), path
         if package == "protofl_common" and "flwr" in packages:
             assert FLOWER_ROOMS & set(path.parts), path
+
+
+def test_only_two_files_import_what_flower_does_not_export() -> None:
+    public = set(PUBLIC)
+    for module in PUBLIC:
+        public |= {f"{module}.{name}" for name in import_module(module).__all__}
+
+    importing = set()
+    for path in files_of(*PACKAGES):
+        imported = {name for name in modules_in(path) if name.partition(".")[0] == "flwr"}
+        imported |= set(MODULE_OF_FLOWER.findall(path.read_text(encoding="utf-8")))
+        if imported - public:
+            importing.add(str(path.relative_to(ROOT)))
+    assert importing == {"protofl_common/flower.py", "protofl_common/tools/flower.py"}
 
 
 def room_of(module: str) -> str:

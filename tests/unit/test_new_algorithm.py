@@ -1,4 +1,4 @@
-"""A new algorithm takes six places at most, which CONTRIBUTING.md lists; none is forgotten."""
+"""A new algorithm takes five places at most, which CONTRIBUTING.md lists; none is forgotten."""
 
 from dataclasses import replace
 
@@ -6,7 +6,6 @@ import pytest
 
 from protofl_common.config.options import keys_of
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import default_run_config
 from tests.support import ROOT
 from tests.support.acting import CASES, NEED_AN_EARLIER_RUN
 from tests.support.declared import DECLARED
@@ -38,7 +37,6 @@ def forgotten(algo: str) -> list[str]:
     is_there = {
         file_of(row.client): (ROOT / file_of(row.client)).exists(),
         file_of(row.server): (ROOT / file_of(row.server)).exists(),
-        f"pyproject.toml, [tool.flwr.app.config.{algo}]": keys <= default_run_config().keys(),
         proof: algo in text_of(proof),
         f"{proof}, DECLARED": algo in DECLARED,
         f"{proof}, acts of DECLARED: {', '.join(sorted(without_case))}": not without_case,
@@ -64,7 +62,6 @@ def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [place.partition(",")[0] for place in forgotten("brand-new")] == [
         "client_app/algorithms/brand_new.py",
         "server_app/strategies/brand_new.py",
-        "pyproject.toml",
         *["tests/unit/reference/test_brand_new.py"] * 3,
         "docs/algorithms/brand-new.md",
     ]

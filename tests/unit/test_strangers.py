@@ -50,7 +50,7 @@ def mark(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 METHOD = """
 from pathlib import Path
-from protofl_common.experiment.catalog import Algorithm
+from protofl_common.algorithms.base import Algorithm
 Path({mark!r}).touch()
 ROW = Algorithm("Theirs", "", "client_app.algorithms.base", "server_app.strategies.base")
 """
@@ -159,7 +159,7 @@ def test_a_recipe_a_run_and_a_table_name_no_code(
         "table remove.yaml --out out",
     ):
         assert NOT_NAMED in output(capsys, *command.split(), status=1).err, command
-    hint = "; only if you trust it, give --allow-python planted.vision,othernets ("
+    hint = "; only if you trust it, give --allow-python othernets,planted.vision ("
     assert hint in output(capsys, "run", "--recipe", "nets.toml", status=1).err
     output(capsys, "doctor", "--recipe", "remove.toml", status=1)
 

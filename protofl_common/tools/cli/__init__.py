@@ -2,8 +2,8 @@
 
 One file per subcommand; each has `describe` and `act`, which may return an exit status. The command
 simulates runs in processes of its own, and reads the files that runs leave behind. It imports only
-the chosen subcommand, no Flower but for `run`, `table`, `site`, `status` and `worker`, and no
-PyTorch, which takes seconds, to read figures.
+the chosen subcommand, no Flower but for `run`, `table`, `site`, `status`, `worker` and `doctor`,
+and no PyTorch, which takes seconds, to read figures.
 """
 
 import argparse

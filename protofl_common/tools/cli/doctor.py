@@ -17,18 +17,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import numpy as np
 from packaging.requirements import Requirement
 
 from protofl_common.basics.files import cache_folder
-from protofl_common.config.datasets import is_own
+from protofl_common.basics.text import first_of, printable
+from protofl_common.config.datasets import PARTITIONS, is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data.division import client_and_number, shares_of
-from protofl_common.data.partitions import DOMAIN_PARTITIONS
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
@@ -55,7 +57,6 @@ FEW_SHARED_BYTES = 500e6  # of shared memory
 PROC = Path("/proc")
 BIN = Path(sys.executable).parent
 RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
-MOST_NAMES = 20  # of clients, which may be patients
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -97,8 +98,13 @@ def _safely(
         for level, text, cure in check(asked):
             findings.append(Finding(level, topic, text, cure if level else ""))
         return findings
-    except Exception as error:
+    except (OSError, CalledProcessError) as error:
         return [Finding(FACT, topic, f"cannot be told here ({error!r})")]
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        fault = f"a fault of ProtoFL: {printable(repr(error))}"
+        where = f"{frame.filename}, line {frame.lineno}"
+        return [Finding(WRONG, topic, f"{fault} in {where}", "report it")]
 
 
 def _versions(asked: argparse.Namespace) -> Found:
@@ -120,6 +126,17 @@ def _versions(asked: argparse.Namespace) -> Found:
     python = sys.version.split()[0]
     packages = f"Python {python}, flwr {version('flwr')}, {len(bounds)} packages looked at"
     yield FACT, f"{packages}; the app is in {app_folder()}", ""
+
+
+def _flower(asked: argparse.Namespace) -> Found:
+    try:
+        from protofl_common.tools.flower import require_all  # two seconds
+
+        require_all()
+    except SettingsError as error:
+        yield WRONG, str(error), f"{sys.executable} -m pip install flwr==VERSION"
+        return
+    yield FACT, "has all private names that ProtoFL uses", ""
 
 
 def _torch(asked: argparse.Namespace) -> Found:
@@ -217,13 +234,13 @@ def _own_data(data: StoredData, settings: Settings, asked: argparse.Namespace) -
     """Say what is in the data, how many samples clients use, and if they train on test clients."""
     names = data.domain_names
     samples = f"{len(data.labels)} samples, {described(data.inputs)}"
-    classes = f"{len(data.classes)} classes: {', '.join(data.classes)}"
+    classes = f"{len(data.classes)} classes: {first_of(data.classes)}"
     domains = ""
     if names:
         what = "clients" if data.by_client else "domains"
-        domains = f"; {len(names)} {what}: {', '.join(names[:MOST_NAMES])}"
-        if len(names) > MOST_NAMES:
-            domains += ", …"
+        domains = f"; {len(names)} {what}: {first_of(names)}"
+    for note in data.notes:
+        yield FACT, note, ""
     yield FACT, f"{samples}, of {classes}{domains}", ""
 
     clients = asked.clients
@@ -235,7 +252,7 @@ def _own_data(data: StoredData, settings: Settings, asked: argparse.Namespace) -
     test = np.unique(np.concatenate([share.test for share in shares]))
     yield FACT, f"clients train on {len(train)} of them, and test on {len(test)}", ""
 
-    if data.by_client and settings.data.partition not in DOMAIN_PARTITIONS:
+    if data.by_client and not PARTITIONS[settings.data.partition].needs_domains:
         both = {*data.domains[train]} & {*data.domains[test]}
         if both:
             wrong = f"{len(both)} values of `client` are both trained on and tested"
@@ -268,4 +285,4 @@ def _processes(asked: argparse.Namespace) -> Found:
     yield FACT, f"{len(processes)} looked at", ""
 
 
-CHECKS = (_versions, _torch, _memory, _folders, _settings, _processes)
+CHECKS = (_versions, _flower, _torch, _memory, _folders, _settings, _processes)

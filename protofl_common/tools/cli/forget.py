@@ -19,9 +19,9 @@ from typing import cast
 
 from torch import Tensor
 
+from protofl_common.algorithms.gaussian import GaussianHparams
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.catalog import GaussianHparams
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.gaussian import ClassMoments, GaussianHead
 from protofl_common.models.trained import TrainedModel

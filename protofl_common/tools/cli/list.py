@@ -1,5 +1,5 @@
-"""List what the settings can name: algorithms, data sets, partitions, model groups, architectures,
-backbones.
+"""List what the settings can name: algorithms, data sets, partitions, metrics, model groups,
+architectures, backbones.
 
 protofl list
 protofl list partitions
@@ -14,8 +14,9 @@ from rich.table import Column, Table
 
 from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED, OTHERS
-from protofl_common.config.datasets import DATASETS, PARTITIONS
+from protofl_common.config.datasets import DATASETS, PARTITIONS, DataSet, Partition
 from protofl_common.experiment.catalog import CATALOG, installed
+from protofl_common.runs.evaluation_metrics import METRICS, RECALL, recalls
 from protofl_common.tools.cli.arguments import add_json, print_json
 from protofl_common.wire.schema import Declared
 
@@ -52,8 +53,9 @@ def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
             groups[name] = ", ".join(members)
     return {
         "algorithms": ("algo", _algorithms()),
-        "datasets": ("dataset; or MODULE:FUNCTION of your own, hf:NAME", DATASETS),
-        "partitions": ("partition", PARTITIONS),
+        "datasets": ("dataset; or MODULE:FUNCTION of your own, hf:NAME", _helps(DATASETS)),
+        "partitions": ("partition", _helps(PARTITIONS)),
+        "metrics": ("metrics, comma-separated; or MODULE:FUNCTION of your own", _metrics()),
         "groups": (
             "models: client i gets architecture i mod n; "
             "or a list of architectures and MODULE:CLASS",
@@ -65,6 +67,19 @@ def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
         ),
         "backbones": ("backbones, comma-separated; auto, none", EMBEDDED | OTHERS),
     }
+
+
+def _helps(rows: Mapping[str, DataSet | Partition]) -> dict[str, str]:
+    return {name: row.help for name, row in rows.items()}
+
+
+def _metrics() -> dict[str, str]:
+    functions = {**METRICS, RECALL: recalls}
+    explained = {}
+    for name, function in functions.items():
+        first_line = str(function.__doc__).partition("\n")[0]
+        explained[name] = first_line.removeprefix("Return ").rstrip(".")
+    return explained
 
 
 def _algorithms() -> dict[str, str]:

@@ -26,6 +26,7 @@ import os
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -40,9 +41,10 @@ from protofl_common.basics.files import replacing
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.data.division import client_and_number, shares_of
-from protofl_common.data.images import image_files, read_image
+from protofl_common.data.door import inputs_for
+from protofl_common.data.images import counts_of, image_files, read_image
 from protofl_common.data.own import tokens
-from protofl_common.data.raw import DataError, Inputs
+from protofl_common.data.raw import DataError, Inputs, any_place
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.data.table import TableFile, name_and_categories, read_columns
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -158,13 +160,16 @@ def _predict_files(arguments: argparse.Namespace) -> int:
 def _files(given: list[Path]) -> list[Path]:
     """Each file once, with those inside folders; SettingsError for a path that gives none."""
     files: list[Path] = []
+    left_out: Counter[str] = Counter()
     for path in given:
         if not path.exists():
             raise SettingsError(f"{path}: there is no such file")
-        inside = image_files(path) if path.is_dir() else [path]
+        inside = image_files(path, left_out) if path.is_dir() else [path]
         if not inside:
             raise SettingsError(f"{path}: no images in this folder")
         files += inside
+    if left_out:
+        print(f"no images, and left out: {counts_of(left_out)}", file=sys.stderr)
     return list(dict.fromkeys(files))
 
 
@@ -192,16 +197,17 @@ def read_batches(files: Sequence[Path], card: "ModelCard") -> Iterator[Samples]:
 def _read(file: Path, card: "ModelCard") -> Samples:
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
-        if card.input_type == "uint8" and file.suffix not in ARRAYS:
+        if card.input_type == "uint8" and file.suffix.lower() not in ARRAYS:
             return Samples([name], _image(file, card)[None], {})
-        rows = _rows(file, card)
-        if rows.shape[1:] != card.input_shape:
-            shape = list(rows.shape[1:])
-            raise DataError(f"a sample is {shape}; the model takes {list(card.input_shape)}")
-        if not np.can_cast(rows.dtype, card.input_type, "same_kind"):
-            raise DataError(f"samples are {rows.dtype}; the model takes {card.input_type}")
-        names = [f"{name}:{row}" for row in range(len(rows))]
-        return Samples(names, rows.astype(card.input_type, copy=False), {})
+        place = any_place
+        if file.suffix.lower() in ARRAYS:
+            values = _values(file)
+        else:
+            table = TableFile(file)
+            values = _of_table(table, card)
+            place = table.place
+        rows = inputs_for(card, values, str(file), place)
+        return Samples([f"{name}:{row}" for row in range(len(rows))], rows, {})
     except Exception as error:  # what decoders raise of a broken file may be anything
         reason = str(error) if isinstance(error, DataError) else repr(error)
         return Samples([], None, {name: reason})
@@ -216,21 +222,20 @@ def _image(file: Path, card: "ModelCard") -> Inputs:
     return image
 
 
-def _rows(file: Path, card: "ModelCard") -> Inputs:
-    """The samples of a file: ``.npy``, ``.npz`` with ``inputs``, or a table.
+def _values(file: Path) -> Any:
+    """The array of ``.npy``, or ``inputs`` of ``.npz``."""
+    values = np.load(file, allow_pickle=False)
+    if file.suffix.lower() == ".npy":
+        return values
+    with values:
+        if "inputs" not in values:
+            names = ", ".join(map(repr, values))
+            raise DataError(f"has no array 'inputs', only {names}")
+        return values["inputs"]
 
-    A table is CSV or Parquet with the columns of the training.
-    """
-    if file.suffix == ".npy":
-        return np.asarray(np.load(file, allow_pickle=False))
-    if file.suffix == ".npz":
-        with np.load(file, allow_pickle=False) as arrays:
-            if "inputs" not in arrays:
-                names = ", ".join(map(repr, arrays))
-                raise DataError(f"has no array 'inputs', only {names}")
-            return np.asarray(arrays["inputs"])
 
-    table = TableFile(file)
+def _of_table(table: TableFile, card: "ModelCard") -> Inputs:
+    """The inputs in CSV or Parquet with the columns of the training."""
     is_text = card.input_type == "int64"
     wanted = list(card.columns)
     if not is_text:
@@ -241,7 +246,7 @@ def _rows(file: Path, card: "ModelCard") -> Inputs:
     columns = card.columns or table.others
     if is_text:
         return tokens(table.texts(columns), card.input_shape[0])
-    return read_columns(table.columns, columns, str(file), table.place, gaps=bool(card.fill))
+    return read_columns(table.columns, columns, str(table.file), table.place, gaps=bool(card.fill))
 
 
 def _rows_of_samples(samples: Samples, predictor: "Predictor", by: str) -> list[Row]:

@@ -24,7 +24,7 @@ from rich.panel import Panel
 from rich.status import Status
 from rich.text import Text
 
-from protofl_common.config.datasets import is_own
+from protofl_common.config.datasets import data_set_named
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.sources import check_data_settings, source_of
@@ -141,7 +141,8 @@ def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | Non
     clients: int | None = arguments.clients
     is_unsaid = clients is None and not arguments.recipe
     by_data = settings.partition == "natural" and is_unsaid
-    is_needed = is_own(settings.dataset) or (by_data and source_of(settings.dataset).has_domains)
+    data_set = data_set_named(settings.dataset)
+    is_needed = data_set.is_own or (by_data and data_set.has_domains)
     if not is_needed:
         return clients
 

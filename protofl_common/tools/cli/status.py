@@ -10,13 +10,12 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from flwr.supercore.run import Run
-
 from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.cli.runs import KnownRun, KnownSite, runs_in
 from protofl_common.tools.federation import FEW_DAYS, Federation, ask
+from protofl_common.tools.flower import Run
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -14,19 +14,15 @@ import os
 import re
 import sys
 from contextlib import AbstractContextManager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from protofl_common.basics.files import make_private
-from protofl_common.basics.replaced import replaced
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allow_only
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.cli.arguments import add_allow_python
-
-RUNTIME = "flwr.superlink.runtime.run_serverapp"  # a module, hidden by a function of the same name
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +33,13 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
-    from flwr.supercore.cli import flower_superexec
-    from flwr.supercore.constant import TaskType
-
-    from protofl_common.tools.executor import Executor, environment_of_own_code, launching_with
+    from protofl_common.tools.executor import Executor, environment_of_own_code
+    from protofl_common.tools.flower import (
+        TaskType,
+        console_script,
+        handing_tasks_to,
+        require_for_worker,
+    )
 
     modules = arguments.allow_python
     if not re.fullmatch(r"([\w.]+(, *|$))*", modules):
@@ -50,32 +49,26 @@ def act(arguments: argparse.Namespace) -> None:
     if not (out_dir.is_dir() and os.access(out_dir, os.W_OK)):
         raise SettingsError(f"--out-dir {out_dir}: is no folder that this user can write to")
 
+    require_for_worker()  # here, not in each run's process
     executor = Executor(TaskType.SERVER_APP, [__file__, str(out_dir), modules])
     os.environ.update(environment_of_own_code())
     sys.argv = ["flower-superexec", *arguments.flowers]
-    # both fail here, not in each run's process, where Flower is of another version
-    with installed_code(str(out_dir)), launching_with(executor):
-        flower_superexec()
+    with handing_tasks_to(executor):
+        console_script("flower-superexec")()
 
 
 def installed_code(out_dir: str) -> AbstractContextManager[None]:
     """Put the installed code and settings in the bundle's place.
 
     Settings are the installed defaults and what the run says in their place, except its
-    ``out-dir``. AttributeError where another version of Flower has no such names.
+    ``out-dir``.
     """
+    from protofl_common.tools.flower import serverapp_process
 
     def settings(_: object, override: Config) -> Config:
         return {**default_run_config(), **override, "out-dir": out_dir}
 
-    return replaced(
-        import_module(RUNTIME),
-        install_from_fab=lambda *_, **__: None,
-        get_fab_metadata=lambda _: ("", ""),
-        get_project_dir=lambda *_: app_folder(),
-        get_fused_config_from_dir=settings,
-        run_=_run_installed,
-    )
+    return serverapp_process(app_folder(), settings, _run_installed)
 
 
 def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
@@ -89,11 +82,11 @@ if __name__ == "__main__":
     # The process of a run: python -P worker.py OUT-DIR MODULES, with flwr-serverapp's arguments on
     # standard input. Its settings may name MODULES (with commas) and no others, and only this user
     # can read what it writes.
-    from flwr.superlink.cli import flwr_serverapp
+    from protofl_common.tools.flower import console_script
 
     _, out_dir, modules = sys.argv
     sys.argv[1:] = json.loads(sys.stdin.readline())
     os.umask(0o077)
     allow_only(names_in(modules))
     with installed_code(out_dir):
-        flwr_serverapp()
+        console_script("flwr-serverapp")()

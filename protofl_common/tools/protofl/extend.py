@@ -11,8 +11,8 @@ from client_app.algorithms.base import ClientAlgorithm  # noqa: E402
 from client_app.algorithms.fedavg import FedAvg as FedAvgClient  # noqa: E402
 from client_app.client import Client  # noqa: E402
 from client_app.training import Batch, LossTerms, Step  # noqa: E402
+from protofl_common.algorithms.base import Algorithm, Hparams  # noqa: E402
 from protofl_common.config.options import option  # noqa: E402
-from protofl_common.experiment.catalog import Algorithm, Hparams  # noqa: E402
 from protofl_common.maths.prototypes import Prototypes, by_class, class_means  # noqa: E402
 from protofl_common.wire.payloads import Payload  # noqa: E402
 from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights  # noqa: E402

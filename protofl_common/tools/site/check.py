@@ -17,8 +17,6 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
 from flwr.app import Message, MessageType, RecordDict
-from flwr.common.constant import TIMESTAMP_TOLERANCE as MOST_SECONDS  # that a clock may be off
-from flwr.supercore.utils import get_flwr_home
 
 from client_app import protections
 from protofl_common.basics.code_version import code_version
@@ -45,6 +43,7 @@ from protofl_common.tools.findings import (
     nearest_existing,
     worst_first,
 )
+from protofl_common.tools.flower import TIMESTAMP_TOLERANCE, get_flwr_home
 from protofl_common.tools.site.node import (
     allowed_algorithms,
     least_demanding_settings,
@@ -131,9 +130,9 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
     direction = "ahead of" if shown.ahead > 0 else "behind"
     text = f"{seconds_apart:.0f} s {direction} the SuperLink's"
     level = FACT
-    if seconds_apart > MOST_SECONDS / 10:
-        level = WRONG if seconds_apart > MOST_SECONDS else WARNING
-        text += f"; above {MOST_SECONDS} s Flower refuses the site: set both by NTP"
+    if seconds_apart > TIMESTAMP_TOLERANCE / 10:
+        level = WRONG if seconds_apart > TIMESTAMP_TOLERANCE else WARNING
+        text += f"; above {TIMESTAMP_TOLERANCE} s Flower refuses the site: set both by NTP"
     yield Finding(level, "clock", text)
 
 

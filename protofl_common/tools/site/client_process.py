@@ -18,21 +18,23 @@ from importlib import import_module
 from typing import Any
 
 from flwr.clientapp import ClientApp
-from flwr.clientapp.utils import get_load_client_app_fn
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
-from flwr.supernode.cli import flwr_clientapp
-from flwr.supernode.runtime import run_clientapp
 
-from protofl_common.basics.replaced import replaced
 from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, half
+from protofl_common.tools.flower import (
+    clientapp_process,
+    console_script,
+    get_load_client_app_fn,
+    inflate_object_from_contents,
+    iterate_object_tree,
+    pull_parts,
+)
 
 LARGEST = 2**32 + 2**28  # bytes of arrays in a message: two models of 2 GiB, and vectors
-FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a part, which is longer than our start takes
 # what each message would import: a third of its processor time
 AHEAD = ("torch", "torch._dynamo", "httpcore", "filelock", "numpy.ma")
 """What a process of a message would import by itself; optimizers need `torch._dynamo`."""
+flwr_clientapp = console_script("flwr-clientapp")
 
 
 def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
@@ -53,7 +55,7 @@ def received(
 
         # one part may be in the message many times
         names = list({part.object_id for part in iterate_object_tree(tree)})
-        parts = pull_objects(names, pull, initial_backoff=FIRST_RETRY_SECONDS)
+        parts = pull_parts(names, pull)
         check_parts(parts, LARGEST)
         confirm(tree.object_id)
         return inflate_object_from_contents(tree.object_id, parts)
@@ -64,34 +66,9 @@ def received(
 
 
 def handle(app: str, arguments: list[str]) -> None:
-    """Be ``flwr-clientapp`` with these arguments, for one message.
-
-    AttributeError where another version of Flower has no such names.
-    """
+    """Be ``flwr-clientapp`` with these arguments, for one message."""
     sys.argv[1:] = arguments
-    push_to_flower = run_clientapp.push_message
-    end_with_flower = run_clientapp.push_task_output
-    has_replied = False
-
-    def push_message(*given: Any) -> None:
-        nonlocal has_replied
-        push_to_flower(*given)
-        has_replied = True
-
-    def push_task_output(**given: Any) -> None:
-        if has_replied:
-            end_with_flower(**given)
-        else:
-            os._exit(1)
-
-    with replaced(
-        run_clientapp,
-        pull_and_inflate_object_from_tree=received,
-        push_message=push_message,
-        push_task_output=push_task_output,
-        install_from_fab=lambda *_, **__: None,
-        get_load_client_app_fn=lambda **_: installed_code(app),
-    ):
+    with clientapp_process(received, installed_code(app), give_up=lambda: os._exit(1)):
         flwr_clientapp()
 
 

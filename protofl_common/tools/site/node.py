@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from click import ClickException
-from flwr.common.config import parse_config_args
 
 from protofl_common.basics.files import cache_folder
 from protofl_common.basics.text import names_in
@@ -30,6 +29,7 @@ from protofl_common.experiment.settings import (
     default_run_config,
     settings_that_meet_demands,
 )
+from protofl_common.tools.flower import parse_config_args
 
 
 def supernode_options(words: list[str]) -> argparse.Namespace:

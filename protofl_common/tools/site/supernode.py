@@ -10,27 +10,25 @@ import os
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-
-from flwr.supercore.constant import TaskType
-from flwr.supercore.exit import ExitCode, flwr_exit
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.supercore.run import Run
-from flwr.supercore.superexec import run_superexec
-from flwr.supercore.utils import get_flwr_home
-from flwr.supernode import start_client_internal
-from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from protofl_common.basics.files import make_private
-from protofl_common.basics.replaced import replaced
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.executor import Executor, environment_of_own_code, launching_with
+from protofl_common.tools.executor import Executor, environment_of_own_code
+from protofl_common.tools.flower import (
+    Run,
+    TaskType,
+    ask_for_tasks,
+    console_script,
+    end_supernode,
+    get_flwr_home,
+    handing_tasks_to,
+    require_for_site,
+    supernode_process,
+)
 
 PAUSE_FRACTION = 0.1  # of Flower's own pause, and of the time that it has waited
-FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a late part of a message
 CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 
 
@@ -39,6 +37,7 @@ def start(words: list[str], address: str, start_method: str) -> None:
 
     ``flower-supernode`` listens for the executor at ``address``.
     """
+    require_for_site()  # here, not at the first message
     make_private(get_flwr_home())  # as `protofl site check` says; Flower lets everybody look in
     secret = os.urandom(32)
     module = "protofl_common.tools.site.supernode"
@@ -55,17 +54,11 @@ def start(words: list[str], address: str, start_method: str) -> None:
     sys.argv = ["flower-supernode", *words, "--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", secret_file]
 
-    with replaced(
-        start_client_internal,
-        time=SimpleNamespace(sleep=Pauses()),
-        get_fused_config_from_fab=settings_of,
-        pull_objects=partial(pull_objects, initial_backoff=FIRST_RETRY_SECONDS),
-    ):
-        flower_supernode()
+    with supernode_process(Pauses(), settings_of):
+        console_script("flower-supernode")()
     # It returns when the SuperLink refuses a request for good; the thread that it leaves would keep
     # the process, idle.
-    why = "The connection to the SuperLink broke; the error above says why."
-    flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, why)
+    end_supernode("The connection to the SuperLink broke; the error above says why.")
 
 
 def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:
@@ -81,6 +74,8 @@ def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:
 class Pauses:
     """Shorten the SuperNode's sleep: to a tenth of Flower's, later of what it has waited.
 
+    It stands in the place of the module `time`.
+
     Flower asks for work every 3 seconds and looks for the reply every 0.5, which each round waits
     for.
     """
@@ -89,7 +84,7 @@ class Pauses:
         self.flowers_pause = 0.0  # seconds; which one it is says what Flower waits for
         self.began = 0.0  # when Flower began to wait for that
 
-    def __call__(self, flowers_pause: float) -> None:
+    def sleep(self, flowers_pause: float) -> None:
         now = time.monotonic()
         if flowers_pause != self.flowers_pause:
             self.flowers_pause = flowers_pause
@@ -102,10 +97,5 @@ if __name__ == "__main__":
     _, link, method, supernode = sys.argv
     shared_secret = sys.stdin.buffer.read()
     script = [str(CLIENT_PROCESS), str(app_folder()), method]
-    with launching_with(Executor(TaskType.CLIENT_APP, script, method)):
-        run_superexec.run_superexec(
-            link,
-            insecure=True,
-            superexec_auth_secret=shared_secret,
-            parent_pid=int(supernode),
-        )
+    with handing_tasks_to(Executor(TaskType.CLIENT_APP, script, method)):
+        ask_for_tasks(link, shared_secret, int(supernode))

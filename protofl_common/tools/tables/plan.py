@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import as_file_name
-from protofl_common.config.datasets import OWN_FORMATS, PARTITION_VERSIONS
+from protofl_common.config.datasets import OWN_FORMATS, PARTITIONS
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
@@ -185,8 +185,8 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     changed = {key: value for key, value in chosen.items() if value != defaults[key]}
     where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
     versions = [*own_code(config, without=("callback",)).values(), *own_files(settings.data)]
-    division = PARTITION_VERSIONS.get(settings.data.partition)
-    if division:
+    division = PARTITIONS[settings.data.partition].version
+    if division > 1:
         versions.append(f"division {division}")
     mark = digest(sorted(changed.items()), federation["num-supernodes"], where, *versions)[:8]
     name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"

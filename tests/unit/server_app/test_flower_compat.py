@@ -20,7 +20,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from server_app.network.flower_compat import find_messages_by_node, pull_each
+from protofl_common.config.options import SettingsError
+from server_app.network.flower_compat import find_messages_by_node, pull_each, push_each
 from tests.support.attacks import raw
 from tests.support.harness import LocalGrid
 
@@ -80,6 +81,13 @@ def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
     before = dict(vars(other))
     find_messages_by_node(other)
     assert vars(other) == before
+
+
+def test_a_grid_that_hides_its_superlink_is_refused(monkeypatch: Any) -> None:
+    """Its replies would have no limit of bytes."""
+    monkeypatch.delattr(HttpGrid, "_runtime_client")
+    with pytest.raises(SettingsError, match="'HttpGrid' object has no attribute '_runtime_client'"):
+        push_each(HttpGrid(token="any"), [])
 
 
 class Replies:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofl_common.experiment.catalog import ServerTrainingHparams
+from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from client_app.algorithms.base import client_half
 from client_app.algorithms.fedproto import FedProto
@@ -78,13 +79,34 @@ def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FederationError, match=r"inputs int64 .* do not fit"):
         public.run((tokens, names), algo="fedavg", **options)
 
-    refusal = r"data: inputs \[80, 5\], labels \[79\]: each input needs a label"
-    with pytest.raises(public.SettingsError, match=refusal):
+    with pytest.raises(DataError, match=r"data: labels has shape \[79\]; there are 80 inputs"):
         public.run((inputs, names[1:]), **options)
 
     names[40] = float("nan")
-    with pytest.raises(FederationError, match=r"sample 40 has no label \('nan'; 1 in all\)"):
+    with pytest.raises(DataError, match=r"data: sample 40 has no label \('nan'; 1 in all\)"):
         public.run((inputs, names), **options)
+    for data in ([inputs, names, names], zip(inputs, names, strict=True), DataLoader([(1, 2)])):
+        with pytest.raises(
+            public.SettingsError, match=r"none of a file or folder, \(inputs, labels"
+        ):
+            public.run(data, **options)
+
+
+def test_data_frames_and_parts_are_data(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    inputs, names = patients()
+    options = {"models": "mlp-1", "out_dir": str(tmp_path), "rounds": 1, "algo": "local"}
+    frame = pandas.DataFrame(inputs, columns=list("abcde"))
+
+    for data in (frame.assign(label=names), (frame, pandas.Series(names))):
+        run = public.run(data, clients=2, **options)
+        assert RunFolder(run.folder).sites()["classes"] == ["ill", "well"]
+    with pytest.raises(DataError, match="data, row 0, column 'sex': 'f' is not a finite number"):
+        public.run(frame.assign(label=names, sex=["f", "m"] * 40), **options)
+
+    parts = (inputs[:60], names[:60], inputs[60:], names[60:])
+    run = public.run(parts, clients=2, test_from="official-all", **options)
+    assert run.rounds[-1]["clients"]["site-0"]["test-samples"] == 20
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE)
     exits = MagicMock()
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("subprocess.Popen", started)
-    monkeypatch.setattr(f"{SUPERNODE}.flower_supernode", flower)
-    monkeypatch.setattr(f"{SUPERNODE}.flwr_exit", exits)
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", flower)
+    monkeypatch.setattr(f"{SUPERNODE}.end_supernode", exits)
 
     assert main(["site", "run", "--insecure", "--port", "0", "--node-config", node]) == 0
 
@@ -404,7 +404,7 @@ WITHOUT_DATA = NODE.partition(" data-dir")[0]
     ([], NODE + " require-secagg=true", "",
         "without study-sites in a run its server can invent these sites"),
     ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
-    ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: fedavg, fedprox"),
+    ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: ditto, fedavg"),
     ([], NODE.replace("fedproto", "fedgen"), "warning",
         "the head weights of the model and how many samples"),
     ([], NODE.replace("fedproto", "fedbn"), "warning",

@@ -163,8 +163,8 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     """Of a wrong clock Flower's own log has no word: the SuperNode is "terminated gracefully"."""
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
     monkeypatch.setattr("subprocess.Popen", MagicMock())
-    monkeypatch.setattr("protofl_common.tools.site.supernode.flower_supernode", lambda: None)
-    monkeypatch.setattr("protofl_common.tools.site.supernode.flwr_exit", MagicMock())
+    monkeypatch.setattr("flwr.supernode.cli.flower_supernode", lambda: None)
+    monkeypatch.setattr("protofl_common.tools.site.supernode.end_supernode", MagicMock())
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**5))
     options = ["--superlink", address_of(door), "--insecure", "--node-config", NODE]
 

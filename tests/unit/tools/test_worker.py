@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -24,6 +25,7 @@ from protofl_common.tools.executor import Executor
 from protofl_common.tools.site.supernode import CLIENT_PROCESS
 from tests.support.given import Patch, Printed
 
+RUNTIME = "flwr.superlink.runtime.run_serverapp"
 OPTIONS = ["worker", "--runtime-api-address", "127.0.0.1:1"]
 
 
@@ -84,7 +86,7 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
 
 def test_a_runs_settings_count_but_for_its_folder_and_nothing_of_its_bundle() -> None:
     with worker.installed_code("/results"):
-        flower = import_module(worker.RUNTIME)
+        flower = import_module(RUNTIME)
         assert flower.install_from_fab(b"no zip", skip_prompt=True) is None
         folder = flower.get_project_dir(*flower.get_fab_metadata(b"no zip"), "hash")
         asked = {"lr": 0.5, "out-dir": "/etc"}
@@ -216,8 +218,10 @@ def test_an_option_that_cannot_work_is_named(
 
 
 def test_another_version_of_flower_ends_the_worker_and_not_each_run(
-    monkeypatch: Patch, tmp_path: Path
+    monkeypatch: Patch, tmp_path: Path, capsys: Printed
 ) -> None:
-    monkeypatch.delattr(import_module(worker.RUNTIME), "install_from_fab")
-    with pytest.raises(AttributeError, match="install_from_fab"):
-        main([*OPTIONS, "--insecure", "--out-dir", str(tmp_path / "runs")])
+    monkeypatch.delattr(import_module(RUNTIME), "install_from_fab")
+    assert main([*OPTIONS, "--insecure", "--out-dir", str(tmp_path / "runs")]) == 1
+    said = capsys.readouterr().err
+    assert f"Flower {version('flwr')} lacks a name that ProtoFL needs: " in said
+    assert "'flwr.superlink.runtime.run_serverapp' has no attribute 'install_from_fab'" in said

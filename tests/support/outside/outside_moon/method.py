@@ -22,8 +22,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from client_app.algorithms.fedavg import FedAvg
 from client_app.client import Client
 from client_app.training import Batch, LossTerms
+from protofl_common.algorithms.base import Algorithm, Hparams
 from protofl_common.config.options import option
-from protofl_common.experiment.catalog import Algorithm, Hparams
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.schema import Exchange, Weights
 

@@ -112,10 +112,10 @@ def domain_dir(tmp_path: Path) -> Path:
     """
     root = tmp_path / "domains"
     for number in range(8):
-        for name in ("cat", "dog"):
-            write_image(root / "photo" / name / f"{number}.png", (number, 0, 200))
-        for name in ("cat", "dog", "owl"):
-            write_image(root / "sketch" / name / f"{number}.png", (200, 0, number))
+        for shade, name in enumerate(("cat", "dog", "owl")):
+            write_image(root / "sketch" / name / f"{number}.png", (200, shade, number))
+            if name != "owl":
+                write_image(root / "photo" / name / f"{number}.png", (number, shade, 200))
     return root
 
 

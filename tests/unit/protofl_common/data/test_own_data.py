@@ -18,8 +18,8 @@ from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 from protofl_common.data import ClientData, DataError, open_client_data
+from protofl_common.data.door import from_arrays
 from protofl_common.data.own import tokens
-from protofl_common.data.raw import from_arrays
 from protofl_common.data.store import StoredData, data_key, open_data
 from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, default_run_config
@@ -274,10 +274,11 @@ def test_arrays_of_every_kind(opened: Any) -> None:
         data: StoredData = opened("arrays", "a.npz", arrays)
         return data
 
-    images = read(inputs=np.zeros((3, 1, 9, 9), np.uint8), labels=[0, 1, 1])
+    pixels = np.arange(3 * 81, dtype=np.uint8).reshape(3, 1, 9, 9)
+    images = read(inputs=pixels, labels=[0, 1, 1])
     assert images.inputs.dtype == np.uint8
 
-    signal = read(inputs=np.ones((3, 2, 5)), labels=[0, 1, 1], client=["a", "b", "b"])
+    signal = read(inputs=np.arange(30.0).reshape(3, 2, 5), labels=[0, 1, 1], client=["a", "b", "b"])
     assert signal.inputs.dtype == np.float32
     assert len(signal.mean) == 2
     assert signal.domain_names == ("a", "b")
@@ -298,8 +299,11 @@ def test_arrays_of_parts(opened: Any) -> None:
 
     assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
     assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
+    assert data.notes[0].endswith("a.npz: left out the arrays x_mean")
     with pytest.raises(DataError, match=r"'x_val' is of no part train, test or validation"):
         opened("arrays", "v.npz", parts | {"x_val": np.eye(2), "y_val": np.arange(2)})
+    with pytest.raises(DataError, match="has inputs, and x_… beside them"):
+        opened("arrays", "b.npz", parts | {"inputs": np.eye(2), "labels": np.arange(2)})
     small_train = {"x_train": np.eye(2), "y_train": [0, 1]}
     large_test = {"x_test": np.eye(3), "y_test": [1, 0, 1]}
     with pytest.raises(DataError, match="the parts train, test differ in shape"):
@@ -329,8 +333,8 @@ def test_files_that_are_no_arrays_as_they_say(data_settings: MakeSettings, tmp_p
 
 def test_a_manifest_of_images(opened: Any, tmp_path: Path) -> None:
     (tmp_path / "scans").mkdir()
-    for name in ("a.png", "scans/b.png"):
-        Image.fromarray(np.full((5, 7), 90, np.uint8)).save(tmp_path / name)
+    for grey, name in ((90, "a.png"), (91, "scans/b.png")):
+        Image.fromarray(np.full((5, 7), grey, np.uint8)).save(tmp_path / name)
 
     text = "file,label,client,split\na.png,cat,north,train\nscans/b.png,dog,south,test\n"
     data = opened("manifest", "list.csv", text, image_size=8)
@@ -343,8 +347,8 @@ def test_a_manifest_of_images(opened: Any, tmp_path: Path) -> None:
         opened("manifest", "list2.csv", "file,label\nnone.png,cat\n")
     said = "line 3 has split 'later'; must be train, validation or test"
     with pytest.raises(DataError, match=said):
-        opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,cat,later\n")
-    said = r"list4\.csv, line 2 and line 4: image 'scans/\.\./a\.png' has two labels"
+        opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,dog,later\n")
+    said = r"line 2 and line 4 are equal in all inputs, and of two labels \(1 such copies\)"
     with pytest.raises(DataError, match=said):
         opened("manifest", "list4.csv", "file,label\na.png,cat\na.png,cat\nscans/../a.png,dog\n")
 
@@ -369,10 +373,7 @@ def test_a_manifests_images_may_change_elsewhere(
 
 @pytest.mark.parametrize(("contents", "said"), [
     ("a,b\n1,2\n", "has no column 'label'; its columns: a, b"),
-    (
-        "a;label\n1,5;x\n",
-        "columns are separated by ';'; save it with ',', and numbers with a point",
-    ),
+    ("a;label\n1,5;x\n1.005,5;y\n", r"line 2, column 'a': '1,5' is not a finite number"),
     ("a,label\n1,x\n2,y\ntall,x\n", "line 4, column 'a': 'tall' is not a finite number"),
     ("a,label\n1,x\n,y\n", "line 3, column 'a': '' is not a finite number"),
     ("a,label\n1,x\n1,2,3\n", "line 3: 3 values; there are 2 columns"),
@@ -522,6 +523,9 @@ def test_texts_with_and_without_a_header(opened: Any) -> None:
     assert news.columns == ()  # a file to predict need not call them as we do
     assert news.inputs.tolist() == tokens(["fears , again the", "GOOD NEWS"], 4).tolist()
     assert news.inputs[1, 2:].tolist() == [0, 0]
+
+    first_row_again = '"3","a b"\n"1","c"\n"3","a b"\n'
+    assert opened("text-csv", "twice.csv", first_row_again).labels.tolist() == [1, 0, 1]
 
     # such a header is of no model
     with pytest.raises(DataError, match="categories, of over 200 letters, or with a line break"):
@@ -705,12 +709,20 @@ def test_tables_of_a_folder_of_hugging_face(
         return open_data(data_settings(dataset="hf:table", data_dir=str(tmp_path), **settings))
 
     columns = {"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7]}
-    marks = {"client": ["x", "y"], "domain": ["u", "u"], "split": ["train", "test"]}
+    marks = {"client": ["x", "y"], "split": ["train", "test"]}
     table = saved_and_read(columns | marks)
     assert table.inputs.tolist() == [[1, 3], [2, 4]]
     assert table.columns == ("a", "b")
     assert table.domain_names == ("x", "y")
     assert table.official.tolist() == [0, 1]
+
+    mixed = {"age": [1.0, 2.0], "job": ["x", "y"], "label": [0, 1]}
+    with pytest.raises(DataError, match="its columns are age, job: one of images, all of text"):
+        saved_and_read(mixed)
+    assert saved_and_read(mixed, drop="job").columns == ("age",)
+    paths = {"image": ["a.png", "b.png"], "label": [0, 1]}
+    with pytest.raises(DataError, match=r"'image' names files of images; cast_column\('image'"):
+        saved_and_read(paths)
 
     gap = {"a": [1.0, None, 1.0], "c": [3, 4, 3], "v": [[1, 2]] * 3, "label": [5, 7, 5]}
     filled = saved_and_read(gap, impute="mean")

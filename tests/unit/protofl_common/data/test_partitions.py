@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protofl_common.config.datasets import PARTITIONS
 from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.division import Division
 from protofl_common.data.partitions import DIVIDE, Pool, _filled_up, balanced_dirichlet, dirichlet
 from protofl_common.data.store import open_data
-from protofl_common.experiment.settings import OF_PARTITIONS
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
 
-COMMON = ("iid", "dirichlet", "balanced-dirichlet", "pathological", "n-way-k-shot", "label-shift")
-ON_DOMAINS = ("iid", "dirichlet", "label-shift", "feature-shift", "feature-label-shift")
+COMMON = [name for name, row in PARTITIONS.items() if name != "own" and not row.needs_domains]
+ON_DOMAINS = ["iid", "dirichlet", "label-shift"]
+ON_DOMAINS += [name for name, row in PARTITIONS.items() if row.shares_domains]
 DOMAINS = ["scanned", "printed", "photo", "inverted", "coloured"]
 SHOTS: dict[str, Any] = {"dataset": "digits", "partition": "n-way-k-shot", **WHOLE}
 EACH = [("digits", partition) for partition in COMMON]
@@ -43,7 +44,7 @@ def test_shares_are_disjoint_and_of_the_seed(
     assert len(trained) == sum(len(client.train_labels) for client in everyone)
 
     sizes = [counts(client).sum() for client in everyone]
-    if dataset == "digits" and partition != "n-way-k-shot" and clients > 2:
+    if dataset == "digits" and not PARTITIONS[partition].leaves_out:
         assert sum(sizes) == 1797
     if partition == "iid":
         assert np.ptp(sizes) <= 1
@@ -69,7 +70,7 @@ def test_a_partition_reads_the_settings_said_to_act(
     data_settings: MakeSettings, setting: str, partition: str
 ) -> None:
     """When another setting changes it divides alike, of the same seed."""
-    assert CHANGED.keys() == OF_PARTITIONS.keys()
+    assert CHANGED.keys() == {key for row in PARTITIONS.values() for key in row.reads}
 
     def rows(**changes: Any) -> list[list[int]]:
         """Of each of six clients, the rows for training, testing, ... one after the other."""
@@ -79,7 +80,7 @@ def test_a_partition_reads_the_settings_said_to_act(
 
     before = rows(shots=5)
     after = rows(**{"shots": 5, setting: CHANGED[setting]})
-    assert (after == before) == (partition not in OF_PARTITIONS[setting])
+    assert (after == before) == (setting not in PARTITIONS[partition].reads)
 
 
 @pytest.mark.parametrize("partition", COMMON)

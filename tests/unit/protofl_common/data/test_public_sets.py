@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from protofl_common.data import DataError
-from protofl_common.data.published import OTHERS, SIGNALS
+from protofl_common.data.published import PUBLIC, SIGNALS
 from protofl_common.data.store import StoredData, open_data
 from tests.support.given import Printed
 from tests.unit.protofl_common.data.conftest import MakeSettings, write_image
 
 
 def pacs(root: Path) -> dict[str, Any]:
-    for domain in (*OTHERS["pacs"].files, "kfold-lists"):
+    for domain in (*PUBLIC["pacs"].files, "kfold-lists"):
         for name in ("dog", "house"):
             write_image(root / "PACS" / domain / name / "pic_001.jpg")
     return {
@@ -116,25 +116,25 @@ def test_a_public_set_has_its_clients_classes_and_split(
     assert (data.domain_names, data.classes) == (wanted["clients"], wanted["classes"])
     assert data.official.tolist() == wanted["split"]
     assert data.labels.tolist() == wanted.get("labels", data.labels.tolist())
-    folder = OTHERS[name].folder
+    folder = PUBLIC[name].folder
     if (tmp_path / folder).is_dir():  # which data-dir may be itself
         assert read(data_settings, name, tmp_path / folder).labels.tolist() == data.labels.tolist()
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [name for name, row in PUBLIC.items() if not row.download])
 def test_what_is_missing_is_named_with_its_origin(
     name: str, data_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    *there, last = OTHERS[name].files
+    *there, last = PUBLIC[name].files
     for file in there:
         (tmp_path / file).mkdir()
     with pytest.raises(DataError) as caught:
         read(data_settings, name, tmp_path)
     assert f"dataset = '{name}': {last} is neither in data-dir = " in str(caught.value)
-    assert OTHERS[name].origin in str(caught.value)
+    assert PUBLIC[name].origin in str(caught.value)
     if name == "fed-isic":
         fed_isic(tmp_path)
-        (tmp_path / "fed_isic2019" / OTHERS[name].files[1] / "ISIC_1.jpg").unlink()
+        (tmp_path / "fed_isic2019" / PUBLIC[name].files[1] / "ISIC_1.jpg").unlink()
         with pytest.raises(DataError, match=r"1 images are not there, such as .*ISIC_1\.jpg"):
             read(data_settings, name, tmp_path / "fed_isic2019")
 

@@ -83,7 +83,7 @@ def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
             file.write("read\n")
         return read(these)
 
-    sources.SOURCES["digits"] = sources.Source(counted, num_classes=10)
+    sources.SOURCES["digits"] = sources.Source(counted)
     barrier.wait(timeout=30)
     results.put(int(_first(settings).train_labels.sum()))
 

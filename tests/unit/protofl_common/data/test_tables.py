@@ -11,7 +11,8 @@ import torch
 from pyarrow import parquet
 
 from protofl_common.data import ClientData, DataError
-from protofl_common.data.raw import from_arrays, normalised
+from protofl_common.data.door import from_arrays
+from protofl_common.data.raw import normalised
 from protofl_common.data.store import open_data
 from protofl_common.data.table import read_columns
 from tests.support.given import Printed
@@ -44,7 +45,7 @@ def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None
     why = "'f' is not a finite number but text; name its categories (4 of 5 values)"
     assert lines[2].endswith(f'{why}: one-hot="sex:f|m"')
     assert "'' is not a finite number but a gap" in lines[3]
-    assert "(2 of 5 values): impute=median" in lines[3]
+    assert '(2 of 5 values): impute="median"' in lines[3]
     assert last.strip() == 'all: drop="id,admitted" one-hot="sex:f|m" impute="median"'
 
 

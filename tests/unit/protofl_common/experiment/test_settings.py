@@ -1,8 +1,10 @@
 """Settings: defaults complete, errors that name the key, the value and the choices."""
 
+import tomllib
+
 import pytest
 
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import (
     Settings,
@@ -11,11 +13,18 @@ from protofl_common.experiment.settings import (
     known_keys,
     to_run_config,
 )
+from tests.support import ROOT
 
 
-def test_pyproject_holds_every_key_in_the_documented_order_and_the_defaults_of_the_papers() -> None:
+def test_flower_reads_the_same_defaults() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for_flower = flatten(pyproject["tool"]["flwr"]["app"]["config"])
+    assert for_flower == default_run_config()
+    assert list(for_flower) == known_keys()
+
+
+def test_defaults_are_those_of_the_papers() -> None:
     """Those that no recipe repeats; where a default is not the paper's, its page says why."""
-    assert list(default_run_config()) == known_keys()
     papers = {
         "fedtgp": {
             "lambda": 0.1,
@@ -127,7 +136,7 @@ def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
     ("fedproto", "fedplvm.lamda", "fedplvm.lambda"),
     ("fedproto", "round", "rounds"),
     ("fedproto", "epochs", "local-epochs"),
-    ("local", "lambda", "fedproto.lambda"),
+    ("local", "lambda", "ditto.lambda"),
 ])  # fmt: skip
 def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(
     algo: str, key: str, meant: str

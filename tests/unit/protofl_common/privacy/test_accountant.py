@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protofl_common.config.options import SettingsError
@@ -11,6 +12,7 @@ from protofl_common.privacy.plan import (
     ORDERS,
     TABLES_SHARE,
     Mechanism,
+    _renyi,
     epsilon,
     least_noise,
     plan_of,
@@ -59,6 +61,61 @@ def test_epsilon_is_never_below_the_tight_one(
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     tight = composed(dp_accounting, accountant, mechanisms)
     assert tight <= epsilon(mechanisms, DELTA) <= 1.2 * tight
+
+
+WHOLE = np.arange(-4000, 4001)
+FEW_ORDERS = [order for order in ORDERS if order <= 32]
+Chances = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def log_discrete_gaussian(deviation: float, middle: int) -> Chances:
+    """The logarithms of its chances at the `WHOLE` numbers."""
+    exponents = -((WHOLE - middle) ** 2) / (2 * deviation**2)
+    return np.asarray(exponents - np.logaddexp.reduce(exponents))
+
+
+def divergence(log_p: Chances, log_q: Chances, order: int) -> float:
+    """The Rényi divergence of P from Q."""
+    terms = order * log_p + (1 - order) * log_q
+    return float(np.logaddexp.reduce(terms)) / (order - 1)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.3, 0.01])
+@pytest.mark.parametrize("noise", [0.6, 1.0, 5.0])
+@pytest.mark.parametrize("steps", [1, 7, 64])
+def test_the_discrete_gaussian_costs_what_is_counted(rate: float, noise: float, steps: int) -> None:
+    """Summed up over all whole numbers; with the sample on either side, and whatever the grid."""
+    without = log_discrete_gaussian(noise * steps, 0)
+    shifted = log_discrete_gaussian(noise * steps, steps)
+    sampled = shifted
+    if rate < 1:
+        sampled = np.logaddexp(math.log1p(-rate) + without, math.log(rate) + shifted)
+    counted = dict(zip(ORDERS, _renyi(rate, noise), strict=True))
+    for order in FEW_ORDERS:
+        assert divergence(sampled, without, order) == pytest.approx(counted[order], rel=1e-6)
+        assert divergence(without, sampled, order) <= counted[order] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("sites", [2, 4])
+@pytest.mark.parametrize("part_of_each", [2.0, 20.0])
+def test_the_noise_of_several_sites_costs_what_that_of_one_would(
+    sites: int, part_of_each: float
+) -> None:
+    """Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism", 2021."""
+    whole = np.arange(-700, 701)
+    of_one = np.exp(-(whole**2) / (2 * part_of_each**2))
+    of_all = np.ones(1)
+    for _ in range(sites):
+        of_all = np.convolve(of_all, of_one / of_one.sum())
+    steps = math.ceil(part_of_each)
+    noise = part_of_each * math.sqrt(sites) / steps
+    is_common = (of_all[steps:] > 1e-250) & (of_all[:-steps] > 1e-250)
+    log_shifted = np.log(of_all[:-steps][is_common])
+    log_without = np.log(of_all[steps:][is_common])
+    counted = dict(zip(ORDERS, _renyi(1.0, noise), strict=True))
+    for order in range(2, 9):
+        found = divergence(log_shifted, log_without, order)
+        assert found == pytest.approx(counted[order], rel=1e-6)
 
 
 def test_one_gaussian_by_hand() -> None:

@@ -6,7 +6,6 @@ All else is refused with its reason.
 import dataclasses
 import math
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from client_app.answers import answered
 from protofl_common.basics.run_history import RunHistory
@@ -655,7 +655,9 @@ def _in_a_task(monkeypatch: Patch) -> None:
 def test_what_goes_to_many_sites_is_in_memory_once() -> None:
     first = Message(some_content(), 1, "train", group_id="1")
     second = Message(some_content(), 2, "train", group_id="1")
-    grid: Any = SimpleNamespace(_runtime_client="of a SuperLink", push_messages=lambda sent: [])
+    grid: Any = HttpGrid(token="any")
+    grid._client = "of a SuperLink"
+    grid.push_messages = lambda sent: []
 
     push_each(grid, [first, second])
 

@@ -35,6 +35,11 @@ def no_torch(patch: Patch, folder: Path) -> list[str]:
     return []
 
 
+def another_flower(patch: Patch, folder: Path) -> list[str]:
+    patch.delattr("flwr.supernode.runtime.run_clientapp.push_task_output")
+    return []
+
+
 def written(name: str, text: str, *words: str, **places: str) -> Plant:
     """A file in FOLDER; ``places``: where in it the doctor looks for something of the machine."""
 
@@ -70,6 +75,8 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
         "wrong", "nonesuch is not installed", "install 'nonesuch>=2'"),
     "no Flower commands": (attribute("BIN", Path("/none")),
         "wrong", "flower-superlink is not in /none", "force-reinstall flwr"),
+    "a Flower that lacks a name": (another_flower,
+        "wrong", "has no attribute 'push_task_output'", "install flwr=="),
     "a broken PyTorch": (no_torch,
         "wrong", "PyTorch cannot be loaded", "force-reinstall torch"),
     "no GPU": (asked("device=cuda:99"),
@@ -173,3 +180,15 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: Patch, capsys: Printed) 
     (of_processes,) = [finding for finding in found if finding["topic"] == "processes"]
     assert of_processes["text"] == "cannot be told here (FileNotFoundError('ps'))"
     assert {"versions", "torch", "memory"} <= {finding["topic"] for finding in found}
+
+
+def test_a_fault_of_its_own_is_wrong(monkeypatch: Patch, capsys: Printed) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("")
+
+    monkeypatch.setattr(doctor, "check_settings", fails)
+    status, found = findings(capsys)
+    assert status == 1
+    (fault,) = [finding for finding in found if finding["topic"] == "settings"]
+    assert fault["text"].startswith("a fault of ProtoFL: KeyError('') in ")
+    assert "test_doctor.py, line" in fault["text"]

@@ -25,7 +25,7 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
 def test_lists_and_findings(tmp_path: Path, capsys: Printed) -> None:
     assert told(capsys, "runs", str(tmp_path))["runs"] == []
     assert told(capsys, "list", "partitions").keys() == {"command", "format", "partitions"}
-    assert len(told(capsys, "list")) == 8
+    assert len(told(capsys, "list")) == 9
     assert told(capsys, "doctor")["findings"]
     assert told(capsys, "site", "check", "--node-config", 'site-name="north"')["findings"]
 

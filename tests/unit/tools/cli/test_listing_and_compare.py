@@ -38,7 +38,9 @@ def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
     listed = {line.strip().partition("  ")[0]: line.rstrip() for line in lines}
 
     assert {*CATALOG, *DATASETS, *PARTITIONS, *GROUPS, *ARCHITECTURES, *EMBEDDED} <= set(listed)
-    for name, text in (DATASETS | PARTITIONS | ARCHITECTURES | EMBEDDED).items():
+    for name, explained in (DATASETS | PARTITIONS).items():
+        assert listed[name].endswith(explained.help)
+    for name, text in (ARCHITECTURES | EMBEDDED).items():
         assert listed[name].endswith(text)
     for name, algorithm in CATALOG.items():
         assert algorithm.paper in listed[name]

@@ -152,7 +152,7 @@ def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: Patch, tmp_p
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    ("algo=fedx rounds=0", "algo = 'fedx': choose one of local,"),
+    ("algo=fedx rounds=0", "algo = 'fedx': choose one of ditto,"),
     ("algo=fedx rounds=0", "rounds = 0: must be a number at least 1"),
     ("roundz=3", "roundz: unknown key; did you mean rounds?"),
     ("dataset=mnist partition=iid data-dir=/nowhere", "data-dir = '/nowhere'"),
@@ -248,7 +248,7 @@ def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
 
     lines = str(error.value).splitlines()
     assert lines[0] == "momentim: unknown key; did you mean momentum?"
-    assert lines[1].startswith("algo = 'fedplvn': choose one of local, fedavg")
+    assert lines[1].startswith("algo = 'fedplvn': choose one of ditto, fedavg")
     assert lines[2] == "rounds = 'many': must be a whole number at least 1"
     assert lines[3] == "keep-optimizer = '2': must be true or false"
 

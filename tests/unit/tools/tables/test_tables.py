@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from protofl_common.config.datasets import PARTITION_VERSIONS
+from protofl_common.config.datasets import PARTITIONS
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
@@ -280,7 +280,7 @@ def test_edited_data_or_division_are_another_run(
     file.write_text("age,label\n1,ill\n2,well\n3,well\n")
     after = names()
     assert len(after - before) == len(before) > 0
-    monkeypatch.setitem(PARTITION_VERSIONS, "iid", 2)
+    monkeypatch.setitem(PARTITIONS, "iid", replace(PARTITIONS["iid"], version=2))
     assert not names() & after
 
 

@@ -1,0 +1,152 @@
+"""What an algorithm's row says; beside this file stands one for each algorithm.
+
+A row says what the halves of an algorithm exchange, and the wire code (`wire`) enforces it in both
+directions: nothing that a row does not declare can be packed or is accepted.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from protofl_common.config.options import Table, option
+from protofl_common.wire import schema
+from protofl_common.wire.schema import Exchange
+
+CLUSTERINGS = ("finch", "kmeans", "average")  # of `prototypes.cluster`
+
+
+@dataclass(frozen=True)
+class Hparams:
+    """The hyper-parameters of an algorithm; this base has none."""
+
+    def exchange(self, declared: Exchange) -> Exchange:
+        """Return the exchange under these hyper-parameters; by default all that is ``declared``."""
+        return declared
+
+    def due(self, server_round: int, rounds: int) -> bool:
+        """Return whether clients send prototypes in this round of ``rounds``."""
+        return True
+
+    @property
+    def needs_last_round(self) -> str:
+        """Say what to set so that a run may end early; "" where it may.
+
+        Nothing is then done in the last round only.
+        """
+        return ""
+
+    @property
+    def uncovered_by_dp(self) -> str:
+        """Say which value differential privacy does not cover, and why; "" for none."""
+        return ""
+
+
+class OwnHparams(Hparams, Table):
+    """A base for algorithms here.
+
+    Another package writes ``@dataclass(frozen=True)`` above a class of `Hparams`.
+    """
+
+
+class AlignmentHparams(OwnHparams):
+    """Hyper-parameters of `losses.prototype_alignment`."""
+
+    lambda_: float = option(
+        default=1.0,
+        minimum=0,
+        help=(
+            "weight of the prototype term (Eq. 5); the reproduction report gives none, 1 is ours"
+            " and HtFLlib's default, 0.1 that of FedTGP's paper"
+        ),
+    )
+    distance: str = option(
+        default="mse",
+        choices=("l2", "squared-l2", "l1", "mse"),
+        help=(
+            "mse (the authors' code), l2, squared-l2, l1 (Eq. 6); docs/algorithms/fedproto.md"
+            " compares them"
+        ),
+    )
+    granularity: str = option(
+        default="sample",
+        choices=("class", "class-mean", "sample"),
+        help=(
+            "sample: mean over samples (the authors' code); class: of the batch's class means,"
+            " summed (Eq. 6); class-mean"
+        ),
+    )
+
+
+class ServerTrainingHparams(OwnHparams):
+    """Hyper-parameters of a server that trains on the clients' vectors."""
+
+    server_epochs: int = option(
+        default=100,
+        minimum=1,
+        help="passes over the clients' vectors of a round",
+    )
+    server_lr: float = option(default=0.01, above=0, help="learning rate of the server's SGD")
+    server_batch_size: int = option(
+        default=10,
+        minimum=0,
+        help="clients' vectors per server step; 0: all at once",
+    )
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row: an algorithm's two halves, and what a run with it may do."""
+
+    title: str
+    paper: str
+    client: str
+    """Its client half: a module, or ``module:Class``; where it adds nothing, another's."""
+    server: str
+    """Its server half, likewise."""
+    hparams: type[Hparams] = Hparams
+    exchange: Exchange = field(default_factory=Exchange)
+    losses: tuple[str, ...] = ("cross-entropy",)
+    """Names of the loss terms that its clients report."""
+    averages_prototypes: bool = False
+    """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces;
+    where it trains on prototypes or clusters them, ``merging`` leaves out those far from the other
+    clients' (`aggregation.py`)."""
+    supports: tuple[Literal["merging", "secagg"], ...] = ()
+    """Settings that the server half was written for: ``merging`` acts in its `merge`; with
+    ``secagg`` that takes one upload, the mean of all. Any other value of these is refused."""
+    single_uploads: str = ""
+    """What the server needs single uploads for, beside what `exchange` shows; "": nothing."""
+    private: tuple[str, ...] = ()
+    """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has
+    trained, and tables of classes with noise. An algorithm that sends any other is refused under
+    ``dp``."""
+    one_shot: bool = False
+    """A client trains nothing, so its upload is the same in every round."""
+    frozen_backbones: bool = False
+    """Frozen backbones are used unless the settings say otherwise."""
+
+    def needs_single_uploads(self, exchange: Exchange) -> str:
+        """Say why sums over the clients are not enough for a server that exchanges this, or ""."""
+        if any(entry.shows_single_clients for entry in exchange.down.values()):
+            return "its clients receive one another's prototypes"
+        vectors_up = schema.vectors_in(exchange.up)
+        if vectors_up and not self.averages_prototypes:
+            return "its server does more with the clients' prototypes than average them"
+        if any(entry.several for entry in vectors_up.values()):
+            return "a sum has one vector of each class, where its clients send several"
+        if self.single_uploads:
+            return self.single_uploads
+        if exchange.up and "secagg" not in self.supports:
+            return "its row does not declare support for secagg"
+        return ""
+
+    @property
+    def reported_losses(self) -> tuple[str, ...]:
+        return ("total", "unlabelled", *self.losses)  # FedPU's term, of any algorithm
+
+    @property
+    def tells_classes(self) -> bool:
+        """Return whether uploads tell which classes a client holds.
+
+        It must then say so before the first round.
+        """
+        return any(entry.shows_classes for entry in self.exchange.up.values())

@@ -1,0 +1,28 @@
+"""Ditto: its hyper-parameters, and what it exchanges."""
+
+from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.config.options import option
+from protofl_common.wire.schema import Exchange, Weights
+
+
+class DittoHparams(OwnHparams):
+    lambda_: float = option(
+        default=1.0,
+        minimum=0,
+        help=(
+            "λ: how strongly the personal model is drawn to the global one; 0: Local from a"
+            " common start"
+        ),
+    )
+
+
+ALGORITHM = Algorithm(
+    title="Ditto",
+    paper="Li et al., ICML 2021",
+    client="client_app.algorithms.ditto",
+    server="server_app.strategies.fedavg",
+    hparams=DittoHparams,
+    exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    losses=("cross-entropy", "global-cross-entropy"),
+    supports=("merging", "secagg"),
+)

@@ -1,0 +1,47 @@
+"""FedDistill: its hyper-parameters, and what it exchanges."""
+
+from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.config.options import option
+from protofl_common.wire.schema import Exchange, Vectors
+
+
+class FedDistillHparams(OwnHparams):
+    gamma: float = option(
+        default=1.0,
+        minimum=0,
+        help=(
+            "γ, weight of the distance to the teacher; the paper gives none, 1 is FedTGP's; 0:"
+            " Local"
+        ),
+    )
+    outputs: str = option(
+        default="probabilities",
+        choices=("probabilities", "logits"),
+        help=(
+            "of each class: probabilities, taught by the other clients' (the paper); logits: by"
+            " all clients', squared distance (HtFLlib)"
+        ),
+    )
+
+    def exchange(self, declared: Exchange) -> Exchange:
+        """Logits need not be probabilities."""
+        if self.outputs == "probabilities":
+            return declared
+        return Exchange(down=declared.down, up=declared.down)
+
+
+ALGORITHM = Algorithm(
+    title="FedDistill",
+    paper="FD; Jeong et al., 2018",
+    client="client_app.algorithms.feddistill",
+    server="server_app.strategies.feddistill",
+    hparams=FedDistillHparams,
+    exchange=Exchange(
+        down={"outputs": Vectors(width="classes")},
+        up={"outputs": Vectors(width="classes", probabilities=True)},
+    ),
+    losses=("cross-entropy", "distillation"),
+    averages_prototypes=True,
+    supports=("merging",),
+    single_uploads="what teaches a client is the mean of the others' outputs",
+)

@@ -1,0 +1,63 @@
+"""FedKD: its hyper-parameters, and what it exchanges."""
+
+from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.config.architectures import (
+    ARCHITECTURES,
+    OTHER_NETWORKS,
+    OTHER_NETWORKS_IN_WORDS,
+)
+from protofl_common.config.options import option
+from protofl_common.wire.schema import Exchange, Update, Weights
+
+
+class FedKDHparams(OwnHparams):
+    student: str = option(
+        default="",
+        choices=("", *ARCHITECTURES),
+        or_like=OTHER_NETWORKS,
+        or_words=OTHER_NETWORKS_IN_WORDS,
+        help='architecture of the student; "": the first of `models`',
+    )
+    energy_start: float = option(
+        default=0.95,
+        above=0,
+        maximum=1,
+        help=(
+            "T_start: the part of a matrix's squared singular values that its factors keep at first"
+        ),
+    )
+    energy_end: float = option(
+        default=0.98,
+        above=0,
+        maximum=1,
+        help="T_end: and in the last round",
+    )
+
+    def energy(self, server_round: int, rounds: int) -> float:
+        """T of a round; both halves ask here."""
+        growth = self.energy_end - self.energy_start
+        return self.energy_start + growth * server_round / rounds
+
+
+ALGORITHM = Algorithm(
+    title="FedKD",
+    paper="Wu et al., Nature Communications 2022",
+    client="client_app.algorithms.fedkd",
+    server="server_app.strategies.fedkd",
+    hparams=FedKDHparams,
+    exchange=Exchange(
+        down={"weights": Weights(of="student"), "update": Update(of="student")},
+        up={"weights": Update(of="student")},
+    ),
+    losses=(
+        "cross-entropy",
+        "mutual",
+        "hidden",
+        "student-cross-entropy",
+        "student-mutual",
+        "student-hidden",
+    ),
+    supports=("merging",),
+    private=("weights",),
+    single_uploads="its updates travel as factors, which cannot be added",
+)

@@ -1,0 +1,54 @@
+"""FedPCL: its hyper-parameters, and what it exchanges."""
+
+from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.config.options import option
+from protofl_common.wire.schema import Exchange, Vectors, VectorSets
+
+
+class FedPCLHparams(OwnHparams):
+    temperature: float = option(default=0.07, above=0, help="τ (Eq. 8)")
+    prototypes: str = option(
+        default="both",
+        choices=("both", "global", "local"),
+        help="contrast with: both, global (L_g), local (L_p) ones; Table 6",
+    )
+    loss: str = option(
+        default="contrast",
+        choices=("contrast", "supcon", "ce-protodist", "ce"),
+        help="contrast (Eq. 10); supcon, ce-protodist, ce: Table 5",
+    )
+    denominator: str = option(
+        default="others",
+        choices=("others", "all"),
+        help="A(y) of Eq. 8: others (labels distinct from y), all",
+    )
+
+    @property
+    def uncovered_by_dp(self) -> str:
+        if self.loss != "supcon":
+            return ""
+        return "fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
+
+    def exchange(self, declared: Exchange) -> Exchange:
+        """Without the clients' own sets where no loss looks at them."""
+        if self.loss == "contrast" and self.prototypes != "global":
+            return declared
+        return Exchange(down={"prototypes": declared.down["prototypes"]}, up=declared.up)
+
+
+ALGORITHM = Algorithm(
+    title="FedPCL",
+    paper="Tan et al., NeurIPS 2022",
+    client="client_app.algorithms.fedpcl",
+    server="server_app.strategies.fedpcl",
+    hparams=FedPCLHparams,
+    exchange=Exchange(
+        down={"prototypes": Vectors(), "local_sets": VectorSets()},
+        up={"prototypes": Vectors(counts=True)},
+    ),
+    losses=("contrast", "global", "local", "cross-entropy", "prototype"),
+    averages_prototypes=True,
+    frozen_backbones=True,
+    supports=("merging", "secagg"),
+    private=("prototypes",),
+)

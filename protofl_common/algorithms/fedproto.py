@@ -1,0 +1,32 @@
+"""FedProto: its hyper-parameters, and what it exchanges."""
+
+from protofl_common.algorithms.base import Algorithm, AlignmentHparams
+from protofl_common.config.options import option
+from protofl_common.wire.schema import Exchange, Vectors
+
+
+class FedProtoHparams(AlignmentHparams):
+    weighting: str = option(
+        default="counts",
+        choices=("counts", "uniform"),
+        help="server mean of a class over its clients: counts, uniform (Eq. 4)",
+    )
+
+    def exchange(self, declared: Exchange) -> Exchange:
+        """Counts travel only where they weigh."""
+        prototypes = Vectors(counts=self.weighting == "counts")
+        return Exchange(down=declared.down, up={**declared.up, "prototypes": prototypes})
+
+
+ALGORITHM = Algorithm(
+    title="FedProto",
+    paper="Tan et al., AAAI 2022",
+    client="client_app.algorithms.fedproto",
+    server="server_app.strategies.fedproto",
+    hparams=FedProtoHparams,
+    exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors(counts=True)}),
+    losses=("cross-entropy", "prototype"),
+    averages_prototypes=True,
+    supports=("merging", "secagg"),
+    private=("prototypes",),
+)

@@ -1,0 +1,54 @@
+"""FML: its hyper-parameters, and what it exchanges."""
+
+from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.config.architectures import (
+    ARCHITECTURES,
+    OTHER_NETWORKS,
+    OTHER_NETWORKS_IN_WORDS,
+)
+from protofl_common.config.options import option
+from protofl_common.wire.schema import Exchange, Weights
+
+
+class FMLHparams(OwnHparams):
+    alpha: float = option(
+        default=0.5,
+        minimum=0,
+        maximum=1,
+        help=(
+            "α: weight of the private model's cross-entropy against its mutual term, which slows"
+            " it as α · lr would; 1: Local"
+        ),
+    )
+    beta: float = option(default=0.5, minimum=0, maximum=1, help="β: the same of the meme model")
+    meme: str = option(
+        default="",
+        choices=("", *ARCHITECTURES),
+        or_like=OTHER_NETWORKS,
+        or_words=OTHER_NETWORKS_IN_WORDS,
+        help='architecture of the meme model; "": the first of `models`',
+    )
+    mutual: str = option(
+        default="detached",
+        choices=("detached", "coupled"),
+        help=(
+            "detached: each model learns from the other's fixed predictions; coupled: both move"
+            " (HtFLlib)"
+        ),
+    )
+
+
+ALGORITHM = Algorithm(
+    title="FML",
+    paper="Shen et al., 2020",
+    client="client_app.algorithms.fml",
+    server="server_app.strategies.fedavg",
+    hparams=FMLHparams,
+    exchange=Exchange(
+        down={"weights": Weights("meme", meaning="all weights of the meme, a shared model")},
+        up={"weights": Weights("meme", meaning="all weights of the meme, a shared model")},
+    ),
+    losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
+    supports=("merging", "secagg"),
+    private=("weights",),
+)

@@ -1,0 +1,505 @@
+"""The door: whatever becomes samples passes it, for training and for prediction alike.
+
+`from_arrays` admits a data set, `inputs_for` the inputs that an exported model is given. What they
+do not admit they name, with its place and what would be right.
+"""
+
+import math
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofl_common.basics.text import (
+    LONGEST_NAME,
+    first_of,
+    is_short_and_printable,
+    parts_of,
+    printable,
+    with_composed_letters,
+)
+from protofl_common.data.raw import (
+    VALIDATION,
+    DataError,
+    Images,
+    Inputs,
+    Ints,
+    Place,
+    RawData,
+    any_place,
+    described,
+)
+
+T = TypeVar("T")
+KEYS = ("inputs", "labels", "client", "split", "classes", "domain")
+SPLITS = {
+    "train": 0,
+    "test": 1,
+    "validation": VALIDATION,
+    "0": 0,
+    "1": 1,
+    "2": VALIDATION,
+    "False": 0,
+    "True": 1,
+}
+NO_LABELS = frozenset(("", "nan", "<na>"))
+"""Texts that never are a name, in lower case: no value at all, as NumPy and pandas write it."""
+GAPS = NO_LABELS | frozenset(
+    (
+        *("?", ".", "na", "n/a", "null", "none", "missing", "unlabeled", "unlabelled"),
+        *("-nan", "#n/a", "#n/a n/a", "#na", "1.#ind", "1.#qnan", "-1.#ind", "-1.#qnan"),
+        *("#null!", "#div/0!", "#value!", "#ref!", "#name?", "#num!"),
+    )
+)
+"""Texts that stand for no value, in lower case: pandas' own, Excel's errors, SAS's point."""
+JOINTS = "|;,+&/"  # signs between several labels of a sample
+FEW_CLASSES = 20  # different labels that are taken for classes, whatever they look like
+MOST_CHANNELS = 4  # of usual images; more are said
+MOST_ROUNDED = 1e-4  # of a column's range: a number that float32 changes by more is worth a line
+WHOLE = re.compile(r"-?\d{1,18}")
+PROGRESS_SECONDS = 5.0  # seconds between two lines of progress
+
+
+def say(text: str) -> None:
+    """Print a line about data that are admitted, but perhaps not as their owner thinks."""
+    print(f"protofl: {text}", file=sys.stderr, flush=True)
+
+
+def counted(done: Iterable[T], what: str) -> Iterator[T]:
+    """Yield each of ``done``, and every few seconds say how many these are."""
+    reported = time.monotonic()
+    for count, one in enumerate(done, 1):
+        yield one
+        if time.monotonic() > reported + PROGRESS_SECONDS:
+            reported = time.monotonic()
+            say(f"{count:,} {what}")
+
+
+# -- a data set
+def from_arrays(
+    arrays: Mapping[str, Any],
+    where: str,
+    classes: str = "",
+    place: Place = any_place,
+    *,
+    gaps: bool = False,
+    columns: tuple[str, ...] = (),
+) -> RawData:
+    """Check named arrays and make a data set of them.
+
+    Errors name the arrays by ``where`` and a sample by ``place``. The arrays:
+
+    ``inputs``   [N, …]: images uint8 [N, channels, H, W]; numbers, floating point (a table
+                 [N, features], a signal [N, channels, steps], …); tokens, whole numbers from 0
+                 [N, length], where 0 is padding; or a function that returns them, called after all
+                 else is right.
+    ``labels``   [N], an array also [N, 1]: names, or whole numbers.
+    ``client``   [N], optional: whose it is (``partition = "natural"``, or a patient); or
+                 ``domain``: of which scanner.
+    ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from = "official"``
+                 and its like; or ``validation`` (2), which counts always.
+    ``classes``  optional: names in label order; labels that are numbers are then indices into them.
+
+    The setting ``classes`` comes before the array. Where one of its names is a number (or True),
+    labels are names; else numbers are indices. Without either the classes are the labels that
+    occur, sorted: sites may then differ.
+
+    DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``,
+    numbers may be NaN.
+    """
+    given = {key: value for key, value in arrays.items() if value is not None}
+    for key in ("inputs", "labels"):
+        if key not in given:
+            present = ", ".join(map(repr, arrays)) or "nothing"
+            raise DataError(f"{where}: has no {key!r}, only {present}")
+    if "client" in given and "domain" in given:
+        raise DataError(f"{where}: has both client and domain; leave one of them out")
+    inputs = given["inputs"]
+    if callable(inputs):
+        samples = len(given["labels"])
+    else:
+        inputs = checked_inputs(inputs, where, place, gaps=gaps)
+        samples = len(inputs)
+
+    _check_one_label_each(given["labels"], where)
+    annotations = {}
+    for key in ("labels", "client", "domain", "split"):
+        if key not in given:
+            continue
+        column = as_array(given[key], f"{where}: {key}", place)
+        if key == "labels" and column.shape[1:] == (1,):  # as Keras and MATLAB give labels
+            column = column[:, 0]
+        if not samples or column.shape != (samples,):
+            shape = list(column.shape)
+            raise DataError(f"{where}: {key} has shape {shape}; there are {samples} inputs")
+        _check_none_missing(column, key, where, place)
+        annotations[key] = column
+
+    from_setting = class_names(classes)
+    names = from_setting or _class_array(given.get("classes"), where)
+    labels, names = _labels(annotations["labels"], names, bool(from_setting), where, place)
+    domains = np.zeros_like(labels)
+    domain_names: tuple[str, ...] = ()
+    for key in ("client", "domain"):
+        if key in annotations:
+            unique, domains = np.unique(annotations[key].astype(str), return_inverse=True)
+            domain_names = tuple(unique.tolist())
+    official = np.zeros(samples, np.uint8)
+    if "split" in annotations:
+        official = _official(annotations["split"], where, place)
+    if callable(inputs):
+        inputs = checked_inputs(inputs(), where, place, gaps=gaps)
+    return RawData(
+        inputs,
+        labels,
+        domains,
+        official,
+        names,
+        domain_names,
+        columns,
+        by_client="client" in annotations,
+        place=place,
+    )
+
+
+def without_copies(data: RawData, where: str) -> RawData:
+    """The data with each image or signal once: a copy could be trained on and tested.
+
+    Equal rows of a table, or texts, may be different samples: they stay, and a line counts them.
+    DataError for one image with two labels, or of two parts, clients or domains.
+    """
+    first_row: dict[bytes, int] = {}
+    firsts = []
+    for row in range(len(data.labels)):
+        content = blake2b(data.inputs[row].tobytes(), digest_size=16).digest()
+        firsts.append(first_row.setdefault(content, row))
+    first_N = np.array(firsts)
+    is_first = first_N == np.arange(len(first_N))
+    copies = np.flatnonzero(~is_first)
+    if not len(copies):
+        return data
+
+    sides: dict[str, NDArray[Any]] = {"labels": data.labels, "parts": data.official}
+    sides["clients or domains"] = data.domains
+    what = "are equal in all inputs"
+    if data.inputs.ndim == 2:
+        across = sum(side[copies] != side[first_N[copies]] for side in sides.values())
+        counts = f"{len(copies)} of {len(firsts)} samples {what} to others"
+        cure = "leave them out if they are copies, which may be trained on and tested"
+        elsewhere = f"{np.count_nonzero(across)} of another label, part or client"
+        return replace(data, notes=(*data.notes, f"{where}: {counts} ({elsewhere}); {cure}"))
+    for name, side in sides.items():
+        wrong = copies[side[copies] != side[first_N[copies]]]
+        if len(wrong):
+            both = f"{data.place(firsts[wrong[0]])} and {data.place(int(wrong[0]))}"
+            many = f"of two {name} ({len(wrong)} such copies)"
+            raise DataError(f"{where}: {both} {what}, and {many}; leave one of them out")
+    example = data.place(int(copies[0]))
+    note = f"{where}: left out {len(copies)} copies of other samples, such as {example}"
+    kept = {}
+    for field in ("inputs", "labels", "domains", "official"):
+        kept[field] = getattr(data, field)[is_first]
+    return replace(data, **kept, notes=(*data.notes, note))
+
+
+# -- values
+def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
+    """An array of what Python has for one: lists, tensors, bytes, arrays with a mask.
+
+    A number behind a mask is NaN; other objects become texts, None the empty one. DataError for a
+    text that is no name: a quote without its pair makes one of the rows of many patients.
+    """
+    if hasattr(value, "detach"):  # PyTorch's, perhaps with a gradient, or of a type of its own
+        value = value.detach().cpu()
+        value = value.double() if value.is_floating_point() else value
+    if isinstance(value, np.ma.MaskedArray) and value.dtype.kind == "f":
+        value = value.filled(np.nan)
+    if np.ma.is_masked(value):
+        raise DataError(f"{what} are masked, and no floating point; fill them in")
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{what} differ in shape ({error})") from error
+    if array.dtype.kind in "biuf" or array.ndim > 1:
+        return array
+
+    texts = []
+    for row, text in enumerate(array.tolist()):
+        if isinstance(text, bytes):
+            try:
+                text = text.decode()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{what}: {place(row)} has {text!r}, no UTF-8") from error
+        text = "" if text is None else with_composed_letters(str(text))
+        if not is_short_and_printable(text):
+            wanted = f"a name has no line break, and at most {LONGEST_NAME} characters"
+            shown = f"{place(row)} has '{printable(text, 40)}'"
+            raise DataError(f'{what}: {shown}: {wanted}; is a quote (") without its pair?')
+        texts.append(text)
+    return np.array(texts, dtype=np.str_)
+
+
+def checked_inputs(
+    value: Any, where: str, place: Place = any_place, *, gaps: bool = False
+) -> Inputs:
+    """The inputs as one of the three kinds, contiguous; DataError names what is wrong with them."""
+    array = as_array(value, f"{where}: inputs")
+    shape = list(array.shape)
+    if array.ndim < 2 or 0 in shape[1:] or array.dtype.kind not in "biuf":
+        wanted = "not numbers [N, …] of some samples"
+        raise DataError(f"{where}: inputs are {array.dtype} {shape}, {wanted}")
+    if array.ndim == 4 and shape[3] in (1, 3, 4) and min(shape[1:3]) > MOST_CHANNELS:
+        wanted = "images are [N, channels, H, W], the channels first"
+        raise DataError(f"{where}: inputs are {shape}: {wanted}")
+    if array.dtype.kind in "iu":
+        return _whole_numbers(array, where, place)
+
+    with np.errstate(over="ignore"):
+        numbers = np.ascontiguousarray(array, dtype=np.float32)
+    wrong = np.isinf(numbers) if gaps else ~np.isfinite(numbers)
+    if wrong.any():
+        first = tuple(np.argwhere(wrong)[0].tolist())
+        what = f"{place(first[0])} has {array[first]} at {list(first[1:])}"
+        raise DataError(f"{where}: {what}; fill it in, or impute; a model takes float32")
+    if array.dtype.itemsize > numbers.dtype.itemsize:
+        for feature in range(shape[1]):
+            name = f"feature {feature}"
+            warn_of_rounding(array[:, feature], numbers[:, feature], where, place, name)
+    return numbers
+
+
+def _whole_numbers(array: NDArray[Any], where: str, place: Place) -> Inputs:
+    """Images as uint8, or tokens as int64."""
+    are_bytes = array.dtype == np.uint8
+    if array.ndim != (4 if are_bytes else 2):
+        kinds = "bytes must be images [N, channels, H, W], other whole numbers tokens [N, length]"
+        cure = "give numbers as floating point, and images of more than 8 bits"
+        raise DataError(f"{where}: inputs are {array.dtype} {list(array.shape)}: {kinds}; {cure}")
+    if are_bytes:
+        if array.shape[1] > MOST_CHANNELS:
+            say(f"{where}: its images have {array.shape[1]} channels ({described(array)})")
+        return np.ascontiguousarray(array)
+    if array.dtype.kind == "i" and (array < 0).any():
+        row = int(np.argwhere(array < 0)[0][0])
+        cure = "give numbers as floating point"
+        raise DataError(f"{where}: {place(row)} has a token below 0; {cure}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def warn_of_rounding(
+    exact: NDArray[Any], rounded: NDArray[np.float32], where: str, place: Place, name: str
+) -> None:
+    """Say where float32 loses the digits in which the numbers [N, …] of a feature differ."""
+    finite = exact[np.isfinite(exact)]
+    if not finite.size:
+        return
+    change = np.nan_to_num(np.abs(exact - rounded))
+    if change.max() > MOST_ROUNDED * np.ptp(finite) > 0:
+        at = np.unravel_index(int(change.argmax()), change.shape)
+        seen = f"{exact[at]:.17g} is {rounded[at]:.17g} to a model (float32)"
+        cure = "drop an id, or subtract what all share"
+        say(f"{where}, {place(int(at[0]))}, {name}: {seen}; {cure}")
+
+
+class Wanted(Protocol):
+    """What a model takes, as its card says."""
+
+    @property
+    def input_type(self) -> str: ...
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+    @property
+    def fill(self) -> tuple[float, ...]: ...
+
+
+def inputs_for(card: Wanted, value: Any, where: str = "inputs", place: Place = any_place) -> Inputs:
+    """Inputs [N, …] as the model of the ``card`` takes them; DataError as for those of training."""
+    array = as_array(value, where)
+    if card.input_type != "uint8" and array.dtype.kind in "iu":
+        array = array.astype(np.float64 if card.input_type == "float32" else np.int64)
+    inputs = checked_inputs(array, where, place, gaps=bool(card.fill))
+    if inputs.dtype != card.input_type or inputs.shape[1:] != card.input_shape:
+        wanted = f"the model takes {card.input_type} {list(card.input_shape)}"
+        raise DataError(f"{where}: a sample is {described(inputs)}; {wanted}")
+    return inputs
+
+
+# -- labels and names
+def class_names(classes: str) -> tuple[str, ...]:
+    """The names in the setting ``classes``, in label order; they must be different."""
+    names = tuple(parts_of(classes))
+    if names:
+        _check_class_names(names, f"classes = {classes!r}", "separated by commas")
+    return names
+
+
+def _class_array(value: Any, where: str) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    names: tuple[str, ...] = ("",)
+    if not isinstance(value, str | bytes):
+        names = tuple(as_array(value, f"{where}: classes").astype(str).tolist())
+    _check_class_names(names, f"{where}: classes = {value!r}", "in label order")
+    return names
+
+
+def _check_class_names(names: Sequence[str], which: str, how: str) -> None:
+    are_names = all(name and is_short_and_printable(name) for name in names)
+    if not are_names or len(set(names)) < max(2, len(names)):
+        raise DataError(f"{printable(which)}: must be different names, two or more, {how}")
+
+
+def _check_one_label_each(labels: Any, where: str) -> None:
+    for label in labels:
+        if not isinstance(label, str | np.generic) and np.size(label) > 1:
+            several = "several labels of a sample (multi-label) cannot be learned"
+            raise DataError(
+                f"{where}: the first label is {label!r}: {several}, only one class of each"
+            )
+
+
+def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
+    """DataError for NaN or a mark of a gap: it would be a class or a client of its own."""
+    marks = NO_LABELS if key == "labels" else GAPS
+    is_missing = column != column
+    if column.dtype.kind == "U":
+        is_missing = np.isin(np.char.lower(column), list(marks))
+    missing = np.flatnonzero(is_missing)
+    if not len(missing):
+        return
+    row = int(missing[0])
+    what = "label" if key == "labels" else key
+    many = f"{column.tolist()[row]!r}; {len(missing)} in all"
+    raise DataError(f"{where}: {place(row)} has no {what} ({many}); fill it in, or leave it out")
+
+
+def _labels(
+    column: NDArray[Any], names: tuple[str, ...], from_setting: bool, where: str, place: Place
+) -> tuple[Ints, tuple[str, ...]]:
+    """Labels int64 [N] and the names of the classes: without ``names`` the labels that occur."""
+    if column.dtype.kind == "f" and (column == column.round()).all():
+        column = column.astype(np.int64)
+    are_numbers = column.dtype.kind in "biu"
+    if not names:
+        unique, labels = np.unique(column, return_inverse=True)
+        names = tuple(map(str, unique))
+        check_classes(names, labels, where, place)
+        return labels.astype(np.int64), names
+
+    names_are_numbers = any(name.lstrip("-").isdecimal() or name == "True" for name in names)
+    if are_numbers and not (from_setting and names_are_numbers):
+        labels = column.astype(np.int64)
+    else:
+        index = {name: position for position, name in enumerate(names)}
+        labels = np.array([index.get(str(value), -1) for value in column], dtype=np.int64)
+    wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
+    if len(wrong):
+        row = int(wrong[0])
+        which = f"{place(row)} has the label '{printable(str(column[row]), 40)}', which is none of"
+        key = f"classes = {','.join(names)!r}" if from_setting else f"classes {', '.join(names)}"
+        raise DataError(f"{where}: {which} {key}")
+    return labels, names
+
+
+def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place) -> None:
+    """DataError for labels that are no classes.
+
+    They are quantities, names of samples, stand for no label or for several, or spell one class in
+    two ways; or there is one class alone. A line names classes of a single sample.
+    """
+    named = f"{where}: the labels"
+    cure = "correct them, or name them in `classes`"
+    meanings = [_meaning(name) for name in classes]
+    times = Counter(meanings)
+    marks = {*_marks(classes), *(GAPS - {"none"})}
+    doubtful = [
+        name
+        for name, meaning in zip(classes, meanings, strict=True)
+        if times[meaning] > 1 or name in marks or meaning in marks
+    ]
+    if doubtful:
+        alike = "are alike but for capitals and spaces, or stand for none"
+        raise DataError(f"{named} {first_of(map(repr, doubtful))} {alike}; {cure}")
+    joined = [name for name in classes if _joins(name, {*classes})]
+    if joined:
+        several = "join other labels: several of a sample (multi-label) cannot be learned"
+        raise DataError(f"{named} {first_of(map(repr, joined))} {several}; {cure}")
+    if len(classes) == 1:
+        alone = "is the only label: one class alone cannot be learned"
+        raise DataError(f"{where}: {classes[0]!r} {alone}; name `classes` if others have more")
+
+    number_of = len(classes)
+    single = np.flatnonzero(np.bincount(labels) == 1)
+    samples = len(labels)
+    several = f"{named} have {number_of} different values of {samples} samples"
+    several = f"{several}, such as {classes[0]!r}"
+    are_names = number_of > samples / 2
+    are_scattered = not are_names and len(single) > number_of / 10
+    are_quantities = are_scattered or not all(map(WHOLE.fullmatch, classes))
+    if number_of > FEW_CLASSES and are_quantities and all(map(is_number, classes)):
+        cure = "make classes of them, as low and high, or name `classes`"
+        raise DataError(f"{several}: quantities (regression) cannot be learned; {cure}")
+    if number_of > FEW_CLASSES and are_names:
+        cure = "name `classes` if they are some"
+        raise DataError(f"{several}: no classes, but quantities or names of samples; {cure}")
+    if samples > FEW_CLASSES:
+        rows = [int(np.argmax(labels == label)) for label in single[:FEW_CLASSES]]
+        for row in rows:
+            name = classes[labels[row]]
+            say(f"{where}, {place(row)}: alone has the label {name!r}; is it misspelt, or cut off?")
+
+
+def _marks(classes: Sequence[str]) -> set[str]:
+    """Numbers that stand for no label: those below 0 beside 0, 1, …, and 255 beside others."""
+    if not all(map(WHOLE.fullmatch, classes)):
+        return set()
+    marks = {name for name in classes if name.startswith("-")}
+    if "255" in classes and "254" not in classes:
+        marks.add("255")
+    return marks if len(classes) - len(marks) > 1 else set()
+
+
+def _joins(label: str, labels: set[str]) -> bool:
+    """True for ``a|b`` where ``a`` and ``b`` are labels, too."""
+    for sign in JOINTS:
+        parts = {part.strip() for part in label.split(sign)}
+        if sign in label and parts <= labels:
+            return True
+    return False
+
+
+def _meaning(label: str) -> float | str:
+    """A label without its capitals and spaces, or its number."""
+    if is_number(label):
+        return float(label)
+    return "".join(label.casefold().split())
+
+
+def number(value: Any) -> float:
+    """The number that a value says, or else NaN; ``2_0`` is one of Python's only."""
+    try:
+        return math.nan if "_" in str(value) else float(value)
+    except (ValueError, TypeError, OverflowError):
+        return math.nan
+
+
+def is_number(value: Any) -> bool:
+    return math.isfinite(number(value))
+
+
+def _official(column: NDArray[Any], where: str, place: Place) -> Images:
+    parts = [SPLITS.get(str(value)) for value in column]
+    if None in parts:
+        row = parts.index(None)
+        wanted = "must be train, validation or test"
+        raise DataError(f"{where}: {place(row)} has split {str(column[row])!r}; {wanted}")
+    if all(parts):
+        raise DataError(f"{where}: split marks no sample for training")
+    return np.array(parts, np.uint8)

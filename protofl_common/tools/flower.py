@@ -1,0 +1,207 @@
+"""Flower's private names that commands need, and the processes of a site and of a worker.
+
+The others are in `protofl_common/flower.py`. What Flower takes a second to import is imported by
+the function that needs it. A context manager here that takes the place of Flower's functions raises
+SettingsError when it is made, before anything has started, where Flower lacks one of them.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout
+from functools import partial
+from importlib import import_module
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any, NoReturn
+
+from flwr.clientapp import ClientApp
+
+from protofl_common.basics.replaced import replaced
+from protofl_common.config.options import Config
+from protofl_common.flower import needing_flowers_names
+
+FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a late part of a message
+
+with needing_flowers_names():
+    # the function with which a process of a message loads the ClientApp
+    from flwr.clientapp.utils import get_load_client_app_fn
+
+    # a node config, as flower-supernode reads it
+    from flwr.common.config import parse_config_args
+
+    # the seconds that a site's clock may be off
+    from flwr.common.constant import TIMESTAMP_TOLERANCE
+
+    # what a SuperLink says of its nodes and runs
+    from flwr.common.serde import run_from_proto
+    from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
+    from flwr.proto.node_pb2 import NodeInfo
+
+    # the tasks that an executor gets, and what it answers
+    from flwr.supercore.constant import TaskType
+
+    # the end of a process in which threads of Flower are left
+    from flwr.supercore.exit import ExitCode, flwr_exit
+
+    # the parts of a message: their names, fetched, and put together
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.supercore.inflatable.inflatable_utils import (
+        inflate_object_from_contents,
+        pull_objects,
+    )
+    from flwr.supercore.run import Run
+    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+
+    # the folder in which a SuperNode has its files
+    from flwr.supercore.utils import get_flwr_home
+
+
+def console_script(name: str) -> Callable[[], None]:
+    """Import one of the commands that Flower installs, such as ``flower-supernode``."""
+    with needing_flowers_names():
+        loaded: Callable[[], None] = distribution("flwr").entry_points[name].load()
+    return loaded
+
+
+def _replaced_in(module: str, **ours: object) -> AbstractContextManager[None]:
+    with needing_flowers_names():
+        return replaced(import_module(module), **ours)
+
+
+# -- messages and tasks
+pull_parts = partial(pull_objects, initial_backoff=FIRST_RETRY_SECONDS)
+"""Fetch the parts of a message by their names."""
+
+
+def handing_tasks_to(executor: SubprocessExecutor) -> AbstractContextManager[None]:
+    """Have Flower's loop, which asks for tasks, hand them to ``executor``."""
+    module = "flwr.supercore.superexec.run_superexec"
+    return _replaced_in(module, get_executor=lambda *_, **__: executor)
+
+
+def ask_for_tasks(address: str, secret: bytes, supernode: int) -> None:
+    """Be Flower's loop for the SuperNode at ``address``, until the process ``supernode`` ends."""
+    from flwr.supercore.superexec.run_superexec import run_superexec
+
+    run_superexec(address, insecure=True, superexec_auth_secret=secret, parent_pid=supernode)
+
+
+def clientapp_process(
+    fetch: Callable[..., Any], load: Callable[..., ClientApp], give_up: Callable[[], None]
+) -> AbstractContextManager[None]:
+    """Let ``flwr-clientapp`` fetch its message and load its ClientApp by our functions.
+
+    It installs no bundle. Where the task ends without a reply, ``give_up`` is called instead: a
+    SuperNode would wait for the reply of a task that ends in order.
+    """
+    with needing_flowers_names():
+        from flwr.supernode.runtime import run_clientapp
+
+        push_to_flower = run_clientapp.push_message
+        end_with_flower = run_clientapp.push_task_output
+    has_replied = False
+
+    def push_message(*given: Any) -> None:
+        nonlocal has_replied
+        push_to_flower(*given)
+        has_replied = True
+
+    def push_task_output(**given: Any) -> None:
+        if has_replied:
+            end_with_flower(**given)
+        else:
+            give_up()
+
+    return _replaced_in(
+        run_clientapp.__name__,
+        pull_and_inflate_object_from_tree=fetch,
+        push_message=push_message,
+        push_task_output=push_task_output,
+        install_from_fab=lambda *_, **__: None,
+        get_load_client_app_fn=lambda **_: load,
+    )
+
+
+def supernode_process(
+    clock: object, settings: Callable[[bytes, Run], Config]
+) -> AbstractContextManager[None]:
+    """Let ``flower-supernode`` sleep by ``clock.sleep``, and read no bundle for settings."""
+    return _replaced_in(
+        "flwr.supernode.start_client_internal",
+        time=clock,
+        get_fused_config_from_fab=settings,
+        pull_objects=pull_parts,
+    )
+
+
+def end_supernode(why: str) -> NoReturn:
+    """End the process, with the threads that Flower has left, as after a lost connection."""
+    flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, why)
+
+
+def serverapp_process(
+    folder: Path, settings: Callable[[object, Config], Config], run: Callable[..., Any]
+) -> AbstractContextManager[None]:
+    """Let ``flwr-serverapp`` run ``run`` with settings from ``folder``, and read no bundle."""
+    return _replaced_in(
+        "flwr.superlink.runtime.run_serverapp",  # a function of the same name hides the module
+        install_from_fab=lambda *_, **__: None,
+        get_fab_metadata=lambda _: ("", ""),
+        get_project_dir=lambda *_: folder,
+        get_fused_config_from_dir=settings,
+        run_=run,
+    )
+
+
+# -- a SuperLink that is asked
+def superlink_named(name: str) -> Any:
+    """Return the address and certificate of a SuperLink in Flower's config.toml."""
+    read_connection, _, _ = _names_of_flwr()
+    return read_connection(name)
+
+
+@contextmanager
+def client_of(superlink: Any) -> Iterator[Any]:
+    """Yield a client that asks the SuperLink; its errors become ClickException."""
+    _, make_client, with_clear_errors = _names_of_flwr()
+    with redirect_stdout(sys.stderr):  # Flower prints which SuperLink it uses
+        client = make_client(superlink)
+    with closing(client), with_clear_errors():
+        yield client
+
+
+def _names_of_flwr() -> tuple[Any, Any, Any]:
+    """Import how ``flwr`` reads of a SuperLink, makes a client for it, and says what went wrong."""
+    with needing_flowers_names():
+        from flwr.cli.flower_config import read_superlink_connection
+        from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
+    return read_superlink_connection, init_http_client_from_connection, flwr_cli_exc_handler
+
+
+# -- the check at the start: what takes a name's place is made, and never entered
+NONE: Any = None
+
+
+def require_for_site() -> None:
+    """SettingsError where Flower lacks a name that the processes of a site need."""
+    console_script("flower-supernode")
+    console_script("flwr-clientapp")
+    handing_tasks_to(NONE)
+    clientapp_process(NONE, NONE, NONE)
+    supernode_process(NONE, NONE)
+
+
+def require_for_worker() -> None:
+    """SettingsError where Flower lacks a name that a worker's processes need."""
+    console_script("flower-superexec")
+    console_script("flwr-serverapp")
+    handing_tasks_to(NONE)
+    serverapp_process(NONE, NONE, NONE)
+
+
+def require_all() -> None:
+    """SettingsError where Flower lacks a name that any command or process needs."""
+    require_for_site()
+    require_for_worker()
+    _names_of_flwr()
