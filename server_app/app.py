@@ -204,7 +204,7 @@ def _evaluate(run: ActiveRun, callbacks: list[Callback], last: int) -> None:
         reasons = []
         if result.not_merged:
             reasons.append(result.not_merged)
-        for site, reason in {**result.failed, **result.refused}.items():
+        for site, reason in {**result.exchanged.failed, **result.refused}.items():
             reasons.append(f"{site}: {reason}")
         why = "; ".join(reasons) or "silence"
         raise FederationError(
@@ -240,9 +240,8 @@ def report_round(
 
     Returns its line of ``metrics.jsonl``.
     """
-    result.epsilon = epsilon_spent(run, result.number, result.final)
-    result.seconds = {"total": time.monotonic() - start, **result.seconds}
-    row = row_of(result, run.strategy)
+    epsilon = epsilon_spent(run, result.number, result.final)
+    row = row_of(result, run.strategy, epsilon, time.monotonic() - start)
     for callback in callbacks:
         callback.on_round(run, row, result)
     return row

@@ -12,7 +12,7 @@ from flwr.app import MessageType, RecordDict
 
 from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import RefusedMessage
-from server_app.replies import Records, ReplyReader, RoundResult, Upload
+from server_app.replies import Exchanged, Records, ReplyReader, Upload
 
 T = TypeVar("T")
 Replies = Mapping[str, RecordDict]
@@ -36,7 +36,7 @@ Flow = Generator[Question, Replies, T]
 class UploadRequest:
     """What a round, or the final evaluation, asks of its sites, and how replies are read."""
 
-    result: RoundResult  # Takes their reports, and what is wrong with replies
+    result: Exchanged  # Takes their reports, and what is wrong with replies
     sites: Sequence[str]
     cards: Mapping[str, SiteCard]
     contents: Callable[[Sequence[str]], Mapping[str, Records]]

@@ -1,7 +1,7 @@
 """Replies of clients: what makes one valid, what it is read as, and the result of a round."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -28,10 +28,12 @@ class Upload:
     max_weight: float = math.inf  # The largest weight that it may have, in samples
     clients: int = 1
     """Number of clients whose mean it is: all under secure aggregation (`privacy/sums.py`)."""
+    kept_fractions: Mapping[str, float] = field(default_factory=dict)
+    """Entry -> the fraction of the client's change of it that was left, where it was cut."""
 
     @property
     def train_samples(self) -> float:
-        """n of FedAvg's weights: its samples, as many as `protections/uploads.py` lets count."""
+        """n of FedAvg's weights: its samples, as many as `protections/samples.py` lets count."""
         return min(self.report.train_samples, self.max_weight)
 
     def with_entries(self, **entries: Value) -> Self:
@@ -113,40 +115,55 @@ class VoidRound(Exception):
 
 
 @dataclass
-class RoundResult:
-    """The result of a round, or of the final evaluation."""
+class Exchanged:
+    """Who is asked in a round or the final evaluation, and what came of it, noted as it comes."""
 
-    number: int = 0  # The round; of the final evaluation, the last one
+    number: int  # The round; of the final evaluation, the last one
     final: bool = False
     asked: list[str] = field(default_factory=list)
-    reports: dict[str, Report] = field(default_factory=dict)
+    reports: dict[str, Report] = field(default_factory=dict)  # Site -> that of its valid reply
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
     refused: dict[str, str] = field(default_factory=dict)  # Site -> what was wrong with its reply
-    prototypes: dict[str, Prototypes] = field(default_factory=dict)
-    """Site -> those of its valid reply, in the order of the sites."""
-    server_figures: dict[str, float] = field(default_factory=dict)  # What the server's step reports
+    late: dict[str, str] = field(default_factory=dict)
+    """Site -> which earlier reply came now; it is not used."""
     means: Means | None = None
     """Over all samples, where secure aggregation hides the figures of single sites."""
-    epsilon: float | None = None
-    """What the run has cost of privacy by now; None where nothing is private."""
-    seconds: Seconds = field(default_factory=Seconds)  # Of the exchange and of the server's step
+    audit_heads: dict[str, str] = field(default_factory=dict)
+    """Site -> the head of its audit log after its last reply."""
     bytes_down: int = 0
     bytes_up: int = 0
     waited_seconds: float = 0.0
     """Seconds of its longest exchange, which is how long silent sites were waited for."""
-    not_merged: str = ""  # Why nothing was merged; "" where it was
-    bounded_reasons: set[str] = field(default_factory=set)
-    """``"site: how its part was reduced"``, or that its data changed."""
-    audit_heads: dict[str, str] = field(default_factory=dict)
-    """Site -> the head of its audit log after its last reply."""
-    late: dict[str, str] = field(default_factory=dict)
-    """Site -> which earlier reply came now; it is not used."""
 
     @property
     def missing(self) -> list[str]:
         """The sites that were asked and did not answer."""
         heard = self.reports.keys() | self.failed.keys() | self.refused.keys()
         return [site for site in self.asked if site not in heard]
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """The result of a round, or of the final evaluation."""
+
+    exchanged: Exchanged
+    reports: dict[str, Report]  # Of the replies that count
+    refused: dict[str, str]  # Site -> what was wrong with its reply
+    prototypes: dict[str, Prototypes]
+    """Site -> those of its reply that counts, in the order of the sites."""
+    reduced: Set[str]
+    """``"site: how its part was reduced"``, or that its data changed."""
+    server_figures: dict[str, float]  # What the server's step reports
+    not_merged: str  # Why nothing was merged; "" where it was
+    seconds: Seconds  # Of the exchange, and of what the server did with the replies
+
+    @property
+    def number(self) -> int:
+        return self.exchanged.number
+
+    @property
+    def final(self) -> bool:
+        return self.exchanged.final
 
 
 @dataclass(eq=False)

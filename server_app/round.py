@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
@@ -9,16 +10,33 @@ from protofl_common.basics.text import in_order, printable
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
-from protofl_common.runs.folder import DROPPED
+from protofl_common.runs.folder import DROPPED, Seconds
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.schema import Limits
-from server_app.flow import AskForUploads, UploadRequest
+from server_app.flow import AskForUploads, Flow, UploadRequest
 from server_app.network.admission import drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange
-from server_app.network.membership import AT_ONCE, Federation
-from server_app.protections.uploads import bound_samples, leave_out_farthest, refuse_outliers
-from server_app.replies import Records, ReplyReader, RoundResult, Upload, VoidRound, vectors_of
+from server_app.network.membership import AT_ONCE
+from server_app.protections import protections_of
+from server_app.protections.base import Accepted, View
+from server_app.replies import (
+    Exchanged,
+    Records,
+    ReplyReader,
+    RoundResult,
+    Upload,
+    VoidRound,
+    vectors_of,
+)
 from server_app.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What the server's step came to: its figures, or why it changed nothing."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    why_void: str = ""
 
 
 def train_round(
@@ -32,38 +50,19 @@ def train_round(
 
     ``extra_records``: records that go into every message beside the payload.
     """
-    federation = strategy.federation
-    result = _new_round(strategy, number)
     started = time.monotonic()
-    request = _request(strategy, exchange, result, extra_records)
-    sent: list[Upload] = []
-    merge_started: float | None = None
-    try:
-        sent = exchange.run(ask_for_uploads(request), result)
-        uploads = sent
-        for protect in (
-            refuse_outliers,
-            bound_samples,
-            check_enough_replies,
-            leave_out_farthest,
-        ):
-            uploads = protect(uploads, federation, result)
-        merge_started = time.monotonic()
-        result.server_figures = _merge(strategy, uploads, result)
-        for site in result.reports:
-            federation.counted[site] = (number, strategy.used_fractions.get(site, 1.0))
-    except VoidRound as reason:
-        result.not_merged = str(reason)
-
-    ended = time.monotonic()
-    if merge_started is None:
-        merge_started = ended
-    result.seconds = {"exchange": merge_started - started, "aggregate": ended - merge_started}
-    heard = {*result.reports, *result.failed, *result.refused, *result.late}
-    silent = [site for site in result.missing if site not in heard]
-    federation.note_silence(number, silent, heard)
-    single = [upload for upload in sent if upload.clients == 1]
-    result.prototypes = vectors_of(upload for upload in single if upload.site in result.reports)
+    exchanged = choose_sites(strategy, number)
+    request = _request(strategy, exchange, exchanged, extra_records)
+    received = _received(exchange, ask_for_uploads(request), exchanged)
+    answered = time.monotonic()
+    accepted = received
+    view = view_of(strategy)
+    for protection in protections_of(view):
+        accepted = accepted.then(protection, view)
+    merged = _merge(strategy, accepted, number)
+    seconds: Seconds = {"exchange": answered - started, "aggregate": time.monotonic() - answered}
+    result = _result(exchanged, received, accepted, merged, seconds)
+    note_who_answered(strategy, accepted, result)
     return result
 
 
@@ -71,17 +70,14 @@ def final_evaluation(
     strategy: Strategy, number: int, exchange: MessageExchange, ask_for_uploads: AskForUploads
 ) -> RoundResult:
     """Let all sites evaluate, after round ``number``, the last."""
-    federation = strategy.federation
-    result = RoundResult(number, final=True, asked=in_order(federation.answering(number)))
-    request = _request(strategy, exchange, result, {})
-    try:
-        exchange.run(ask_for_uploads(request), result)
-    except VoidRound as reason:
-        result.not_merged = str(reason)
-    return result
+    asked = in_order(strategy.federation.answering(number))
+    exchanged = Exchanged(number, final=True, asked=asked)
+    request = _request(strategy, exchange, exchanged, {})
+    received = _received(exchange, ask_for_uploads(request), exchanged)
+    return _result(exchanged, received, received, Merged(why_void=received.why_void), {})
 
 
-def _new_round(strategy: Strategy, number: int) -> RoundResult:
+def choose_sites(strategy: Strategy, number: int) -> Exchanged:
     """Draw the sites of a round, and those of them that drop out (``drop-rate``)."""
     federation = strategy.federation
     settings = strategy.settings.federation
@@ -91,24 +87,81 @@ def _new_round(strategy: Strategy, number: int) -> RoundResult:
     dropped: dict[str, str] = {}
     if settings.drop_rate:
         dropped = dict.fromkeys(drop_outs(sites, settings.drop_rate, seed, number), DROPPED)
-    return RoundResult(number, asked=sites, failed=dropped)
+    return Exchanged(number, asked=sites, failed=dropped)
+
+
+def _received(
+    exchange: MessageExchange, flow: Flow[list[Upload]], exchanged: Exchanged
+) -> Accepted:
+    """Return the uploads for which a flow asks; none where it makes the round void."""
+    try:
+        return Accepted(exchange.run(flow, exchanged))
+    except VoidRound as reason:
+        return Accepted([], why_void=str(reason))
+
+
+def view_of(strategy: Strategy) -> View:
+    """Return what the protections may know of the round."""
+    federation = strategy.federation
+    return View(
+        settings=strategy.settings,
+        cards=federation.cards,
+        bounds=federation.bounds,
+        least_replies=federation.least_replies,
+        starting_points=strategy.starting_points,
+        most_vectors=strategy.most_vectors,
+    )
+
+
+def note_who_answered(strategy: Strategy, accepted: Accepted, result: RoundResult) -> None:
+    """Note whose replies have counted, and to what part, and who was silent."""
+    federation = strategy.federation
+    number = result.number
+    if not result.not_merged:
+        fractions = {upload.site: strategy.used_fraction(upload) for upload in accepted.kept}
+        for site in result.reports:
+            federation.counted[site] = (number, fractions.get(site, 1.0))
+    exchanged = result.exchanged
+    heard = {*exchanged.reports, *exchanged.failed, *exchanged.refused, *exchanged.late}
+    silent = [site for site in exchanged.missing if site not in heard]
+    federation.note_silence(number, silent, heard)
+
+
+def _result(
+    exchanged: Exchanged, received: Accepted, accepted: Accepted, merged: Merged, seconds: Seconds
+) -> RoundResult:
+    reports = {}
+    for site, report in exchanged.reports.items():
+        if site not in accepted.refused:
+            reports[site] = report
+    single = [upload for upload in received.kept if upload.clients == 1]
+    return RoundResult(
+        exchanged=exchanged,
+        reports=reports,
+        refused={**exchanged.refused, **accepted.refused},
+        prototypes=vectors_of(upload for upload in single if upload.site in reports),
+        reduced=accepted.reduced,
+        server_figures=merged.figures,
+        not_merged=merged.why_void,
+        seconds=seconds,
+    )
 
 
 def _request(
-    strategy: Strategy, exchange: MessageExchange, result: RoundResult, extra_records: Records
+    strategy: Strategy, exchange: MessageExchange, exchanged: Exchanged, extra_records: Records
 ) -> UploadRequest:
     """Return what this exchange asks of its sites, and what a valid reply has."""
     federation = strategy.federation
-    sites = [site for site in result.asked if site not in result.failed]
+    sites = [site for site in exchanged.asked if site not in exchanged.failed]
     return UploadRequest(
-        result,
+        exchanged,
         sites,
         federation.cards,
-        contents=lambda sites: _contents(strategy, sites, result.number, extra_records),
-        about=exchange.about(result),
-        reader=_reader(strategy, result),
-        at_once=AT_ONCE if result.final else max(1, len(sites)),
-        least_replies=0 if result.final else federation.least_replies,
+        contents=lambda sites: _contents(strategy, sites, exchanged.number, extra_records),
+        about=exchange.about(exchanged),
+        reader=_reader(strategy, exchanged),
+        at_once=AT_ONCE if exchanged.final else max(1, len(sites)),
+        least_replies=0 if exchanged.final else federation.least_replies,
     )
 
 
@@ -132,32 +185,21 @@ def _contents(
     return contents
 
 
-def check_enough_replies(
-    uploads: list[Upload], federation: Federation, result: RoundResult
-) -> list[Upload]:
-    least = federation.least_replies
-    valid = sum(upload.clients for upload in uploads)
-    if valid < least:
-        raise VoidRound(f"{valid} valid replies, fewer than min-replies = {least}")
-    return uploads
-
-
-def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> dict[str, float]:
-    """Do the server's step; return its figures.
+def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
+    """Do the server's step.
 
     Where it fails or leaves NaN, the strategy gets its state back, and the round is void. Among
     simulated clients, its error ends the run.
     """
+    if accepted.why_void:
+        return Merged(why_void=accepted.why_void)
     before = pack_attributes(strategy, strategy.state)
-    strategy.reductions = set()
-    strategy.used_fractions = {}
     why_void = ""
     figures: dict[str, float] = {}
     try:
-        with seeded(derive_seed(strategy.seed, "merge", result.number)):
-            for name, figure in (strategy.merge(uploads) or {}).items():
+        with seeded(derive_seed(strategy.seed, "merge", number)):
+            for name, figure in (strategy.merge(accepted.kept) or {}).items():
                 figures[name] = float(figure)
-        result.bounded_reasons |= strategy.reductions
         for name, tensor in strategy.present_state().items():
             if not tensor.isfinite().all():
                 why_void = f"{name} of the server would no longer be finite"
@@ -168,14 +210,14 @@ def _merge(strategy: Strategy, uploads: list[Upload], result: RoundResult) -> di
         why_void = printable(f"the server's step failed: {type(error).__name__}: {error}")
     if why_void:
         strategy.restore(before)
-        raise VoidRound(why_void)
-    return figures
+        return Merged(why_void=why_void)
+    return Merged(figures)
 
 
-def _reader(strategy: Strategy, result: RoundResult) -> ReplyReader:
+def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
     """Return what valid replies of this exchange contain, and how they are read."""
     settings = strategy.settings
-    is_training = not result.final
+    is_training = not exchanged.final
     plan = settings.plan(1)  # The noise of tables is the same for any number of samples
     limits = Limits(
         num_classes=strategy.num_classes,
@@ -189,11 +231,11 @@ def _reader(strategy: Strategy, result: RoundResult) -> ReplyReader:
         max_feature_norm=settings.privacy.dp_feature_clip,
     )
     return ReplyReader(
-        result.number,
-        declared=settings.due_up(result.number) if is_training else {},
+        exchanged.number,
+        declared=settings.due_up(exchanged.number) if is_training else {},
         limits=limits,
         losses=strategy.row.reported_losses if is_training else (),
         metrics=declared_metrics(settings.reported_metrics, strategy.num_classes),
         counts_samples=is_training,
-        evaluates=result.final or settings.evaluates(result.number),
+        evaluates=exchanged.final or settings.evaluates(exchanged.number),
     )

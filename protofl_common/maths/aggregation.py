@@ -12,6 +12,7 @@ cut to the length M, here a multiple of the round's median length.
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,33 +26,102 @@ State = Mapping[str, Tensor]  # of a model or a part of it: name of parameter or
 COORDINATES_AT_ONCE = 2**18
 
 
-def merge_prototypes(
-    sets: Sequence[Prototypes],
-    weighting: str,
-    previous: Prototypes | None,
-    merging: str,
-    trim: float,
-) -> Prototypes:
-    """Merge at least one set into one prototype per class; a class nobody sent stays as before.
+@dataclass(frozen=True)
+class Aggregator:
+    """How what several clients have sent becomes one.
 
-    ``merging``: ``mean``, weighted as in `merge_by_class`, ``median`` or ``trimmed-mean``.
+    ``merging`` is ``mean``, ``median`` or ``trimmed-mean``. A trimmed mean leaves out ``trim`` of
+    the values at each end: a part of them if below 1, else so many.
     """
-    if merging == "mean":
-        merged = merge_by_class(sets, weighting)
-    else:
-        joined = Prototypes.joined(sets)
-        labels_C = joined.labels.unique()
-        merged_means = []
-        for label in labels_C:
-            means_ND = joined.means[joined.labels == label]
-            drop = dropped_at_each_end(len(means_ND), merging, trim)
-            merged_means.append(trimmed_mean(means_ND, drop).float())
-        merged = Prototypes(torch.stack(merged_means), labels_C)
 
-    if previous is None:
+    merging: str = "mean"
+    trim: float = 0.0
+
+    def merge_prototypes(
+        self, sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None
+    ) -> Prototypes:
+        """Merge at least one set into one prototype per class; a class nobody sent stays as before.
+
+        ``weighting`` is that of `merge_by_class`; a median and a trimmed mean ignore it.
+        """
+        if self.merging == "mean":
+            merged = merge_by_class(sets, weighting)
+        else:
+            joined = Prototypes.joined(sets)
+            labels_C = joined.labels.unique()
+            merged_means = []
+            for label in labels_C:
+                means_ND = joined.means[joined.labels == label]
+                drop = self.dropped_at_each_end(len(means_ND))
+                merged_means.append(trimmed_mean(means_ND, drop).float())
+            merged = Prototypes(torch.stack(merged_means), labels_C)
+
+        if previous is None:
+            return merged
+        completed = merged.completed_by(previous)
+        return completed.only(completed.labels.argsort())
+
+    def merge_weights(self, sets: Sequence[State], shares: Sequence[float]) -> dict[str, Tensor]:
+        """Merge the clients' weights in float64; whole numbers are rounded.
+
+        The mean is Σ_i share_i · w_i; a median and a trimmed mean ignore ``shares``.
+        """
+        drop = self.dropped_at_each_end(len(sets))
+        merged = {}
+        for name, first in sets[0].items():
+            values = [weights[name] for weights in sets]
+            if self.merging == "mean":
+                mean = torch.zeros_like(first, dtype=torch.float64)
+                for value, share in zip(values, shares, strict=True):
+                    mean += value.double() * share
+            else:
+                pieces = [value.flatten().split(COORDINATES_AT_ONCE) for value in values]
+                middles = []
+                for of_clients in zip(*pieces, strict=True):
+                    middles.append(trimmed_mean(torch.stack(of_clients), drop))
+                mean = torch.cat(middles).reshape(first.shape)
+            if not first.is_floating_point():
+                mean = mean.round()
+            merged[name] = mean.to(first.dtype)
         return merged
-    completed = merged.completed_by(previous)
-    return completed.only(completed.labels.argsort())
+
+    def without_outliers(self, sets: Sequence[Prototypes]) -> list[Prototypes]:
+        """Remove the prototypes of the clients that are least like the others; none for a mean.
+
+        For servers that train on prototypes or cluster them. A client has one vote on a class: the
+        mean of its prototypes. It is as unlike the others as its votes are on average far from
+        those of its classes (`_distances_from_median`): one class alone does not show who gives his
+        prototypes to wrong classes. Of the n clients that have a class, those
+        `dropped_at_each_end` that are most unlike lose theirs.
+        """
+        if self.merging == "mean":
+            return list(sets)
+        distances_MC = _distances_from_median(sets)
+        unlike_M = distances_MC.nanmean(dim=1)
+        kept = [torch.ones(len(prototypes), dtype=torch.bool) for prototypes in sets]
+        for label, distances_M in enumerate(distances_MC.T):
+            holders = torch.nonzero(~distances_M.isnan()).flatten()
+            most_unlike_last = holders[unlike_M[holders].argsort(stable=True)]
+            first_dropped = len(holders) - self.dropped_at_each_end(len(holders))
+            for client in most_unlike_last[first_dropped:].tolist():
+                kept[client] &= sets[client].labels != label
+        return [prototypes.only(rows) for prototypes, rows in zip(sets, kept, strict=True)]
+
+    def dropped_at_each_end(self, n: int) -> int:
+        """Return how many of n values go at each end, before the mean of the rest is taken.
+
+        Of a median (Definition 1) these are all but the one or two in the middle, of a trimmed mean
+        (Definition 2) ⌈βn⌉ for a part β, else β values; at least one stays.
+        """
+        most = (n - 1) // 2
+        if self.merging == "median":
+            return most
+        wanted = self.trim * n if self.trim < 1 else self.trim
+        return min(most, math.ceil(round(wanted, 9)))
+
+
+MEAN = Aggregator()
+MEDIAN = Aggregator("median")
 
 
 def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
@@ -75,29 +145,6 @@ def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
     return Prototypes((sums_CD / totals_C.unsqueeze(1)).float(), labels_C)
 
 
-def without_outliers(sets: Sequence[Prototypes], merging: str, trim: float) -> list[Prototypes]:
-    """Remove the prototypes of the clients that are least like the others; none with ``mean``.
-
-    For servers that train on prototypes or cluster them. A client has one vote on a class: the mean
-    of its prototypes. It is as unlike the others as its votes are on average far from those of its
-    classes (`_distances_from_median`): one class alone does not show who gives his prototypes to
-    wrong classes. Of the n clients that have a class, those `dropped_at_each_end` that are most
-    unlike lose theirs.
-    """
-    if merging == "mean":
-        return list(sets)
-    distances_MC = _distances_from_median(sets)
-    unlike_M = distances_MC.nanmean(dim=1)
-    kept = [torch.ones(len(prototypes), dtype=torch.bool) for prototypes in sets]
-    for label, distances_M in enumerate(distances_MC.T):
-        holders = torch.nonzero(~distances_M.isnan()).flatten()
-        most_unlike_last = holders[unlike_M[holders].argsort(stable=True)]
-        first_dropped = len(holders) - dropped_at_each_end(len(holders), merging, trim)
-        for client in most_unlike_last[first_dropped:].tolist():
-            kept[client] &= sets[client].labels != label
-    return [prototypes.only(rows) for prototypes, rows in zip(sets, kept, strict=True)]
-
-
 def _distances_from_median(sets: Sequence[Prototypes]) -> Tensor:
     """How far each client's vote on a class is from the coordinate-wise median of all votes on it.
 
@@ -119,38 +166,11 @@ def _distances_from_median(sets: Sequence[Prototypes]) -> Tensor:
             own_means = sets[client].means[sets[client].labels == label]
             votes.append(own_means.double().mean(0))
         votes_ND = torch.stack(votes)
-        median_D = trimmed_mean(votes_ND, dropped_at_each_end(len(holders), "median", 0.0))
+        median_D = trimmed_mean(votes_ND, MEDIAN.dropped_at_each_end(len(holders)))
         distances_N = (votes_ND - median_D).norm(dim=1)
         usual = distances_N.median().clamp_min(torch.finfo(torch.float64).tiny)
         distances_MC[holders, label] = distances_N / usual
     return distances_MC
-
-
-def merge_weights(
-    sets: Sequence[State], shares: Sequence[float], merging: str, trim: float
-) -> dict[str, Tensor]:
-    """Merge the clients' weights in float64; whole numbers are rounded.
-
-    ``mean`` is Σ_i share_i · w_i; ``median`` and ``trimmed-mean`` ignore ``shares``.
-    """
-    drop = dropped_at_each_end(len(sets), merging, trim)
-    merged = {}
-    for name, first in sets[0].items():
-        values = [weights[name] for weights in sets]
-        if merging == "mean":
-            mean = torch.zeros_like(first, dtype=torch.float64)
-            for value, share in zip(values, shares, strict=True):
-                mean += value.double() * share
-        else:
-            pieces = [value.flatten().split(COORDINATES_AT_ONCE) for value in values]
-            middles = []
-            for of_clients in zip(*pieces, strict=True):
-                middles.append(trimmed_mean(torch.stack(of_clients), drop))
-            mean = torch.cat(middles).reshape(first.shape)
-        if not first.is_floating_point():
-            mean = mean.round()
-        merged[name] = mean.to(first.dtype)
-    return merged
 
 
 def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float) -> list[State]:
@@ -161,7 +181,7 @@ def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float)
     `MIN_CLIENTS_FOR_MEDIAN` lengths are left by `lengths_for_median`: so few do not say what is
     usual.
     """
-    lengths = [_length_of_change(w_i, w) for w_i, w in zip(sets, received, strict=True)]
+    lengths = [length_of_change(w_i, w) for w_i, w in zip(sets, received, strict=True)]
     usual = lengths_for_median(lengths)
     if len(usual) < MIN_CLIENTS_FOR_MEDIAN:
         return list(sets)
@@ -192,7 +212,8 @@ def joint_norm(tensors: Iterable[Tensor]) -> float:
     return math.sqrt(square)
 
 
-def _length_of_change(end: State, start: State) -> float:
+def length_of_change(end: State, start: State) -> float:
+    """Return how far ``end`` is from ``start``, whole numbers aside."""
     return joint_norm(
         value.double() - start[name].double()
         for name, value in end.items()
@@ -208,19 +229,6 @@ def _between(start: State, end: State, part: float) -> dict[str, Tensor]:
             value = start[name].double().lerp(value.double(), part).to(value.dtype)
         state[name] = value
     return state
-
-
-def dropped_at_each_end(n: int, merging: str, trim: float) -> int:
-    """Return how many of n values go at each end, before the mean of the rest is taken.
-
-    ``median`` (Definition 1): all but the one or two in the middle. ``trimmed-mean`` (Definition
-    2): ⌈βn⌉ for a part β below 1, else β values; at least one stays.
-    """
-    most = (n - 1) // 2
-    if merging == "median":
-        return most
-    wanted = trim * n if trim < 1 else trim
-    return min(most, math.ceil(round(wanted, 9)))
 
 
 def trimmed_mean(values_ND: Tensor, k: int) -> Tensor:

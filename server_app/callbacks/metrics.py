@@ -84,17 +84,23 @@ class Conclusion(Callback):
         run.files.write(SUMMARY, _summary(run, row, self.own_code), indent=2)
 
 
-def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
-    """Return the line of ``metrics.jsonl`` for a round or the final evaluation."""
+def row_of(
+    result: RoundResult, strategy: Strategy, epsilon: float | None, total_seconds: float
+) -> RoundRow:
+    """Return the line of ``metrics.jsonl`` for a round or the final evaluation.
+
+    ``epsilon`` is what the run has cost of privacy by now, None where nothing is private.
+    """
     federation = strategy.federation
+    exchanged = result.exchanged
     new_clients = federation.new_clients if result.final else set()
     reports: dict[str, Report] = {}
     for site, report in result.reports.items():
         reports[site] = _of_new_client(report) if site in new_clients else report
-    if result.means is None:  # each client has reported its own figures
+    if exchanged.means is None:  # each client has reported its own figures
         figures = Figures.of_clients(reports.values(), federation.bounds.liars)
     else:  # secure aggregation hid them
-        figures = Figures.of_samples(result.means)
+        figures = Figures.of_samples(exchanged.means)
 
     seconds_of_clients = _sums([report.seconds for report in reports.values()])
     row: RoundRow = {
@@ -103,26 +109,26 @@ def row_of(result: RoundResult, strategy: Strategy) -> RoundRow:
         "evaluated-after-round": result.number if result.final else result.number - 1,
         "accuracy": figures.accuracy,
         "losses": figures.losses,
-        "bytes": {"up": result.bytes_up, "down": result.bytes_down},
-        "asked": len(set(result.asked) - new_clients),
+        "bytes": {"up": exchanged.bytes_up, "down": exchanged.bytes_down},
+        "asked": len(set(exchanged.asked) - new_clients),
         "valid": len(reports.keys() - new_clients),
         "void": bool(result.not_merged),
-        "failed": result.failed,
+        "failed": exchanged.failed,
         "refused": result.refused,
-        "missing": result.missing,
-        "late": result.late,
+        "missing": exchanged.missing,
+        "late": exchanged.late,
         "clients": _client_rows(result, reports, strategy),
-        "seconds": {**result.seconds, "clients": seconds_of_clients},
+        "seconds": {"total": total_seconds, **result.seconds, "clients": seconds_of_clients},
         "metrics": figures.metrics,
         "validation": figures.validation,
         "void-because": result.not_merged,
-        "bounded": in_order(result.bounded_reasons),
+        "bounded": in_order(result.reduced),
         "server": result.server_figures,
-        "audit": result.audit_heads,
+        "audit": exchanged.audit_heads,
         "liars": federation.bounds.liars,
     }
-    if result.epsilon is not None:
-        row["epsilon"] = result.epsilon
+    if epsilon is not None:
+        row["epsilon"] = epsilon
     return _without_empty(row)
 
 

@@ -79,12 +79,12 @@ class Screen(Callback):
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         for kind, site, reason in unused_replies(row):
             if kind == "missing":
-                reason = f"no answer in {result.waited_seconds:.0f} s"
+                reason = f"no answer in {result.exchanged.waited_seconds:.0f} s"
             if reason != DROPPED:  # The summary counts them
                 say(f"  {kind}: {site}: {reason}")
-        for reason in in_order(result.bounded_reasons - self.warned):
+        for reason in in_order(result.reduced - self.warned):
             say(f"  warning: {reason}")
-        self.warned |= result.bounded_reasons
+        self.warned |= result.reduced
         if result.not_merged:
             say(f"  void: {result.not_merged}; nothing was merged")
         if result.final:
@@ -138,7 +138,7 @@ def _say_shares(cards: Mapping[str, SiteCard]) -> None:
 def _say_bounds(federation: Federation) -> None:
     """Say how far lying sites are bounded, and for how many classes no median can outvote one."""
     bounds = federation.bounds
-    merging, _ = bounds.prototypes
+    merging = bounds.prototypes.merging
     holders: Counter[int] = Counter()
     for card in federation.cards.values():
         holders.update(card.present)

@@ -7,7 +7,7 @@ from protofl_common.runs.over_clients import figures_of, measured
 from protofl_common.wire.records import pack_best
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.flow import Question
-from server_app.replies import Records, RoundResult
+from server_app.replies import Exchanged, Records, RoundResult
 
 
 class BestModel(Callback):
@@ -25,7 +25,7 @@ class BestModel(Callback):
         federation = run.federation
         trained = set(federation.answering(result.number)) - federation.new_clients
         contents = dict.fromkeys(in_order(trained), pack_best(run.best, final=True))
-        run.exchange.ask(Question("query.best", contents), RoundResult(result.number))
+        run.exchange.ask(Question("query.best", contents), Exchanged(result.number))
 
 
 class EarlyStopping(Callback):

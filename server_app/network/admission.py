@@ -18,6 +18,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.privacy.masks import FEWEST_SUMMED
 from protofl_common.wire.records import MOST_SITES, SiteCard
+from server_app.bounds import number_asked
 
 Cards = Mapping[str, SiteCard]
 
@@ -209,14 +210,6 @@ def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> Non
 
 
 # -- whom a round asks
-def number_asked(sites: int, participation: float, fewest: int = 1) -> int:
-    """Return how many of ``sites`` take part in a round.
-
-    It is ``participation`` of them, rounded, but at least ``fewest``, or all where these are fewer.
-    """
-    return max(1, min(fewest, sites), round(participation * sites))
-
-
 def sample_sites(
     sites: Iterable[str], participation: float, seed: int, server_round: int, least: int = 1
 ) -> list[str]:

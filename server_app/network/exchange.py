@@ -37,7 +37,7 @@ from server_app.network.flower_compat import (
     push_each,
 )
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import RoundResult
+from server_app.replies import Exchanged
 
 T = TypeVar("T")
 LOOK_EVERY = 3.0
@@ -85,7 +85,7 @@ class MessageExchange:
         self._replies: dict[str, Message] = {}
         self._deaths: Counter[str] = Counter()  # Site -> how often it died in this exchange
 
-    def run(self, flow: Flow[T], result: RoundResult) -> T:
+    def run(self, flow: Flow[T], result: Exchanged) -> T:
         """Ask what a flow wants to know, step by step, and return what it returns."""
         try:
             question = next(flow)
@@ -94,7 +94,7 @@ class MessageExchange:
         except StopIteration as end:
             return cast(T, end.value)
 
-    def ask(self, question: Question, result: RoundResult) -> dict[str, RecordDict]:
+    def ask(self, question: Question, result: Exchanged) -> dict[str, RecordDict]:
         """Ask sites in a round or the final evaluation, and return what they answer.
 
         The ``result`` takes the bytes, and who could not answer.
@@ -120,7 +120,7 @@ class MessageExchange:
             answers[site] = reply.content
         return answers
 
-    def about(self, result: RoundResult, site: str = "") -> dict[str, ConfigRecord]:
+    def about(self, result: Exchanged, site: str = "") -> dict[str, ConfigRecord]:
         """Return the records that say what a message to a ``site`` is about.
 
         They name the round and the run, and tell the site whether its last upload counted. Masks in
@@ -144,9 +144,7 @@ class MessageExchange:
             **all_counted,
         }
 
-    def _replies_to(
-        self, messages: Mapping[str, Message], result: RoundResult
-    ) -> dict[str, Message]:
+    def _replies_to(self, messages: Mapping[str, Message], result: Exchanged) -> dict[str, Message]:
         """Send, and return the replies by site, in natural order.
 
         After ``round-timeout``, or `_patience`, it returns without those that are late.

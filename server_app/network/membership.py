@@ -24,12 +24,12 @@ from protofl_common.wire.records import (
     unpack_site_card,
 )
 from protofl_common.wire.schema import RefusedMessage
+from server_app.bounds import Bounds, bounds_of
 from server_app.checkpoint import Checkpoint
 from server_app.log import say
 from server_app.network import admission
 from server_app.network.admission import FederationError as FederationError
 from server_app.network.flower_compat import id_of, pull_each, push_each
-from server_app.protections.bounds import Bounds, bounds_of
 
 APPROVAL_EVERY = 5.0
 """Seconds after which a site that waits for its operator's approval is asked again."""

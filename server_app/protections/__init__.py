@@ -1,6 +1,27 @@
-"""Protections stand between the clients' uploads and the algorithm that merges them.
+"""Protections stand between the replies of a round and the algorithm that merges them.
 
-`server_app/round.py` calls them. Each takes ``(uploads, federation, result)`` and returns the
-uploads that may go on; the result notes whom it refused or cut, and why. Secure aggregation unmasks
-its sum among them. `server_app/replies.py` checks a single reply.
+No algorithm knows them. `PROTECTIONS` is their order: who is refused has no say in what follows,
+and as many samples as were let count are those by which vectors are counted. A single reply has
+been checked before (`server_app/replies.py`), and secure aggregation has made one sum of all
+(`secure_sum.py`).
 """
+
+from server_app.protections.base import Protection, View
+from server_app.protections.changes import CutChanges
+from server_app.protections.enough_replies import EnoughReplies
+from server_app.protections.outliers import LeaveOutFarthest, RefuseOutliers
+from server_app.protections.samples import BoundSamples, BoundVectors
+
+PROTECTIONS: tuple[Protection, ...] = (
+    RefuseOutliers(),
+    BoundSamples(),
+    EnoughReplies(),
+    LeaveOutFarthest(),
+    BoundVectors(),
+    CutChanges(),
+)
+
+
+def protections_of(view: View) -> list[Protection]:
+    """The protections that act in this round, in their order."""
+    return [protection for protection in PROTECTIONS if protection.acts(view)]

@@ -6,7 +6,7 @@ Every reply is checked against what the catalog declares before `merge` sees it.
 has only its own mathematics.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor
@@ -17,7 +17,6 @@ from protofl_common.basics.files import digest
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, half
-from protofl_common.maths.aggregation import merge_prototypes
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.attributes import restore_attributes, tensors_of
 from protofl_common.wire.payloads import Payload, StateDict, template_of
@@ -62,10 +61,6 @@ class ServerStrategy(Generic[H]):
         self.num_classes = len(self.card.classes)
         # Of the draws that this half makes
         self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)
-        self.reductions: set[str] = set()
-        """``"site: how"``, where `merge` reduced a site's part in the aggregate."""
-        self.used_fractions: dict[str, float] = {}
-        """Site -> the fraction of its change that `merge` used, where that is not all."""
 
     # -- hooks of an algorithm ---------------------------------------------------------------------
     def payload_down(self) -> Payload:
@@ -89,6 +84,10 @@ class ServerStrategy(Generic[H]):
         """
         return {}
 
+    def used_fraction(self, upload: Upload) -> float:
+        """Return the fraction of a client's change that `merge` uses; its next message says it."""
+        return 1.0
+
     @property
     def global_weights(self) -> StateDict | None:
         """The global model, where there is one."""
@@ -108,6 +107,18 @@ class ServerStrategy(Generic[H]):
             templates[name] = template_of(entry)
         return templates
 
+    # -- what the protections ask (`server_app/protections`) ---------------------------------------
+    def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
+        """Return what each site would have sent as the entry ``name`` without training.
+
+        Changes are cut to a length that is counted from there; None where none is cut.
+        """
+        return None
+
+    def most_vectors(self, upload: Upload) -> float | None:
+        """Return how many vectors a client with so many samples sends; None leaves it open."""
+        return None
+
     # -- for algorithms to use ---------------------------------------------------------------------
     def merged(
         self, uploads: list[Upload], weighting: str, previous: Prototypes | None
@@ -119,8 +130,7 @@ class ServerStrategy(Generic[H]):
         sets = list(vectors_of(uploads).values())
         if not sets:
             return previous
-        merging, trim = self.federation.bounds.prototypes
-        return merge_prototypes(sets, weighting, previous, merging, trim)
+        return self.federation.bounds.prototypes.merge_prototypes(sets, weighting, previous)
 
     def present_state(self) -> dict[str, Tensor]:
         """The attributes in `state`, without copies: the next `merge` may change them."""

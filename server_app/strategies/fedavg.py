@@ -4,13 +4,11 @@ Other half: `client_app/algorithms/fedavg.py`.
 w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samples, bounded by
 ``max-samples-ratio`` and ``max-samples-lead``. Integer buffers (batch-normalisation counters) are
 averaged and rounded. ``merging`` may put a coordinate-wise median or trimmed mean in its place, and
-``max-update-ratio`` bound each w_i − w (`protofl_common/maths/aggregation.py`).
+``max-update-ratio`` bound each w_i − w before (`server_app/protections/changes.py`).
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from protofl_common.maths.aggregation import State, clip_updates, merge_weights
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import StateDict, declared_part
@@ -67,34 +65,11 @@ class FedAvg(ServerStrategy[H]):
         """Return Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
         total = sum(upload.train_samples for upload in uploads)
         sent = [upload.payload.weights() or {} for upload in uploads]
-        sets = self.cut(uploads, sent, self.starting_point)
         shares = [upload.train_samples / total for upload in uploads]
-        merged = merge_weights(sets, shares, *self.federation.bounds.weights)
-        if self.federation.bounds.liars:
-            # Whole numbers, as of positions, have no length that could be cut, so none is merged
-            for name, value in self.starting_point(uploads[0].site).items():
-                if not value.is_floating_point():
-                    merged[name] = value
-        return merged
+        return self.federation.bounds.weights.merge_weights(sent, shares)
 
-    def cut(
-        self, uploads: list[Upload], sets: Sequence[State], start: Callable[[str], StateDict]
-    ) -> Sequence[State]:
-        """Cut each of ``sets`` to the distance from its ``start`` that ``max-update-ratio`` allows.
-
-        ``sets`` are of the sites of ``uploads``, and ``start`` gives what a site began with. One
-        that is near enough is returned itself, not a copy.
-        """
-        ratio = self.federation.bounds.max_update_ratio
-        if ratio == math.inf:
-            return sets
-        nearer = clip_updates(sets, [start(upload.site) for upload in uploads], ratio)
-        for upload, before, after in zip(uploads, sets, nearer, strict=True):
-            if after is not before:
-                limit = f"{ratio:g} times the median length (max-update-ratio)"
-                self.reductions.add(f"{upload.site}: its change of the weights is cut to {limit}")
-        return nearer
-
-    def starting_point(self, site: str) -> StateDict:
-        """Return the weights that ``site`` would have sent without training."""
-        return self.payload_for(site, self.payload_down()).weights() or {}
+    def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
+        if name != "weights":
+            return None
+        common = self.payload_down()
+        return [self.payload_for(site, common).weights() or {} for site in sites]

@@ -16,7 +16,6 @@ the teacher of all.
 
 from protofl_common.algorithms.feddistill import FedDistillHparams
 from protofl_common.basics.text import in_order
-from protofl_common.maths.aggregation import merge_prototypes
 from server_app.strategies.base import (
     Federation,
     Payload,
@@ -50,8 +49,8 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         if not sites:
             return Payload()
         sets = [self.outputs[site] for site in sites]
-        merging, trim = self.federation.bounds.prototypes
-        return Payload(outputs=merge_prototypes(sets, "uniform", None, merging, trim))
+        aggregator = self.federation.bounds.prototypes
+        return Payload(outputs=aggregator.merge_prototypes(sets, "uniform", None))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.outputs |= vectors_of(uploads, "outputs")

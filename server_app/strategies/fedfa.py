@@ -18,7 +18,7 @@ is 1 everywhere.
 import torch
 
 from protofl_common.algorithms.fedfa import FedFAHparams
-from protofl_common.maths.aggregation import dropped_at_each_end
+from protofl_common.maths.aggregation import Aggregator
 from protofl_common.models.augmentation import Augmentation, fusion_coefficients
 from server_app.strategies.base import Federation, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
@@ -41,7 +41,8 @@ class FedFA(FedAvg[FedFAHparams]):
             averages = upload.payload.weights("averages")
             if averages is not None:
                 sent.append(averages)
-        trim = dropped_at_each_end(len(sent), "trimmed-mean", float(self.federation.bounds.liars))
+        without_liars = Aggregator("trimmed-mean", self.federation.bounds.liars)
+        trim = without_liars.dropped_at_each_end(len(sent))
 
         for name in self.averages:
             means_MC = torch.stack([averages[name] for averages in sent])

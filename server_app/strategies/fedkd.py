@@ -10,6 +10,8 @@ Deviations: a mean by samples, where the text has a plain one. A client that did
 the last merged round does not have what Ā changes, and is sent the student w instead.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from protofl_common.algorithms.fedkd import FedKDHparams
@@ -52,7 +54,7 @@ class FedKD(FedAvg[FedKDHparams]):
         numbers = sum(value.numel() for value in self.weights.values())
         return {"compression": numbers_sent / numbers}
 
-    def starting_point(self, site: str) -> StateDict:
-        """Return what ``site`` would have sent without training: no change of the parameters."""
+    def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict]:
+        """Return the updates of sites that do not train: no change of the parameters."""
         zeros = {name: torch.zeros_like(self.weights[name]) for name in self.parameters}
-        return {**self.weights, **zeros}
+        return [{**self.weights, **zeros}] * len(sites)

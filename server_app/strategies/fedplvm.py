@@ -16,12 +16,11 @@ Deviations: a class that nobody sent in a round retains its prototypes. ``mergin
 or trimmed mean in the place of FedAvg's mean, and leave out the P_k^m of the clients least like the
 others. Of FINCH's partitions FPL has the one with the fewest clusters, as in the authors' code.
 With ``liars`` the bounds on samples act on how many P_k^m of a class a client has
-(`protections/uploads.py`), for they weigh it in the clusters' means.
+(`server_app/protections/samples.py`), for they weigh it in the clusters' means.
 """
 
 from protofl_common.algorithms.fedplvm import FedPLVMHparams
 from protofl_common.maths.prototypes import cluster_classes
-from server_app.protections.uploads import most_samples
 from server_app.strategies.base import Prototypes, Upload, vectors_of
 from server_app.strategies.fedavg import FedAvg
 
@@ -33,11 +32,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         super().merge(uploads)
-        sent = vectors_of(uploads)
-        if self.federation.bounds.liars:
-            for label in range(self.num_classes):
-                self._bound_numbers(sent, label)
-        local = Prototypes.joined(sent.values())
+        local = Prototypes.joined(vectors_of(uploads).values())
 
         method = self.hparams.global_clusters
         merged = local
@@ -49,23 +44,3 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
             merged = merged.completed_by(self.prototypes)
         self.prototypes = merged
         return {"local-prototypes": float(len(local)), "global-prototypes": float(len(merged))}
-
-    def _bound_numbers(self, sent: dict[str, Prototypes], label: int) -> None:
-        """Thin the prototypes of a class, in ``sent``, of each site that has too many of them."""
-        numbers = {}
-        for site, prototypes in sent.items():
-            number = int((prototypes.labels == label).sum())
-            if number:
-                numbers[site] = number
-        if not numbers:
-            return
-        most, setting = most_samples(list(numbers.values()), self.federation.bounds)
-        for site, number in numbers.items():
-            if number <= most:
-                continue
-            is_label = sent[site].labels == label
-            others = sent[site].only(~is_label)
-            sent[site] = Prototypes.joined([others, sent[site].only(is_label).thinned(most)])
-            self.reductions.add(
-                f"{site}: {number} prototypes of a class count as {most:g} ({setting})"
-            )

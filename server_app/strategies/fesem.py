@@ -22,7 +22,6 @@ import torch
 from sklearn.cluster import KMeans
 
 from protofl_common.algorithms.fesem import FeSEMHparams
-from protofl_common.maths.aggregation import State
 from server_app.strategies.base import Federation, Payload, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
 
@@ -49,28 +48,22 @@ class FeSEM(FedAvg[FeSEMHparams]):
         return Payload(weights=self.centres[str(int(cluster))])
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        sent = [upload.payload.weights() or {} for upload in uploads]
-        clipped = self.cut(uploads, sent, self.starting_point)
-        uploads = [
-            upload.with_entries(weights=dict(weights))
-            for upload, weights in zip(uploads, clipped, strict=True)
-        ]
-
         # E-step
-        vectors = np.stack([self._vector(weights) for weights in clipped])
+        sent = [upload.payload.weights() or {} for upload in uploads]
+        vectors = np.stack([self._vector(weights) for weights in sent])
         clusters = self._nearest(vectors) if self.cluster_of else self._first_clusters(vectors)
         members: dict[int, list[Upload]] = {k: [] for k in sorted(set(clusters))}
         for upload, k in zip(uploads, clusters, strict=True):
             members[k].append(upload)
 
-        # M-step: all means are taken before any centre moves, for they are cut near the old ones
-        moved = {str(k): self.averaged(of_cluster) for k, of_cluster in members.items()}
-        self.centres.update(moved)
+        # M-step
+        for k, of_cluster in members.items():
+            self.centres[str(k)] = self.averaged(of_cluster)
         for upload, k in zip(uploads, clusters, strict=True):
             self.cluster_of[upload.site] = torch.tensor(k)
         return {"clusters": float(len(members))}
 
-    def _vector(self, weights: State) -> np.ndarray:
+    def _vector(self, weights: StateDict) -> np.ndarray:
         return torch.cat([weights[name].flatten() for name in self.parameters]).numpy()
 
     def _nearest(self, vectors: np.ndarray) -> list[int]:

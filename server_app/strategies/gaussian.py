@@ -24,7 +24,7 @@ from torch import Tensor
 from protofl_common.algorithms.gaussian import GaussianHparams
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, to_run_config
-from protofl_common.maths.aggregation import merge_weights
+from protofl_common.maths.aggregation import MEAN
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import dictionary_in
@@ -103,7 +103,7 @@ def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict,
     sets = []
     for tensors in sent.values():
         sets.append({name: value for name, value in tensors.items() if name != SAMPLES})
-    moments = merge_weights(sets, shares, "mean", 0)
+    moments = MEAN.merge_weights(sets, shares)
     plan = settings.plan(1)
     if plan is not None:
         num_clients = max(clients, len(sent))  # An entry may stand for many clients

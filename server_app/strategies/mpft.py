@@ -58,23 +58,15 @@ class MPFT(ServerStrategy[MPFTHparams]):
         return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        sent = vectors_of(uploads)
-        for upload in uploads:
-            if upload.site in sent:
-                self._keep(upload, sent[upload.site])
+        self.centres |= vectors_of(uploads)
         centres = Prototypes.joined(self.centres[site] for site in sorted(self.centres))
         mean_loss = self._train_on(centres)
         return {"server-loss": mean_loss, "centres": float(len(centres))}
 
-    def _keep(self, upload: Upload, centres: Prototypes) -> None:
-        """Keep a client's centres, ρ · n and one more for each class at most, and no older ones."""
+    def most_vectors(self, upload: Upload) -> float:
+        """Return ρ · n, and one more for each class."""
         num_classes = len(self.federation.cards[upload.site].present)
-        most = round(self.hparams.sample_ratio * upload.train_samples + num_classes, 6)
-        self.centres[upload.site] = centres.thinned(most)
-        if len(centres) > most:
-            self.reductions.add(
-                f"{upload.site}: more centres than its samples have; {most:g} count"
-            )
+        return round(self.hparams.sample_ratio * upload.train_samples + num_classes, 6)
 
     def _train_on(self, centres: Prototypes) -> float:
         """Train g∘h, and return the last epoch's mean loss."""

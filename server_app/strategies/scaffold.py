@@ -14,12 +14,12 @@ a median or trimmed mean c is not the mean of the c_i. Buffers (batch-normalisat
 averaged and have no variate.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from protofl_common.algorithms.scaffold import SCAFFOLDHparams
-from protofl_common.maths.aggregation import joint_norm, merge_weights
 from protofl_common.models.split import control_variate
 from server_app.strategies.base import Federation, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
@@ -63,14 +63,17 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         return mean
 
     def _mean_change(self, uploads: list[Upload]) -> StateDict:
-        """Return the mean of the Δc_i, and note the parts of those that are cut."""
-        zeros = {name: torch.zeros_like(value) for name, value in self.control.items()}
-        sent = [upload.payload.weights("control") or {} for upload in uploads]
-        changes = self.cut(uploads, sent, lambda _: zeros)
-        for upload, whole, cut in zip(uploads, sent, changes, strict=True):
-            if cut is not whole:
-                self.used_fractions[upload.site] = joint_norm(cut.values()) / joint_norm(
-                    whole.values()
-                )
+        """Return the mean of the Δc_i."""
+        changes = [upload.payload.weights("control") or {} for upload in uploads]
         shares = [1 / len(changes)] * len(changes)
-        return merge_weights(changes, shares, *self.federation.bounds.weights)
+        return self.federation.bounds.weights.merge_weights(changes, shares)
+
+    def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
+        if name != "control":
+            return super().starting_points(name, sites)
+        zeros = {key: torch.zeros_like(value) for key, value in self.control.items()}
+        return [zeros] * len(sites)
+
+    def used_fraction(self, upload: Upload) -> float:
+        """Return the part of Δc_i that is left after it was cut."""
+        return upload.kept_fractions.get("control", 1.0)

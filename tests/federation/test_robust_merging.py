@@ -13,18 +13,11 @@ from scipy.stats import trim_mean
 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import to_run_config
-from protofl_common.maths import aggregation
-from protofl_common.maths.aggregation import (
-    clip_updates,
-    dropped_at_each_end,
-    merge_by_class,
-    merge_prototypes,
-    merge_weights,
-)
+from protofl_common.maths.aggregation import MEAN, MEDIAN, Aggregator, clip_updates, merge_by_class
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.records import SiteCard
+from server_app.bounds import Bounds, bounds_of
 from server_app.network.membership import FederationError
-from server_app.protections.bounds import Bounds, bounds_of
 from tests.bench.robust_merging import attacked, honest_accuracy
 from tests.support.attacks import (
     Change,
@@ -40,6 +33,9 @@ from tests.support.attacks import (
 from tests.support.given import Patch, Printed
 from tests.support.harness import refusal, run_config, run_federation, settings_of
 from tests.support.sites import real_sites
+
+TRIMMED = Aggregator("trimmed-mean", 1)
+A_FIFTH = Aggregator("trimmed-mean", 0.2)
 
 
 def sets_of(rng: np.random.Generator, clients: int) -> list[Prototypes]:
@@ -61,29 +57,28 @@ def cards(number: int, real: bool = True, archs: tuple[str, ...] = ("cnn4",)) ->
 def test_how_many_are_dropped() -> None:
     """⌈βn⌉ at each end, never all; three are enough to drop one, two never are."""
 
-    def dropped_of(clients: list[int], merging: str, trim: float) -> list[int]:
-        return [dropped_at_each_end(n, merging, trim) for n in clients]
+    def dropped_of(clients: list[int], aggregator: Aggregator) -> list[int]:
+        return [aggregator.dropped_at_each_end(n) for n in clients]
 
-    found = dropped_of([1, 2, 3, 5, 6, 10, 11], "trimmed-mean", 0.2)
-    assert found == [0, 0, 1, 1, 2, 2, 3]
-    assert dropped_of([1, 2, 3, 4, 5, 10], "median", 0.2) == [0, 0, 1, 1, 2, 4]
-    assert dropped_at_each_end(10, "trimmed-mean", 0.0) == 0
-    assert dropped_at_each_end(100, "trimmed-mean", 0.07) == 7  # 0.07 · 100 is 7.000000000000001
-    assert dropped_of([2, 3, 4, 5, 100], "trimmed-mean", 2) == [0, 1, 1, 2, 2]
+    assert dropped_of([1, 2, 3, 5, 6, 10, 11], A_FIFTH) == [0, 0, 1, 1, 2, 2, 3]
+    assert dropped_of([1, 2, 3, 4, 5, 10], MEDIAN) == [0, 0, 1, 1, 2, 4]
+    assert dropped_of([10], Aggregator("trimmed-mean", 0.0)) == [0]
+    assert dropped_of([100], Aggregator("trimmed-mean", 0.07)) == [7]  # not 7.000000000000001
+    assert dropped_of([2, 3, 4, 5, 100], Aggregator("trimmed-mean", 2)) == [0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_against_numpy_and_scipy(seed: int) -> None:
     sets = sets_of(np.random.default_rng(seed), clients=10)
 
-    median = merge_prototypes(sets, "counts", None, "median", 0.2)
-    trimmed = merge_prototypes(sets, "counts", None, "trimmed-mean", 0.2)
+    median = MEDIAN.merge_prototypes(sets, "counts", None)
+    trimmed = A_FIFTH.merge_prototypes(sets, "counts", None)
 
     assert median.labels.tolist() == trimmed.labels.tolist() == [0, 1, 2, 3, 4]
     for label in range(5):
         sent = [one.means[one.labels == label][0] for one in sets if label in one.labels]
         rows = torch.stack(sent).double().numpy()
-        part = dropped_at_each_end(len(rows), "trimmed-mean", 0.2) / len(rows)  # SciPy rounds down
+        part = A_FIFTH.dropped_at_each_end(len(rows)) / len(rows)  # SciPy rounds down
         middle = median.means[label].numpy()
         np.testing.assert_allclose(middle, np.median(rows, axis=0), rtol=1e-6)
         mean = trimmed.means[label].numpy()
@@ -95,25 +90,24 @@ def test_no_order_of_clients_matters_and_a_class_nobody_sent_is_kept() -> None:
     sets = [Prototypes(one.means[one.labels < 4], one.labels[one.labels < 4]) for one in drawn]
     previous = Prototypes(torch.full((1, 8), 7.0), torch.tensor([4]))
 
-    wanted = merge_prototypes(sets, "uniform", previous, "median", 0.2)
+    wanted = MEDIAN.merge_prototypes(sets, "uniform", previous)
 
     assert wanted.means[-1].tolist() == [7.0] * 8
     for order in itertools.permutations(sets):
-        found = merge_prototypes(list(order), "uniform", previous, "median", 0.2)
+        found = MEDIAN.merge_prototypes(list(order), "uniform", previous)
         assert torch.equal(found.means, wanted.means)
 
 
 @pytest.mark.parametrize("weighting", ["counts", "uniform"])
 def test_the_mean_is_that_of_each_class(weighting: str) -> None:
     sets = sets_of(np.random.default_rng(0), 7)
-    found = merge_prototypes(sets, weighting, None, "mean", 0.2)
+    found = Aggregator("mean", 0.2).merge_prototypes(sets, weighting, None)
     assert torch.equal(found.means, merge_by_class(sets, weighting).means)
 
 
 def test_the_default_is_the_mean() -> None:
     assert bounds(cards(4, real=False)) == Bounds()
-    assert Bounds().weights == ("mean", 0)
-    assert Bounds().prototypes == ("mean", 0)
+    assert Bounds().weights == Bounds().prototypes == MEAN
 
 
 def test_one_vote_per_client_by_hand() -> None:
@@ -121,24 +115,23 @@ def test_one_vote_per_client_by_hand() -> None:
 
     Only two hold class 7.
     """
-    without_the_farthest = aggregation.without_outliers
     labels = torch.tensor([4, 7])
     one = Prototypes(torch.tensor([[1.0, 0.0], [9.0, 9.0]]), labels)
     two = Prototypes(torch.tensor([[2.0, 0.0], [9.0, 9.0]]), labels)
     far_means = torch.tensor([[50.0, 0.0], [1.5, 0.0], [52.0, 0.0], [5.0, 5.0]])
     far = Prototypes(far_means, torch.tensor([4, 4, 4, 8]))
 
-    for merging in ("median", "trimmed-mean"):
-        found = without_the_farthest([one, two, far], merging, 0.2)
+    for aggregator in (MEDIAN, A_FIFTH):
+        found = aggregator.without_outliers([one, two, far])
         assert [left.labels.tolist() for left in found] == [[4, 7], [4, 7], [8]]
         assert found[0].means.tolist() == one.means.tolist()
         assert found[1].means.tolist() == two.means.tolist()
-    assert without_the_farthest([one, two, far], "mean", 0.2) == [one, two, far]
+    assert MEAN.without_outliers([one, two, far]) == [one, two, far]
 
 
-def left_of(sets: list[Prototypes], merging: str, trim: float) -> list[int]:
+def left_of(sets: list[Prototypes], aggregator: Aggregator) -> list[int]:
     """How many prototypes of each client are left."""
-    return [len(left) for left in aggregation.without_outliers(sets, merging, trim)]
+    return [len(left) for left in aggregator.without_outliers(sets)]
 
 
 def test_who_is_the_farthest_depends_on_all_classes_of_a_client() -> None:
@@ -146,15 +139,15 @@ def test_who_is_the_farthest_depends_on_all_classes_of_a_client() -> None:
     sets = [Prototypes(torch.tensor([[x], [y]]), torch.tensor([0, 1])) for x, y in values]
 
     # class 0 alone would have the third
-    assert left_of(sets, "trimmed-mean", 0.2) == [2, 2, 2, 2, 0]
+    assert left_of(sets, A_FIFTH) == [2, 2, 2, 2, 0]
 
 
 def test_a_median_leaves_more_out_than_a_trimmed_mean() -> None:
     values = [0.0, 1.0, 2.0, 3.0, 9.0]
     sets = [Prototypes(torch.tensor([[value]]), torch.tensor([0])) for value in values]
 
-    assert left_of(sets, "median", 0.0) == [0, 1, 1, 1, 0]
-    assert left_of(sets, "trimmed-mean", 0.2) == [1, 1, 1, 1, 0]
+    assert left_of(sets, MEDIAN) == [0, 1, 1, 1, 0]
+    assert left_of(sets, A_FIFTH) == [1, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -259,7 +252,7 @@ def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> No
         "trimmed-mean": (trim_mean(stacked, 2 / 9 + 1e-9), trim_mean(counts, 2 / 9 + 1e-9)),
     }
     for merging, (weights, seen) in wanted.items():
-        found = merge_weights(sets, shares.tolist(), merging, 0.2)
+        found = Aggregator(merging, 0.2).merge_weights(sets, shares.tolist())
         np.testing.assert_allclose(found["w"].numpy(), weights, rtol=1e-6, atol=1e-7)
         assert (int(found["seen"]), found["seen"].dtype) == (round(float(seen)), torch.int64)
 
@@ -305,7 +298,7 @@ def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -
     outcome = run_federation(run_config(tmp_path, algo="scaffold", **data), clients=5, tamper=lie)
 
     zeros = {name: torch.zeros_like(value) for name, value in sent[0].items()}
-    wanted = merge_weights(clip_updates(sent, [zeros] * 5, 2.0), [1 / 5] * 5, "mean", 0)
+    wanted = MEAN.merge_weights(clip_updates(sent, [zeros] * 5, 2.0), [1 / 5] * 5)
     state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
     for name, value in wanted.items():
         torch.testing.assert_close(state[f"control/{name}"], value)
@@ -383,10 +376,6 @@ def test_robust_merging_holds_where_the_mean_does_not(
     assert accuracy("trimmed-mean") > unattacked - 5
 
 
-TRIMMED = ("trimmed-mean", 1)
-MEAN = ("mean", 0)
-
-
 def bounds(sites: list[SiteCard], **settings: Any) -> Bounds:
     config = {key.replace("_", "-"): value for key, value in settings.items()}
     return bounds_of(settings_of(config), sites)
@@ -403,7 +392,7 @@ def test_sites_with_operators_are_bounded_by_default_and_simulated_clients_are_n
     assert bounds(cards(4), algo="fedavg", secagg=True) == Bounds()
     assert bounds(cards(3), algo="fedavg", liars=0) == Bounds()
     distilling = bounds(cards(5, real=False), algo="feddistill", liars=2)
-    assert distilling.prototypes == ("trimmed-mean", 2)
+    assert distilling.prototypes == Aggregator("trimmed-mean", 2)
 
 
 def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
@@ -435,7 +424,8 @@ def test_an_experts_key_wins(real: bool) -> None:
         merging="median",
         trim_fraction=0.3,
     )
-    assert found == Bounds(int(real), 3.0, 1.0, 4.0, 1.5, ("median", 0.3), ("median", 0.3))
+    median = Aggregator("median", 0.3)
+    assert found == Bounds(int(real), 3.0, 1.0, 4.0, 1.5, median, median)
 
 
 @pytest.mark.parametrize(("config", "reason"), [
@@ -484,7 +474,7 @@ def test_a_poisoned_buffer_moves_with_the_weights_and_no_farther() -> None:
     sets[5]["bn.running_var"] = torch.full((2,), 40.0)
 
     clipped = clip_updates(sets, [start] * 6, 2.0)
-    merged = merge_weights(clipped, [1 / 6] * 6, "trimmed-mean", 1)
+    merged = TRIMMED.merge_weights(clipped, [1 / 6] * 6)
 
     assert float(clipped[5]["bn.running_var"].max()) < 3
     assert 1.1 <= float(merged["bn.running_var"].max()) <= 1.5

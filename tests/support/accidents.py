@@ -11,7 +11,6 @@ from flwr.app import Message, MessageType
 from server_app import app as app_module
 from server_app import round as round_module
 from server_app.callbacks import checkpoints as checkpoint_files
-from server_app.replies import RoundResult
 from tests.support.attacks import Change, failing, when
 from tests.support.harness import Tamper, run_federation
 
@@ -57,12 +56,9 @@ def dying_call(owner: object, name: str, number: int, *, after: bool) -> Iterato
 
 
 def round_of(arguments: tuple[Any, ...]) -> int:
-    """The round of a call, which is among its arguments as a number or as a result."""
-    numbers = {one for one in arguments if type(one) is int}
-    if not numbers:
-        numbers = {one.number for one in arguments if isinstance(one, RoundResult)}
-    (number,) = numbers
-    return int(number)
+    """The round of a call, which is among its arguments."""
+    (number,) = {one for one in arguments if type(one) is int}
+    return number
 
 
 TRAINING = "while the clients train"

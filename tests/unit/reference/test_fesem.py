@@ -13,7 +13,9 @@ from flwr.app import MessageType
 
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
+from server_app.protections.changes import CutChanges
 from server_app.replies import Upload
+from server_app.round import view_of
 from server_app.strategies.base import StateDict
 from tests.support import plain
 from tests.support.declaration import Declared
@@ -126,11 +128,12 @@ def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() ->
     server.cluster_of = {site: torch.tensor(int(site > "site-2")) for site in sites}
     places = [at(0.1), at(0.1), at(0.1), at(10.1), at(99, index=1000)]
 
-    server.merge(uploads(sites, places))
+    accepted = CutChanges().accept(uploads(sites, places), view_of(server))
+    server.merge(accepted.kept)
 
     assert float(server.centres["1"]["head.bias"][0]) == pytest.approx(10 + (0.1 + 0.2) / 2)
     assert {int(centre["body.index"]) for centre in server.centres.values()} == {7}
-    assert len(server.reductions) == 1
+    assert len(accepted.reduced) == 1
 
 
 def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> None:

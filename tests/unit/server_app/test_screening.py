@@ -7,8 +7,6 @@ import re
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,10 +15,14 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
 from protofl_common.wire.schema import Moments, RefusedMessage
+from server_app.bounds import Bounds
 from server_app.network.admission import sample_sites
-from server_app.protections.bounds import Bounds
-from server_app.protections.uploads import bound_samples, most_samples, outliers
-from server_app.replies import RoundResult, Upload, check_claims
+from server_app.protections.base import View
+from server_app.protections.outliers import outliers
+from server_app.protections.samples import BoundSamples, most_samples
+from server_app.replies import Upload, check_claims
+from server_app.round import view_of
+from tests.support.fakes import server_of
 
 CARD = SiteCard(
     "north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu"
@@ -107,20 +109,22 @@ def test_a_site_is_held_to_its_introduction(
         check_claims(claims, payload, CARD, training=True)
 
 
+def view_of_north() -> View:
+    """What protections know of a round with a single site, which has 30 samples."""
+    bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
+    return replace(view_of(server_of("fedproto")), bounds=bounds, cards={"north": CARD})
+
+
 def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning() -> None:
     """The others are divided anew: half of what it is tested on was trained on before."""
-    federation: Any = SimpleNamespace(
-        bounds=Bounds(max_samples_ratio=2.0, max_samples_lead=2.0), cards={"north": CARD}
-    )
     for samples, warnings in (
         (30, set()),
         (0, set()),  # a sum of masked uploads tells it later
         (29, {"north: 29 training samples, but it joined with 30: its data have changed"}),
     ):
-        bound_samples(
-            [Upload("north", Payload(), Report(1, samples, 0))], federation, result := RoundResult()
-        )
-        assert {text.partition(", and")[0] for text in result.bounded_reasons} == warnings
+        upload = Upload("north", Payload(), Report(1, samples, 0))
+        reduced = BoundSamples().accept([upload], view_of_north()).reduced
+        assert {text.partition(", and")[0] for text in reduced} == warnings
 
 
 def test_a_single_claim_leads_the_next_and_label_counts_weigh_no_more_than_the_settings_say() -> (
@@ -136,12 +140,10 @@ def test_a_single_claim_leads_the_next_and_label_counts_weigh_no_more_than_the_s
     )
     assert most_samples([30, 10**15], limits) == (240.0, "max-samples-ratio")
     assert most_samples([0, 0, 0, 5], limits)[0] == 1.0
-    bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
-    federation: Any = SimpleNamespace(bounds=bounds, cards={"north": CARD})
     upload = Upload(
         "north", Payload(label_counts=torch.tensor([10**9, 0, 2 * 10**9])), Report(1, 3 * 10**9, 0)
     )
-    (found,) = bound_samples([upload], federation, RoundResult())
+    (found,) = BoundSamples().accept([upload], view_of_north()).kept
     counts = found.payload.counts("label_counts")
     assert counts.tolist() == [20, 0, 40]  # 60 samples at most, twice the usual 30
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protofl_common.maths.aggregation import merge_by_class, merge_prototypes
+from protofl_common.maths.aggregation import MEAN, merge_by_class
 from protofl_common.maths.prototypes import Prototypes, by_class, chosen, class_means, distances
 
 
@@ -40,7 +40,7 @@ def test_merging_by_hand() -> None:
 
 def test_a_class_nobody_sent_keeps_its_prototype() -> None:
     previous = prototypes([[1.0], [2.0]], [0, 3])
-    merged = merge_prototypes([prototypes([[9.0]], [0], [2])], "counts", previous, "mean", 0.0)
+    merged = MEAN.merge_prototypes([prototypes([[9.0]], [0], [2])], "counts", previous)
     assert merged.labels.tolist() == [0, 3]
     assert merged.means.tolist() == [[9.0], [2.0]]
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from protofl_common.maths.aggregation import merge_by_class, merge_weights
+from protofl_common.maths.aggregation import MEAN, merge_by_class
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import masks
 from protofl_common.privacy import sums as summing
@@ -267,7 +267,7 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
     assert total == sum(samples)
     rounding = clients / summing.scale(clients)
     shares = [n / total for n in samples]
-    weights = merge_weights([payload.weights() or {} for payload in payloads], shares, "mean", 0.2)
+    weights = MEAN.merge_weights([payload.weights() or {} for payload in payloads], shares)
     for name, value in (merged.weights() or {}).items():
         atol = 1.001 if name.endswith("tracked") else rounding
         wanted = weights[name].double()

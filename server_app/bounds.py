@@ -1,6 +1,6 @@
-"""The bounds that follow from ``liars``: how far lying sites can move the aggregate.
+"""How many sites a round asks, and how far those that lie can move the aggregate (``liars``).
 
-What each of them keeps off stands in `server_app/README.md`.
+What each bound keeps off stands in `server_app/README.md`.
 """
 
 import math
@@ -9,10 +9,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from protofl_common.experiment.settings import Settings
-from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
+from protofl_common.maths.aggregation import MEAN, MIN_CLIENTS_FOR_MEDIAN, Aggregator
 from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import vectors_in
-from server_app.network.admission import number_asked
+
+
+def number_asked(sites: int, participation: float, fewest: int = 1) -> int:
+    """Return how many of ``sites`` take part in a round.
+
+    It is ``participation`` of them, rounded, but at least ``fewest``, or all where these are fewer.
+    """
+    return max(1, min(fewest, sites), round(participation * sites))
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,8 @@ class Bounds:
     max_update_ratio: float = math.inf
     max_samples_ratio: float = math.inf
     max_samples_lead: float = math.inf
-    weights: tuple[str, float] = ("mean", 0)  # ``merging`` and ``trim`` of `aggregation.py`
-    prototypes: tuple[str, float] = ("mean", 0)  # The same for what clients send of classes
+    weights: Aggregator = MEAN
+    prototypes: Aggregator = MEAN  # Of all that clients send of classes
 
     def __str__(self) -> str:
         if not self.liars:
@@ -36,7 +43,7 @@ class Bounds:
             f"are refused, changes of weights cut to {self.max_update_ratio:g} times the median "
             f"length; a site weighs at most as {self.max_samples_ratio:g} times the median number "
             f"of samples, and {self.max_samples_lead:g} times the next; "
-            f"weights: {self.weights[0]}, prototypes: {self.prototypes[0]}"
+            f"weights: {self.weights.merging}, prototypes: {self.prototypes.merging}"
         )
 
 
@@ -55,11 +62,11 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
     liars = _expected_liars(settings, cards)
     keys = settings.bounds
     if keys.merging != "auto":
-        weights = prototypes = (keys.merging, keys.trim_fraction)
+        weights = prototypes = Aggregator(keys.merging, keys.trim_fraction)
     else:
-        weights = prototypes = ("mean", 0.0)
+        weights = prototypes = MEAN
         if liars and _averages_what_is_comparable(settings, cards, liars):
-            prototypes = ("trimmed-mean", float(liars))
+            prototypes = Aggregator("trimmed-mean", liars)
 
     default = AGAINST_LIARS if liars else Bounds()
     return Bounds(

@@ -1,0 +1,60 @@
+"""The seam between the replies of a round and the algorithm that merges them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Self
+
+from protofl_common.experiment.settings import Settings
+from protofl_common.wire.payloads import StateDict
+from protofl_common.wire.records import SiteCard
+from server_app.bounds import Bounds
+from server_app.replies import Upload
+
+
+@dataclass(frozen=True)
+class View:
+    """What a protection may know of a round beside its uploads.
+
+    The last two are hooks of the algorithm's half (`server_app/strategies/base.py`).
+    """
+
+    settings: Settings
+    cards: Mapping[str, SiteCard]
+    bounds: Bounds
+    least_replies: int
+    starting_points: Callable[[str, Sequence[str]], list[StateDict] | None]
+    most_vectors: Callable[[Upload], float | None]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What a protection lets pass to the next one, or to the algorithm."""
+
+    kept: list[Upload]
+    refused: Mapping[str, str] = field(default_factory=dict)  # Site -> what is wrong with its reply
+    reduced: Set[str] = frozenset()  # ``"site: how its part was reduced"``
+    why_void: str = ""  # Why the round must change nothing; "" where it may
+
+    def then(self, protection: "Protection", view: View) -> Self:
+        """Return what is left, and all that was refused or reduced, after one more protection.
+
+        In a round that is void already it does not act.
+        """
+        if self.why_void:
+            return self
+        after = protection.accept(self.kept, view)
+        refused = {**self.refused, **after.refused}
+        return type(self)(after.kept, refused, self.reduced | after.reduced, after.why_void)
+
+
+class Protection(ABC):
+    """One protection. It keeps nothing from one round to the next."""
+
+    @abstractmethod
+    def acts(self, view: View) -> bool:
+        """Return whether it may change anything in this round."""
+
+    @abstractmethod
+    def accept(self, uploads: list[Upload], view: View) -> Accepted:
+        """Return the uploads that may go on, perhaps reduced, and whom it refused, and why."""

@@ -1,0 +1,50 @@
+"""Cut changes of the weights that are far longer than the other clients'."""
+
+import math
+from dataclasses import replace
+
+from protofl_common.maths.aggregation import State, clip_updates, length_of_change
+from protofl_common.wire.payloads import StateDict
+from protofl_common.wire.schema import weights_in
+from server_app.protections.base import Accepted, Protection, View
+from server_app.replies import Upload
+
+
+class CutChanges(Protection):
+    """Cut each client's weights to the distance from their start that ``max-update-ratio`` allows.
+
+    Whole numbers, as of positions, have no length that could be cut: where sites may lie, the
+    server's own take the place of theirs.
+    """
+
+    def acts(self, view: View) -> bool:
+        return bool(view.bounds.liars) or view.bounds.max_update_ratio < math.inf
+
+    def accept(self, uploads: list[Upload], view: View) -> Accepted:
+        reduced: set[str] = set()
+        for name in weights_in(view.settings.exchange.up):
+            starts = view.starting_points(name, [upload.site for upload in uploads])
+            if starts is not None:
+                uploads = _cut(uploads, name, starts, view, reduced)
+        return Accepted(uploads, reduced=reduced)
+
+
+def _cut(
+    uploads: list[Upload], name: str, starts: list[StateDict], view: View, reduced: set[str]
+) -> list[Upload]:
+    """Cut the uploads' weights of this ``name``; whose are cut is noted in ``reduced``."""
+    ratio = view.bounds.max_update_ratio
+    sent: list[State] = [upload.payload.weights(name) or {} for upload in uploads]
+    near = clip_updates(sent, starts, ratio)
+    changed = []
+    for upload, start, before, after in zip(uploads, starts, sent, near, strict=True):
+        weights = dict(after)
+        fractions = dict(upload.kept_fractions)
+        if after is not before:
+            limit = f"{ratio:g} times the median length (max-update-ratio)"
+            reduced.add(f"{upload.site}: its change of the weights is cut to {limit}")
+            fractions[name] = length_of_change(after, start) / length_of_change(before, start)
+        if view.bounds.liars:
+            weights |= {key: own for key, own in start.items() if not own.is_floating_point()}
+        changed.append(replace(upload.with_entries(**{name: weights}), kept_fractions=fractions))
+    return changed

@@ -1,0 +1,18 @@
+"""Merge nothing of too few: the result would be close to single uploads."""
+
+from server_app.protections.base import Accepted, Protection, View
+from server_app.replies import Upload
+
+
+class EnoughReplies(Protection):
+    """Make a round void that has fewer valid replies than ``min-replies``."""
+
+    def acts(self, view: View) -> bool:
+        return True
+
+    def accept(self, uploads: list[Upload], view: View) -> Accepted:
+        least = view.least_replies
+        replies = sum(upload.clients for upload in uploads)
+        if replies >= least:
+            return Accepted(uploads)
+        return Accepted([], why_void=f"{replies} valid replies, fewer than min-replies = {least}")

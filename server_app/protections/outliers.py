@@ -1,0 +1,92 @@
+"""Refuse uploads, or leave out prototypes, that are unlike all others of the round."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from protofl_common.maths.aggregation import (
+    MIN_CLIENTS_FOR_MEDIAN,
+    joint_norm,
+    lengths_for_median,
+)
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload, Value
+from protofl_common.wire.schema import vectors_in
+from server_app.protections.base import Accepted, Protection, View
+from server_app.replies import Upload, vectors_of
+
+
+class RefuseOutliers(Protection):
+    """Refuse uploads out of all proportion to the others (``max-norm-ratio``).
+
+    Nor do their reports count.
+    """
+
+    def acts(self, view: View) -> bool:
+        return not view.settings.privacy.sums_only
+
+    def accept(self, uploads: list[Upload], view: View) -> Accepted:
+        payloads = {upload.site: upload.payload for upload in uploads}
+        refused = outliers(payloads, view.bounds.max_norm_ratio)
+        return Accepted([upload for upload in uploads if upload.site not in refused], refused)
+
+
+def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
+    """Return why sites are refused: an entry is more than ``ratio`` times as long as the median.
+
+    The median over the replies is that of an honest client while more than half of them are.
+    """
+    norms: dict[str, dict[str, float]] = {}  # Entry -> site -> its norm
+    for site, payload in payloads.items():
+        for name, value in payload.entries.items():
+            norms.setdefault(name, {})[site] = _norm(value)
+
+    refused = {}
+    for name, norm_of in norms.items():
+        lengths = lengths_for_median(list(norm_of.values()))
+        if len(lengths) < MIN_CLIENTS_FOR_MEDIAN:
+            continue
+        median = float(np.median(lengths))
+        limit = f"{ratio:g} times the round's median of {median:.3g} (max-norm-ratio)"
+        for site, norm in norm_of.items():
+            if norm > ratio * median:
+                refused[site] = f"{name} of norm {norm:.3g}, above {limit}"
+    return refused
+
+
+def _norm(value: Value) -> float:
+    """The norm of the longest prototype, or of all weights together; 0 for other values."""
+    if isinstance(value, Prototypes):
+        return float(torch.linalg.vector_norm(value.means.double(), dim=1).max())
+    return joint_norm(value.values()) if isinstance(value, dict) else 0.0
+
+
+class LeaveOutFarthest(Protection):
+    """Leave out the prototypes least like the others (``merging``).
+
+    That is done for a server that trains on them or clusters them; a mean of them is trimmed.
+    """
+
+    def acts(self, view: View) -> bool:
+        is_trimmed = view.settings.row.averages_prototypes
+        return view.bounds.prototypes.merging != "mean" and not is_trimmed
+
+    def accept(self, uploads: list[Upload], view: View) -> Accepted:
+        for name in vectors_in(view.settings.exchange.up):
+            sent = vectors_of(uploads, name)
+            close = view.bounds.prototypes.without_outliers(list(sent.values()))
+            uploads = with_vectors(uploads, name, dict(zip(sent, close, strict=True)))
+        return Accepted(uploads)
+
+
+def with_vectors(
+    uploads: list[Upload], name: str, vectors: Mapping[str, Prototypes]
+) -> list[Upload]:
+    """Put the sites' ``vectors`` in the place of those that they have sent as ``name``."""
+    changed = []
+    for upload in uploads:
+        if upload.site in vectors:
+            upload = upload.with_entries(**{name: vectors[upload.site]})
+        changed.append(upload)
+    return changed

@@ -1,0 +1,149 @@
+"""Bound how much a client weighs: by its training samples, or by how many vectors it sends.
+
+How far clients may differ stands in `server_app/bounds.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median_low
+
+import torch
+
+from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.payloads import Value
+from protofl_common.wire.schema import vectors_in
+from server_app.bounds import Bounds
+from server_app.protections.base import Accepted, Protection, View
+from server_app.protections.outliers import with_vectors
+from server_app.replies import Upload, vectors_of
+
+
+class BoundSamples(Protection):
+    """Bound as how many samples an upload weighs.
+
+    The claim cannot be verified, and must not make the mean the client's own.
+    """
+
+    def acts(self, view: View) -> bool:
+        return not view.settings.privacy.sums_only
+
+    def accept(self, uploads: list[Upload], view: View) -> Accepted:
+        claims = [card.train_samples for card in view.cards.values()]
+        most, why = most_samples(claims, view.bounds)
+        bounded = []
+        reduced = set()
+        for upload in uploads:
+            site = upload.site
+            trained_on = upload.report.train_samples
+            joined_with = view.cards[site].train_samples
+            if 0 < trained_on < joined_with:
+                reduced.add(
+                    f"{site}: {trained_on} training samples, but it joined with {joined_with}: its "
+                    "data have changed, and it may be tested on what it was trained on"
+                )
+            claimed = upload.train_samples
+            if claimed > most:
+                reduced.add(f"{site}: {claimed:g} training samples weigh as {most:g} ({why})")
+                entries = {}
+                for name, value in upload.payload.entries.items():
+                    entries[name] = _with_counts(value, most / claimed)
+                upload = replace(upload.with_entries(**entries), max_weight=most)
+            bounded.append(upload)
+        return Accepted(bounded, reduced=reduced)
+
+
+def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
+    """Return as how many samples a client may weigh, and which setting says so.
+
+    A multiple of the median (``max-samples-ratio``) bounds any minority of liars, but it must be
+    large, for honest clients differ as much. The largest honest claim is closer to the next one
+    (``max-samples-lead``), which bounds as many as are expected.
+    """
+    limits = [(bounds.max_samples_ratio * median_low(claims), "max-samples-ratio")]
+    if len(claims) >= MIN_CLIENTS_FOR_MEDIAN:
+        largest_first = sorted(claims, reverse=True)
+        liars = min(max(1, bounds.liars), (len(claims) - 1) // 2)
+        limits.append((bounds.max_samples_lead * largest_first[liars], "max-samples-lead"))
+    most, why = min(limits)
+    return max(1.0, most), why
+
+
+def _with_counts(value: Value, factor: float) -> Value:
+    """Return the value with its counts of samples times ``factor``, rounded up."""
+    if isinstance(value, torch.Tensor):
+        return (value.double() * factor).ceil().long()
+    if not isinstance(value, Prototypes) or value.counts is None:
+        return value
+    return replace(value, counts=(value.counts.double() * factor).ceil().long())
+
+
+class BoundVectors(Protection):
+    """Thin the vectors of a client that sends too many of them, as their number is its weight.
+
+    An algorithm may say how many vectors so many samples have. Where it does not, and sites may
+    lie, the numbers of each class are bounded as samples are.
+    """
+
+    def acts(self, view: View) -> bool:
+        return any(entry.several for entry in vectors_in(view.settings.exchange.up).values())
+
+    def accept(self, uploads: list[Upload], view: View) -> Accepted:
+        reduced: set[str] = set()
+        for name, entry in vectors_in(view.settings.exchange.up).items():
+            if not entry.several:
+                continue
+            thinned = _thinned_to_samples(uploads, name, view, reduced)
+            if view.bounds.liars and not thinned:
+                thinned = _thinned_by_class(uploads, name, view.bounds, reduced)
+            uploads = with_vectors(uploads, name, thinned)
+        return Accepted(uploads, reduced=reduced)
+
+
+def _thinned_to_samples(
+    uploads: list[Upload], name: str, view: View, reduced: set[str]
+) -> dict[str, Prototypes]:
+    """Return each site's vectors, as many as its samples have; {} where the algorithm says nothing.
+
+    Whom it costs some is noted in ``reduced``.
+    """
+    sent = vectors_of(uploads, name)
+    thinned = {}
+    for upload in uploads:
+        most = view.most_vectors(upload)
+        if most is None or upload.site not in sent:
+            continue
+        vectors = sent[upload.site]
+        thinned[upload.site] = vectors.thinned(most)
+        if len(vectors) > most:
+            reduced.add(f"{upload.site}: more {name} than its samples have; {most:g} count")
+    return thinned
+
+
+def _thinned_by_class(
+    uploads: list[Upload], name: str, bounds: Bounds, reduced: set[str]
+) -> dict[str, Prototypes]:
+    """Return each site's vectors, of no class many more than the other sites have sent.
+
+    Whom it costs some is noted in ``reduced``.
+    """
+    thinned = vectors_of(uploads, name)
+    labels: set[int] = set()
+    for vectors in thinned.values():
+        labels.update(vectors.labels.tolist())
+
+    for label in sorted(labels):
+        numbers = {}
+        for site, vectors in thinned.items():
+            number = int((vectors.labels == label).sum())
+            if number:
+                numbers[site] = number
+        most, setting = most_samples(list(numbers.values()), bounds)
+        for site, number in numbers.items():
+            if number <= most:
+                continue
+            is_label = thinned[site].labels == label
+            others = thinned[site].only(~is_label)
+            thinned[site] = Prototypes.joined([others, thinned[site].only(is_label).thinned(most)])
+            reduced.add(f"{site}: {number} {name} of a class count as {most:g} ({setting})")
+    return thinned

@@ -1,0 +1,86 @@
+"""The server's protections: their order, when each acts, and what a chain of them remembers."""
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report
+from server_app import protections
+from server_app.bounds import Bounds
+from server_app.protections import PROTECTIONS, protections_of
+from server_app.protections.base import Accepted, Protection
+from server_app.protections.changes import CutChanges
+from server_app.protections.enough_replies import EnoughReplies
+from server_app.protections.outliers import RefuseOutliers
+from server_app.replies import Upload
+from server_app.round import view_of
+from tests.support.fakes import server_of
+
+ALWAYS = ["RefuseOutliers", "BoundSamples", "EnoughReplies"]
+
+
+def test_every_protection_has_its_place() -> None:
+    for path in Path(protections.__file__).parent.glob("*.py"):
+        import_module(f"server_app.protections.{path.stem}")
+    kinds = [type(protection) for protection in PROTECTIONS]
+    assert set(kinds) == set(Protection.__subclasses__())
+    assert len(set(kinds)) == len(kinds)
+
+
+@pytest.mark.parametrize(("algo", "settings", "more"), [
+    ("fedavg", {}, []),
+    ("fedavg", {"secagg": True}, None),
+    ("fedavg", {"max_update_ratio": 2.0}, ["CutChanges"]),
+    ("fedavg", {"liars": 1}, ["CutChanges"]),
+    ("fedproto", {"merging": "median"}, []),  # a mean of prototypes is trimmed itself
+    ("fedtgp", {"merging": "median"}, ["LeaveOutFarthest"]),
+    ("fedplvm", {"merging": "median"}, ["LeaveOutFarthest", "BoundVectors"]),
+    ("fpl", {}, []),
+    ("mpft", {}, ["BoundVectors"]),
+])  # fmt: skip
+def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -> None:
+    acting = protections_of(view_of(server_of(algo, **settings)))
+    wanted = ["EnoughReplies"] if more is None else [*ALWAYS, *more]
+    assert [type(protection).__name__ for protection in acting] == wanted
+
+
+def upload(site: str, length: float) -> Upload:
+    vector = Prototypes(torch.tensor([[length, 0.0]]), torch.tensor([0]))
+    return Upload(site, Payload(prototypes=vector), Report(1, 10, 5))
+
+
+def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> None:
+    view = replace(view_of(server_of("fedproto")), least_replies=3, bounds=Bounds(max_norm_ratio=5))
+    sent = [upload("a", 1.0), upload("b", 1.0), upload("c", 99.0)]
+
+    accepted = Accepted(sent).then(RefuseOutliers(), view).then(EnoughReplies(), view)
+
+    assert accepted.why_void == "2 valid replies, fewer than min-replies = 3"
+    assert accepted.refused.keys() == {"c"}
+    assert accepted.kept == []
+    assert accepted.then(EnoughReplies(), replace(view, least_replies=9)) is accepted
+
+
+def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
+    """SCAFFOLD's next message tells its client, whose variate changes by as much."""
+    server = server_of("scaffold", liars=1)
+    view = view_of(server)
+    moves = {"a": (0.1, 1.0), "b": (0.1, 1.0), "c": (0.1, 8.0)}
+    uploads = []
+    for site, (step, change) in moves.items():
+        weights = {name: value + step for name, value in server.weights.items()}
+        control = {name: value + change for name, value in server.control.items()}
+        uploads.append(Upload(site, Payload(weights=weights, control=control), Report(1, 10, 5)))
+
+    accepted = CutChanges().accept(uploads, view)
+
+    fractions = [server.used_fraction(upload) for upload in accepted.kept]
+    assert fractions == [1.0, 1.0, pytest.approx(2 / 8)]
+    said = "c: its change of the weights is cut to 2 times the median length (max-update-ratio)"
+    assert accepted.reduced == {said}
