@@ -10,7 +10,6 @@
 ``_`` for ``-``: ``batch_size=32``; those of an algorithm as ``fedproto={"lambda": 1.0}``.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from operator import index
@@ -28,13 +27,14 @@ from protofl_common.data.store import cached, data_key
 from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import default_run_config, with_halves
+from protofl_common.runs import events
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.simulation.grid import simulate
 from protofl_common.tools.cli.run import check_settings
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
 
-__all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
+__all__ = ["Run", "SettingsError", "Tried", "events", "run", "try_method"]
 
 Data = str | Path | tuple[Any, Any]
 
@@ -94,7 +94,7 @@ def run(
     *,
     clients: int = 4,
     workers: int = 1,
-    on_line: Callable[[str], None] | None = None,
+    on_event: events.OnEvent | None = None,
     **settings: Scalar,
 ) -> Run:
     """Run a federation in this process, and return its results.
@@ -104,12 +104,13 @@ def run(
     ``data`` is a folder or file for ``data-dir``, or inputs [N, …] and labels [N]; None: what
     ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the processes among which
     the clients are divided; more than 1 only before this process has computed with PyTorch.
-    ``on_line`` is called with each line that ``protofl run`` would show; else none is shown.
+    ``on_event`` is called with each of `protofl.events`; ``on_event=print`` shows the lines of
+    ``protofl run``, and without it nothing is shown.
     """
     config = _config(data, settings)
     allow_named(config)
     check_settings(config, settings)
-    folder = simulate(config, index(clients), on_line or (lambda line: None), workers)
+    folder = simulate(config, index(clients), on_event or (lambda event: None), workers)
     return Run(folder)
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import jsonschema
 
+from protofl_common.runs.events import Event, Failed, Finished, OnEvent, RoundDone
 from protofl_common.simulation import grid
 from protofl_common.tools.cli import COMMANDS, main, parser_of
 from tests.support.commands import SCHEMA, output, told
-from tests.support.fakes import write_run
+from tests.support.fakes import row, write_run
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 
@@ -20,6 +21,8 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
     parts = {part["$ref"].rpartition("/")[2].split()[0] for part in SCHEMA["oneOf"]}
     assert able == defined & set(COMMANDS)
     assert able == parts
+    events = {event.__name__ for event in Event.__subclasses__()}
+    assert set(SCHEMA["$defs"]["run event"]["properties"]["event"]["enum"]) == events
 
 
 def test_lists_and_findings(tmp_path: Path, capsys: Printed) -> None:
@@ -63,18 +66,31 @@ def test_predictions_line_by_line(tmp_path: Path, capsys: Printed) -> None:
 def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     folder = tmp_path / "runs" / "one"
 
-    def attempt(config: Any, federation: object, on_line: Any) -> tuple[Path | None, str]:
+    def attempt(config: Any, federation: object, on_event: OnEvent) -> Path | Failed:
         if config["run-name"] == "bad":
-            return None, "a reason"
+            return Failed("SettingsError", "a reason")
         write_run(folder, {"algo": "local"}, [{"0": {"head": 0.5}}] * 2)
-        on_line("round 1/1 and so on")
-        return folder, ""
+        print("what code of one's own prints")
+        on_event(RoundDone(row(1, ["a"]), 1, 0.5))
+        on_event(Finished(folder, "alone 50.0 %; 3 kB exchanged"))
+        return folder
 
     monkeypatch.setattr(grid, "attempt", attempt)
-    for options in ([], ["--quiet"]):
-        content = told(capsys, "run", "rounds=1", *options)
-        assert content["folder"] == str(folder)
-        assert content["summary"]["settings"] == {"algo": "local"}
+    content = told(capsys, "run", "rounds=1", "--quiet")
+    assert content["folder"] == str(folder)
+    assert content["summary"]["settings"] == {"algo": "local"}
 
-    nothing = {"status": "failed", "folder": None, "summary": None}
-    assert told(capsys, "run", "run-name=bad") == {"command": "run", "format": 1} | nothing
+    main(["run", "rounds=1", "--json"])
+    *events, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert last == content
+    done = {"row": row(1, ["a"]), "rounds": 1, "seconds-left": 0.5, "algorithm": ""}
+    result = "alone 50.0 %; 3 kB exchanged"
+    assert events == [
+        {"event": "RoundDone", **done},
+        {"event": "Finished", "folder": str(folder), "result": result},
+    ]
+    for event in events:
+        jsonschema.validate(event, SCHEMA)
+
+    failed = {"status": "failed", "folder": None, "summary": None, "reason": "a reason"}
+    assert told(capsys, "run", "run-name=bad") == {"command": "run", "format": 1} | failed
