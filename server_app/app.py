@@ -29,7 +29,7 @@ from protofl_common.runs.folder import (
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
-from server_app.callbacks.screen import conclude, draw_page
+from server_app.callbacks.progress import conclude, draw_page
 from server_app.callbacks.stopping import epsilon_spent
 from server_app.checkpoint import check_free, check_same, locked_run, starting_point
 from server_app.log import emit, listening, logged, say

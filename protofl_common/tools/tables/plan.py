@@ -7,7 +7,7 @@ one folder: each run has a lock.
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -306,5 +306,6 @@ def launch(
             if isinstance(event, RoundDone):
                 on_round(event.row["round"])
 
-        ended = attempt(config, resources(run.federation), note)
+        with redirect_stdout(file):  # what code of one's own prints
+            ended = attempt(config, resources(run.federation), note)
     return ended if isinstance(ended, Failed) else None

@@ -40,7 +40,7 @@ DIVIDES_ALL = ("iid", "dirichlet", "balanced-dirichlet", "label-shift", "own")
 """Partitions that leave no sample out."""
 
 
-class Screen(Callback):
+class Progress(Callback):
     """Emits the events of a run: who takes part, each round, and how it ended."""
 
     def __init__(self, run: ActiveRun) -> None:
