@@ -134,7 +134,9 @@ def one_run(
                 emit(Started(main_folder, algorithm.title, algorithm.paper, bool(baseline)))
                 run_rounds(run, callbacks)
         except (FederationError, TensorFileError, OSError):
-            draw_page(settings, folder)
+            report = draw_page(settings, folder)
+            if report:
+                say(report)
             raise
 
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import key_of
-from protofl_common.runs import figures
 from protofl_common.runs.folder import KINDS, RoundRow, Summary
 
 
@@ -118,39 +117,19 @@ class RoundDone(Event):
 
 
 @dataclass(frozen=True)
-class Evaluated(Event):
-    """The final evaluation of a run, but not of a baseline, is over."""
-
-    summary: Summary
-
-    def __str__(self) -> str:
-        return figures.final_table(self.summary).as_text()
-
-
-@dataclass(frozen=True)
 class Finished(Event):
     """The run and its baselines are done."""
 
     folder: Path
+    summary: Summary
     result: str
     """One sentence; "" for a run without an accuracy."""
+    report: str
+    """The line that says where the page is, or why not; "" for a run without one."""
 
     def __str__(self) -> str:
-        lines = [f"results: {self.folder}"]
-        if self.result:
-            lines.insert(0, f"result: {self.result}")
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class PageDrawn(Event):
-    """The page of a run is there, of one that has failed too."""
-
-    page: Path | None
-    why_not: str = ""
-
-    def __str__(self) -> str:
-        return f"report: {self.page or f'not drawn, {self.why_not}'}"
+        lines = [f"result: {self.result}", f"results: {self.folder}", self.report]
+        return "\n".join(lines if self.result else lines[1:]).rstrip()
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,12 @@ from protofl_common.experiment.settings import (
 from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.runs import figures
 from protofl_common.runs.events import (
-    Evaluated,
     Finished,
-    PageDrawn,
     RoundDone,
     RoundTrouble,
     Warned,
 )
-from protofl_common.runs.folder import DROPPED, SITES, RoundRow, unused_replies
+from protofl_common.runs.folder import DROPPED, SITES, RoundRow, RunFolder, unused_replies
 from protofl_common.runs.over_clients import data_warnings
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import ActiveRun, Callback
@@ -111,7 +109,7 @@ class Progress(Callback):
         summary = run.files.finished_summary()
         prefix = f"{run.strategy.row.title}: " if run.federation.baseline else ""
         if not run.federation.baseline:
-            emit(Evaluated(summary))
+            say(figures.final_table(summary).as_text())
         for doubt in summary.get("warnings", []):
             emit(Warned(f"{prefix}{doubt}"))
 
@@ -226,18 +224,18 @@ def conclude(settings: Settings, folder: Path) -> None:
     runs = figures.compared(folder, settings.baselines)
     if len(runs) > 1:
         say(figures.side_by_side(runs).as_text())
-    emit(Finished(folder, figures.sentence(runs) if runs else ""))
-    draw_page(settings, folder)
+    result = figures.sentence(runs) if runs else ""
+    summary = RunFolder(folder).finished_summary()
+    emit(Finished(folder, summary, result, draw_page(settings, folder)))
 
 
-def draw_page(settings: Settings, folder: Path) -> None:
-    """Draw the page, if it is wanted and there is anything to show."""
+def draw_page(settings: Settings, folder: Path) -> str:
+    """Draw the page, if it is wanted and there is anything to show; return a line on it, or ""."""
     if not settings.run.report or not (folder / SITES).exists():
-        return
+        return ""
     from protofl_common.report.page import write_report  # Takes seconds: when all else is done
 
     try:
-        drawn = PageDrawn(write_report(folder))
+        return f"report: {write_report(folder)}"
     except Exception as error:  # A page that cannot be drawn fails nothing
-        drawn = PageDrawn(None, f"{type(error).__name__}: {error}")
-    emit(drawn)
+        return f"report: not drawn, {type(error).__name__}: {error}"

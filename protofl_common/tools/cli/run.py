@@ -17,7 +17,6 @@ import sys
 from collections import deque
 from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -40,14 +39,11 @@ from protofl_common.runs.events import (
     Event,
     Failed,
     Finished,
-    PageDrawn,
     RoundDone,
     Started,
     Warned,
 )
-from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.cli.arguments import (
-    FORMAT,
     add_allow_python,
     read_assignments,
     read_recipe,
@@ -67,8 +63,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show the result only")
     add_resources(parser)
     add_allow_python(parser, "the recipe")
-    events = "a line of JSON per event, and one for the result (with --quiet that alone)"
-    parser.add_argument("--json", action="store_true", help=events)
+    lines = "a line of JSON per event, for programs (--quiet: the result alone)"
+    parser.add_argument("--json", action="store_true", help=lines)
 
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
@@ -147,35 +143,22 @@ def _run_for_people(config: Config, federation: Config, quiet: bool) -> Path | F
         if isinstance(ended, Path):
             screen.conclude(f"{program()} predict {from_here(ended)}")
     if isinstance(ended, Failed):
-        lines = screen.recent if quiet else screen.results
-        print(*lines, "protofl: this run has failed", sep="\n", file=sys.stderr)
+        print(*screen.recent, "protofl: this run has failed", sep="\n", file=sys.stderr)
     return ended
 
 
 def _run_for_programs(config: Config, federation: Config, quiet: bool) -> Path | Failed:
-    """Print a line of JSON for each event, unless ``quiet``, and one for the result."""
+    """Print a line of JSON for each event; if ``quiet``, for the last one only."""
     from protofl_common.simulation.grid import attempt
 
-    lines = sys.stdout
-
-    def write(content: dict[str, Any]) -> None:
-        print(json.dumps(content, default=str), file=lines, flush=True)  # a path is made text
+    stdout = sys.stdout
 
     def on_event(event: Event) -> None:
-        if not quiet:
-            write(event.for_programs())
+        if not quiet or isinstance(event, Finished | Failed):
+            print(json.dumps(event.for_programs(), default=str), file=stdout, flush=True)
 
     with redirect_stdout(sys.stderr):  # what code of one's own prints is no JSON
-        ended = attempt(config, federation, on_event)
-    result: dict[str, Any] = {"status": "failed", "folder": None, "summary": None, "reason": None}
-    if isinstance(ended, Failed):
-        result["reason"] = ended.text
-    else:
-        result["status"] = "finished:completed"
-        result["folder"] = ended
-        result["summary"] = RunFolder(ended).summary()
-    write({"command": "run", "format": FORMAT, **result})
-    return ended
+        return attempt(config, federation, on_event)
 
 
 class Screen(AbstractContextManager["Screen"]):
@@ -216,11 +199,8 @@ class Screen(AbstractContextManager["Screen"]):
             self.recent.append(text)
         if isinstance(event, Started):
             self.folder = event.folder
-        is_result = isinstance(event, Finished | PageDrawn)
-        if is_result or (self.quiet and isinstance(event, Warned)):
+        if isinstance(event, Finished) or (self.quiet and isinstance(event, Warned)):
             self.results.append(text.replace(f"{Path.cwd()}/", ""))
-            if self._live:
-                self._live.update("drawing the page")
         elif self._live and isinstance(event, RoundDone):
             self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
         elif not self.quiet:

@@ -39,8 +39,8 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
     assert run.summary["rounds"] == 2
     done = [event.row for event in seen if isinstance(event, public.events.RoundDone)]
     assert done == run.rounds[:2]
-    assert public.events.Evaluated(run.summary) in seen
-    assert public.events.Finished(run.folder, figures.sentence([run.summary])) in seen
+    result = figures.sentence([run.summary])
+    assert seen[-1] == public.events.Finished(run.folder, run.summary, result, report="")
 
     (run.folder / "summary.json").unlink()
     with pytest.raises(public.SettingsError, match=r"summary\.json in it; give"):

@@ -19,7 +19,6 @@ from protofl_common.runs.events import (
     Failed,
     Finished,
     OnEvent,
-    PageDrawn,
     RoundDone,
     Said,
     Started,
@@ -271,8 +270,12 @@ GOOD = [
     RoundDone(row(1, ["a"]), 2, 2.8),
     RoundDone(row(2, ["a"]), 2, 0.0, "FedProto"),
     Said("┏━━━━━━━━━━━━━┓\n┃ a table     ┃"),
-    Finished(Path("/runs/mine"), "alone 36.0 %, FedProto 68.0 %; 96.5 MB exchanged"),
-    PageDrawn(Path("/runs/mine/report.html")),
+    Finished(
+        Path("/runs/mine"),
+        summary={},
+        result="alone 36.0 %, FedProto 68.0 %; 96.5 MB exchanged",
+        report="report: /runs/mine/report.html",
+    ),
 ]
 OURS = """
 FedProto (Tan et al., AAAI 2022)
