@@ -93,9 +93,10 @@ class RoundDone(Event):
     def __str__(self) -> str:
         row = self.row
         number = str(row["round"]).rjust(len(str(self.rounds)))
-        parts = [f"round {number}/{self.rounds}"]
+        heading = f"round {number}/{self.rounds}"
         if self.algorithm:
-            parts = [f"{self.algorithm}: {parts[0]}"]
+            heading = f"{self.algorithm}: {heading}"
+        parts = [heading]
         if "total" in row["losses"]:
             parts.append(f"loss {row['losses']['total']:.3f}")
         for kind, accuracy in row["accuracy"].items():
@@ -128,8 +129,12 @@ class Finished(Event):
     """The line that says where the page is, or why not; "" for a run without one."""
 
     def __str__(self) -> str:
-        lines = [f"result: {self.result}", f"results: {self.folder}", self.report]
-        return "\n".join(lines if self.result else lines[1:]).rstrip()
+        lines = [f"results: {self.folder}"]
+        if self.result:
+            lines.insert(0, f"result: {self.result}")
+        if self.report:
+            lines.append(self.report)
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
