@@ -170,20 +170,25 @@ def private_moments(
     one half travels: there a number beside the diagonal stands for two, so √2 of it is what σ is
     added to. The number of samples is public.
 
-    x/C is rounded to whole steps (`grid.py`), so xxᵀ/C² is a whole number of their square, and all
-    sums are whole numbers below 2^53, which float64 adds exactly.
+    x/C and 1 are whole numbers of steps (`grid.py`), so xxᵀ/C² is one of their square, and all sums
+    are whole numbers below 2^53, which float64 adds exactly.
     """
     samples = max(1, len(labels_N))
     moments.measure(to_steps(features_NF.double() / clip, STEPS_OF_FEATURES), labels_N)
     for name, value in moments.named_buffers():
         part, power = MOMENT_PARTS[name]
-        steps = STEPS_OF_FEATURES**power
+        steps = STEPS_OF_FEATURES ** max(1, power)
+        if name == "shares":
+            value *= steps
+        shape = tuple(value.shape)
         deviation = noise * steps / math.sqrt(part)
-        noise_of_sums = deviation * torch.from_numpy(draw.standard_normal(tuple(value.shape)))
+        drawn = whole_noise(deviation, shape, draw)
         if name == "second":
-            noise_of_sums *= off_diagonal_parts(value.shape, features_NF.shape[1])
+            parts = off_diagonal_parts(value.shape, features_NF.shape[1])
+            smaller = whole_noise(deviation * math.sqrt(1 / 2), shape, draw)
+            drawn = torch.where(parts < 1, smaller, drawn)
         sums = (value * samples).round()  # `measure` has divided whole sums by the samples
-        value.copy_((sums + noise_of_sums.round()) * (clip**power / (steps * samples)))
+        value.copy_((sums + drawn) * (clip**power / (steps * samples)))
 
 
 def count_noise(noise: float) -> float:
