@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from protofl_common.data import DataError, check_data_settings
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, baselines_of
 from protofl_common.experiment.study import Study, is_past
+from protofl_common.runs.events import Failed, OnEvent, Started
 from protofl_common.runs.folder import (
     SUMMARY,
     RoundRow,
@@ -27,11 +29,11 @@ from protofl_common.runs.folder import (
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
-from server_app.callbacks.screen import conclude, draw_page
+from server_app.callbacks.progress import conclude, draw_page
 from server_app.callbacks.stopping import epsilon_spent
 from server_app.checkpoint import check_free, check_same, locked_run, starting_point
 from server_app.flow import uploads_of
-from server_app.log import logged, say
+from server_app.log import emit, listening, logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
@@ -49,19 +51,25 @@ MOST_IDLE_ROUNDS = 3  # Rounds in a row that changed nothing, after which a run 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    federate(grid, context)
+    """Do a run of Flower's and print its events, which `flwr run --stream` shows."""
+    show = partial(print, flush=True)
+    try:
+        federate(grid, context, show)
+    except EXPECTED as error:
+        show(Failed.of(error, is_expected=True))
+        raise
 
 
-def federate(grid: Grid, context: Context) -> Path:
+def federate(grid: Grid, context: Context, on_event: OnEvent) -> Path:
     """Do a run and its baselines; return the folder of the results.
 
-    An error that the user can mend ends the run with one clear message.
+    `EXPECTED` errors have no traceback of what is inside.
     """
     find_messages_by_node(grid)
     try:
-        return _run_with_baselines(grid, context)
+        with listening(on_event):
+            return _run_with_baselines(grid, context)
     except EXPECTED as error:
-        print(f"\nprotofl: this run cannot go on\n{error}\n", flush=True)
         raise error.with_traceback(None) from None
 
 
@@ -87,10 +95,9 @@ def _run_with_baselines(grid: Grid, context: Context) -> Path:
         one_run(grid, settings, folder, context.run_id, len(baselines))
 
     later = len(baselines)
-    for algo, settings_of_baseline in baselines.items():
+    for settings_of_baseline in baselines.values():
         later -= 1
-        its_folder = baseline_folder(folder, algo)
-        baseline_run(grid, settings_of_baseline, its_folder, context.run_id, later)
+        baseline_run(grid, settings_of_baseline, folder, context.run_id, later)
     conclude(settings, folder)
     return folder
 
@@ -108,12 +115,14 @@ def _folder_of(settings: Settings, run_id: int) -> Path:
 
 
 def one_run(
-    grid: Grid, settings: Settings, folder: Path, run_id: int, later: int, baseline: str = ""
+    grid: Grid, settings: Settings, main_folder: Path, run_id: int, later: int, baseline: str = ""
 ) -> None:
     """Do a run from the introductions of its clients to the summary.
 
-    ``later``: how many runs follow; ``baseline``: the algorithm, if this run is a baseline.
+    ``later``: how many runs follow; ``baseline``: the algorithm, if this run is a baseline of that
+    in ``main_folder``.
     """
+    folder = baseline_folder(main_folder, baseline) if baseline else main_folder
     with locked_run(folder):
         run = ActiveRun(settings, folder, starting_point(settings, folder, run_id), later)
         callbacks = callbacks_of(run)
@@ -123,21 +132,28 @@ def one_run(
         run.strategy.restore(run.start.state)
         try:
             with logged(folder / "run.log"):
+                algorithm = run.strategy.row
+                emit(Started(main_folder, algorithm.title, algorithm.paper, bool(baseline)))
                 run_rounds(run, callbacks)
         except (FederationError, TensorFileError, OSError):
-            draw_page(settings, folder)
+            report = draw_page(settings, folder)
+            if report:
+                say(report)
             raise
 
 
-def baseline_run(grid: Grid, settings: Settings, folder: Path, run_id: int, later: int) -> None:
+def baseline_run(
+    grid: Grid, settings: Settings, main_folder: Path, run_id: int, later: int
+) -> None:
     """Do a baseline, unless a resumed run has finished it; that it fails costs only a line."""
+    folder = baseline_folder(main_folder, settings.run.algo)
     resumed = settings.run.resume
     if resumed and (folder / SUMMARY).exists():
         return
     has_begun = resumed and bool(checkpoints(folder))
     settings = replace(settings, run=replace(settings.run, resume=has_begun))
     try:
-        one_run(grid, settings, folder, run_id, later, baseline=settings.run.algo)
+        one_run(grid, settings, main_folder, run_id, later, baseline=settings.run.algo)
     except EXPECTED as error:
         say(f"baseline {settings.run.algo}: not finished: {error}")
 
@@ -147,13 +163,11 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
 
     FederationError when several rounds in a row changed nothing, or nothing was merged at all.
     """
-    algorithm = run.strategy.row
     run.exchange = MessageExchange(run.federation, run.folder.name)
     run.ask_for_uploads = uploads_of
     if run.settings.privacy.sums_only:
         run_id = run.start.run_history.run_id
         run.ask_for_uploads = SecureSums(run.settings, run_id, run.federation.expelled).flow
-    say(f"{algorithm.title} ({algorithm.paper})")
     for callback in callbacks:
         callback.on_start(run)
     last = _train_rounds(run, callbacks)

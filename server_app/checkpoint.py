@@ -34,6 +34,10 @@ MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state
 """Settings that a resumed run may change; with another state-dir, clients' models began anew."""
 
 
+class CannotResume(SettingsError):
+    """What a run left is of another version, or of other settings or data: it must begin anew."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A run after one of its rounds."""
@@ -66,11 +70,11 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file; TensorFileError if it is damaged, SettingsError if of another version."""
+        """Read a file; TensorFileError if it is damaged, CannotResume if of another version."""
         state, facts = read_tensors(path, torch.device("cpu"))
         if facts.get("format") != FORMAT:
             found = facts.get("format")
-            raise SettingsError(f"resume = true: {path} is of the version {found}, not {FORMAT}")
+            raise CannotResume(f"resume = true: {path} is of the version {found}, not {FORMAT}")
         stored = json.loads(facts["facts"])
         stored["run_history"] = RunHistory.parse(stored["run_history"])
         stored["sites"] = tuple(stored["sites"])
@@ -128,7 +132,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
 
 
 def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> None:
-    """Raise SettingsError if a resumed run would have another result than the one that began."""
+    """Raise CannotResume if a resumed run would have another result than the one that began."""
     wanted = to_run_config(settings)
     changes = []
     for key in {**before, **wanted}:
@@ -137,7 +141,7 @@ def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> N
             changes.append(change)
     if changes:
         first = f"resume = true: the run {folder.name!r} was started with other settings"
-        raise SettingsError("\n".join([first, *changes]))
+        raise CannotResume("\n".join([first, *changes]))
     RunFolder(folder).check_division(settings.data.partition)
 
 

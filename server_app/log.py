@@ -1,4 +1,4 @@
-"""The lines of a run: on the screen, which `flwr run --stream` carries, and in ``run.log``."""
+"""Who hears of a run's events: whoever called `federate`, and ``run.log``."""
 
 import logging
 import time
@@ -6,23 +6,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protofl_common.runs.folder import TROUBLE
+from protofl_common.runs.events import Event, OnEvent, Said
 
-ALARMING = (*TROUBLE, "void", "warning", "waiting")
-"""Lines that begin so have the level WARNING in a run's log."""
 SILENCE_SECONDS = 2.0
 """Seconds that the SuperLink may take to say that there is nothing new, without a line on it."""
 
-# No child of the root logger, whose handlers would print all lines again
-_LOG = logging.Logger("protofl", logging.INFO)
-_LOG.addHandler(logging.NullHandler())
+_listeners: list[OnEvent] = []
+
+
+@contextmanager
+def listening(on_event: OnEvent) -> Iterator[None]:
+    """Meanwhile, hand each event to ``on_event`` too."""
+    _listeners.append(on_event)
+    try:
+        yield
+    finally:
+        _listeners.pop()
+
+
+def emit(event: Event) -> None:
+    """Hand an event to all who listen, at once."""
+    for on_event in _listeners:
+        on_event(event)
 
 
 def say(text: str) -> None:
-    """Print a line at once and, while a run is `logged`, write it into its log too."""
-    print(text, flush=True)
-    is_alarming = text.lstrip().startswith(ALARMING)
-    _LOG.log(logging.WARNING if is_alarming else logging.INFO, text.strip())
+    emit(Said(text))
 
 
 def tell_silence(since: float) -> None:
@@ -34,16 +43,21 @@ def tell_silence(since: float) -> None:
 
 @contextmanager
 def logged(file: Path) -> Iterator[None]:
-    """Meanwhile, add all lines to ``file`` with time and level, and the error that ends it."""
+    """Meanwhile, add all events to ``file`` with time and level, and the error that ends it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    _LOG.addHandler(handler)
+    log = logging.Logger("protofl")  # no child of the root logger, which would print all again
+    log.addHandler(handler)
+
+    def write(event: Event) -> None:
+        log.log(logging.WARNING if event.is_alarming else logging.INFO, str(event).strip())
+
     try:
-        yield
+        with listening(write):
+            yield
     except BaseException as error:
-        _LOG.error("ended by %s: %s", type(error).__name__, error)
+        log.error("ended by %s: %s", type(error).__name__, error)
         raise
     finally:
-        _LOG.removeHandler(handler)
         handler.close()

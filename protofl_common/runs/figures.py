@@ -18,7 +18,7 @@ from rich.table import Table as TerminalTable
 from rich.text import Text
 from tabulate import tabulate
 
-from protofl_common.basics.text import human_bytes, printable
+from protofl_common.basics.text import human_bytes, human_seconds, printable
 from protofl_common.runs.folder import (
     TROUBLE,
     Accuracies,
@@ -221,6 +221,45 @@ def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], fl
     lost: dict[str, int] = {kind: sum(len(row[kind]) for row in rows) for kind in TROUBLE}
     seconds = math.fsum(row["seconds"]["total"] for row in rows)
     return sizes, lost, seconds
+
+
+def final_table(summary: Summary) -> Table:
+    """Show the accuracies after the last round, and below them what the run cost.
+
+    The note also says on which data the best round was chosen, and how many replies were lost.
+    """
+    accuracy = summary["accuracy"]
+    best = summary["best-accuracy"]
+    notes = []
+    if any("std" not in values for values in accuracy.values()):
+        notes.append(HIDDEN)
+    notes.append(f"best mean: test accuracy of the round {chosen(best.values())}")
+
+    lost = []
+    for kind, number in summary["trouble"].items():
+        if number and kind != "late":
+            lost.append(f"{number} {kind}")
+    up = human_bytes(summary["bytes"]["up"])
+    down = human_bytes(summary["bytes"]["down"])
+    costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
+    if "epsilon" in summary:
+        told = summary.get("epsilon-of-ledgers")
+        costs.insert(0, epsilon_spent(summary["epsilon"], told))
+    costs.append(f"lost replies: {', '.join(lost) or 'none'}")
+    notes.append(" · ".join(costs))
+
+    data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
+    plural = "s" if summary["rounds"] > 1 else ""
+    title = f"{summary['algorithm']} on {data} after {summary['rounds']} round{plural}"
+    if summary.get("stopped-early"):
+        title += ", stopped early"
+
+    heads = ("accuracy of", *MEASURES.values(), "best mean")
+    rows = [
+        *accuracy_rows(accuracy, best, summary.get("validation", {})),
+        *metric_rows(summary.get("metrics", {}), 3),
+    ]
+    return Table(heads, rows, "\n".join(notes), title)
 
 
 def audit_table(findings: Sequence[dict[str, Any]]) -> Table:

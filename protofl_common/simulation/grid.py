@@ -7,14 +7,10 @@ their traceback, and ``breakpoint()`` works where one process does all.
 
 import gc
 import secrets
-import sys
-import traceback
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import redirect_stdout
-from io import TextIOBase
 from multiprocessing import active_children, current_process
 from pathlib import Path
 from typing import Any
@@ -26,6 +22,7 @@ from flwr.serverapp import Grid
 from protofl_common.config.options import SettingsError, Values
 from protofl_common.experiment.settings import with_halves
 from protofl_common.flower import be_server_of, set_message_id, set_sender
+from protofl_common.runs.events import Failed, OnEvent
 from protofl_common.simulation.machine import CPUS, workers_for
 from protofl_common.simulation.pool import pool
 
@@ -131,37 +128,18 @@ def answer(
     return reply
 
 
-class _Lines(TextIOBase):
-    """A stream that hands on whole lines.
-
-    What `on_line` prints itself goes where output went before.
-    """
-
-    def __init__(self, on_line: Callable[[str], None]) -> None:
-        self.on_line = on_line
-        self._stdout_before = sys.stdout
-        self._rest = ""  # a line that has not ended yet
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        with redirect_stdout(self._stdout_before):
-            for line in lines:
-                self.on_line(line)
-        return len(text)
-
-
 def simulate(
     run_config: Values,
     clients: int,
-    on_line: Callable[[str], None],
+    on_event: OnEvent,
     workers: int = 1,
     threads: int = 1,
 ) -> Path:
     """Run a federation of ``clients`` clients; return the folder of its results.
 
-    ``run_config`` has every key of a run's settings; ``on_line`` is called with each line that the
-    ServerApp prints. The clients are divided among ``workers`` processes; 1: all are handled in
-    this one. Each computes with so many ``threads``, on which sums of floats depend.
+    ``run_config`` has every key of a run's settings; ``on_event`` is called with each event of the
+    run. The clients are divided among ``workers`` processes; 1: all are handled in this one. Each
+    computes with so many ``threads``, on which sums of floats depend.
     """
     asked = run_config["num-clients"]
     if int(asked) > clients:
@@ -178,8 +156,7 @@ def simulate(
     # a search for garbage then passes over PyTorch's objects: a tenth of a visit beside training
     gc.freeze()
     try:
-        with redirect_stdout(_Lines(on_line)):
-            return federate(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)))
+        return federate(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)), on_event)
     except KeyboardInterrupt:
         for process in active_children():
             process.kill()
@@ -189,20 +166,16 @@ def simulate(
         gc.unfreeze()
 
 
-def attempt(
-    run_config: Values, federation: Values, on_line: Callable[[str], None]
-) -> tuple[Path | None, str]:
-    """Run a federation of Flower's config; the folder of its results, or None and why it failed."""
+def attempt(run_config: Values, federation: Values, on_event: OnEvent) -> Path | Failed:
+    """Run a federation of Flower's config; return the folder of its results, or the last event."""
     from server_app.app import EXPECTED
 
     clients = int(federation["num-supernodes"])
     threads = int(federation.get(CPUS, 1))
     workers = workers_for(federation, str(run_config["device"]))
     try:
-        return simulate(run_config, clients, on_line, workers, threads), ""
-    except EXPECTED as error:
-        return None, str(error).split("\n")[0]
-    except Exception as error:  # no setting mends it: of one's own code, perhaps
-        for line in "".join(traceback.format_exception(error)).splitlines():
-            on_line(line)
-        return None, f"failed: {type(error).__name__}: {error}"
+        return simulate(run_config, clients, on_event, workers, threads)
+    except Exception as error:
+        failure = Failed.of(error, is_expected=isinstance(error, EXPECTED))
+    on_event(failure)
+    return failure

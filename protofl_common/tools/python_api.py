@@ -10,7 +10,7 @@
 ``_`` for ``-``: ``batch_size=32``; those of an algorithm as ``fedproto={"lambda": 1.0}``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from io import BytesIO
@@ -32,13 +32,14 @@ from protofl_common.data.raw import DataError
 from protofl_common.data.store import cached, data_key, open_data
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, default_run_config, with_halves
+from protofl_common.runs import events
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.simulation.grid import LocalGrid, simulate
 from protofl_common.tools.cli.run import check_settings
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
 
-__all__ = ["Run", "SettingsError", "Tried", "run", "try_method"]
+__all__ = ["Run", "SettingsError", "Tried", "events", "run", "try_method"]
 
 Data = str | Path | tuple[Any, ...] | Mapping[str, Any]
 PARTS = {2: ("inputs", "labels"), 4: ("x_train", "y_train", "x_test", "y_test")}
@@ -103,7 +104,7 @@ def run(
     *,
     clients: int = 4,
     workers: int = 1,
-    on_line: Callable[[str], None] | None = None,
+    on_event: events.OnEvent | None = None,
     **settings: Scalar,
 ) -> Run:
     """Run a federation in this process, and return its results.
@@ -114,14 +115,15 @@ def run(
     `TAKEN`; None: what ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the
     processes among which the clients are divided; more than 1 only before this process has computed
     with PyTorch.
-    ``on_line`` is called with each line that ``protofl run`` would show; else none is shown.
+    ``on_event`` is called with each of `protofl.events`; ``on_event=print`` shows the lines of
+    ``protofl run``, and without it nothing is shown.
     """
     config = _config(data, settings)
     allow_named(config)
     checked = check_settings(config, settings)
     if data is not None and workers == 1:  # reading may compute with PyTorch
         _check_data(data, checked)
-    folder = simulate(config, index(clients), on_line or (lambda line: None), workers)
+    folder = simulate(config, index(clients), on_event or (lambda event: None), workers)
     return Run(folder)
 
 

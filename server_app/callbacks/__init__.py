@@ -7,7 +7,7 @@ from server_app.callbacks.artifacts import Artifacts
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.checkpoints import Checkpoints
 from server_app.callbacks.metrics import Conclusion, Metrics
-from server_app.callbacks.screen import Screen
+from server_app.callbacks.progress import Progress
 from server_app.callbacks.stopping import BestModel, Budget, EarlyStopping
 from server_app.callbacks.trackers import UserCallback
 
@@ -23,7 +23,7 @@ def callbacks_of(run: ActiveRun) -> list[Callback]:
         BestModel(),
         Artifacts(),
         Conclusion(),
-        Screen(run),
+        Progress(run),
         EarlyStopping(),
         Budget(),
         Checkpoints(),

@@ -32,6 +32,7 @@ from protofl_common.maths.prototypes import Prototypes, margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import ActiveRun, Callback
+from server_app.checkpoint import CannotResume
 from server_app.replies import RoundResult
 
 MOST_ABSENT = 10
@@ -99,7 +100,7 @@ def _sites(run: ActiveRun) -> Sites:
 
 
 def _check_same(run: ActiveRun, sites: Sites) -> None:
-    """Raise SettingsError if a simulated client has other samples than before the run stopped."""
+    """Raise CannotResume if a simulated client has other samples than before the stop."""
     if not run.federation.simulated:
         return
     for site, before in run.files.sites().get("sites", {}).items():
@@ -107,7 +108,7 @@ def _check_same(run: ActiveRun, sites: Sites) -> None:
         for key, value in before.items():
             if key.endswith(("samples", "classes")) and now[key] != value:
                 changed = f"{site} has {key} = {now[key]}, and had {value}"
-                raise SettingsError(
+                raise CannotResume(
                     "resume = true: the data are not those that the run was started with: "
                     f"{changed}"
                 )

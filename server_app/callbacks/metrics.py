@@ -13,7 +13,6 @@ from protofl_common.basics.code_version import code_version, commit, machine
 from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.basics.text import in_order
 from protofl_common.config.datasets import PARTITIONS
-from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.privacy.sums import Means
@@ -34,6 +33,7 @@ from protofl_common.runs.over_clients import best_of, outcome_warnings, over_cli
 from protofl_common.wire.records import Report
 from protofl_common.wire.schema import vectors_in
 from server_app.callbacks.base import ActiveRun, Callback
+from server_app.checkpoint import CannotResume
 from server_app.log import say
 from server_app.replies import RoundResult
 from server_app.strategies.base import Strategy
@@ -52,7 +52,7 @@ class Metrics(Callback):
         rounds = run.settings.run.rounds
         path = run.folder / METRICS
         if not path.exists() or path.stat().st_size < run.start.metrics_bytes:
-            raise SettingsError(f"resume = true: {path} lacks rows of the first {last} rounds")
+            raise CannotResume(f"resume = true: {path} lacks rows of the first {last} rounds")
 
         os.truncate(path, run.start.metrics_bytes)
         for row in run.files.each_row():

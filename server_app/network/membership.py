@@ -16,6 +16,7 @@ from protofl_common.basics.text import in_order, is_site_name, printable
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import is_from_site
 from protofl_common.flower import ErrorCode
+from protofl_common.runs.events import RoundTrouble
 from protofl_common.wire.records import (
     WAITING,
     SiteCard,
@@ -26,7 +27,7 @@ from protofl_common.wire.records import (
 from protofl_common.wire.schema import RefusedMessage
 from server_app.bounds import Bounds, bounds_of
 from server_app.checkpoint import Checkpoint
-from server_app.log import say
+from server_app.log import emit, say
 from server_app.network import admission
 from server_app.network.admission import FederationError as FederationError
 from server_app.network.flower_compat import id_of, pull_each, push_each
@@ -292,7 +293,8 @@ class Federation:
         self.look_around()
         connected = self._connected()
         if connected < least:
-            say(f"  waiting: {connected} clients are connected, fewer than min-replies = {least}")
+            text = f"{connected} clients are connected, fewer than min-replies = {least}"
+            emit(RoundTrouble("waiting", text))
         while self._connected() < least and time.monotonic() < deadline:
             time.sleep(0.5)
             self.look_around()
@@ -460,10 +462,8 @@ class Federation:
             rivals = set(claimants) - {current} - self._warned_of
             if rivals:
                 self._warned_of |= rivals
-                say(
-                    f"  warning: another client calls itself {name}; it waits until the first is "
-                    "gone, or is renamed"
-                )
+                text = f"another client calls itself {name}; it waits until the first is gone"
+                emit(RoundTrouble("warning", f"{text}, or is renamed"))
             return
 
         if len(claimants) == 1:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
+from protofl_common.runs.events import Warned
 from protofl_common.wire.payloads import StateDict, declared_part
 from protofl_common.wire.schema import Weights, weights_in
-from server_app.log import say
+from server_app.log import emit
 from server_app.strategies.base import Federation, FederationError, H, ServerStrategy, Upload
 
 
@@ -43,7 +44,7 @@ class FedAvg(ServerStrategy[H]):
         shares_everything = len(self.weights) == len(model.state_dict())
         if shares_everything and not self.shared_part.normalisation:
             algo = self.settings.run.algo
-            say(f"warning: {self.arch} has no normalisation layers, so {algo} is fedavg")
+            emit(Warned(f"{self.arch} has no normalisation layers, so {algo} is fedavg"))
 
     def first_model(self) -> SplitModel:
         """Build the model that is shared, or of which a part is.

@@ -18,7 +18,7 @@ from protofl_common.config.options import SettingsError, flatten
 from protofl_common.data import DataError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
-from server_app.callbacks.screen import final_table
+from protofl_common.runs.figures import final_table
 from server_app.network.membership import FederationError
 from tests.support.declared import MINIMISED
 from tests.support.given import Patch, Printed
@@ -106,10 +106,10 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     saved = flatten(tomllib.loads((outcome.folder / "settings.toml").read_text()))
     assert settings_of(saved) == Settings.from_run_config(config)
 
-    assert " on digit-domains after 2 rounds" in " ".join(final_table(outcome.summary).split())
+    assert final_table(outcome.summary).title.endswith(" on digit-domains after 2 rounds")
     # the table names no data set that sites did not use
     own_data = final_table(outcome.summary | {"partition": "own", "rounds": 1})
-    assert " on the sites' own data after 1 round " in " ".join(own_data.split())
+    assert own_data.title.endswith(" on the sites' own data after 1 round")
 
 
 @pytest.mark.parametrize("algo", CATALOG)

@@ -19,6 +19,7 @@ import pytest
 
 import client_app.app
 from client_app.algorithms.base import ClientAlgorithm
+from protofl_common.runs.events import Event, Failed
 from protofl_common.simulation import grid, machine
 from protofl_common.simulation.grid import attempt, simulate
 from protofl_common.simulation.machine import CPUS, GPUS, visible_gpus, workers_for
@@ -45,7 +46,7 @@ def results(folder: Path, workers: int, **changes: Any) -> Any:
     settings = {"dataset": "digits", "partition": "iid", "run_name": "mine"} | changes
     run = folder / "runs" / "mine"
 
-    assert simulate(run_config(folder, **settings), 3, lambda line: None, workers) == run
+    assert simulate(run_config(folder, **settings), 3, lambda event: None, workers) == run
 
     assert gc.get_freeze_count() == 0
     assert garbage() is None
@@ -100,21 +101,25 @@ def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypat
         raise ZeroDivisionError("mine")
 
     monkeypatch.setattr("server_app.strategies.fedproto.FedProto.merge", broken)
-    lines: list[str] = []
+    events: list[Event] = []
     config = run_config(tmp_path, dataset="digits", partition="iid")
-    ended = attempt(config, {"num-supernodes": 1}, lines.append)
+    ended = attempt(config, {"num-supernodes": 1}, events.append)
 
-    assert ended == (None, "failed: ZeroDivisionError: mine")
-    assert any("in broken" in line for line in lines)
+    assert isinstance(ended, Failed)
+    assert ended is events[-1]
+    assert ended.reason == "failed: ZeroDivisionError: mine"
+    assert "in broken" in str(ended)
 
 
 def test_a_wrong_setting_is_the_reason_itself(tmp_path: Path) -> None:
     said = "rounds = 0: must be a number at least 1"
-    lines: list[str] = []
-    ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, lines.append)
+    events: list[Event] = []
+    ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, events.append)
 
-    assert ended == (None, said)
-    assert lines[1:3] == ["protofl: this run cannot go on", said]
+    assert ended == Failed("SettingsError", said)
+    assert ended.reason == said
+    assert events == [ended]
+    assert str(ended) == f"\nprotofl: this run cannot go on\n{said}\n"
 
 
 @pytest.fixture

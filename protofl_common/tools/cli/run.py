@@ -10,13 +10,12 @@ bit.
 """
 
 import argparse
-import re
+import json
 import shlex
 import shutil
 import sys
-import time
 from collections import deque
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
 
 from rich.console import Console
@@ -36,18 +35,21 @@ from protofl_common.experiment.settings import (
     check_settings_act,
     default_run_config,
 )
-from protofl_common.runs.folder import RunFolder
+from protofl_common.runs.events import (
+    Event,
+    Failed,
+    Finished,
+    RoundDone,
+    Started,
+    Warned,
+)
 from protofl_common.tools.cli.arguments import (
     add_allow_python,
-    add_json,
-    print_json,
     read_assignments,
     read_recipe,
 )
 
-ROUND = re.compile(r"(\S.*: )?round +(\d+)/\d+ ")
 MOST_RECENT = 40
-RESULT = re.compile(r"(result|results|report): ")
 _CLIENTS = (
     "number of clients (the recipe's, else 10, or as many as your data name for partition=natural)"
 )
@@ -61,7 +63,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="show the result only")
     add_resources(parser)
     add_allow_python(parser, "the recipe")
-    add_json(parser)
+    lines = "a line of JSON per event, for programs (--quiet: the result alone)"
+    parser.add_argument("--json", action="store_true", help=lines)
 
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
@@ -104,32 +107,13 @@ def act(arguments: argparse.Namespace) -> int:
     settings = check_settings(config, chosen)
     clients = _clients(arguments, settings.data)
     federation = with_resources(recipe.federation, arguments, clients)
-    from protofl_common.simulation.grid import attempt  # PyTorch and Flower, two seconds
-    from protofl_common.simulation.machine import workers_for
+    from protofl_common.simulation.machine import workers_for  # PyTorch, two seconds
 
     # before a thread draws on the screen (`simulation/pool.py`)
     workers_for(federation, settings.machine.device)
-    console = None
-    if arguments.json:
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
-    began = time.time()
-    try:
-        with Screen(quiet=arguments.quiet, console=console) as screen:
-            folder, reason = attempt(config, federation, screen)
-            if folder:
-                screen.conclude(f"{program()} predict {from_here(folder)}")
-    except KeyboardInterrupt:
-        _say_how_to_go_on(settings, began)
-        raise
-
-    if arguments.json:
-        _print_result(folder)
-    if reason:
-        shown = list(screen.recent)
-        if arguments.quiet and reason not in "\n".join(screen.recent):
-            shown.append(reason)
-        print(*shown, "protofl: this run has failed", sep="\n", file=sys.stderr)
-    return 0 if folder else 1
+    run = _run_for_programs if arguments.json else _run_for_people
+    ended = run(config, federation, arguments.quiet)
+    return 1 if isinstance(ended, Failed) else 0
 
 
 def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | None:
@@ -152,38 +136,37 @@ def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | Non
     return clients
 
 
-def _say_how_to_go_on(settings: Settings, began: float) -> None:
-    """Print the command that goes on with a run that was stopped, if it has a checkpoint."""
-    written = {}
-    for checkpoints in Path(settings.run.out_dir).expanduser().glob("*/checkpoints"):
-        written[checkpoints.stat().st_mtime] = checkpoints
-    latest = max(written, default=0.0)
-    if latest < began:
-        return
+def _run_for_people(config: Config, federation: Config, quiet: bool) -> Path | Failed:
+    from protofl_common.simulation.grid import attempt
 
-    folder = written[latest].parent
-    for algo in settings.baselines:  # the run that a baseline belongs to
-        main = folder.with_name(folder.name.removesuffix(f"-{algo}"))
-        if main != folder and (main / "resume.toml").exists():
-            folder = main
-            break
-    recipe = from_here(folder / "resume.toml")
-    print(f"\nto go on: {program()} run --recipe {recipe}", file=sys.stderr)
+    with Screen(quiet=quiet) as screen:
+        ended = attempt(config, federation, screen)
+        if isinstance(ended, Path):
+            screen.conclude(f"{program()} predict {from_here(ended)}")
+    if isinstance(ended, Failed):
+        print(*screen.recent, "protofl: this run has failed", sep="\n", file=sys.stderr)
+    return ended
 
 
-def _print_result(folder: Path | None) -> None:
-    if folder:
-        summary = RunFolder(folder).summary()
-        result = {"status": "finished:completed", "folder": str(folder), "summary": summary}
-    else:
-        result = {"status": "failed", "folder": None, "summary": None}
-    print_json("run", result)
+def _run_for_programs(config: Config, federation: Config, quiet: bool) -> Path | Failed:
+    """Print a line of JSON for each event; if ``quiet``, for the last one only."""
+    from protofl_common.simulation.grid import attempt
+
+    stdout = sys.stdout
+
+    def on_event(event: Event) -> None:
+        if not quiet or isinstance(event, Finished | Failed):
+            print(json.dumps(event.for_programs(), default=str), file=stdout, flush=True)
+
+    with redirect_stdout(sys.stderr):  # what code of one's own prints is no JSON
+        return attempt(config, federation, on_event)
 
 
 class Screen(AbstractContextManager["Screen"]):
-    """Shows a run: the ServerApp's lines, and its result.
+    """Shows the events of a run as lines, and its result.
 
-    On a terminal its rounds are one live line, and the result stands in a box.
+    On a terminal its rounds are one live line, and the result stands in a box. After Ctrl-C it says
+    how the run goes on.
     """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
@@ -191,33 +174,38 @@ class Screen(AbstractContextManager["Screen"]):
         self.quiet = quiet
         self.results: list[str] = []
         self.recent = deque[str](maxlen=MOST_RECENT)  # what a quiet screen shows if the run fails
+        self.folder: Path | None = None
         self._live: Status | None = None
         is_live = self.console.is_terminal and not self.console.is_dumb_terminal
         if is_live and not quiet:
             self._live = self.console.status("starting")
             self._live.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._live:
             self._live.stop()
+        if kind is KeyboardInterrupt and self.folder:
+            resume = self.folder / "resume.toml"
+            if resume.exists():
+                print(f"\nto go on: {program()} run --recipe {from_here(resume)}", file=sys.stderr)
 
-    def __call__(self, line: str) -> None:
-        """Take a line of the ServerApp.
+    def __call__(self, event: Event) -> None:
+        """Take an event.
 
-        Lines of the result are kept until the end. A round replaces the one before in the live
-        line; all else is printed at once, unless the screen is quiet.
+        The result is kept until the end. A round replaces the one before in the live line; all else
+        is printed at once, unless the screen is quiet.
         """
+        text = str(event).strip("\n")
         if self.quiet:
-            self.recent.append(line)
-        is_warning = self.quiet and line.startswith("warning: ")
-        if RESULT.match(line) or is_warning:
-            self.results.append(line.replace(f"{Path.cwd()}/", ""))
-            if self._live:
-                self._live.update("drawing the page")
-        elif self._live and ROUND.match(line):
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"))
-        elif not self.quiet and line.strip():
-            self._print(line)
+            self.recent.append(text)
+        if isinstance(event, Started):
+            self.folder = event.folder
+        if isinstance(event, Finished) or (self.quiet and isinstance(event, Warned)):
+            self.results.append(text.replace(f"{Path.cwd()}/", ""))
+        elif self._live and isinstance(event, RoundDone):
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
+        elif not self.quiet:
+            self._print(text)
 
     def conclude(self, following: str) -> None:
         """Show the result, the paths that matter, and the command to type next, if any."""

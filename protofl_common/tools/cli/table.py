@@ -21,6 +21,7 @@ with the table's seeds.
 import argparse
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -93,7 +94,7 @@ def act(arguments: argparse.Namespace) -> int | None:
     shard = _shard(arguments.shard)
     planned = _planned_tables(arguments, files, overrides)
     out = Path(arguments.out)
-    console = Console(stderr=arguments.json)
+    console = Console(file=sys.stderr if arguments.json else sys.stdout)  # while a run prints, too
     runs = Runs(out / "runs", arguments.keep_models)
     trials = None
     if arguments.search:

@@ -7,7 +7,7 @@ one folder: each run has a lock.
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -30,9 +30,10 @@ from protofl_common.experiment.settings import (
     default_run_config,
     to_run_config,
 )
-from protofl_common.runs.folder import CHECKPOINTS, SUMMARY, RunFolder
+from protofl_common.runs.events import Event, Failed, RoundDone
+from protofl_common.runs.folder import SUMMARY, RunFolder, checkpoints
 from protofl_common.tools.cli.arguments import read_recipe
-from protofl_common.tools.cli.run import ROUND, check_data_are_here
+from protofl_common.tools.cli.run import check_data_are_here
 from protofl_common.tools.cli.runs import REMOVABLE
 from protofl_common.tools.tables.figure import Figure
 from protofl_common.tools.tables.spec import TableFile
@@ -213,8 +214,8 @@ def own_files(data: DataSettings) -> list[int]:
     return numbers
 
 
-Launch = Callable[[Run, Path, bool, Callable[[int], None]], str]
-"""(run, folder, resume, on_round) -> why it failed"""
+Launch = Callable[[Run, Path, bool, Callable[[int], None]], Failed | None]
+"""(run, folder, resume, on_round) -> how it failed"""
 
 
 class Runs:
@@ -260,17 +261,18 @@ class Runs:
 
     def _execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
         folder = self.folder_of(run)
-        resume = (folder / CHECKPOINTS).exists() and not (folder / SUMMARY).exists()
+        resume = bool(checkpoints(folder)) and not (folder / SUMMARY).exists()
         if not resume:  # what is there is of other defaults, or has no checkpoint
             shutil.rmtree(folder, ignore_errors=True)
-        reason = launch(run, self.folder, resume, on_round)
-        if resume and reason.startswith("resume = true"):  # it is of another version, or damaged
+        failure = launch(run, self.folder, resume, on_round)
+        if failure and failure.kind == "CannotResume":
             shutil.rmtree(folder, ignore_errors=True)
-            reason = launch(run, self.folder, False, on_round)
-        if not reason and not self.finished(run):
-            reason = f"it left no summary of these settings in {folder}"
-        if reason:
-            self.failed[run.name] = reason
+            failure = launch(run, self.folder, False, on_round)
+        if failure:
+            self.failed[run.name] = failure.reason
+            return
+        if not self.finished(run):
+            self.failed[run.name] = f"it left no summary of these settings in {folder}"
             return
         self.failed.pop(run.name, None)
         if not self.keep_models:
@@ -285,8 +287,8 @@ def launch(
     on_round: Callable[[int], None],
     *,
     resources: Callable[[Config], Config],
-) -> str:
-    """Make a run, with a log in ``logs/NAME.log``, and return why it failed, or "".
+) -> Failed | None:
+    """Make a run, with a log in ``logs/NAME.log``, and return how it failed, if it did.
 
     ``resources`` adds to the federation's settings what a client gets of this machine.
     """
@@ -299,11 +301,11 @@ def launch(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
 
-        def note(line: str) -> None:
-            print(line, file=file, flush=True)
-            match = ROUND.match(line)
-            if match:
-                on_round(int(match[2]))
+        def note(event: Event) -> None:
+            print(event, file=file, flush=True)
+            if isinstance(event, RoundDone):
+                on_round(event.row["round"])
 
-        _, reason = attempt(config, resources(run.federation), note)
-    return reason
+        with redirect_stdout(file):  # what code of one's own prints
+            ended = attempt(config, resources(run.federation), note)
+    return ended if isinstance(ended, Failed) else None

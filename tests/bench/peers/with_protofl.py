@@ -1,11 +1,11 @@
 """The job in ProtoFL, on the engine of `protofl run` in one process of one thread."""
 
-import re
 import sys
 
 from job import Clock, arguments  # type: ignore[import-not-found]
 
 from protofl_common.experiment.settings import default_run_config
+from protofl_common.runs.events import Event, RoundDone
 from protofl_common.runs.folder import RunFolder
 from protofl_common.simulation.grid import simulate
 
@@ -13,8 +13,8 @@ job, _, folder = arguments()
 clock = Clock()
 
 
-def line(text: str) -> None:
-    if re.match(r"round +\d+/", text):
+def tick(event: Event) -> None:
+    if isinstance(event, RoundDone):
         clock.tick()
 
 
@@ -36,7 +36,7 @@ settings = {
     "out-dir": folder,
     "report": False,
 }
-run = simulate(dict(default_run_config()) | settings, job.users, line)
+run = simulate(dict(default_run_config()) | settings, job.users, tick)
 # The clients introduce themselves before round 1: left out, as other engines' start.
 clock.times = clock.times[1:]
 clock.report(RunFolder(run).finished_summary()["accuracy"]["head"]["weighted"])

@@ -15,6 +15,7 @@ from hatch_build import AppAsData
 from protofl_common.data.raw import DataError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder
+from protofl_common.runs import figures
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools import extending as extend
 from protofl_common.tools import python_api as public
@@ -27,8 +28,8 @@ DATA = DIGITS | {"total_samples": 100, "models": "cnn4"}
 
 
 def test_a_run_returns_its_results(tmp_path: Path) -> None:
-    lines: list[str] = []
-    places = {"out_dir": str(tmp_path), "on_line": lines.append}
+    seen: list[public.events.Event] = []
+    places = {"out_dir": str(tmp_path), "on_event": seen.append}
     run = public.run(algo="fedproto", clients=2, **places, **SMALL)
 
     assert run.folder.parent == tmp_path
@@ -37,7 +38,10 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
     assert all(0 <= value <= 1 for value in run.accuracy.values())
     assert len(run.rounds) == 3  # two rounds, and the final evaluation
     assert run.summary["rounds"] == 2
-    assert any(line.startswith("round 2/2") for line in lines)
+    done = [event.row for event in seen if isinstance(event, public.events.RoundDone)]
+    assert done == run.rounds[:2]
+    result = figures.sentence([run.summary])
+    assert seen[-1] == public.events.Finished(run.folder, run.summary, result, report="")
 
     (run.folder / "summary.json").unlink()
     with pytest.raises(public.SettingsError, match=r"summary\.json in it; give"):

@@ -6,10 +6,11 @@ from typing import Any
 
 import jsonschema
 
+from protofl_common.runs.events import Event, Failed, Finished, OnEvent, RoundDone
 from protofl_common.simulation import grid
 from protofl_common.tools.cli import COMMANDS, main, parser_of
 from tests.support.commands import SCHEMA, output, told
-from tests.support.fakes import write_run
+from tests.support.fakes import row
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 
@@ -20,6 +21,8 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
     parts = {part["$ref"].rpartition("/")[2].split()[0] for part in SCHEMA["oneOf"]}
     assert able == defined & set(COMMANDS)
     assert able == parts
+    events = {event.__name__ for event in Event.__subclasses__()}
+    assert set(SCHEMA["$defs"]["run"]["properties"]["event"]["enum"]) == events
 
 
 def test_lists_and_findings(tmp_path: Path, capsys: Printed) -> None:
@@ -61,20 +64,30 @@ def test_predictions_line_by_line(tmp_path: Path, capsys: Printed) -> None:
 
 
 def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
-    folder = tmp_path / "runs" / "one"
-
-    def attempt(config: Any, federation: object, on_line: Any) -> tuple[Path | None, str]:
+    def attempt(config: Any, federation: object, on_event: OnEvent) -> Path | Failed:
+        print("what code of one's own prints")
+        on_event(RoundDone(row(1, ["a"]), 1, 0.5))
+        end = Finished(tmp_path, {"rounds": 1}, "alone 50.0 %; 3 kB exchanged", "")
         if config["run-name"] == "bad":
-            return None, "a reason"
-        write_run(folder, {"algo": "local"}, [{"0": {"head": 0.5}}] * 2)
-        on_line("round 1/1 and so on")
-        return folder, ""
+            end = Failed("SettingsError", "a reason")
+        on_event(end)
+        return end if isinstance(end, Failed) else tmp_path
+
+    def lines(*words: str) -> list[dict[str, Any]]:
+        main(["run", *words, "--json"])
+        events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        for event in events:
+            jsonschema.validate(event, SCHEMA)
+        return events
 
     monkeypatch.setattr(grid, "attempt", attempt)
-    for options in ([], ["--quiet"]):
-        content = told(capsys, "run", "rounds=1", *options)
-        assert content["folder"] == str(folder)
-        assert content["summary"]["settings"] == {"algo": "local"}
+    values = {"row": row(1, ["a"]), "rounds": 1, "seconds-left": 0.5, "algorithm": ""}
+    done = {"event": "RoundDone", **values}
+    values = {"folder": str(tmp_path), "summary": {"rounds": 1}, "report": ""}
+    end = {"event": "Finished", **values, "result": "alone 50.0 %; 3 kB exchanged"}
+    assert lines("rounds=1") == [done, end]
+    assert lines("rounds=1", "--quiet") == [end]
 
-    nothing = {"status": "failed", "folder": None, "summary": None}
-    assert told(capsys, "run", "run-name=bad") == {"command": "run", "format": 1} | nothing
+    failed = {"event": "Failed", "kind": "SettingsError", "text": "a reason", "traceback": ""}
+    assert lines("run-name=bad") == [done, failed]
+    assert lines("run-name=bad", "--quiet") == [failed]

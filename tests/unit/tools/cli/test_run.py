@@ -1,9 +1,7 @@
 """``protofl run``: how ``key=value`` is read, what it runs and shows, and errors beforehand."""
 
-import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,11 +14,22 @@ from protofl_common.config.options import Config, SettingsError, key_of
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config, known_keys
+from protofl_common.runs.events import (
+    Event,
+    Failed,
+    Finished,
+    OnEvent,
+    RoundDone,
+    Said,
+    Started,
+    Warned,
+)
 from protofl_common.simulation import grid, machine
 from protofl_common.tools.cli import main, run
 from protofl_common.tools.cli.arguments import RECIPES, federation_in, read_assignments, read_recipe
 from protofl_common.tools.cli.run import Screen
 from tests.support.commands import output
+from tests.support.fakes import row
 from tests.support.given import Patch, Printed
 
 Attempt = tuple[Config, Config]
@@ -31,12 +40,13 @@ def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
     """The run configs and federation configs that would have run."""
     attempts: list[Attempt] = []
 
-    def attempt(
-        config: Config, federation: Config, on_line: Callable[[str], None]
-    ) -> tuple[Path | None, str]:
+    def attempt(config: Config, federation: Config, on_event: OnEvent) -> Path | Failed:
         attempts.append((dict(config), dict(federation)))
-        on_line("a line of the run")
-        return (None, "why") if config["run-name"] == "bad" else (tmp_path, "")
+        on_event(Said("a line of the run"))
+        if config["run-name"] == "bad":
+            on_event(Failed("SettingsError", "why"))
+            return Failed("SettingsError", "why")
+        return tmp_path
 
     monkeypatch.setattr(grid, "attempt", attempt)
     monkeypatch.setattr(machine, "workers_for", lambda federation, device: 1)
@@ -138,7 +148,8 @@ def test_a_setting_with_dashes_is_refused(command: str, hint: str, capsys: Print
 def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: Printed) -> None:
     assert output(capsys, "run", "run-name=bad", status=1).err == "protofl: this run has failed\n"
     assert main(["run", "run-name=bad", "--quiet"]) == 1
-    assert capsys.readouterr().err == "a line of the run\nwhy\nprotofl: this run has failed\n"
+    lines = ["a line of the run", "protofl: this run cannot go on", "why"]
+    assert capsys.readouterr().err.splitlines() == [*lines, "protofl: this run has failed"]
 
 
 def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: Patch, tmp_path: Path) -> None:
@@ -179,31 +190,24 @@ def test_what_is_wrong_is_named_before_anything_starts(
     assert attempts == []
 
 
-@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("has_checkpoint", [False, True])
 @pytest.mark.usefixtures("attempts")
 def test_ctrl_c_exits_with_130_and_a_hint(
-    resumed: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
+    has_checkpoint: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    """In a baseline, too, and where its resume.toml is of an earlier stop, older than the command.
+    """The hint is given only if the run has a checkpoint to go on from."""
 
-    The hint is given only if this command has made a checkpoint.
-    """
-    for number, name in enumerate(("mine", "other", "mine-local"), 1):
-        checkpoints = tmp_path / name / "checkpoints"
-        checkpoints.mkdir(parents=True)
-        os.utime(checkpoints, (number * 1e8, number * 1e8))
-        (tmp_path / name / "resume.toml").touch()
-
-    def interrupted(*_: object) -> None:
-        if resumed:
-            os.utime(tmp_path / "mine-local" / "checkpoints", (3e9, 3e9))
+    def interrupted(config: Config, federation: Config, on_event: OnEvent) -> None:
+        on_event(Started(tmp_path, "FedProto", "Tan et al., AAAI 2022", baseline=False))
+        if has_checkpoint:
+            (tmp_path / "resume.toml").touch()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(grid, "attempt", interrupted)
-    printed = output(capsys, "run", f"out-dir={tmp_path}", "baselines=local", status=130).err
+    printed = output(capsys, "run", status=130).err
 
-    assert ("to go on" in printed) is resumed
-    assert (f"run --recipe {tmp_path}/mine/resume.toml\n" in printed) is resumed
+    assert ("to go on" in printed) is has_checkpoint
+    assert (f"run --recipe {tmp_path}/resume.toml\n" in printed) is has_checkpoint
 
 
 def test_every_recipe_says_its_federation() -> None:
@@ -260,31 +264,47 @@ def test_words_that_are_no_settings_are_named() -> None:
         read_assignments(["clients=20", "fedproto"])
 
 
-GOOD = """
+GOOD = [
+    Started(Path("/runs/mine"), "FedProto", "Tan et al., AAAI 2022", baseline=False),
+    Said("models: 2 × cnn4"),
+    RoundDone(row(1, ["a"]), 2, 2.8),
+    RoundDone(row(2, ["a"]), 2, 0.0, "FedProto"),
+    Said("┏━━━━━━━━━━━━━┓\n┃ a table     ┃"),
+    Finished(
+        Path("/runs/mine"),
+        summary={},
+        result="alone 36.0 %, FedProto 68.0 %; 96.5 MB exchanged",
+        report="report: /runs/mine/report.html",
+    ),
+]
+OURS = """
 FedProto (Tan et al., AAAI 2022)
-samples: 5,000 found · 300 for training (train-samples = 30 a client) · 4,700 for testing · \
-none left out
-round 1/2  loss 2.200  ↑4.8 MB ↓4.8 MB  2.8s, 2.8s to go
-FedProto: round 2/2  loss 2.100  ↑4.8 MB ↓4.8 MB  2.8s, 0.0s to go
+models: 2 × cnn4
+round 1/2  loss 1.000  head 1.0% (worst 10.0%)  prototype 1.0% (worst 10.0%)  \
+↑1.0 kB ↓2.0 kB  2.0s, 2.8s to go
+FedProto: round 2/2  loss 0.500  head 2.0% (worst 10.0%)  prototype 2.0% (worst 10.0%)  \
+↑1.0 kB ↓2.0 kB  2.0s, 0.0s to go
 ┏━━━━━━━━━━━━━┓
-result: alone 36.0 %, FedAvg 62.0 %, FedProto 68.0 %; 96.5 MB exchanged
+┃ a table     ┃
+""".strip().splitlines()
+RESULT = """
+result: alone 36.0 %, FedProto 68.0 %; 96.5 MB exchanged
 results: /runs/mine
 report: /runs/mine/report.html
-""".splitlines()
-OURS = GOOD[1:6]
-RESULT = [*GOOD[6:9], "next: protofl list"]
+next: protofl list
+""".strip().splitlines()
 
 
-def shown(lines: list[str], capsys: Printed, **options: Any) -> list[str]:
+def shown(events: list[Event], capsys: Printed, **options: Any) -> list[str]:
     with Screen(**options) as screen:
-        for line in lines:
-            screen(line)
-    if lines is GOOD:
+        for event in events:
+            screen(event)
+    if events is GOOD:
         screen.conclude("protofl list")
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_good_run_shows_what_is_ours_and_quietly_the_result_alone(capsys: Printed) -> None:
+def test_a_good_run_shows_all_and_quietly_the_result_alone(capsys: Printed) -> None:
     assert shown(GOOD, capsys) == OURS + RESULT
     assert shown(GOOD, capsys, quiet=True) == RESULT
 
@@ -292,32 +312,32 @@ def test_a_good_run_shows_what_is_ours_and_quietly_the_result_alone(capsys: Prin
 def test_a_dumb_terminal_is_shown_lines(capsys: Printed) -> None:
     looks: dict[str, Any] = {"no_color": True, "soft_wrap": True, "highlight": False}
     dumb = Console(force_terminal=True, _environ={"TERM": "dumb"}, **looks)
-    assert shown(GOOD[:6], capsys, console=dumb) == OURS
+    assert shown(GOOD[:5], capsys, console=dumb) == OURS
 
 
 def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Printed) -> None:
-    doubt = "warning: accuracy by head is 50.0 %, no better than a guess"
-    assert shown([*GOOD[:6], doubt], capsys, quiet=True) == []
+    doubt = Warned("accuracy by head is 50.0 %, no better than a guess")
+    assert shown([*GOOD[:5], doubt], capsys, quiet=True) == []
 
     screen = Screen(quiet=True)
     for number in range(50):
-        screen(f"line {number}")
+        screen(Said(f"line {number}"))
     screen(doubt)
     screen.conclude("")
     assert capsys.readouterr().out == f"{doubt}\n"
-    assert [*screen.recent][-2:] == ["line 49", doubt]
+    assert [*screen.recent][-2:] == ["line 49", str(doubt)]
 
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
     console = Console(force_terminal=True, width=100, no_color=no_color, highlight=False)
     with console.capture() as captured, Screen(console=console) as screen:
-        for line in GOOD:
-            screen(line)
+        for event in GOOD:
+            screen(event)
         screen.conclude("protofl list")
     screen_text = captured.get()
     assert screen_text.count("╭") == screen_text.count("╰") == 1
     assert "alone 36.0 %" in screen_text.partition("╭")[2]
     assert ("\x1b[32m" in screen_text) != no_color
     assert OURS[0] in screen_text
-    assert OURS[4] in screen_text
+    assert OURS[-1] in screen_text

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config, to_run_config
+from protofl_common.runs.events import Failed
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.table import _shard, execute
 from protofl_common.tools.tables.plan import Run, Runs, plan
@@ -94,12 +95,12 @@ class Launcher:
 
     def __call__(
         self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
-    ) -> str:
+    ) -> Failed | None:
         self.runs.append(run)
         if len(self.runs) == self.stop_at:
             raise KeyboardInterrupt
         if self.broken(run):
-            return "it exploded"
+            return Failed("OSError", "it exploded")
 
         clients = int(run.federation["num-supernodes"])
         others: Accuracies = {str(site): {"head": 0.0} for site in range(1, clients)}
@@ -113,7 +114,7 @@ class Launcher:
             validated = [{}, {}]
         config = to_run_config(run.settings)
         write_run(folder / run.name, config, tested, validation=validated)
-        return ""
+        return None
 
 
 def search(path: Path, launcher: Launcher, shard: str = "1/1") -> int:
@@ -346,14 +347,13 @@ def test_search_and_best_round_follow_validation_where_test_data_say_the_opposit
     path = tmp_path / "planted.yaml"
     path.write_text(PLANTED_TABLE.format(file=data), encoding="utf-8")
 
-    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> str:
+    def launch(run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]) -> None:
         out = tmp_path / "one-by-one" / run.name
         config = default_run_config() | run.config | CACHE
         config |= {"run-name": run.name, "out-dir": str(out), "report": False, "threads": 1}
         folder.mkdir(parents=True, exist_ok=True)
         outcome = run_federation(config, clients=2)
         outcome.folder.rename(folder / run.name)
-        return ""
 
     spec = read_table(path)
     runs = Runs(tmp_path / "runs")

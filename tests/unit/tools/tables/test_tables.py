@@ -15,6 +15,7 @@ from protofl_common.config.datasets import PARTITIONS
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
+from protofl_common.runs.events import Failed, OnEvent, RoundDone, Said
 from protofl_common.simulation import grid
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import RECIPES, ROOT
@@ -23,7 +24,9 @@ from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, Runs, launch, own_files, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
+from server_app.checkpoint import CannotResume
 from tests.support.fakes import Accuracies, write_run
+from tests.support.fakes import row as round_row
 from tests.support.given import Patch, Printed
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
@@ -91,20 +94,21 @@ class Launcher:
 
     def __call__(
         self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
-    ) -> str:
+    ) -> Failed | None:
         run_folder = folder / run.name
         assert run_folder.exists() is resume
         self.launched.append(run.name)
         if resume:
             self.resumed.append(run.name)
         if resume and self.damaged:
-            return "resume = true: the run was started with other settings"
+            return Failed(CannotResume.__name__, "the run was started with other settings")
         if len(self.launched) == self.interrupt_at:
             (run_folder / "checkpoints").mkdir(parents=True)
+            (run_folder / "checkpoints/000001.safetensors").touch()
             raise KeyboardInterrupt
         is_broken = bool(self.broken) and run.name.startswith(self.broken)
         if is_broken and not self.lost:
-            return "it exploded"
+            return Failed("OSError", "it exploded")
 
         on_round(1)
         if self.models:
@@ -117,7 +121,7 @@ class Launcher:
         domains = dict.fromkeys(sites, "a")
         warnings = self.lost if is_broken else ()
         write_run(run_folder, to_run_config(run.settings), [sites] * 3, domains, warnings=warnings)
-        return ""
+        return None
 
 
 def run_table(
@@ -614,15 +618,15 @@ def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
 def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch) -> None:
     attempts: list[tuple[Config, Config]] = []
     rounds: list[int] = []
+    failure = Failed("SettingsError", "why")
 
-    def attempt(
-        config: Config, federation: Config, on_line: Callable[[str], None]
-    ) -> tuple[Path | None, str]:
+    def attempt(config: Config, federation: Config, on_event: OnEvent) -> Path | Failed:
         attempts.append((config, federation))
-        on_line("round  7/20  loss 1.0")
-        return (None, "why") if config["seed"] == 3 else (tmp_path, "")
+        on_event(Said("a line of the run"))
+        on_event(RoundDone(round_row(7, ["a"]), 20, 0.0))
+        return failure if config["seed"] == 3 else tmp_path
 
-    def launch_run(seed: int, resume: bool) -> str:
+    def launch_run(seed: int, resume: bool) -> Failed | None:
         settings = Settings.from_run_config(default_run_config() | {"seed": seed})
         run = Run(f"run-{seed}", {"seed": seed}, {"num-supernodes": 2}, settings)
         return launch(run, tmp_path / "runs", resume, rounds.append, resources=two_cores_each)
@@ -631,9 +635,9 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch)
         return federation | {"client-resources-num-cpus": 2}
 
     monkeypatch.setattr(grid, "attempt", attempt)
-    assert launch_run(1, resume=False) == ""
-    assert launch_run(2, resume=True) == ""
-    assert launch_run(3, resume=False) == "why"
+    assert launch_run(1, resume=False) is None
+    assert launch_run(2, resume=True) is None
+    assert launch_run(3, resume=False) == failure
 
     assert rounds == [7, 7, 7]
     config, federation = attempts[0]
@@ -642,7 +646,7 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch)
     assert federation == {"num-supernodes": 2, "client-resources-num-cpus": 2}
     assert attempts[1][0]["resume"] is True
     log = tmp_path / "logs" / "run-1.log"
-    assert log.read_text(encoding="utf-8") == "round  7/20  loss 1.0\n"
+    assert log.read_text(encoding="utf-8").startswith("a line of the run\nround  7/20  loss 0.143")
 
 
 # -- which figure stands in a cell ----------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""A run shows its clients, a line for each round and its tables, and draws the page at its end."""
+"""A run tells of its clients, its rounds and its result, and draws the page at its end."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from protofl_common.basics.text import human_bytes, human_seconds, in_order
+from protofl_common.basics.text import in_order
 from protofl_common.config.datasets import PARTITIONS, is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections
@@ -18,11 +18,17 @@ from protofl_common.experiment.settings import (
 )
 from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.runs import figures
-from protofl_common.runs.folder import DROPPED, KINDS, SITES, RoundRow, Summary, unused_replies
+from protofl_common.runs.events import (
+    Finished,
+    RoundDone,
+    RoundTrouble,
+    Warned,
+)
+from protofl_common.runs.folder import DROPPED, SITES, RoundRow, RunFolder, unused_replies
 from protofl_common.runs.over_clients import data_warnings
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import ActiveRun, Callback
-from server_app.log import say
+from server_app.log import emit, say
 from server_app.network.membership import Federation
 from server_app.replies import RoundResult
 
@@ -30,8 +36,8 @@ MOST_NAMED = 20  # Clients that are named in one line
 RECENT = 3  # Rounds whose mean duration tells how long the rest will take
 
 
-class Screen(Callback):
-    """Prints the run's lines."""
+class Progress(Callback):
+    """Emits the events of a run: who takes part, each round, and how it ended."""
 
     def __init__(self, run: ActiveRun) -> None:
         self.warned: set[str] = set()  # Said before the run was stopped
@@ -81,12 +87,12 @@ class Screen(Callback):
             if kind == "missing":
                 reason = f"no answer in {result.exchanged.waited_seconds:.0f} s"
             if reason != DROPPED:  # The summary counts them
-                say(f"  {kind}: {site}: {reason}")
+                emit(RoundTrouble(kind, f"{site}: {reason}"))
         for reason in in_order(result.reduced - self.warned):
-            say(f"  warning: {reason}")
+            emit(RoundTrouble("warning", reason))
         self.warned |= result.reduced
         if result.not_merged:
-            say(f"  void: {result.not_merged}; nothing was merged")
+            emit(RoundTrouble("void", f"{result.not_merged}; nothing was merged"))
         if result.final:
             return
 
@@ -94,18 +100,18 @@ class Screen(Callback):
         rounds_left = rounds - result.number + run.runs_later * rounds
         # The start-up of the clients is in none of these
         recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]
-        line = round_line(row, rounds, sum(recent) / len(recent) * rounds_left)
-        if run.settings.baselines or run.federation.baseline:
-            line = f"{run.strategy.row.title}: {line}"
-        say(line)
+        seconds_left = sum(recent) / len(recent) * rounds_left
+        is_one_of_several = run.settings.baselines or run.federation.baseline
+        algorithm = run.strategy.row.title if is_one_of_several else ""
+        emit(RoundDone(row, rounds, seconds_left, algorithm))
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         summary = run.files.finished_summary()
         prefix = f"{run.strategy.row.title}: " if run.federation.baseline else ""
         if not run.federation.baseline:
-            say(final_table(summary))
+            say(figures.final_table(summary).as_text())
         for doubt in summary.get("warnings", []):
-            say(f"warning: {prefix}{doubt}")
+            emit(Warned(f"{prefix}{doubt}"))
 
 
 def _say_samples(run: ActiveRun) -> None:
@@ -113,7 +119,7 @@ def _say_samples(run: ActiveRun) -> None:
     cards = run.federation.cards
     say(samples_line(cards.values(), run.settings))
     for doubt in data_warnings(run.files.sites()):
-        say(f"warning: {doubt}")
+        emit(Warned(doubt))
 
     without = [site for site, card in cards.items() if not card.validation_samples]
     wants_validation = run.settings.data.validation_fraction or len(without) < len(cards)
@@ -144,10 +150,8 @@ def _say_bounds(federation: Federation) -> None:
         holders.update(card.present)
     few = sum(number < MIN_CLIENTS_FOR_MEDIAN for number in holders.values())
     if few and merging != "mean":
-        say(
-            f"warning: fewer than {MIN_CLIENTS_FOR_MEDIAN} clients hold {few} classes, "
-            f"where merging = {merging!r} outvotes nobody"
-        )
+        text = f"fewer than {MIN_CLIENTS_FOR_MEDIAN} clients hold {few} classes"
+        emit(Warned(f"{text}, where merging = {merging!r} outvotes nobody"))
     if bounds.liars or not federation.simulated:
         say(str(bounds))
 
@@ -215,90 +219,23 @@ def _selecting(settings: Settings) -> list[str]:
     return [f"{key} = {value}" for key, value in values.items() if value]
 
 
-def round_line(row: RoundRow, rounds: int, seconds_left: float) -> str:
-    number = str(row["round"]).rjust(len(str(rounds)))
-    parts = [f"round {number}/{rounds}"]
-    if "total" in row["losses"]:
-        parts.append(f"loss {row['losses']['total']:.3f}")
-    for kind, accuracy in row["accuracy"].items():
-        part = f"{kind} {_percent(accuracy['mean'])}"
-        if "worst-10%" in accuracy:
-            part += f" (worst {_percent(accuracy['worst-10%'])})"
-        parts.append(part)
-    for kind, accuracy in row.get("validation", {}).items():
-        if kind in KINDS:
-            parts.append(f"validation {kind} {_percent(accuracy['mean'])}")
-    if "epsilon" in row:
-        parts.append(figures.epsilon_spent(row["epsilon"], figures.epsilon_of_ledgers(row)))
-    up = human_bytes(row["bytes"]["up"])
-    down = human_bytes(row["bytes"]["down"])
-    parts.append(f"↑{up} ↓{down}")
-    taken = human_seconds(row["seconds"]["total"])
-    parts.append(f"{taken}, {human_seconds(seconds_left)} to go")
-    return "  ".join(parts)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
-
-
-def final_table(summary: Summary) -> str:
-    """Show the accuracies after the last round, and below them what the run cost.
-
-    The note also says on which data the best round was chosen, and how many replies were lost.
-    """
-    accuracy = summary["accuracy"]
-    best = summary["best-accuracy"]
-    notes = []
-    if any("std" not in values for values in accuracy.values()):
-        notes.append(figures.HIDDEN)
-    notes.append(f"best mean: test accuracy of the round {figures.chosen(best.values())}")
-
-    lost = []
-    for kind, number in summary["trouble"].items():
-        if number and kind != "late":
-            lost.append(f"{number} {kind}")
-    up = human_bytes(summary["bytes"]["up"])
-    down = human_bytes(summary["bytes"]["down"])
-    costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
-    if "epsilon" in summary:
-        told = summary.get("epsilon-of-ledgers")
-        costs.insert(0, figures.epsilon_spent(summary["epsilon"], told))
-    costs.append(f"lost replies: {', '.join(lost) or 'none'}")
-    notes.append(" · ".join(costs))
-
-    data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
-    plural = "s" if summary["rounds"] > 1 else ""
-    title = f"{summary['algorithm']} on {data} after {summary['rounds']} round{plural}"
-    if summary.get("stopped-early"):
-        title += ", stopped early"
-
-    heads = ("accuracy of", *figures.MEASURES.values(), "best mean")
-    rows = [
-        *figures.accuracy_rows(accuracy, best, summary.get("validation", {})),
-        *figures.metric_rows(summary.get("metrics", {}), 3),
-    ]
-    return figures.Table(heads, rows, "\n".join(notes), title).as_text()
-
-
 def conclude(settings: Settings, folder: Path) -> None:
     """After the run and its baselines, say how they compare and where the results are; draw."""
     runs = figures.compared(folder, settings.baselines)
     if len(runs) > 1:
         say(figures.side_by_side(runs).as_text())
-    if runs:
-        say(f"result: {figures.sentence(runs)}")
-    say(f"results: {folder}")
-    draw_page(settings, folder)
+    result = figures.sentence(runs) if runs else ""
+    summary = RunFolder(folder).finished_summary()
+    emit(Finished(folder, summary, result, draw_page(settings, folder)))
 
 
-def draw_page(settings: Settings, folder: Path) -> None:
-    """Draw the page, if it is wanted and there is anything to show."""
+def draw_page(settings: Settings, folder: Path) -> str:
+    """Draw the page, if it is wanted and there is anything to show; return a line on it, or ""."""
     if not settings.run.report or not (folder / SITES).exists():
-        return
+        return ""
     from protofl_common.report.page import write_report  # Takes seconds: when all else is done
 
     try:
-        say(f"report: {write_report(folder)}")
+        return f"report: {write_report(folder)}"
     except Exception as error:  # A page that cannot be drawn fails nothing
-        say(f"report: not drawn, {type(error).__name__}: {error}")
+        return f"report: not drawn, {type(error).__name__}: {error}"

@@ -1,0 +1,169 @@
+"""What happens in a run, as it happens: a line of text for people, an object for programs.
+
+The server emits these (`server_app/log.py`). Who simulates gets each as an object: ``on_event`` of
+`protofl.run`. Under `flwr run` the ServerApp is a process of its own, which prints them.
+"""
+
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from protofl_common.basics.text import human_bytes, human_seconds
+from protofl_common.config.options import key_of
+from protofl_common.runs import figures
+from protofl_common.runs.folder import KINDS, RoundRow, Summary
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that has happened; ``str(event)`` is what people read, of one or more lines."""
+
+    is_alarming: ClassVar[bool] = False
+    """Whether a run's log has it with the level WARNING."""
+
+    def for_programs(self) -> dict[str, Any]:
+        """Return its name and its fields, which JSON can hold once a path is made text."""
+        fields = {key_of(name): value for name, value in asdict(self).items()}
+        return {"event": type(self).__name__, **fields}
+
+
+OnEvent = Callable[[Event], object]
+
+
+@dataclass(frozen=True)
+class Started(Event):
+    """The clients of a run, or of a baseline after it, are known: its rounds begin, or go on."""
+
+    folder: Path
+    """Of the run, also where a baseline starts: its ``resume.toml`` lets both go on."""
+    algorithm: str
+    paper: str
+    baseline: bool
+
+    def __str__(self) -> str:
+        return f"{self.algorithm} ({self.paper})"
+
+
+@dataclass(frozen=True)
+class Said(Event):
+    """All that no other event tells; what belongs to a round is indented."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """The figures of the run may mislead, or a setting does not do what it says."""
+
+    is_alarming = True
+    text: str
+
+    def __str__(self) -> str:
+        return f"warning: {self.text}"
+
+
+@dataclass(frozen=True)
+class RoundTrouble(Event):
+    """A reply was not used (`TROUBLE`), a round was void, or the server waits for sites."""
+
+    is_alarming = True
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"  {self.kind}: {self.text}"
+
+
+@dataclass(frozen=True)
+class RoundDone(Event):
+    """A round of training is over; the final evaluation is none."""
+
+    row: RoundRow
+    """Its line of ``metrics.jsonl``."""
+    rounds: int
+    seconds_left: float
+    """Until the run and its baselines are done, estimated from the last rounds."""
+    algorithm: str = ""
+    """Its title, where the run has baselines."""
+
+    def __str__(self) -> str:
+        row = self.row
+        number = str(row["round"]).rjust(len(str(self.rounds)))
+        heading = f"round {number}/{self.rounds}"
+        if self.algorithm:
+            heading = f"{self.algorithm}: {heading}"
+        parts = [heading]
+        if "total" in row["losses"]:
+            parts.append(f"loss {row['losses']['total']:.3f}")
+        for kind, accuracy in row["accuracy"].items():
+            part = f"{kind} {_percent(accuracy['mean'])}"
+            if "worst-10%" in accuracy:
+                part += f" (worst {_percent(accuracy['worst-10%'])})"
+            parts.append(part)
+        for kind, accuracy in row.get("validation", {}).items():
+            if kind in KINDS:
+                parts.append(f"validation {kind} {_percent(accuracy['mean'])}")
+        if "epsilon" in row:
+            parts.append(figures.epsilon_spent(row["epsilon"], figures.epsilon_of_ledgers(row)))
+        up = human_bytes(row["bytes"]["up"])
+        down = human_bytes(row["bytes"]["down"])
+        parts.append(f"↑{up} ↓{down}")
+        taken = human_seconds(row["seconds"]["total"])
+        parts.append(f"{taken}, {human_seconds(self.seconds_left)} to go")
+        return "  ".join(parts)
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The run and its baselines are done."""
+
+    folder: Path
+    summary: Summary
+    result: str
+    """One sentence; "" for a run without an accuracy."""
+    report: str
+    """The line that says where the page is, or why not; "" for a run without one."""
+
+    def __str__(self) -> str:
+        lines = [f"results: {self.folder}"]
+        if self.result:
+            lines.insert(0, f"result: {self.result}")
+        if self.report:
+            lines.append(self.report)
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """The run has ended without a result."""
+
+    kind: str
+    """The error's type, such as SettingsError."""
+    text: str
+    traceback: str = ""
+    """Of an error that no setting mends, perhaps in code of one's own; else ""."""
+
+    @classmethod
+    def of(cls, error: Exception, is_expected: bool) -> "Failed":
+        """Describe an error; ``is_expected``: the user can mend it."""
+        trace = "" if is_expected else "".join(traceback.format_exception(error))
+        return cls(type(error).__name__, str(error), trace)
+
+    @property
+    def reason(self) -> str:
+        """One line."""
+        if self.traceback:
+            return f"failed: {self.kind}: {self.text}"
+        return self.text.split("\n")[0]
+
+    def __str__(self) -> str:
+        return self.traceback or f"\nprotofl: this run cannot go on\n{self.text}\n"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"
