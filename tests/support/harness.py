@@ -16,6 +16,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import is_site
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools import local
+from protofl_common.wire.refusal import refusal_in
 from server_app.app import main as server_main
 from server_app.network.membership import FederationError
 from tests.support import ROOT
@@ -166,6 +167,11 @@ def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
     with pytest.raises(SettingsError) as caught:
         settings_of(config, node)
     return str(caught.value)
+
+
+def reason_in(reply: Message) -> str:
+    """Why there is no reply, as the server reads it; "" where there is one."""
+    return refusal_in(reply).text if reply.has_error() else ""
 
 
 def rows_without_a_reply(

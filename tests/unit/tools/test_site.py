@@ -44,6 +44,7 @@ from protofl_common.tools.site.check import _algorithms
 from protofl_common.tools.site.client_process import handle, installed_code, received
 from protofl_common.tools.site.node import node_config, site_settings
 from protofl_common.wire.records import pack_settings
+from protofl_common.wire.refusal import refusal_in
 from tests.support import ROOT
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, run_config, run_federation
@@ -191,7 +192,7 @@ def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Pa
 
     for content in ({}, pack_settings(digest_of(config | {"lr": 0.123}))):
         reply = grid.asked(Message(RecordDict({**content}), 7, MessageType.QUERY, group_id="0"))
-        assert "other defaults; install the same version on both" in reply.error.reason
+        assert "other defaults; install the same version on both" in refusal_in(reply).text
 
 
 FORKED = """
