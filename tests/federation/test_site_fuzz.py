@@ -6,6 +6,7 @@ folders and outside, show what leaves.
 """
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -37,7 +38,7 @@ from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.wire.records import pack_settings
-from protofl_common.wire.refusal import pack_refusal, refusal_in
+from protofl_common.wire.refusal import Refusal, pack_refusal
 from tests.support.attacks import raw
 from tests.support.given import Patch
 from tests.support.rubbish import TEXTS, VALUES, arrays, floats
@@ -209,7 +210,7 @@ class SiteOnDisk:
         """Neither names nor content of files, by whatever way."""
         if reply.has_error():
             reason = str(reply.error.reason)
-            refusal = refusal_in(reply)
+            refusal = Refusal(**json.loads(reason))
             assert reply.error.code == answers.ERROR_CODE
             assert reason == pack_refusal(refusal)
             assert reason.isprintable()
