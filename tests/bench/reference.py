@@ -169,16 +169,17 @@ def commands() -> Iterator[str]:
     )
     for name in COMMANDS:
         parser = parser_of(name)
-        yield from (
-            "",
-            f"## protofl {name}",
-            "",
-            "```text",
-            str(parser.description).strip(),
-            "```",
-            "",
-        )
-        yield from _table(("argument", ""), (_argument(action) for action in parser._actions[1:]))
+        yield from _command("##", parser)
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for subparser in action.choices.values():
+                    yield from _command("###", subparser)
+
+
+def _command(level: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    text = str(parser.description).strip()
+    yield from ("", f"{level} {parser.prog}", "", "```text", text, "```", "")
+    yield from _table(("argument", ""), (_argument(action) for action in parser._actions[1:]))
 
 
 def _head(title: str, source: str) -> tuple[str, ...]:
