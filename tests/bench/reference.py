@@ -18,10 +18,11 @@ from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG, Algorithm
 from protofl_common.experiment.node import NODE_OVERRIDES
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.tools.cli import COMMANDS, parser_of
+from protofl_common.tools.cli import COMMANDS
 from protofl_common.tools.cli.list import lists
 from protofl_common.wire.schema import Vectors, Weights
 from tests.bench.travels import alternative, drawing, in_words
+from tests.support.commands import parsers_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -168,12 +169,10 @@ def commands() -> Iterator[str]:
         "Command line", "What `protofl COMMAND --help` prints, beside `--help` itself."
     )
     for name in COMMANDS:
-        parser = parser_of(name)
+        parser, *actions = parsers_of(name)
         yield from _command("##", parser)
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for subparser in action.choices.values():
-                    yield from _command("###", subparser)
+        for action in actions:
+            yield from _command("###", action)
 
 
 def _command(level: str, parser: argparse.ArgumentParser) -> Iterator[str]:

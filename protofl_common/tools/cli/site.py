@@ -73,7 +73,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
     purging = add(purge, "remove what it keeps of runs, or caches/")
     name = "a name that `status` shows"
-    purging.add_argument("runs", nargs="+", metavar="RUN", help=name)
+    purging.add_argument("runs", nargs="*", metavar="RUN", help=name)
 
     add(key, "NAME:KEY, by which a study names this site")
     add_json(add(requests, "which runs ask for this site's data, and what for"))
