@@ -1,6 +1,6 @@
 """DP-SGD: a training step whose result says little of any one sample."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,11 +15,15 @@ from client_app.data import Samples
 from client_app.training import Batches, LossTerms, Step
 from protofl_common.basics.devices import seed_torch
 from protofl_common.config.options import SettingsError
+from protofl_common.privacy.grid import STEPS, longest_before_rounding, whole_noise
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
 from protofl_common.privacy.released import Released
 
 AT_ONCE = 2**24  # Numbers of which the gradients of the samples in memory at a time consist: 64 MiB
+ADDED_EXACTLY = 2**24 // STEPS  # Gradients of whole steps whose sums float32 holds exactly
+PART = 1024  # Squares that float32 adds at a time
+FLOAT32_LENGTHS = 2**-13  # So much, at most, is a length off: PART roundings of its square
 Gradients = dict[str, Tensor]  # By the name of the weight
 
 
@@ -33,6 +37,10 @@ class PrivateStep(Step):
     noise multiplier; q the rate at which samples are drawn, each by itself; N training samples.
 
         ḡ = 1/(q·N) · ( Σ_{i drawn} g_i · min(1, C / ‖g_i‖) + N(0, σ² C² I) )
+
+    Each cut gradient and the noise are whole numbers of C / `STEPS`, so ḡ is a whole number of a
+    step that depends on settings alone (`protofl_common/privacy/grid.py`). What follows, the
+    optimizer and the weights that leave, is computed from such ḡ and from what was sent.
 
     A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the
     loss. A gradient with NaN or infinity, or whose length overflows, counts as zero: neither passes
@@ -146,21 +154,26 @@ class PrivateStep(Step):
             return {name: torch.stack([gradients[name] for gradients in each]) for name in weights}
 
     def _cut(self, gradients: Gradients) -> Gradients:
-        """The sums of the samples' gradients, each cut to the length C.
+        """The sums of the samples' gradients, each cut to the length C, in steps of C / `STEPS`.
 
         A gradient without a finite length counts as zero.
         """
-        every = gradients.values()
-        lengths = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in every]
-        lengths_B = torch.stack(lengths).norm(dim=0)
-        factors_B = (self.plan.privacy.dp_clip / lengths_B.clamp(min=1e-30)).clamp(max=1)
+        numbers = sum(gradient[0].numel() for gradient in gradients.values())
+        longest = longest_before_rounding(numbers, STEPS) * (1 - FLOAT32_LENGTHS)
+        lengths_B = _lengths(
+            [gradient.reshape(len(gradient), -1) for gradient in gradients.values()]
+        )
+        steps_in_c = STEPS / self.plan.privacy.dp_clip
+        factors_B = (longest * STEPS / lengths_B.clamp(min=1e-30)).clamp(max=steps_in_c)
         if self.empty:
             factors_B = torch.zeros_like(factors_B)
-        factors_B = torch.where(lengths_B.isfinite(), factors_B, 0.0)
+        factors_B = torch.where(lengths_B.isfinite(), factors_B, 0.0).float()
+        all_are_finite = bool(lengths_B.isfinite().all())
         sums = {}
         for name, gradient in gradients.items():
-            finite = gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0 · ∞ is NaN
-            sums[name] = torch.tensordot(factors_B, finite, 1)
+            finite = gradient if all_are_finite else gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0·∞: NaN
+            factors = factors_B.view(-1, *[1] * (gradient.dim() - 1))
+            sums[name] = _exact_sum(finite.mul_(factors).round_())
         return sums
 
     def _release(self, weights: Mapping[str, nn.Parameter], sums: Gradients) -> None:
@@ -171,10 +184,31 @@ class PrivateStep(Step):
         if self.released is not None:
             self.released.use_step()
         self.optimizer.zero_grad(set_to_none=True)
-        deviation = self.plan.noise * self.plan.privacy.dp_clip
+        step = self.plan.privacy.dp_clip / STEPS
         expected = self.plan.rate * self.plan.samples
         for name, weight in weights.items():
-            drawn = self.draw.standard_normal(tuple(weight.shape), dtype=np.float32)
-            noise = torch.from_numpy(drawn).to(weight)
-            weight.grad = (sums[name] + deviation * noise) / expected
+            noise = whole_noise(self.plan.noise * STEPS, tuple(weight.shape), self.draw)
+            noisy_sum = sums[name] + noise.to(sums[name])
+            weight.grad = (noisy_sum * (step / expected)).to(weight)
         self.descend()
+
+
+def _lengths(parts: Sequence[Tensor]) -> Tensor:
+    """Lengths [B] float64 of gradients in ``parts`` [B, …], infinite or NaN where numbers are."""
+    lengths = []
+    for part_BE in parts:
+        whole = part_BE.shape[1] // PART * PART
+        lengths += [
+            part_BE[:, :whole].unflatten(1, (-1, PART)).norm(dim=2).double(),
+            part_BE[:, whole:].norm(dim=1, keepdim=True).double(),
+        ]
+    lengths_B: Tensor = torch.cat(lengths, dim=1).norm(dim=1)
+    return lengths_B
+
+
+def _exact_sum(steps: Tensor) -> Tensor:
+    """Sum whole numbers [B, …] float32, up to `STEPS` large, to float64."""
+    total: Tensor = torch.zeros((), dtype=torch.float64)
+    for few in steps.split(ADDED_EXACTLY):
+        total = total + few.sum(0).to(total)
+    return total

@@ -18,6 +18,9 @@ multiplier, the noise's standard deviation over the most that one sample can cha
                     (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy",
                     2020)
 
+Noise is drawn rounded to whole steps of a grid on which exact values lie too (`grid.py`): that is
+rounding the result of the Gaussian mechanism, so these bounds hold for it.
+
 Two data sets are neighbours if they differ in one sample of one client, of its training, test or
 validation part, which in one of them counts nothing; how many samples each part has is public. Only
 whole orders are tried, which makes ε a little too large, never too small.

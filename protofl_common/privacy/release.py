@@ -13,9 +13,12 @@ from protofl_common.data import UNLABELLED
 from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images, described
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
+from protofl_common.privacy.grid import STEPS, cut, to_steps, whole_noise
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
 """Class moments -> their part of a sample's squared length, the power of ``clip`` in their unit."""
+STEPS_OF_FEATURES = 2**10
+"""Of this grid's square is that of second moments: products of whole numbers are whole."""
 
 
 # -- classes of enough samples -----------------------------------------------------------------
@@ -127,26 +130,28 @@ def private_class_means(
     noise: float,
     draw: np.random.Generator,
 ) -> Prototypes:
-    """Class means and counts, of a table [C, D + 1] of sums and counts with Gaussian noise.
+    """Class means and counts, of a table of sums [C, D] and counts [C] with Gaussian noise.
 
     A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class,
-    of length 1 at most; features with NaN or infinity count as zeros. What follows looks at the
-    noisy table alone: classes whose count is not clear of the noise (twice its deviation) are left
-    out, but for the largest; means longer than ``clip`` are cut to it; counts add up to N at most.
+    of length 1 at most; features with NaN or infinity count as zeros. Features are summed as whole
+    numbers of 1 / `STEPS`, counts as whole numbers, and so is the noise (`grid.py`). What follows
+    looks at the noisy table alone: classes whose count is not clear of the noise (twice its
+    deviation) are left out, but for the largest; means longer than ``clip`` are cut to it; counts
+    add up to N at most.
     """
     # the rows below are not divided by √2; the noise is multiplied by it instead, which is the same
     deviation = math.sqrt(2) * noise
-    unit_ND = _cut(features_ND.double() / clip)
-    rows_NE = torch.cat([unit_ND, torch.ones(len(unit_ND), 1, dtype=torch.float64)], dim=1)
-    table_CE = torch.zeros(num_classes, rows_NE.shape[1], dtype=torch.float64)
-    table_CE.index_add_(0, labels_N, rows_NE)
-    table_CE += deviation * torch.from_numpy(draw.standard_normal(tuple(table_CE.shape)))
+    steps_CD = torch.zeros(num_classes, features_ND.shape[1], dtype=torch.float64)
+    steps_CD.index_add_(0, labels_N, to_steps(features_ND.double() / clip, STEPS))
+    steps_CD += whole_noise(deviation * STEPS, tuple(steps_CD.shape), draw)
+    noisy_C = labels_N.bincount(minlength=num_classes).double()
+    noisy_C += whole_noise(deviation, (num_classes,), draw)
 
-    sums_CD, noisy_C = table_CE[:, :-1], table_CE[:, -1]
     counts_C = bounded_counts(noisy_C, len(labels_N))
     clear_C = (counts_C > 0) & (noisy_C >= 2 * deviation)
     clear_C[counts_C.argmax()] = True
-    means_PD = clip * _cut(sums_CD[clear_C] / noisy_C[clear_C, None].clamp(min=1))
+    sums_PD = steps_CD[clear_C] / STEPS
+    means_PD = clip * cut(sums_PD / noisy_C[clear_C, None].clamp(min=1))
     return Prototypes(means_PD.float(), clear_C.nonzero().flatten(), counts_C[clear_C])
 
 
@@ -164,15 +169,26 @@ def private_moments(
     second moments, of length √(p₀ + p₁ + p₂) = 1 at most, for ‖xxᵀ‖ = ‖x‖². Of the symmetric matrix
     one half travels: there a number beside the diagonal stands for two, so √2 of it is what σ is
     added to. The number of samples is public.
+
+    x/C and 1 are whole numbers of steps (`grid.py`), so xxᵀ/C² is one of their square, and all sums
+    are whole numbers below 2^53, which float64 adds exactly.
     """
-    moments.measure(clip * _cut(features_NF.double() / clip), labels_N)
+    samples = max(1, len(labels_N))
+    moments.measure(to_steps(features_NF.double() / clip, STEPS_OF_FEATURES), labels_N)
     for name, value in moments.named_buffers():
         part, power = MOMENT_PARTS[name]
-        deviation = noise * clip**power / (math.sqrt(part) * max(1, len(labels_N)))
-        parts: Tensor | float = 1.0
+        steps = STEPS_OF_FEATURES ** max(1, power)
+        if name == "shares":
+            value *= steps
+        shape = tuple(value.shape)
+        deviation = noise * steps / math.sqrt(part)
+        drawn = whole_noise(deviation, shape, draw)
         if name == "second":
             parts = off_diagonal_parts(value.shape, features_NF.shape[1])
-        value += deviation * parts * torch.from_numpy(draw.standard_normal(tuple(value.shape)))
+            smaller = whole_noise(deviation * math.sqrt(1 / 2), shape, draw)
+            drawn = torch.where(parts < 1, smaller, drawn)
+        sums = (value * samples).round()  # `measure` has divided whole sums by the samples
+        value.copy_((sums + drawn) * (clip**power / (steps * samples)))
 
 
 def count_noise(noise: float) -> float:
@@ -185,8 +201,8 @@ def count_noise(noise: float) -> float:
 
 
 def private_counts(counts_C: Tensor, noise: float, draw: np.random.Generator) -> Tensor:
-    """Counts [C] with Gaussian noise of multiplier ``noise``: a sample adds 1 to one of them."""
-    noisy_C = counts_C.double() + noise * torch.from_numpy(draw.standard_normal(len(counts_C)))
+    """Counts [C] with whole noise of multiplier ``noise``: a sample adds 1 to one of them."""
+    noisy_C = counts_C.double() + whole_noise(noise, (len(counts_C),), draw)
     return bounded_counts(noisy_C, int(counts_C.sum()))
 
 
@@ -206,19 +222,13 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
 def private_correct(
     correct: Mapping[str, int], samples: int, noise: float, draw: np.random.Generator
 ) -> dict[str, int]:
-    """K numbers of right predictions with noise, from 0 to ``samples``.
+    """K numbers of right predictions with whole noise, from 0 to ``samples``.
 
     A sample adds 1 to each at most, so √K to the length of their vector.
     """
     deviation = math.sqrt(len(correct)) * noise
+    drawn = whole_noise(deviation, (len(correct),), draw).tolist()
     hits = {}
-    for kind, exact in correct.items():
-        noisy = exact + deviation * draw.standard_normal()
-        hits[kind] = round(min(max(noisy, 0.0), samples))
+    for (kind, exact), whole in zip(correct.items(), drawn, strict=True):
+        hits[kind] = int(min(max(exact + whole, 0), samples))
     return hits
-
-
-def _cut(rows_ND: Tensor) -> Tensor:
-    """Shorten rows longer than 1 to length 1; a row with NaN or infinity becomes zeros."""
-    lengths_N1: Tensor = torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True)
-    return torch.where(lengths_N1.isfinite(), rows_ND / lengths_N1.clamp(min=1), 0.0)

@@ -29,8 +29,8 @@ from protofl_common.experiment.catalog import Hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import default_run_config, with_halves
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
+from protofl_common.simulation.grid import simulate
 from protofl_common.tools.cli.run import check_settings
-from protofl_common.tools.local import simulate
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
 

@@ -27,7 +27,7 @@ from protofl_common.basics.run_history import RunHistory
 from protofl_common.data import ClientData
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.privacy import release
+from protofl_common.privacy import grid, release
 from protofl_common.privacy.plan import Plan
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.records import Instructions, pack_instructions
@@ -217,10 +217,12 @@ def exact_figures(monkeypatch: Patch) -> None:
 def no_guard_of_tables(monkeypatch: Patch) -> None:
     """Features that are not finite pass the clip."""
 
-    def cut(rows: torch.Tensor) -> torch.Tensor:
-        return rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1)
+    def cut(rows: torch.Tensor, longest: float = 1.0) -> torch.Tensor:
+        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        return rows / (lengths / longest).clamp(min=1)
 
-    monkeypatch.setattr(release, "_cut", cut)
+    for module in (grid, release):
+        monkeypatch.setattr(module, "cut", cut)
 
 
 def no_guard_of_gradients(monkeypatch: Patch) -> None:

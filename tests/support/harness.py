@@ -15,7 +15,8 @@ from client_app.client import Client, open_client
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import is_site
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.tools import local
+from protofl_common.simulation.grid import LocalGrid as ProductGrid
+from protofl_common.simulation.grid import answer
 from protofl_common.wire.refusal import refusal_in
 from server_app.app import main as server_main
 from server_app.network.membership import FederationError
@@ -40,7 +41,7 @@ Tamper = Callable[[Message, Message], Message | None]
 """(message, honest reply) -> the reply that arrives, or None for no reply."""
 
 
-class LocalGrid(local.LocalGrid):
+class LocalGrid(ProductGrid):
     """The product's grid of one process, which logs messages.
 
     On request it tampers with replies, and loses nodes.
@@ -78,7 +79,7 @@ class LocalGrid(local.LocalGrid):
             if is_site(node_config):
                 node_config = self.of_sites | node_config
             reply: Message | None
-            reply = local.answer(message, self.run_id, node_config, self.run_config)
+            reply = answer(message, self.run_id, node_config, self.run_config)
             self.log.append((message, reply))
             if self.tamper is not None:
                 reply = self.tamper(message, reply)

@@ -13,7 +13,7 @@ from protofl_common.config.python_names import _ALLOWED, allow, is_python_name, 
 from protofl_common.experiment.catalog import GROUP, algorithm_named
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import ModelCard, TrainedModel
-from protofl_common.tools import local
+from protofl_common.simulation.pool import pool
 from protofl_common.tools.cli.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
 from tests.support.commands import output
@@ -184,6 +184,7 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
     table = f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n"
     (tmp_path / "theirs.yaml").write_text(table)
     plan = "table theirs.yaml --out out --dry-run"
+    deny = 'site deny theirs.toml --node-config site-name="north"'
 
     for command in (
         "run --recipe theirs.toml seed=2",
@@ -191,6 +192,7 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
         "predict run",
         "study show theirs.toml",
         plan,
+        deny,
     ):
         assert REFUSED in output(capsys, *command.split(), status=1).err, command
     examined = output(capsys, "doctor", "--recipe", "theirs.toml", status=1).out
@@ -199,14 +201,17 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
 
     output(capsys, *plan.split(), "--allow-python", "planted")
     assert plugin.exists()
+    forget_what_was_named()
+    denied = output(capsys, *deny.split(), "--allow-python", "planted").out
+    assert denied.startswith("north: denied: a run without a study")
 
 
 @pytest.fixture
 def _fresh_processes() -> Iterator[None]:
     """Fork the processes that simulate clients anew, so that they know what this test installs."""
-    local.pool.cache_clear()
+    pool.cache_clear()
     yield
-    local.pool.cache_clear()
+    pool.cache_clear()
 
 
 @pytest.mark.usefixtures("_fresh_processes", "plugin")

@@ -104,9 +104,10 @@ def act(arguments: argparse.Namespace) -> int:
     settings = check_settings(config, chosen)
     clients = _clients(arguments, settings.data)
     federation = with_resources(recipe.federation, arguments, clients)
-    from protofl_common.tools.local import attempt, workers_for  # PyTorch and Flower, two seconds
+    from protofl_common.simulation.grid import attempt  # PyTorch and Flower, two seconds
+    from protofl_common.simulation.machine import workers_for
 
-    # before a thread draws on the screen (`local.pool`)
+    # before a thread draws on the screen (`simulation/pool.py`)
     workers_for(federation, settings.machine.device)
     console = None
     if arguments.json:

@@ -111,9 +111,9 @@ def act(arguments: argparse.Namespace) -> int | None:
     resources = partial(with_resources, arguments=arguments, clients=None)
     left = [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]
     if left:
-        from protofl_common.tools.local import workers_for  # PyTorch and Flower, two seconds
+        from protofl_common.simulation.machine import workers_for  # PyTorch, two seconds
 
-        # before a thread draws on the screen (`local.pool`)
+        # before a thread draws on the screen (`simulation/pool.py`)
         workers_for(resources(left[0].federation), str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
     failed = execute(planned, runs, launch_here, out, console, trials, shard)

@@ -34,6 +34,7 @@ from protofl_common.experiment.node import (
     has_own_data,
 )
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
+from protofl_common.simulation.grid import LocalGrid
 from protofl_common.tools.federation import FEW_DAYS, ask_endpoint
 from protofl_common.tools.findings import (
     FACT,
@@ -43,7 +44,6 @@ from protofl_common.tools.findings import (
     nearest_existing,
     worst_first,
 )
-from protofl_common.tools.local import LocalGrid
 from protofl_common.tools.site.node import (
     allowed_algorithms,
     least_demanding_settings,

@@ -290,7 +290,7 @@ def launch(
 
     ``resources`` adds to the federation's settings what a client gets of this machine.
     """
-    from protofl_common.tools.local import attempt  # PyTorch and Flower, two seconds
+    from protofl_common.simulation.grid import attempt  # PyTorch and Flower, two seconds
 
     config = default_run_config() | run.config | {"out-dir": str(folder), "run-name": run.name}
     if resume:

@@ -7,7 +7,7 @@ from job import Clock, arguments  # type: ignore[import-not-found]
 
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.local import simulate
+from protofl_common.simulation.grid import simulate
 
 job, _, folder = arguments()
 clock = Clock()

@@ -32,6 +32,8 @@ from tests.support.models import privacy, settings, some_data, some_model
 SIMULATED = {"partition-id": 0, "num-partitions": 3}
 SITE = SIMULATED | {"site-name": "north"}
 PRIVATE = {"dp": "sample", "dp_epsilon": 8.0, "norm": "group"}
+ROUNDED = 3e-4
+"""So much shorter are gradients cut, so that none is longer than C once it is rounded."""
 
 
 @pytest.mark.parametrize(("node", "settings", "wanted"), [
@@ -98,7 +100,7 @@ def test_gradients_are_cut_sample_by_sample() -> None:
     model = linear()
     step(model, 1e-9, samples=40)(*batch([3.0, 4.0], [0.3, 0.0]))
     torch.testing.assert_close(
-        model.body.weight.data, -torch.tensor([[0.9, 0.8]]) / 10, atol=1e-6, rtol=0
+        model.body.weight.data, -torch.tensor([[0.9, 0.8]]) / 10, atol=1e-6, rtol=ROUNDED
     )
 
 
@@ -133,7 +135,7 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(
     monkeypatch.setattr("client_app.protections.private_step.AT_ONCE", at_once)
     step(model, 1e-9, samples=7, loss=entropy, dp_clip=0.5)(inputs, labels, torch.arange(7))
     for before, after, total in zip(start, model.parameters(), sums, strict=True):
-        torch.testing.assert_close(before - after, total / 7, atol=1e-6, rtol=0)
+        torch.testing.assert_close(before - after, total / 7, atol=1e-6, rtol=ROUNDED)
 
 
 class Recurrent(nn.GRU):

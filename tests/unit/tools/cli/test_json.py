@@ -6,7 +6,7 @@ from typing import Any
 
 import jsonschema
 
-from protofl_common.tools import local
+from protofl_common.simulation import grid
 from protofl_common.tools.cli import COMMANDS, main
 from tests.support.commands import SCHEMA, output, parsers_of, told
 from tests.support.fakes import write_run
@@ -73,7 +73,7 @@ def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
         on_line("round 1/1 and so on")
         return folder, ""
 
-    monkeypatch.setattr(local, "attempt", attempt)
+    monkeypatch.setattr(grid, "attempt", attempt)
     for options in ([], ["--quiet"]):
         content = told(capsys, "run", "rounds=1", *options)
         assert content["folder"] == str(folder)

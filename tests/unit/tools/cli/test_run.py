@@ -16,7 +16,7 @@ from protofl_common.config.options import Config, SettingsError, key_of
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config, known_keys
-from protofl_common.tools import local
+from protofl_common.simulation import grid, machine
 from protofl_common.tools.cli import main, run
 from protofl_common.tools.cli.arguments import RECIPES, federation_in, read_assignments, read_recipe
 from protofl_common.tools.cli.run import Screen
@@ -38,8 +38,8 @@ def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
         on_line("a line of the run")
         return (None, "why") if config["run-name"] == "bad" else (tmp_path, "")
 
-    monkeypatch.setattr(local, "attempt", attempt)
-    monkeypatch.setattr(local, "workers_for", lambda federation, device: 1)
+    monkeypatch.setattr(grid, "attempt", attempt)
+    monkeypatch.setattr(machine, "workers_for", lambda federation, device: 1)
     return attempts
 
 
@@ -199,7 +199,7 @@ def test_ctrl_c_exits_with_130_and_a_hint(
             os.utime(tmp_path / "mine-local" / "checkpoints", (3e9, 3e9))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "attempt", interrupted)
+    monkeypatch.setattr(grid, "attempt", interrupted)
     printed = output(capsys, "run", f"out-dir={tmp_path}", "baselines=local", status=130).err
 
     assert ("to go on" in printed) is resumed

@@ -15,7 +15,7 @@ from protofl_common.config.datasets import PARTITION_VERSIONS
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
-from protofl_common.tools import local
+from protofl_common.simulation import grid
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.arguments import RECIPES, ROOT
 from protofl_common.tools.cli.runs import REMOVABLE
@@ -630,7 +630,7 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch)
     def two_cores_each(federation: Config) -> Config:
         return federation | {"client-resources-num-cpus": 2}
 
-    monkeypatch.setattr(local, "attempt", attempt)
+    monkeypatch.setattr(grid, "attempt", attempt)
     assert launch_run(1, resume=False) == ""
     assert launch_run(2, resume=True) == ""
     assert launch_run(3, resume=False) == "why"

@@ -19,8 +19,10 @@ import pytest
 
 import client_app.app
 from client_app.app import Visit
-from protofl_common.tools import local
-from protofl_common.tools.local import CPUS, GPUS, attempt
+from protofl_common.simulation import grid, machine
+from protofl_common.simulation.grid import attempt, simulate
+from protofl_common.simulation.machine import CPUS, GPUS, visible_gpus, workers_for
+from protofl_common.simulation.pool import pool
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config
 from tests.support.results import digests, without_times
@@ -30,7 +32,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks saf
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Any:
-    pool = local.pool
     yield
     for process in active_children():
         process.kill()
@@ -44,7 +45,7 @@ def results(folder: Path, workers: int, **changes: Any) -> Any:
     settings = {"dataset": "digits", "partition": "iid", "run_name": "mine"} | changes
     run = folder / "runs" / "mine"
 
-    assert local.simulate(run_config(folder, **settings), 3, lambda line: None, workers) == run
+    assert simulate(run_config(folder, **settings), 3, lambda line: None, workers) == run
 
     assert gc.get_freeze_count() == 0
     assert garbage() is None
@@ -76,7 +77,7 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
     whole = results(tmp_path / "whole", 2, **settings)
     for process in active_children():
         process.kill()
-    local.pool.cache_clear()
+    pool.cache_clear()
 
     monkeypatch.setattr(Visit, "fit", dying)
     with pytest.raises(OSError, match="a process that simulates clients has died"):
@@ -89,9 +90,9 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
 @linux
 def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
-    assert local.workers_for({CPUS: 2}, "cpu") == 2
+    assert workers_for({CPUS: 2}, "cpu") == 2
     assert len(active_children()) == 2
-    assert local.workers_for({CPUS: 8}, "cpu") == 1
+    assert workers_for({CPUS: 8}, "cpu") == 1
 
 
 def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -117,17 +118,17 @@ def test_a_wrong_setting_is_the_reason_itself(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
+def machine_with(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
     """A machine with so many CPUs, whose `nvidia-smi` answers this."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("torch.version.cuda", "13.2")
-    monkeypatch.setattr(local, "pool", lambda workers: None)
+    monkeypatch.setattr(machine, "pool", lambda workers: None)
     monkeypatch.setattr(sys, "platform", "linux")
 
     def make(answer: str, cpus: int = 16, status: int = 0) -> None:
-        local.visible_gpus.cache_clear()
-        local._say.cache_clear()
+        visible_gpus.cache_clear()
+        machine._say.cache_clear()
         monkeypatch.setattr("os.sched_getaffinity", lambda process: range(cpus), raising=False)
         program = tmp_path / "nvidia-smi"
         program.write_text(f"""#!/bin/sh
@@ -152,53 +153,55 @@ exit {status}
     ("A, 40000\\nA, 40000\\n", 16, 2, 1),
 ])  # fmt: skip
 def test_as_many_clients_share_a_gpu_as_fit(
-    answer: str, cpus: int, part: float | None, clients: int, machine: Any, capsys: Printed
+    answer: str, cpus: int, part: float | None, clients: int, machine_with: Any, capsys: Printed
 ) -> None:
-    machine(answer, cpus)
+    machine_with(answer, cpus)
     federation = {CPUS: 1} if part is None else {CPUS: 1, GPUS: part}
-    assert local.workers_for(federation, "auto") == clients
-    assert local.workers_for(federation, "auto") == clients
+    assert workers_for(federation, "auto") == clients
+    assert workers_for(federation, "auto") == clients
     said = capsys.readouterr().err
     assert said.count("--gpus 0") == 1
     assert f"{clients} clients at a time" in said
 
 
-def test_a_machine_without_a_usable_gpu_changes_nothing(machine: Any) -> None:
+def test_a_machine_without_a_usable_gpu_changes_nothing(machine_with: Any) -> None:
     for answer, status in (("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)):
-        machine(answer, status=status)
-        assert local.workers_for({}, "auto") == 16
-        assert local.workers_for({GPUS: 0.5}, "auto") == 16
+        machine_with(answer, status=status)
+        assert workers_for({}, "auto") == 16
+        assert workers_for({GPUS: 0.5}, "auto") == 16
 
 
-def test_clients_that_shall_have_no_gpu_see_none(machine: Any, monkeypatch: Patch) -> None:
-    machine("NVIDIA H100, 80000\\n")
+def test_clients_that_shall_have_no_gpu_see_none(machine_with: Any, monkeypatch: Patch) -> None:
+    machine_with("NVIDIA H100, 80000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert local.workers_for({GPUS: 0}, "auto") == 16
+    assert workers_for({GPUS: 0}, "auto") == 16
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_only_those_are_asked_for_that_clients_will_see(
-    machine: Any, monkeypatch: Patch, tmp_path: Path
+    machine_with: Any, monkeypatch: Patch, tmp_path: Path
 ) -> None:
-    machine("A, 80000\\nB, 7000\\n")
+    machine_with("A, 80000\\nB, 7000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert local.visible_gpus("cuda:1") == [("B", 7000)]
+    assert visible_gpus("cuda:1") == [("B", 7000)]
     assert "--id=2,3" in (tmp_path / "asked").read_text()
 
 
-def test_a_gpu_that_is_not_wanted_or_seen_changes_nothing(machine: Any, monkeypatch: Patch) -> None:
-    machine("NVIDIA H100, 80000\\n")
-    assert local.workers_for({}, "cpu") == 16
+def test_a_gpu_that_is_not_wanted_or_seen_changes_nothing(
+    machine_with: Any, monkeypatch: Patch
+) -> None:
+    machine_with("NVIDIA H100, 80000\\n")
+    assert workers_for({}, "cpu") == 16
 
     for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("PATH", "/nowhere")):
-        local.visible_gpus.cache_clear()
+        visible_gpus.cache_clear()
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            assert local.workers_for({}, "auto") == 16
+            assert workers_for({}, "auto") == 16
 
-    local.visible_gpus.cache_clear()
+    visible_gpus.cache_clear()
     monkeypatch.setattr("torch.version.cuda", None)
-    assert local.workers_for({}, "auto") == 16
+    assert workers_for({}, "auto") == 16
 
 
 def test_the_processes_divide_several_gpus_among_them(monkeypatch: Patch) -> None:
@@ -210,10 +213,10 @@ def test_the_processes_divide_several_gpus_among_them(monkeypatch: Patch) -> Non
     message: Any = SimpleNamespace(metadata=SimpleNamespace(dst_node_id=1))
 
     process = SimpleNamespace()
-    monkeypatch.setattr(local, "current_process", lambda: process)
+    monkeypatch.setattr(grid, "current_process", lambda: process)
     for identity in ((), (1,), (2,), (3,)):
         process._identity = identity
-        local.answer(message, 1, {}, {"device": "auto"})
-        local.answer(message, 1, {}, {"device": "cpu"})
+        grid.answer(message, 1, {}, {"device": "auto"})
+        grid.answer(message, 1, {}, {"device": "cpu"})
 
     assert taken == [1, 0, 1]

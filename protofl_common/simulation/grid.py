@@ -1,18 +1,12 @@
 """A federation in this process: the apps that Flower starts, without SuperLink and Ray.
 
 Each client computes with as many threads as it gets processors, as in Flower's simulation, and each
-message is handled as there: all figures are the same to the last bit. Clients share the GPUs of
-this machine, as many as fit. Errors of one's own code keep their traceback, and ``breakpoint()``
-works where one process does all.
+message is handled as there: all figures are the same to the last bit. Errors of one's own code keep
+their traceback, and ``breakpoint()`` works where one process does all.
 """
 
-import ctypes
 import gc
-import os
 import secrets
-import shutil
-import signal
-import subprocess
 import sys
 import traceback
 import uuid
@@ -20,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stdout
-from functools import cache
 from io import TextIOBase
-from multiprocessing import active_children, current_process, get_context
+from multiprocessing import active_children, current_process
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +24,10 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from protofl_common.config.options import Scalar, SettingsError, Values
+from protofl_common.config.options import SettingsError, Values
 from protofl_common.experiment.settings import with_halves
-
-PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
-CPUS = "client-resources-num-cpus"  # Flower's names
-GPUS = "client-resources-num-gpus"
-CLIENT_MEGABYTES = 3000  # of a GPU's free memory: 500 of CUDA, and a ResNet on small images
-MOST_CLIENTS_ON_A_GPU = 8  # at a time: it has enough to do then
+from protofl_common.simulation.machine import CPUS, workers_for
+from protofl_common.simulation.pool import pool
 
 
 class LocalGrid(Grid):
@@ -144,36 +133,6 @@ def answer(
     return reply
 
 
-@cache
-def pool(workers: int) -> ProcessPoolExecutor:
-    """Return the processes that simulate clients, forked once for all runs of this process.
-
-    A fork has PyTorch imported already. It must come before this process computes with several
-    threads, or has one that draws on the screen: no fork survives their locks. CUDA in use does
-    not survive it either.
-    """
-    import torch._dynamo  # optimizers import it: 155 MB, which forks share
-
-    import client_app.app  # noqa: F401  (forks have it then)
-
-    start_method = "spawn" if torch.cuda.is_initialized() else "fork"
-    context = get_context(start_method)
-    processes = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
-    processes.submit(os.getpid).result()  # they start now, all of them
-    return processes
-
-
-def _begin() -> None:
-    """Leave Ctrl-C to the parent, and die with it, however it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for kind in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(kind, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    gc.freeze()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 class _Lines(TextIOBase):
     """A stream that hands on whole lines.
 
@@ -249,74 +208,3 @@ def attempt(
         for line in "".join(traceback.format_exception(error)).splitlines():
             on_line(line)
         return None, f"failed: {type(error).__name__}: {error}"
-
-
-def workers_for(federation: Values, device: str) -> int:
-    """Start the processes that simulate clients, and return how many.
-
-    They are as many as processors and GPUs have room for.
-    """
-    cores = 1
-    if sys.platform == "linux":
-        cores = len(os.sched_getaffinity(0))  # of a job or container, not the machine's
-    workers = cores // int(federation.get(CPUS, 1))
-
-    share = federation.get(GPUS)  # of a GPU, for each client
-    if share == 0:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    else:
-        gpus = visible_gpus(device)
-        if gpus:
-            workers = min(workers, _clients_on(gpus, share))
-            names = f"{len(gpus)} GPUs" if len(gpus) > 1 else "a GPU"
-            at_once = f"{max(1, workers)} clients at a time"
-            _say(f"this machine has {names} ({gpus[0][0]}), {at_once}; --gpus 0: none uses it")
-
-    if workers > 1:
-        pool(workers)
-    return max(1, workers)
-
-
-def _clients_on(gpus: list[tuple[str, int]], share: Scalar | None) -> int:
-    """Return how many clients may work at once, by their ``share`` of a GPU or by free memory."""
-    if share:
-        return int(len(gpus) / float(share) + 1e-6)
-    least_free = min(free_megabytes for _, free_megabytes in gpus)
-    clients = min(MOST_CLIENTS_ON_A_GPU, least_free // CLIENT_MEGABYTES)
-    return max(1, clients) * len(gpus)
-
-
-@cache
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-@cache
-def visible_gpus(device: str) -> list[tuple[str, int]]:
-    """Return name and free megabytes of the NVIDIA GPUs that ``device`` lets clients use.
-
-    CUDA is not asked.
-    """
-    program = shutil.which("nvidia-smi")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not device.startswith(("auto", "cuda")):
-        return []
-    if not program or visible == "" or torch.version.cuda is None:
-        return []
-
-    command = [program, "--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
-    if visible:
-        command.append(f"--id={visible}")
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-        gpus = []
-        for line in answer.stdout.splitlines():
-            if line.strip():
-                name, _, free_megabytes = line.rpartition(",")
-                gpus.append((name.strip(), int(free_megabytes)))
-        _, colon, number = device.partition(":")
-        if colon:
-            return [gpus[int(number)]]
-        return gpus
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return []

@@ -1,0 +1,88 @@
+"""How many clients this machine simulates at a time, by its processors and its GPUs' memory."""
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+
+import torch
+
+from protofl_common.config.options import Scalar, Values
+from protofl_common.simulation.pool import pool
+
+CPUS = "client-resources-num-cpus"  # Flower's names
+GPUS = "client-resources-num-gpus"
+CLIENT_MEGABYTES = 3000  # of a GPU's free memory: 500 of CUDA, and a ResNet on small images
+MOST_CLIENTS_ON_A_GPU = 8  # at a time: it has enough to do then
+
+
+def workers_for(federation: Values, device: str) -> int:
+    """Start the processes that simulate clients, and return how many.
+
+    They are as many as processors and GPUs have room for.
+    """
+    cores = 1
+    if sys.platform == "linux":
+        cores = len(os.sched_getaffinity(0))  # of a job or container, not the machine's
+    workers = cores // int(federation.get(CPUS, 1))
+
+    share = federation.get(GPUS)  # of a GPU, for each client
+    if share == 0:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        gpus = visible_gpus(device)
+        if gpus:
+            workers = min(workers, _clients_on(gpus, share))
+            names = f"{len(gpus)} GPUs" if len(gpus) > 1 else "a GPU"
+            at_once = f"{max(1, workers)} clients at a time"
+            _say(f"this machine has {names} ({gpus[0][0]}), {at_once}; --gpus 0: none uses it")
+
+    if workers > 1:
+        pool(workers)
+    return max(1, workers)
+
+
+def _clients_on(gpus: list[tuple[str, int]], share: Scalar | None) -> int:
+    """Return how many clients may work at once, by their ``share`` of a GPU or by free memory."""
+    if share:
+        return int(len(gpus) / float(share) + 1e-6)
+    least_free = min(free_megabytes for _, free_megabytes in gpus)
+    clients = min(MOST_CLIENTS_ON_A_GPU, least_free // CLIENT_MEGABYTES)
+    return max(1, clients) * len(gpus)
+
+
+@cache
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@cache
+def visible_gpus(device: str) -> list[tuple[str, int]]:
+    """Return name and free megabytes of the NVIDIA GPUs that ``device`` lets clients use.
+
+    CUDA is not asked.
+    """
+    program = shutil.which("nvidia-smi")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not device.startswith(("auto", "cuda")):
+        return []
+    if not program or visible == "" or torch.version.cuda is None:
+        return []
+
+    command = [program, "--query-gpu=name,memory.free", "--format=csv,noheader,nounits"]
+    if visible:
+        command.append(f"--id={visible}")
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        gpus = []
+        for line in answer.stdout.splitlines():
+            if line.strip():
+                name, _, free_megabytes = line.rpartition(",")
+                gpus.append((name.strip(), int(free_megabytes)))
+        _, colon, number = device.partition(":")
+        if colon:
+            return [gpus[int(number)]]
+        return gpus
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return []

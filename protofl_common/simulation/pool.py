@@ -1,0 +1,44 @@
+"""The processes that simulate clients."""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+
+import torch
+
+PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent has died
+
+
+@cache
+def pool(workers: int) -> ProcessPoolExecutor:
+    """Return the processes that simulate clients, forked once for all runs of this process.
+
+    A fork has PyTorch imported already. It must come before this process computes with several
+    threads, or has one that draws on the screen: no fork survives their locks. CUDA in use does
+    not survive it either.
+    """
+    import torch._dynamo  # optimizers import it: 155 MB, which forks share
+
+    import client_app.app  # noqa: F401  (forks have it then)
+
+    start_method = "spawn" if torch.cuda.is_initialized() else "fork"
+    context = get_context(start_method)
+    processes = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
+    processes.submit(os.getpid).result()  # they start now, all of them
+    return processes
+
+
+def _begin() -> None:
+    """Leave Ctrl-C to the parent, and die with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for kind in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(kind, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    gc.freeze()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

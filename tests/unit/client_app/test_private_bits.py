@@ -1,0 +1,129 @@
+"""What the lowest bits of a private gradient tell a server that has chosen the weights.
+
+A server sends zero weights under which a sample above a threshold has a tiny gradient in many
+weights. Then it looks at the smallest numbers of the reply. If noise is drawn as float32 numbers,
+it asks "can this be noise alone?" and knows at once (Mironov, "On Significance of the Least
+Significant Bits for Differential Privacy", CCS 2012). Such noise is the planted failure here.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from client_app.protections.private_step import PrivateStep
+from client_app.training import Batch, LossTerms
+from protofl_common.models.split import SplitModel
+from protofl_common.privacy.grid import STEPS
+from protofl_common.privacy.plan import plan_of
+from tests.support.given import Patch
+from tests.support.models import privacy
+
+WIDTH = 100_000
+SMALLEST = 40
+NOISE = 20.0
+CLIP = 1.0
+EXPECTED = 8  # samples in a batch, of as many
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def features_of(batch: Batch) -> LossTerms:
+    """Whose gradient by the weights is the sample's input."""
+    return {"total-of-features": batch.features.sum()}
+
+
+def private_gradient(inputs: Tensor) -> Floats:
+    """ḡ [WIDTH] of a step from zero weights: with lr = 1 and without momentum, what is sent."""
+    body = nn.Linear(WIDTH, 1, bias=False)
+    nn.init.zeros_(body.weight)
+    plan = replace(plan_of(privacy(dp_clip=CLIP), EXPECTED, EXPECTED, 1, (0,), 0))
+    plan.__dict__["noise"] = NOISE  # in the place of the least that keeps ε
+    optimizer = torch.optim.SGD(body.parameters(), lr=1.0)
+    model = SplitModel(body, nn.Identity())
+    labels = torch.zeros(len(inputs), dtype=torch.int64)
+    PrivateStep([model], optimizer, features_of, plan=plan)(
+        inputs, labels, torch.arange(len(inputs))
+    )
+    return -body.weight.detach().numpy().ravel()
+
+
+def sample(above_threshold: bool) -> Tensor:
+    """The attacked sample: a gradient in every weight, of length 1, or none."""
+    return torch.full((1, WIDTH), 1 / math.sqrt(WIDTH) if above_threshold else 0.0)
+
+
+def float32_noise(
+    self: PrivateStep, weights: Mapping[str, Any], sums: Mapping[str, Tensor]
+) -> None:
+    """What a step did before its noise was whole: draw float32 numbers, and add them."""
+    for name, weight in weights.items():
+        drawn = self.draw.standard_normal(tuple(weight.shape), dtype=np.float32)
+        exact = (sums[name] / STEPS * CLIP).float()
+        weight.grad = (exact + NOISE * CLIP * torch.from_numpy(drawn)) / EXPECTED
+    self.descend()
+
+
+def widths_of_layers() -> Floats:
+    """2^-23 · x_i of the 256 layers of NumPy's ziggurat: its float32 numbers are multiples."""
+    x, area = 3.6541528853610088, 0.00492867323399
+    widths = [area / math.exp(-x * x / 2)]
+    while len(widths) < 256:
+        widths.append(x)
+        height = area / x + math.exp(-x * x / 2)
+        x = math.sqrt(-2 * math.log(height)) if height < 1 else 0.0
+    return np.array(widths, np.float32) / np.float32(2**23)
+
+
+def share_that_can_be_float32_noise(gradient: Floats) -> float:
+    """The part of the `SMALLEST` numbers that float32 noise alone could have made."""
+    smallest = gradient[np.abs(gradient).argsort()[:SMALLEST]]
+    drawn = np.abs(smallest)[:, None] * EXPECTED / (NOISE * CLIP)
+    widths = widths_of_layers()
+    nearest = np.rint(drawn / widths)
+    is_possible = np.zeros(SMALLEST, bool)
+    for beside in (-1, 0, 1):
+        candidate = (nearest + beside).astype(np.float32) * widths
+        sent = np.float32(NOISE * CLIP) * candidate / np.float32(EXPECTED)
+        is_possible |= (sent == np.abs(smallest)[:, None]).any(1)
+    return float(is_possible.mean())
+
+
+def answers_of_the_attack() -> list[bool]:
+    """For a sample below the threshold, and for one above: does it look like noise alone?"""
+    answers = []
+    for above_threshold in (False, True):
+        gradient = private_gradient(sample(above_threshold))
+        answers.append(share_that_can_be_float32_noise(gradient) > 0.8)
+    return answers
+
+
+def test_every_number_of_a_private_gradient_is_a_whole_number_of_steps() -> None:
+    step = CLIP / STEPS / EXPECTED
+    gradient = private_gradient(torch.randn(EXPECTED, WIDTH))
+    small = gradient[np.abs(gradient) < 2**20 * step].astype(np.float64)  # exact in float32
+    assert len(small) > WIDTH / 20
+    np.testing.assert_allclose(small / step, np.rint(small / step), rtol=0, atol=0.1)
+
+
+def test_the_lowest_bits_are_as_likely_with_a_sample_as_without_it() -> None:
+    step = CLIP / STEPS / EXPECTED
+    counts = []
+    for above_threshold in (False, True):
+        whole = np.rint(private_gradient(sample(above_threshold)).astype(np.float64) / step)
+        whole = whole[np.abs(whole) < 2**23].astype(np.int64)  # exact in float32
+        counts.append(np.bincount(whole % 8, minlength=8) / len(whole))
+    spread = math.sqrt(2 * 1 / 8 * 7 / 8 / WIDTH)
+    assert np.abs(counts[0] - counts[1]).max() < 5.5 * spread
+
+
+def test_no_answer_is_read_from_the_lowest_bits() -> None:
+    assert answers_of_the_attack() == [False, False]
+
+
+def test_the_attack_reads_the_answer_from_noise_of_float32(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(PrivateStep, "_release", float32_noise)
+    assert answers_of_the_attack() == [True, False]

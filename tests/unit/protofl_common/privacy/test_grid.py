@@ -1,0 +1,102 @@
+"""Private sums leave as whole numbers of a fixed step, and rounding breaks no sensitivity."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.privacy import grid, release
+from protofl_common.privacy.grid import STEPS, to_steps, whole_noise
+
+HEADS = ["lda", "qda", "naive-bayes"]
+
+
+@pytest.mark.parametrize("steps", [2**10, STEPS])
+@pytest.mark.parametrize("width", [1, 5, 384])
+def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps: int, width: int) -> None:
+    """The worst row has every number half a step above a whole one."""
+    torch.manual_seed(0)
+    half_steps = (torch.full((1, width), steps / math.sqrt(width)).floor() + 0.5) / steps
+    long_rows = 3 * nn.functional.normalize(torch.randn(200, width))
+    rows = torch.cat([long_rows, half_steps, torch.full((1, width), 1e30)])
+    whole = to_steps(rows.double(), steps)
+    assert torch.equal(whole, whole.round())
+    assert float(whole.norm(dim=1).max()) <= steps
+    assert float(whole[:-2].norm(dim=1).min()) > steps - math.sqrt(width) - 1
+
+
+def test_a_row_that_is_no_number_becomes_zeros() -> None:
+    rows = torch.tensor([[math.nan, 1.0], [math.inf, 0.0], [0.25, 0.0]]).double()
+    assert to_steps(rows, 8).tolist() == [[0, 0], [0, 0], [2, 0]]
+
+
+@pytest.mark.parametrize("deviation", [0.5, 3.0, 2.0**22])
+def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> None:
+    drawn = whole_noise(deviation, (200_000,), np.random.default_rng(0))
+    assert torch.equal(drawn, drawn.round())
+    within = np.arange(-99, 100) if deviation < 9 else np.zeros(0)
+    chances = np.exp(-((within / deviation) ** 2) / 2)
+    wanted = deviation if not len(within) else math.sqrt((within**2 @ chances) / chances.sum())
+    assert float(drawn.std()) == pytest.approx(wanted, rel=0.02)
+    assert abs(float(drawn.mean())) < 4 * deviation / math.sqrt(len(drawn))
+
+
+@pytest.mark.parametrize("low_bits", [1, 2, 3])
+def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: int) -> None:
+    drawn = whole_noise(2.0**22, (400_000,), np.random.default_rng(1)).numpy().astype(np.int64)
+    patterns = 2**low_bits
+    counts = np.bincount(drawn % patterns, minlength=patterns)
+    expected = len(drawn) / patterns
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < patterns - 1 + 5 * math.sqrt(2 * (patterns - 1))
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_class_moments_leave_as_whole_numbers_of_their_steps(head: str) -> None:
+    torch.manual_seed(2)
+    clip, noise, samples = 3.0, 4.0, 60
+    features = torch.randn(samples, 6) * 4
+    moments = ClassMoments(3, 6, head)
+    labels = torch.arange(samples) % 3
+    release.private_moments(moments, features, labels, clip, noise, release.fresh_draw())
+    for name, value in moments.named_buffers():
+        _, power = release.MOMENT_PARTS[name]
+        steps = release.STEPS_OF_FEATURES ** max(1, power)
+        unit = clip**power / (steps * samples)
+        whole = value / unit
+        torch.testing.assert_close(whole, whole.round(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_sums_of_moments_differ_by_one_sample_of_length_one_at_most(head: str) -> None:
+    """Searched over neighbours: with the sample in the first place, and with one of zeros."""
+    parts = release.MOMENT_PARTS
+
+    def weighted_sums(sample: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        features = torch.cat([sample[None], torch.randn(20, 4)]).double()
+        labels = torch.arange(21) % 2
+        moments = ClassMoments(2, 4, head)
+        whole = to_steps(features, release.STEPS_OF_FEATURES)
+        moments.measure(whole, labels)
+        sums = []
+        for name, value in moments.named_buffers():
+            part, power = parts[name]
+            scale = math.sqrt(part) * 21 / release.STEPS_OF_FEATURES**power
+            weight = torch.tensor(1.0)
+            if name == "second":
+                weight = 1 / release.off_diagonal_parts(value.shape, 4)
+            sums.append((value * weight).flatten() * scale)
+        return torch.cat(sums)
+
+    without = weighted_sums(torch.zeros(4))
+    torch.manual_seed(4)
+    for sample in [*torch.randn(50, 4) * 100, torch.full((4,), 0.5 + 2**-12)]:
+        assert float((weighted_sums(sample) - without).norm()) <= 1 + 1e-9
+
+
+def test_rounding_is_accounted_for_by_cutting_first() -> None:
+    assert grid.longest_before_rounding(10**6, STEPS) == pytest.approx(1 - 1000 / 2**19)
