@@ -5,11 +5,11 @@ files, folders and classes, or quote their content. A site says of those only th
 setting that they are about. A simulated client's log is the server's: it says the whole text.
 """
 
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 
 from client_app.learning.training import TrainingError
 from client_app.site import audit
-from client_app.site.consent import site_key
+from client_app.site.consent import WaitingForApproval, site_key
 from client_app.site.log import UntoldError, log, log_once
 from client_app.site.state import LedgerError, LostStateError, StateError
 from protofl_common.backbones.load import BackboneError
@@ -31,7 +31,8 @@ from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import about_site, study_id
 from protofl_common.wire import envelope
 from protofl_common.wire.payloads import payload_bytes, summary_of
-from protofl_common.wire.records import AUDIT, LOST_STATE, WAITING
+from protofl_common.wire.records import AUDIT
+from protofl_common.wire.refusal import Refusal, pack_refusal
 from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
@@ -82,48 +83,46 @@ def answered(
                 content = envelope.put_in(content)
             return Message(content, reply_to=message)
         except Exception as error:
-            reason = _refused(error, context, about, asked)
+            refusal = _refusal(error, context, about, asked)
             is_query = message.metadata.message_type == MessageType.QUERY
             if is_query and at_site and is_site_name(site_name(node)):
                 # the server does not know yet who this is
-                reason = f"{_signed_name(context)}: {reason}"
-            code = LOST_STATE if isinstance(error, LostStateError) else ERROR_CODE
-            return Message(Error(code, reason), reply_to=message)
+                refusal = replace(refusal, site=site_name(node), signature=_signature(context))
+            return Message(Error(ERROR_CODE, pack_refusal(refusal)), reply_to=message)
 
     return handler
 
 
-def _refused(error: Exception, context: Context, about: Mapping[str, Any], asked: str) -> str:
-    """Log an error, at a site in its audit log too, and return the reason that may leave."""
+def _refusal(error: Exception, context: Context, about: Mapping[str, Any], asked: str) -> Refusal:
+    """Log an error, at a site in its audit log too, and return what may leave of it."""
     at_site = is_site(context.node_config)
     config = context.run_config
     is_private = config.get("dp") != "none" or bool(config.get("secagg"))
     reason = reason_of(error, at_site, asked, is_private)
     if not at_site:
-        return reason
-    waits = isinstance(error, RefusedMessage) and reason.startswith(WAITING)
+        return Refusal(reason, "lost-state" if isinstance(error, LostStateError) else "failed")
+    waits = isinstance(error, WaitingForApproval)
     try:
         reason, appended = audit.refuse(site_folder(context.node_config), reason, waits, **about)
     except audit.AuditError as full:
-        return reason_of(full, at_site, asked)
+        return Refusal(reason_of(full, at_site, asked))
     if waits and appended:  # the server asks every few seconds, perhaps for days
         log("INFO", f"{asked}: {error}")
-    return reason
+    return Refusal(reason, "waiting" if waits else "failed")
 
 
-def _signed_name(context: Context) -> str:
-    """Return ``site north``, with its signature where a study names sites.
+def _signature(context: Context) -> str:
+    """Return the site's signature of its refusal where a study names sites, else "".
 
-    No other ends the wait for it.
+    No other refusal ends the wait for it.
     """
-    name = site_name(context.node_config)
+    node = context.node_config
     study = read_section(StudySettings, context.run_config, [])
     with suppress(OSError, ValueError, StateError):
         if study and study.study_sites:
-            about = about_site(study, name, context.run_id, "refusal")
-            signature = site_key(site_folder(context.node_config)).sign(about)
-            return f"site {name} signed {signature.hex()}"
-    return f"site {name}"
+            about = about_site(study, site_name(node), context.run_id, "refusal")
+            return site_key(site_folder(node)).sign(about).hex()
+    return ""
 
 
 def _about(message: Message, context: Context) -> dict[str, Any]:
@@ -175,8 +174,7 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
 
     is_expected = isinstance(error, (*OPEN_ERRORS, *KINDS, UntoldError))
     text = str(error) if is_expected else f"{type(error).__name__}: {error}"
-    waits = isinstance(error, RefusedMessage) and text.startswith(WAITING)
-    if not waits:
+    if not isinstance(error, WaitingForApproval):
         say = log if at_site else log_once
         say("ERROR", f"{asked}: {text}" if asked else text)
     if not is_expected:
@@ -193,6 +191,6 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
 
 def _kind_of(error: Exception) -> str:
     """Return what a site says of an error: its kind, and the setting with which its text begins."""
-    first_word = re.split("[^a-z-]", str(error), maxsplit=1)[0]
+    first_word = str(error).partition(" ")[0].rstrip(":,")
     about = f" ({first_word})" if first_word in {*known_keys(), *NODE_KEYS} else ""
     return f"{type(error).__name__}{about}: {KINDS.get(type(error), UNEXPECTED)}"

@@ -22,7 +22,6 @@ it send zeros, a sum of three sites could be one site's upload: a server can cho
 that the training of some diverges.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -364,7 +363,7 @@ def _check_difference(differing: set[str]) -> None:
 def _kinds(use: str) -> set[str]:
     """Which kinds of numbers are in uploads of these words, some of which older records have."""
     words = use.replace("share", "samples").replace("mean output", "prototype")
-    return {*re.findall("weights|prototype|samples", words)}
+    return {kind for kind in ("weights", "prototype", "samples") if kind in words}
 
 
 def _called(sum_number: int) -> str:

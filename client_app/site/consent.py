@@ -24,7 +24,6 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.experiment.node import REQUIRE_SECAGG, own_code, site_folder, site_name
 from protofl_common.experiment.study import UNSIGNED, Study, is_past, key_as_text, signed_part
-from protofl_common.wire.records import WAITING
 from protofl_common.wire.schema import RefusedMessage
 
 CODE = code_version()  # of this process: a site forks from one that has imported everything
@@ -41,6 +40,13 @@ MOST_MESSAGES = 10
 MOST_RUNS = 100
 """Runs that count for both, where any number is approved: a server may call each message another
 run's."""
+
+
+class WaitingForApproval(RefusedMessage):
+    """A site's operator has not decided about a run yet."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"waiting for approval at {name}: {why}")
 
 
 @dataclass(frozen=True)
@@ -141,17 +147,16 @@ def _check_approved(
         write(path, request)
     elif request.decision == APPROVED and request.code != code_of(config):
         if code_version.__wrapped__() != CODE:  # pulled since; this process has the old one
-            raise RefusedMessage(
-                f"{WAITING} at {name}: the site's code has changed since its start; "
-                "its operator must stop protofl site run and start it again"
-            )
+            restart = "its operator must stop protofl site run and start it again"
+            why = f"the site's code has changed since its start; {restart}"
+            raise WaitingForApproval(name, why)
         request = new_request(config, request.run_ids)
         write(path, request)
 
     _check_not_denied(request, name)
     if not request.decision:
         how = f"its operator runs protofl site approve {study.id}"
-        raise RefusedMessage(f"{WAITING} at {name}: {study}; {how}")
+        raise WaitingForApproval(name, f"{study}; {how}")
     if is_past(request.until):
         raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
 

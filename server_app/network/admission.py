@@ -4,9 +4,9 @@ All errors say in words who cannot take part, and why.
 """
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,15 @@ Cards = Mapping[str, SiteCard]
 
 class FederationError(RuntimeError):
     """The federation cannot work; the message says who is missing or what does not fit together."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a node cannot take part."""
+
+    text: str  # One line for people
+    site: str = ""  # Whose problem it is; "" where the node may not be the site that it names
+    waits: bool = False  # For the decision of the site's operator; the node is asked again
 
 
 # -- whether sites fit together
@@ -240,18 +249,14 @@ def drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -
 
 
 # -- words for who cannot take part
-def describe_problems(problems: Mapping[int, str]) -> str:
+def describe_problems(problems: Iterable[Problem]) -> str:
     """Say each distinct problem once, with the sites that have it.
 
-    Clients whose problem says no name are counted.
+    Clients that are no known site are counted.
     """
     sites_of: dict[str, list[str]] = defaultdict(list)
-    for reason in problems.values():
-        named = re.match(r"site ([\w.-]+): ", reason)
-        if named:
-            sites_of[reason[named.end() :]].append(named[1])
-        else:
-            sites_of[reason].append("")
+    for problem in problems:
+        sites_of[problem.text].append(problem.site)
     lines = [f"{_who(names)} cannot take part: {why}" for why, names in sites_of.items()]
     return "\n".join(lines)
 

@@ -15,17 +15,17 @@ from typing import TypeVar, cast
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from protofl_common.basics.text import in_order, printable
+from protofl_common.basics.text import in_order
 from protofl_common.flower import ErrorCode
 from protofl_common.wire.payloads import payload_bytes
 from protofl_common.wire.records import (
-    LOST_STATE,
     Instructions,
     head_of,
     pack_baseline,
     pack_counted,
     pack_instructions,
 )
+from protofl_common.wire.refusal import refusal_in
 from server_app.flow import Flow, Question
 from server_app.log import tell_silence
 from server_app.network.flower_compat import (
@@ -111,7 +111,7 @@ class MessageExchange:
         answers = {}
         for site, reply in self._replies_to(messages, result).items():
             if reply.has_error():
-                result.failed[site] = stage + printable(str(reply.error.reason))
+                result.failed[site] = stage + refusal_in(reply).text
                 continue
             head = head_of(reply.content)
             if head:
@@ -224,8 +224,8 @@ class MessageExchange:
             return  # sites with an operator go on, and cannot end a run by an error
         for site in in_order(self._replies):
             reply = self._replies[site]
-            if reply.has_error() and reply.error.code == LOST_STATE:
-                reason = printable(str(reply.error.reason))
+            if reply.has_error() and refusal_in(reply).kind == "lost-state":
+                reason = refusal_in(reply).text
                 raise FederationError(f"{reason}. This round does not count")
 
     def _patience(self, seconds: Mapping[str, float]) -> float:

@@ -4,7 +4,6 @@ Finding the sites, letting them introduce themselves, and knowing them again whe
 """
 
 import math
-import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -12,24 +11,25 @@ from collections.abc import Iterable
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from protofl_common.basics.text import in_order, is_site_name, printable
+from protofl_common.basics.text import in_order, is_site_name
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import is_from_site
 from protofl_common.flower import ErrorCode
 from protofl_common.runs.events import RoundTrouble
 from protofl_common.wire.records import (
-    WAITING,
     SiteCard,
     pack_baseline,
     pack_settings,
     unpack_site_card,
 )
+from protofl_common.wire.refusal import Refusal, refusal_in
 from protofl_common.wire.schema import RefusedMessage
 from server_app.bounds import Bounds, bounds_of
 from server_app.checkpoint import Checkpoint
 from server_app.log import emit, say
 from server_app.network import admission
 from server_app.network.admission import FederationError as FederationError
+from server_app.network.admission import Problem
 from server_app.network.flower_compat import id_of, pull_each, push_each
 
 APPROVAL_EVERY = 5.0
@@ -62,7 +62,7 @@ class Federation:
         self.counted = dict(start.counted)
         self.owners = dict(start.owners)  # Site -> its first node: keys tie nodes to sites
         self.online: set[int] = set()
-        self.problems: dict[int, str] = {}  # Node -> why it cannot take part
+        self.problems: dict[int, Problem] = {}  # Node -> why it cannot take part
         self.expelled: set[str] = set()
         """Sites that were caught lying: they take no further part in the run."""
         self._contested: set[str] = set()
@@ -144,7 +144,7 @@ class Federation:
         if absent:
             say(f"going on without {', '.join(in_order(absent))}: not there after join-timeout")
         if self.problems:
-            say(admission.describe_problems(self.problems))
+            say(admission.describe_problems(self.problems.values()))
 
         admission.check_fit(self.settings, self.cards, divided_among)
         new_clients = self.new_clients
@@ -177,8 +177,8 @@ class Federation:
 
     def _may_yet_come(self, name: str) -> bool:
         """Return whether a site of the resumed run has not refused for good."""
-        why = self.problems.get(self.owners.get(name, 0), "")
-        return not why or _awaits_approval(why)
+        problem = self.problems.get(self.owners.get(name, 0))
+        return problem is None or problem.waits
 
     def _all_heard(self) -> bool:
         """Return whether no further site is awaited: `gather` goes on with those that are there.
@@ -197,13 +197,13 @@ class Federation:
             return True
 
         # Of the sites that the study names, some may yet come, whoever else cannot take part
-        problems = {node: why for node, why in self.problems.items() if node in self.online}
-        refused = {why.partition(": ")[0] for why in problems.values()}
+        problems = [problem for node, problem in self.problems.items() if node in self.online]
+        refused = {problem.site for problem in problems}
         for name in self.settings.named_sites:
-            if name not in self.cards and f"site {name}" not in refused:
+            if name not in self.cards and name not in refused:
                 return False
         # An operator may yet say yes
-        if any(_awaits_approval(why) for why in problems.values()):
+        if any(problem.waits for problem in problems):
             return False
         # Nobody has refused, so those that are missing may just be late
         if not problems:
@@ -243,13 +243,13 @@ class Federation:
             f"{len(self.cards)} of {number} clients were ready after {timeout:g} s (join-timeout)"
         )
         if self.problems:
-            text += f"\n{admission.describe_problems(self.problems)}"
+            text += f"\n{admission.describe_problems(self.problems.values())}"
         return text
 
     def _leave_out(self, name: str, why: str) -> None:
         del self.cards[name]
         node = self.node_of.pop(name)
-        self.problems[node] = f"{name}: {why}"
+        self.problems[node] = Problem(f"{name}: {why}")
 
     def leave_out_reference(self, why: str) -> bool:
         """Go on without the sites whose introduction gives no model.
@@ -262,7 +262,7 @@ class Federation:
             return False
         for name in same:
             self._leave_out(name, why)
-            say(admission.describe_problems({0: f"{name}: {why}"}))
+            say(admission.describe_problems([Problem(f"{name}: {why}")]))
         self._reference = admission.most_common(self.cards)
         return True
 
@@ -281,7 +281,7 @@ class Federation:
             if self._admit(name, node, card):
                 say(f"  new: {name}, {card.arch}, takes part from the next round on")
         for node in self.problems.keys() - known_problems:
-            say(f"  {admission.describe_problems({node: self.problems[node]})}")
+            say(f"  {admission.describe_problems([self.problems[node]])}")
 
     def await_sites(self) -> None:
         """Before a round, look around, and wait until ``min-replies`` sites are connected.
@@ -350,7 +350,7 @@ class Federation:
                 # It died over the question, or its answer broke off: it is asked again
                 del self._ask_at[node]
             else:
-                self._take_refusal(node, str(reply.error.reason))
+                self._take_refusal(node, refusal_in(reply))
         self._settle_names()
 
     def _ask_who_is_there(self) -> None:
@@ -371,30 +371,28 @@ class Federation:
                 self._ask_at[question.metadata.dst_node_id] = math.inf
                 self._questions[id_of(question)] = question
 
-    def _take_refusal(self, node: int, text: str) -> None:
-        """Note why a node does not take part; while it awaits approval it is asked again."""
-        why = self._reason(text)
+    def _take_refusal(self, node: int, refusal: Refusal) -> None:
+        """Note why a node does not take part; while it waits for approval it is asked again."""
+        problem = self._problem(refusal)
         is_first = node not in self.problems
-        self.problems[node] = why
-        if _awaits_approval(why):
+        self.problems[node] = problem
+        if problem.waits:
             self._ask_at[node] = time.monotonic() + APPROVAL_EVERY
             if is_first:
-                say(f"  {why}; asked again every {APPROVAL_EVERY:g} s")
+                say(f"  {problem.text}; asked again every {APPROVAL_EVERY:g} s")
 
-    def _reason(self, text: str) -> str:
-        """Return why a site refuses, without its signature.
+    def _problem(self, refusal: Refusal) -> Problem:
+        """Return the problem of the site that refuses.
 
-        Where a study names sites and this one's key has not signed it, the reason says so.
+        Where a study names sites and this one's key has not signed it, it is nobody's.
         """
-        claim = re.match(r"site (\S+?)(?: signed ([0-9a-f]{128}))?: ", text)
-        if not claim:
-            return printable(text)
-        name = claim[1]
-        signature = bytes.fromhex(claim[2] or "")
+        name = refusal.site
+        waits = refusal.kind == "waiting"
+        signature = bytes.fromhex(refusal.signature)
         run_id = self.run_history.run_id
-        is_signed = is_from_site(self.settings.study, name, run_id, "refusal", signature)
-        doubt = "" if is_signed else ", not signed with its key"
-        return printable(f"site {name}{doubt}: {text[claim.end() :]}")
+        if name and not is_from_site(self.settings.study, name, run_id, "refusal", signature):
+            return Problem(f"site {name}, not signed with its key: {refusal.text}", waits=waits)
+        return Problem(refusal.text, name, waits)
 
     def _take_card(self, node: int, content: RecordDict) -> None:
         """Let a node have the name on its card, if the card is valid and the name is free."""
@@ -403,8 +401,8 @@ class Federation:
         except RefusedMessage as refusal:
             name = str(content.config_records.get("site", ConfigRecord()).get("name", ""))
             has_name = is_site_name(name) and not self.settings.named_sites
-            who = f"site {name}: " if has_name else ""
-            self.problems[node] = f"{who}an introduction with {refusal}"
+            why = f"an introduction with {refusal}"
+            self.problems[node] = Problem(why, name if has_name else "")
             return
 
         name = card.name
@@ -413,10 +411,10 @@ class Federation:
         signature = bytes.fromhex(card.signature)
         run_id = self.run_history.run_id
         if not is_from_site(self.settings.study, name, run_id, "introduction", signature):
-            self.problems[node] = f"{name}: not signed by a site of the study"
+            self.problems[node] = Problem(f"{name}: not signed by a site of the study")
             return
         if name in self._contested:
-            self.problems[node] = (
+            self.problems[node] = Problem(
                 f"{name}: two clients began with this name, so it is nobody's until you end one "
                 "of them, stop the run and resume it"
             )
@@ -445,7 +443,7 @@ class Federation:
         if owner in claimants and owner != current:
             if self._admit(name, owner, self._card_of[owner]):
                 if current in claimants:
-                    self.problems[current] = f"{name}: its own node is back"
+                    self.problems[current] = Problem(f"{name}: its own node is back")
                 say(f"  back: {name}, on its own node")
             return
 
@@ -455,7 +453,7 @@ class Federation:
             self._contested.add(name)
             both = f"two clients call themselves {name}, nodes {' and '.join(map(str, claimants))}"
             why = f"{both}: give each its own site-name or partition-id"
-            self.problems |= dict.fromkeys(claimants, why)
+            self.problems |= dict.fromkeys(claimants, Problem(why))
             return
 
         if current in claimants:
@@ -478,15 +476,10 @@ class Federation:
             try:
                 admission.check_fit(self.settings, {**self.cards, name: card})
             except FederationError as error:
-                self.problems[node] = f"{name}: {error}"
+                self.problems[node] = Problem(f"{name}: {error}")
                 return False
         self.cards[name] = card
         self.node_of[name] = node
         if has_gathered:
             self.owners.setdefault(name, node)
         return True
-
-
-def _awaits_approval(why: str) -> bool:
-    """Return whether a site's reason is that its operator has not decided; it is asked again."""
-    return why.partition(": ")[2].startswith(WAITING)

@@ -21,10 +21,11 @@ from protofl_common.config.options import key_of, range_text
 from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG, options_of_a_run
 from protofl_common.experiment.node import LIMITED, NODE_ROWS
-from protofl_common.tools.cli import COMMANDS, parser_of
+from protofl_common.tools.cli import COMMANDS
 from protofl_common.tools.cli.list import lists
 from protofl_common.wire.schema import Vectors, Weights
 from tests.bench.travels import alternative, drawing, in_words
+from tests.support.commands import parsers_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -187,17 +188,16 @@ def commands() -> Iterator[str]:
         "Command line", "What `protofl COMMAND --help` prints, beside `--help` itself."
     )
     for name in COMMANDS:
-        parser = parser_of(name)
-        yield from (
-            "",
-            f"## protofl {name}",
-            "",
-            "```text",
-            str(parser.description).strip(),
-            "```",
-            "",
-        )
-        yield from _table(("argument", ""), (_argument(action) for action in parser._actions[1:]))
+        parser, *actions = parsers_of(name)
+        yield from _command("##", parser)
+        for action in actions:
+            yield from _command("###", action)
+
+
+def _command(level: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    text = str(parser.description).strip()
+    yield from ("", f"{level} {parser.prog}", "", "```text", text, "```", "")
+    yield from _table(("argument", ""), (_argument(action) for action in parser._actions[1:]))
 
 
 def _head(title: str, source: str) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ from tests.support.harness import (
     Nodes,
     Outcome,
     client_of,
+    reason_in,
     refusal,
     rows_without_a_reply,
     run_config,
@@ -649,7 +650,7 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     assert 3 <= len(answered) < 100
     assert not any(reply.has_error() for reply in replies[: len(answered)])
     for late in (replies[-1], ask(MessageType.TRAIN)):
-        assert "dp-epsilon = 8: this message would bring this client to ε = " in late.error.reason
+        assert "dp-epsilon = 8: this message would bring this client to ε = " in reason_in(late)
     figures = {reply.content["report"]["correct.head"] for reply in answered}
     assert len(figures) > 1, "the same question, without noise"
 

@@ -6,6 +6,7 @@ folders and outside, show what leaves.
 """
 
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -37,6 +38,7 @@ from protofl_common.config.sections import SECTIONS
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.wire.records import pack_settings
+from protofl_common.wire.refusal import Refusal, pack_refusal
 from tests.support.attacks import raw
 from tests.support.given import Patch
 from tests.support.rubbish import TEXTS, VALUES, arrays, floats
@@ -208,12 +210,14 @@ class SiteOnDisk:
         """Neither names nor content of files, by whatever way."""
         if reply.has_error():
             reason = str(reply.error.reason)
+            refusal = Refusal(**json.loads(reason))
             assert reply.error.code == answers.ERROR_CODE
+            assert reason == pack_refusal(refusal)
             assert reason.isprintable()
-            assert len(reason) <= 600
+            assert len(refusal.text) <= 600
             if not isinstance(errors[-1], OPEN_ERRORS):
-                wanted = r"(site north: )?\w+( \([a-z-]+\))?: [^:]+; the log of the site says more"
-                assert re.fullmatch(wanted, reason)
+                wanted = r"\w+( \([a-z-]+\))?: [^:]+; the log of the site says more"
+                assert re.fullmatch(wanted, refusal.text)
             sent = reason.encode()
         else:
             sent = recorddict_to_proto(reply.content).SerializeToString(deterministic=True)

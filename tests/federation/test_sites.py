@@ -45,6 +45,7 @@ from tests.support.given import Patch, Printed
 from tests.support.harness import (
     LocalGrid,
     client_of,
+    reason_in,
     refusal,
     run_config,
     run_federation,
@@ -112,10 +113,11 @@ def test_no_file_content_leaves_in_an_error(
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
 
-    reason = str(answer(node, config).error.reason)
+    reply = answer(node, config)
+    reason = str(reply.error.reason)
 
     assert reason.isprintable()
-    assert len(reason) <= 600
+    assert len(reason_in(reply)) <= 600
     for part in {content[i : i + 8] for i in range(len(content) - 7)}:
         assert repr(part)[2:-1] not in reason
         assert part.decode("latin-1") not in reason
@@ -154,17 +156,17 @@ def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
     node = SITE | {"data-dir": str(data), "dataset": "image-folder"}
     more = "its data cannot be read or divided as the run asks; the log of the site says more"
 
-    reason = answer(node, config | {"classes": "positive,negative"}).error.reason
-    assert reason == f"site north: DataError (classes): {more}"
+    reason = reason_in(answer(node, config | {"classes": "positive,negative"}))
+    assert reason == f"DataError (classes): {more}"
     log = capsys.readouterr().err
     assert "'HIV positive'" in log
     assert "DOE_Jane_1961.png" in log
 
     (data / "negative" / "ROE_Richard.png").write_bytes(b"no image")
-    assert answer(node, config).error.reason == f"site north: DataError: {more}"
+    assert reason_in(answer(node, config)) == f"DataError: {more}"
     unreadable = "ROE_Richard.png is not a readable image"
     assert unreadable in capsys.readouterr().err
-    assert unreadable in answer(SIMULATED, config | {"data-dir": str(data)}).error.reason
+    assert unreadable in reason_in(answer(SIMULATED, config | {"data-dir": str(data)}))
 
 
 # -- what a run chooses ----------------------------------------------------------------------------
@@ -208,7 +210,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
     config = run_config(tmp_path, **own) | wanted
     node = SITE | {"dataset": "image-folder"}
 
-    assert answer(node, config).error.reason.startswith("site north: DataError (data-dir): ")
+    assert reason_in(answer(node, config)).startswith("DataError (data-dir): ")
     node |= {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
     assert not answer(node, config, instruction(1)).has_error()
 
@@ -401,7 +403,7 @@ def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
 # -- what a site's own data are --------------------------------------------------------------------
 def card_of(node: dict[str, Any], config: dict[str, Any]) -> SiteCard:
     reply = answer(node, config)
-    assert not reply.has_error(), reply.error.reason
+    assert not reply.has_error(), reason_in(reply)
     return unpack_site_card(reply.content)
 
 
@@ -434,10 +436,10 @@ def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(
     data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
     config = run_config(tmp_path, dataset=dataset, partition="own")
 
-    reason = answer(SITE | {"data-dir": str(data)}, config).error.reason
+    reason = reason_in(answer(SITE | {"data-dir": str(data)}, config))
 
     missing = "dataset: missing; with data of its own a site says how they are "
-    assert reason.startswith(f"site north: node-config: {missing}")
+    assert reason.startswith(f"node-config: {missing}")
 
 
 @pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN])
@@ -452,7 +454,7 @@ def test_names_of_classes_and_domains_that_nobody_said_stay_there(
     LocalGrid(config, {})  # Flower's messages want a run
 
     message = instruction(1) if kind == MessageType.TRAIN else question(config)
-    reason = str(answer(node, config, message).error.reason)
+    reason = reason_in(answer(node, config, message))
     assert "this site's data have 3 classes that nobody named; set classes" in reason
     assert "DOE" not in reason
     assert 'add classes="DOE 0,DOE 1,DOE 2" to its node config' in capsys.readouterr().err
@@ -527,8 +529,8 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
     assert unmounted.has_error() == bool(demand)
     assert not mounted.has_error()
     if demand:
-        begins = "site north: StateError (state-dir): its state (models, requests"
-        assert begins in unmounted.error.reason
+        begins = "StateError (state-dir): its state (models, requests"
+        assert reason_in(unmounted).startswith(begins)
 
 
 def table_of_200_rows(folder: Path) -> dict[str, Any]:
@@ -718,8 +720,8 @@ def test_a_server_leads_no_site_elsewhere(
     LocalGrid(config, {})  # Flower's messages want a run
 
     message = instruction(1, run_name=run_name.format(tmp=tmp_path), run_history=run_history)
-    assert answer(node, config, message).error.reason.startswith("round.")
-    reason = answer(node, config, instruction(3)).error.reason
+    assert reason_in(answer(node, config, message)).startswith("round.")
+    reason = reason_in(answer(node, config, instruction(3)))
     assert reason == "round.round is 3 in a run of 2 rounds"
 
     files = [path for path in tmp_path.rglob("*") if path.is_file() and "sites" not in path.parts]
@@ -798,7 +800,7 @@ def refused(grid: LocalGrid, kind: str, number: int, **records: Any) -> str:
     message = instruction(number, kind, run_history=str(grid.run_id))
     message.content.update({name: ConfigRecord(value) for name, value in records.items()})
     reply = grid.asked(message)
-    return str(reply.error.reason) if reply.has_error() else ""
+    return reason_in(reply)
 
 
 def test_a_real_site_answers_each_question_once_in_a_flower_run(
@@ -867,7 +869,7 @@ def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(
 
     for number in (1, 2, 3, 4):
         extra = grid.asked(instruction(number, evaluate=True, run_history="5"))
-        assert "no complete record 'round'" in extra.error.reason
+        assert "no complete record 'round'" in reason_in(extra)
         assert refused(grid, MessageType.TRAIN, number) == ""
         _, reply = grid.log[-1]
         groups = {name.partition(".")[0] for name in reply.content["report"]}
@@ -903,7 +905,7 @@ def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path)
     message = instruction(2, run_history="11:1,4711")
 
     fedper = run_config(tmp_path, algo="fedper", **setting)
-    assert answer(node, fedper, message).error.reason.startswith("StateError")
+    assert reason_in(answer(node, fedper, message)).startswith("StateError")
 
     fedproto = run_config(tmp_path, algo="fedproto", fedproto__lambda=2.0, **setting)
     assert not answer(node, fedproto, message).has_error()

@@ -18,7 +18,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 import server_app.protections.secure_sum as server_secagg
 from client_app.site import audit, consent
@@ -40,12 +40,20 @@ from protofl_common.wire.records import (
     pack_instructions,
     pack_settings,
 )
+from protofl_common.wire.refusal import Refusal, pack_refusal
 from protofl_common.wire.schema import Weights
 from server_app.network.membership import FederationError
-from tests.support.attacks import by, when
+from tests.support.attacks import by, failing, when
 from tests.support.commands import output
 from tests.support.given import Patch, Printed
-from tests.support.harness import RUN_ID, LocalGrid, Outcome, run_config, run_federation
+from tests.support.harness import (
+    RUN_ID,
+    LocalGrid,
+    Outcome,
+    reason_in,
+    run_config,
+    run_federation,
+)
 from tests.support.sites import JANE, NAMES, Three, named, signed
 
 OWN = {
@@ -145,10 +153,6 @@ class Hospitals(Three):
         grid = LocalGrid(config, self.nodes, run_id=run_id)
         question = Message(content, NAMES.index(site) + 1, MessageType.QUERY, group_id="0")
         return reason_in(grid.asked(question))
-
-
-def reason_in(reply: Message) -> str:
-    return str(reply.error.reason) if reply.has_error() else ""
 
 
 def clients_of(outcome: Outcome) -> set[str]:
@@ -448,8 +452,8 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
     nodes = hospitals.nodes
     hospitals.ask_and_decide(config)
     south = nodes.pop(3)
-    nodes[8] = nodes[1]
-    nodes[9] = nodes[1]
+    for stranger in (8, 9, 10, 11):
+        nodes[stranger] = nodes[1]
 
     def bring_south_back(seconds: float) -> None:
         nodes[3] = south
@@ -458,16 +462,21 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
         card = ConfigRecord({"name": "south"})
         return Message(RecordDict({"site": card}), reply_to=message)
 
-    def unsigned_denial(message: Message, reply: Message) -> Message:
-        return Message(Error(2, "site south: denied at south"), reply_to=message)
-
+    unsigned = Refusal("denied at south", site="south")
+    of_another_key = replace(unsigned, signature=JANE.sign(b"south").hex())
+    denials = {
+        9: failing(2, pack_refusal(unsigned)),
+        10: failing(2, pack_refusal(of_another_key)),
+        11: failing(2, "site south: denied at south"),
+    }
     monkeypatch.setattr("server_app.network.membership.time.sleep", bring_south_back)
-    tamper = by({8: unsigned_card, 9: unsigned_denial}, "query")
+    tamper = by({8: unsigned_card, **denials}, "query")
     outcome = hospitals.federate(config, tamper=tamper)
 
     assert trained_nodes(outcome) == {1, 2, 3}
-    why = "1 client cannot take part: site south, not signed with its key: denied at south"
-    assert why in hospitals.capsys.readouterr().out
+    said = hospitals.capsys.readouterr().out
+    assert "2 clients cannot take part: site south, not signed with its key: denied at" in said
+    assert "1 client cannot take part: site south: denied at south" in said
 
 
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
@@ -970,8 +979,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     assert not problems_in(hospitals.log())
     lines = hospitals.lines()
     assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1, 1]
-    reasons = {reason.removeprefix("site north: ") for reason in waiting + too_long + unsaid}
-    assert reasons == {entry["refused"] for entry in lines}
+    assert {*waiting, *too_long, *unsaid} == {entry["refused"] for entry in lines}
     assert "(8 times that day)" in hospitals.shown("audit")
 
     # a day later

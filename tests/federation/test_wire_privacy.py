@@ -38,6 +38,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire.records import NEXT_SUM, pack_site_card
+from protofl_common.wire.refusal import Refusal, pack_refusal
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
 from tests.support.attacks import by, card_with, values_of
 from tests.support.declaration import Declared
@@ -497,14 +498,14 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
     TaskIdentity.task_id = 1
     TaskIdentity.run_id = 1
     TaskIdentity.node_id = 7
-    name = "site north: " if kind == MessageType.QUERY else ""
+    name = "north" if kind == MessageType.QUERY else ""
 
     for error, said in SAID.items():
         for module in (client_module, introduction, secure_sum, trained_model):
             monkeypatch.setattr(module, "open_client", MagicMock(side_effect=error(SECRET)))
         reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
-        line = f"{name}{error.__name__}: {said}; the log of the site says more"
-        assert reply.error.reason == line
+        line = f"{error.__name__}: {said}; the log of the site says more"
+        assert reply.error.reason == pack_refusal(Refusal(line, site=name))
 
 
 def test_an_error_names_no_file_of_a_site_and_no_folder(

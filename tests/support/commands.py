@@ -1,16 +1,27 @@
 """What a command prints."""
 
+import argparse
 import json
 from typing import Any
 
 import jsonschema
 import pytest
 
-from protofl_common.tools.cli import main
+from protofl_common.tools.cli import main, parser_of
 from protofl_common.tools.cli.arguments import ROOT
 
 _SCHEMA_FILE = ROOT / "docs" / "reference" / "commands.schema.json"
 SCHEMA = json.loads(_SCHEMA_FILE.read_text(encoding="utf-8"))
+
+
+def parsers_of(command: str) -> list[argparse.ArgumentParser]:
+    """The parser of a command, then those of its actions."""
+    parser = parser_of(command)
+    found = [parser]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found += action.choices.values()
+    return found
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> Any:

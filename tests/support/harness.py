@@ -18,6 +18,7 @@ from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.flower import ErrorCode, set_message_id, set_sender
 from protofl_common.simulation.grid import LocalGrid as ProductGrid
 from protofl_common.simulation.grid import answer
+from protofl_common.wire.refusal import refusal_in
 from server_app.app import main as server_main
 from server_app.network.membership import FederationError
 from tests.support import ROOT
@@ -168,6 +169,11 @@ def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
     with pytest.raises(SettingsError) as caught:
         settings_of(config, node)
     return str(caught.value)
+
+
+def reason_in(reply: Message) -> str:
+    """Why there is no reply, as the server reads it; "" where there is one."""
+    return refusal_in(reply).text if reply.has_error() else ""
 
 
 def rows_without_a_reply(

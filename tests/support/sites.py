@@ -9,9 +9,10 @@ from PIL import Image
 
 from client_app.site.consent import site_key
 from protofl_common.experiment.study import key_as_text, signed_part
+from protofl_common.tools.cli import parser_of
 from protofl_common.tools.findings import Finding
 from protofl_common.tools.site.check import findings
-from protofl_common.tools.site.node import node_config, supernode_options
+from protofl_common.tools.site.node import node_config
 from tests.support.harness import CACHE, Tamper, run_config, run_federation
 
 
@@ -61,7 +62,7 @@ NODE += 'cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
 
 
 def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
-    supernode = supernode_options(["--node-config", node, *options])
+    supernode = parser_of("site").parse_args(["check", "--node-config", node, *options])
     run_settings = {key.replace("_", "-"): value for key, value in asked.items()}
     return findings(supernode, node_config(supernode.node_config), run_settings)
 

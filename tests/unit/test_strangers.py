@@ -184,6 +184,7 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
     table = f"title: t\nsettings: {settings}\ncolumns: {{a: }}\nrows: {{b: }}\n"
     (tmp_path / "theirs.yaml").write_text(table)
     plan = "table theirs.yaml --out out --dry-run"
+    deny = 'site deny theirs.toml --node-config site-name="north"'
 
     for command in (
         "run --recipe theirs.toml seed=2",
@@ -191,6 +192,7 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
         "predict run",
         "study show theirs.toml",
         plan,
+        deny,
     ):
         assert REFUSED in output(capsys, *command.split(), status=1).err, command
     examined = output(capsys, "doctor", "--recipe", "theirs.toml", status=1).out
@@ -199,6 +201,9 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
 
     output(capsys, *plan.split(), "--allow-python", "planted")
     assert plugin.exists()
+    forget_what_was_named()
+    denied = output(capsys, *deny.split(), "--allow-python", "planted").out
+    assert denied.startswith("north: denied: a run without a study")
 
 
 @pytest.fixture

@@ -43,7 +43,8 @@ COMMANDS = {  # name of each file beside this one -> what it does
         "the SuperLink's worker: the server's half of each run, with code that its operator chose"
     ),
 }
-FOR_FLOWER = ("site", "worker")  # they hand arguments that they do not know to Flower's own command
+FOR_FLOWER = ("worker",)  # it hands arguments that it does not know to Flower's own command
+WITH_ACTIONS = ("site",)  # with options of their own, each
 STOPPED = 130  # exit status after Ctrl-C, as shells have it
 # Flower, once imported, would tell its makers who uses it
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -120,11 +121,12 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
     """Parse the words after a subcommand; the modules of ``--allow-python`` are allowed now."""
     parser = parser_of(command)
-    if command in FOR_FLOWER:
+    if command in FOR_FLOWER or command in WITH_ACTIONS:
         result, unknown = parser.parse_known_args(arguments)
     else:
         result, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown and command not in FOR_FLOWER:
+        parser = getattr(result, "parser", parser)  # the action's own
         hint = ""
         if "KEY=VALUE" in parser.format_usage():
             hint = "; settings are KEY=VALUE without dashes, such as rounds=5"

@@ -1,33 +1,14 @@
 """A machine with data of its own: run its SuperNode with code that its operator chose.
 
-  protofl site run --superlink my.host:8000 --node-config '…' …
-      the SuperNode; options as of flower-supernode
-  protofl site check [KEY=VALUE …] --node-config '…' …
-      what runs could make this machine do; 1 if wrong
-  protofl site status --node-config '…'
-      what it keeps of runs and data, with sizes
-  protofl site purge RUN … --node-config '…'
-      remove what it keeps of runs, or caches/
-  protofl site key --node-config '…'
-      NAME:KEY, by which a study names this site
-  protofl site requests --node-config '…'
-      which runs ask for this site's data, and what for
-  protofl site approve ID|FILE.toml --node-config '…' [--until DAY] [--runs N]
-      let runs of these settings take part
-  protofl site deny ID|FILE.toml --node-config '…'
-      refuse them, from the next message on
-  protofl site audit --node-config '…' [--since DAY] [--against RUN]
-      what was answered, checked line by line
-
 Whatever a run brings, the code is that which is installed here; flower-supernode alone executes the
-run's.
+run's. protofl site ACTION --help says more of each action.
 """
 
 import argparse
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -38,52 +19,81 @@ from client_app.site.state import LedgerError, StateError
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import key_as_text
-from protofl_common.tools.cli.arguments import add_json, print_json, read_assignments
+from protofl_common.tools.cli.arguments import (
+    add_allow_python,
+    add_json,
+    print_json,
+    read_assignments,
+)
 from protofl_common.tools.findings import WRONG, nearest_existing, show
 from protofl_common.tools.site import approvals, stored
 from protofl_common.tools.site.node import (
+    add_node_config,
+    add_supernode_options,
     node_config,
     site_folders,
     site_settings,
-    supernode_options,
+    supernode_words,
 )
 
-OURS = (
-    "--isolation",
-    "--superexec-auth-secret-file",
-    "--ssl-certfile",
-    "--allow-runtime-dependency-installation",
-)
-"""Options of flower-supernode that `run` sets, or that it does not go together with."""
+Action = Callable[[argparse.Namespace], int | None]
 READ_ONLY = ("check", "status", "requests", "audit")
-TAKE_WORDS = ("check", "purge", "approve", "deny")
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments; those it does not know are flower-supernode's."""
-    parser.add_argument("action", choices=ACTIONS, help=", ".join(ACTIONS))
-    words = "settings of a run, runs, an id or a file, as above"
-    parser.add_argument("words", nargs="*", help=words)
-    until = "approve: the last day, as 2027-06-30"
-    parser.add_argument("--until", type=day, metavar="DAY", help=until)
-    parser.add_argument(
-        "--runs", type=int, metavar="N", help="approve: that many runs (the study's)"
-    )
-    since = "audit: only the lines behind those of earlier days"
-    parser.add_argument("--since", type=day, metavar="DAY", help=since)
-    against = "audit: a run's folder, as the server has it"
-    parser.add_argument("--against", type=Path, metavar="RUN", help=against)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(function: Action, summary: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(function.__name__, help=summary, description=summary)
+        action.set_defaults(function=function, parser=action)
+        add_node_config(action)
+        return action
+
+    running = add(run, "the SuperNode; options of flower-supernode, and --start-method")
+    add_supernode_options(running)
     can_fork = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
-    methods = ("fork", "spawn")
-    default = "fork" if can_fork else "spawn"
-    parser.add_argument("--start-method", choices=methods, default=default, help=_START)
-    add_json(parser)
+    start_method = (
+        "what each message starts; fork: a copy of a process that has imported everything; "
+        "spawn: a fresh process (default with an NVIDIA GPU, and elsewhere than on Linux)"
+    )
+    running.add_argument(
+        "--start-method",
+        choices=("fork", "spawn"),
+        default="fork" if can_fork else "spawn",
+        help=start_method,
+    )
 
+    checking = add(check, "what runs could make this machine do; status 1 if something is wrong")
+    settings = "settings of a run, such as partition=own; data are read as it would have them"
+    checking.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=settings)
+    add_supernode_options(checking)
+    add_json(checking)
 
-_START = (
-    "run: what each message starts; fork: a copy of a process that has imported everything; "
-    "spawn: a fresh process (default with an NVIDIA GPU, and elsewhere than on Linux)"
-)
+    add_json(add(status, "what it keeps of runs and data, with sizes"))
+
+    purging = add(purge, "remove what it keeps of runs, or caches/")
+    name = "a name that `status` shows"
+    purging.add_argument("runs", nargs="*", metavar="RUN", help=name)
+
+    add(key, "NAME:KEY, by which a study names this site")
+    add_json(add(requests, "which runs ask for this site's data, and what for"))
+
+    id_or_file = "an id that `requests` shows, or a file of settings"
+    approving = add(approve, "let runs of these settings take part")
+    approving.add_argument("request", metavar="ID|FILE.toml", help=id_or_file)
+    approving.add_argument("--until", type=day, metavar="DAY", help="the last day, as 2027-06-30")
+    approving.add_argument("--runs", type=int, metavar="N", help="that many runs (the study's)")
+
+    denying = add(deny, "refuse runs of these settings, from the next message on")
+    denying.add_argument("request", metavar="ID|FILE.toml", help=id_or_file)
+    add_allow_python(denying, "the file")
+
+    auditing = add(audit, "what was answered, checked line by line")
+    since = "only the lines behind those of earlier days"
+    auditing.add_argument("--since", type=day, metavar="DAY", help=since)
+    against = "a run's folder, as the server has it"
+    auditing.add_argument("--against", type=Path, metavar="RUN", help=against)
+    add_json(auditing)
 
 
 def day(text: str) -> date:  # by whose name an error calls what is none
@@ -92,14 +102,7 @@ def day(text: str) -> date:  # by whose name an error calls what is none
 
 def act(arguments: argparse.Namespace) -> int | None:
     action = arguments.action
-    arguments.options = supernode_options(arguments.flowers)
-    arguments.node = node_config(arguments.options.node_config)
-    if action not in ("run", "check"):  # whose other options are Flower's
-        for word in arguments.options.others:
-            if word.startswith("-"):
-                raise SettingsError(f"site {action}: {word}: unknown option")
-        arguments.words += arguments.options.others
-
+    arguments.node = node_config(arguments.node_config)
     # SettingsError for a node config that is no site's
     if action == "run":
         site_settings(arguments.node)
@@ -107,11 +110,10 @@ def act(arguments: argparse.Namespace) -> int | None:
         site_folders(arguments.node)
     if action not in READ_ONLY:
         _check_owner(action, arguments.node)
-    if arguments.words and action not in TAKE_WORDS:
-        raise SettingsError(f"site {action}: {arguments.words[0]}: takes options only")
 
+    function: Action = arguments.function
     try:
-        return ACTIONS[action](arguments)
+        return function(arguments)
     except (AuditError, LedgerError, StateError) as error:
         raise SettingsError(str(error)) from error
 
@@ -131,29 +133,25 @@ def run(arguments: argparse.Namespace) -> None:
     from protofl_common.tools.site.check import folders, network
     from protofl_common.tools.site.supernode import start
 
-    for option in OURS:
-        if any(word.partition("=")[0] == option for word in arguments.flowers):
-            raise SettingsError(f"{option}: not together with protofl site run")
-
-    host = arguments.options.host
-    port = arguments.options.port
+    host = arguments.host
+    port = arguments.port
     try:
         # Flower's error is a traceback, and comes late
         socket.create_server((host, int(port))).close()
     except (OSError, ValueError, OverflowError) as error:
         raise SettingsError(f"--host {host} --port {port}: {error}; give another") from error
 
-    for finding in (*network(arguments.options), *folders(arguments.node)):
+    for finding in (*network(arguments), *folders(arguments.node)):
         if finding.level == WRONG:  # of which Flower says little or nothing
             line = f"protofl: {finding.level} {finding.topic}: {finding.text}"
             print(line, file=sys.stderr, flush=True)
-    start(arguments.flowers, f"{host}:{port}", arguments.start_method)
+    start(supernode_words(arguments), f"{host}:{port}", arguments.start_method)
 
 
 def check(arguments: argparse.Namespace) -> int:
     from protofl_common.tools.site.check import findings
 
-    listed = findings(arguments.options, arguments.node, read_assignments(arguments.words))
+    listed = findings(arguments, arguments.node, read_assignments(arguments.settings))
     return show("site check", listed, arguments.json)
 
 
@@ -171,7 +169,7 @@ def status(arguments: argparse.Namespace) -> None:
 
 
 def purge(arguments: argparse.Namespace) -> None:
-    print(*stored.purge(arguments.node, arguments.words), sep="\n")
+    print(*stored.purge(arguments.node, arguments.runs), sep="\n")
 
 
 def key(arguments: argparse.Namespace) -> None:
@@ -205,18 +203,16 @@ def requests(arguments: argparse.Namespace) -> None:
     print(*shown, f"in {folder}", *stored.ledgers_at(arguments.node), sep="\n")
 
 
-def decide(arguments: argparse.Namespace) -> None:
-    action = arguments.action
+def approve(arguments: argparse.Namespace) -> None:
     runs = arguments.runs
-    if len(arguments.words) != 1:
-        raise SettingsError(
-            f"site {action}: give one id of protofl site requests, or one file of settings"
-        )
     if runs is not None and runs < 1:
         raise SettingsError(f"--runs {runs}: must be at least 1; any number of runs without it")
-    decision = APPROVED if action == "approve" else DENIED
     until = str(arguments.until or "")
-    print(approvals.decide(arguments.node, arguments.words[0], decision, until, runs or 0))
+    print(approvals.decide(arguments.node, arguments.request, APPROVED, until, runs or 0))
+
+
+def deny(arguments: argparse.Namespace) -> None:
+    print(approvals.decide(arguments.node, arguments.request, DENIED))
 
 
 def audit(arguments: argparse.Namespace) -> int:
@@ -236,8 +232,3 @@ def audit(arguments: argparse.Namespace) -> int:
         print(*lines, *(f"WRONG {line}" for line in wrong), sep="\n")
         print(f"{len(entries)} lines; {verdict}")
     return int(bool(wrong))
-
-
-ACTIONS = {action.__name__: action for action in (run, check, status, purge, key, requests, audit)}
-ACTIONS["approve"] = decide
-ACTIONS["deny"] = decide

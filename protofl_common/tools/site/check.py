@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 import shutil
 import ssl
 import stat
@@ -52,6 +51,7 @@ from protofl_common.tools.site.node import (
 )
 from protofl_common.tools.site.stored import ledgers_at, stored_at
 from protofl_common.wire.records import pack_settings, unpack_site_card
+from protofl_common.wire.refusal import refusal_in
 
 FEW_BYTES = 2**30  # free on a disk: less is a warning
 FULL_BYTES = 10**6  # less is wrong
@@ -364,8 +364,7 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         (reply,) = grid.send_and_receive([Message(content, 1, MessageType.QUERY)])
 
     if reply.has_error():
-        reason = re.sub(r"^site [\w.-]+( signed \w+)?: ", "", str(reply.error.reason))
-        yield Finding(WRONG, "data", reason)
+        yield Finding(WRONG, "data", refusal_in(reply).text)
         return
     card = unpack_site_card(reply.content)
     samples = f"{card.train_samples} training"

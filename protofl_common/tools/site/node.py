@@ -31,23 +31,41 @@ from protofl_common.experiment.settings import (
 )
 from protofl_common.tools.flower import parse_config_args
 
+SUPERNODE_OPTIONS = {
+    "superlink": ("HOST:PORT", "where the SuperLink, or its door, listens for SuperNodes"),
+    "root-certificates": ("FILE", "of the authority that has signed the SuperLink's certificate"),
+    "auth-supernode-private-key": ("FILE", "the key by which the SuperLink knows this site"),
+    "trusted-entities": ("FILE", "YAML with the public keys of those whose bundles it takes"),
+    "host": ("HOST", "where it listens for its own clients (127.0.0.1)"),
+    "port": ("PORT", "the port for them (9094); each SuperNode of a machine has its own"),
+    "max-retries": ("N", "it gives up after so many failed connections (never)"),
+    "max-wait-time": ("SECONDS", "it gives up after so long without a connection (never)"),
+    "health-server-address": ("HOST:PORT", "where it answers gRPC's question for its health"),
+}
+"""flower-supernode's options that go with ``protofl site run``: a value's name, and the meaning."""
 
-def supernode_options(words: list[str]) -> argparse.Namespace:
-    """Read flower-supernode's options that matter here; SettingsError for settings among them."""
-    parser = argparse.ArgumentParser(prog="protofl site", allow_abbrev=False)
-    parser.add_argument("--node-config", default="")
-    parser.add_argument("--superlink", default="")
-    parser.add_argument("--root-certificates", default="")
-    parser.add_argument("--auth-supernode-private-key", default="")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", default="9094")
-    parser.add_argument("--insecure", action="store_true")
-    options, others = parser.parse_known_args(words)
-    options.others = others
-    for word in others:
-        if "=" in word and not word.startswith("-"):
-            raise SettingsError(f"{word}: settings of a run come before the options")
-    return options
+
+def add_node_config(parser: argparse.ArgumentParser) -> None:
+    about = "a TOML file with the site's facts and rules, or these as 'key=\"text\" key=5'"
+    parser.add_argument("--node-config", default="", metavar="FILE", help=about)
+
+
+def add_supernode_options(parser: argparse.ArgumentParser) -> None:
+    for name, (value, about) in SUPERNODE_OPTIONS.items():
+        parser.add_argument(f"--{name}", default="", metavar=value, help=about)
+    insecure = "without TLS: for a SuperLink on this machine"
+    parser.add_argument("--insecure", action="store_true", help=insecure)
+    parser.set_defaults(host="127.0.0.1", port="9094")
+
+
+def supernode_words(options: argparse.Namespace) -> list[str]:
+    """Return the options that are given as flower-supernode takes them."""
+    words = ["--insecure"] if options.insecure else []
+    for name in ("node-config", *SUPERNODE_OPTIONS):
+        value = getattr(options, name.replace("-", "_"))
+        if value:
+            words.append(f"--{name}={value}")
+    return words
 
 
 def node_config(text: str) -> dict[str, Scalar]:

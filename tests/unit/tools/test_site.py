@@ -11,6 +11,7 @@ import sys
 import threading
 import tracemalloc
 import zipfile
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.run import Run
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supernode import start_client_internal as supernode
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from flwr.supernode.runtime import run_clientapp
 
 from client_app.site.audit import append
@@ -42,8 +44,9 @@ from protofl_common.tools.executor import Executor, environment_of_own_code
 from protofl_common.tools.federation import Endpoint
 from protofl_common.tools.site.check import _algorithms
 from protofl_common.tools.site.client_process import handle, installed_code, received
-from protofl_common.tools.site.node import node_config, site_settings
+from protofl_common.tools.site.node import SUPERNODE_OPTIONS, node_config, site_settings
 from protofl_common.wire.records import pack_settings
+from protofl_common.wire.refusal import refusal_in
 from tests.support import ROOT
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, run_config, run_federation
@@ -191,7 +194,7 @@ def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Pa
 
     for content in ({}, pack_settings(digest_of(config | {"lr": 0.123}))):
         reply = grid.asked(Message(RecordDict({**content}), 7, MessageType.QUERY, group_id="0"))
-        assert "other defaults; install the same version on both" in reply.error.reason
+        assert "other defaults; install the same version on both" in refusal_in(reply).text
 
 
 FORKED = """
@@ -271,42 +274,73 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(
 
 UNKNOWN_HOME = NODE.replace('"state"', '"~not-here/x"')
 CLASSES_AS_A_LIST = NODE.replace('"cat,dog"', '["cat","dog"]')
-DEPENDENCIES = "--allow-runtime-dependency-installation"
 
 
-@pytest.mark.parametrize(("action", "node", "option", "reason"), [
-    ("run", "partition-id=0 num-partitions=2", "", "node config without a site-name"),
-    ("run", 'site-name="north" alow-download=true', "", "alow-download: unknown key"),
-    ("run", 'site-name="north" data-dir = "data"', "",
+@pytest.mark.parametrize(("action", "node", "reason"), [
+    ("run", "partition-id=0 num-partitions=2", "node config without a site-name"),
+    ("run", 'site-name="north" alow-download=true', "alow-download: unknown key"),
+    ("run", 'site-name="north" data-dir = "data"',
         "Flower reads only site-name; no spaces at ="),
-    ("run", 'site-name="north" allow-algorithms="fedprotto"', "", "'fedprotto': choose from"),
-    ("run", NODE, "--isolation=subprocess", "--isolation: not together with protofl site run"),
-    ("run", NODE, DEPENDENCIES, "-installation: not together with protofl site"),
-    ("run partition=own", NODE, "", "site run: partition=own: takes options only"),
-    ("key", "", "", "node config without a site-name"),
-    ("key", UNKNOWN_HOME, "", "state-dir = '~not-here/x': this machine has no"),
-    ("run", "marked.toml", "",
+    ("run", 'site-name="north" allow-algorithms="fedprotto"', "'fedprotto': choose from"),
+    ("key", "", "node config without a site-name"),
+    ("key", UNKNOWN_HOME, "state-dir = '~not-here/x': this machine has no"),
+    ("run", "marked.toml",
         "'marked.toml': Invalid statement (at line 1, column 1); save it as UTF-8 without a"),
-    ("run", "~not-here/north.toml", "",
+    ("run", "~not-here/north.toml",
         "'~not-here/north.toml': Could not determine home directory"),
-    ("key", CLASSES_AS_A_LIST, "", 'as one text with commas, as in classes="a,b"'),
-    ("key", "north.conf", "", "or a file not called .toml: taken for a simulated client"),
-    ("key", 'site-name="north" state-dri="state"', "",
+    ("key", CLASSES_AS_A_LIST, 'as one text with commas, as in classes="a,b"'),
+    ("key", "north.conf", "or a file not called .toml: taken for a simulated client"),
+    ("key", 'site-name="north" state-dri="state"',
         "state-dri: unknown key; did you mean state-dir?"),
-    ("approve first.toml", NODE, "--untill=2027-01-01",
-        "site approve: --untill=2027-01-01: unknown option"),
-    ("approve first.toml", NODE, "--runs=0", "--runs 0: must be at least 1"),
+    ("approve first.toml --runs=0", NODE, "--runs 0: must be at least 1"),
 ])  # fmt: skip
-def test_a_site_does_nothing_by_a_wrong_node_config_or_an_option_that_is_wrong_or_would_undo_it(
-    action: str, node: str, option: str, reason: str, site: Path, capsys: Printed
+def test_a_site_does_nothing_by_a_wrong_node_config_or_number(
+    action: str, node: str, reason: str, site: Path, capsys: Printed
 ) -> None:
     (site / "marked.toml").write_text(NODE.replace(" ", "\n"), encoding="utf-8-sig")
 
-    words = [*action.split(), "--insecure", "--node-config", node, *option.split()]
-    assert main(["site", *words]) == 1
+    assert site_command(action, node) == 1
 
     assert reason in capsys.readouterr().err
     assert not [*site.rglob("sites")]
+
+
+@pytest.mark.parametrize(("action", "words"), [
+    ("run", "--isolation=subprocess"),
+    ("run", "--allow-runtime-dependency-installation"),
+    ("run", "--until 2027-01-01"),
+    ("run", "partition=own"),
+    ("key", "--start-method spawn"),
+    ("deny", "--runs 5"),
+    ("approve", "--untill=2027-01-01"),
+])  # fmt: skip
+def test_an_action_refuses_what_is_another_ones_or_would_undo_it(
+    action: str, words: str, site: Path, capsys: Printed
+) -> None:
+    request = " first.toml" if action in ("approve", "deny") else ""
+
+    with pytest.raises(SystemExit):
+        site_command(f"{action}{request} {words}")
+
+    refused = f"protofl site {action}: error: unrecognized arguments: {words}\n"
+    assert capsys.readouterr().err.endswith(refused)
+    assert not [*site.rglob("sites")]
+
+
+REFUSED = {
+    *("--isolation", "--superexec-auth-secret-file", "--allow-runtime-dependency-installation"),
+    *("--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile", "--auth-supernode-public-key"),
+}
+
+
+def test_each_of_flowers_options_is_taken_or_refused_on_purpose() -> None:
+    flowers = set()
+    for option in _parse_args_run_supernode()._actions:
+        if option.help != SUPPRESS:
+            flowers.add(option.option_strings[-1])
+    taken = {f"--{name}" for name in SUPERNODE_OPTIONS}
+
+    assert taken | REFUSED | {"--node-config", "--insecure", "--help", "--version"} == flowers
 
 
 @pytest.mark.parametrize(("given", "enabled"), [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")])
@@ -859,7 +893,8 @@ def test_the_page_shows_what_the_check_prints(
 
     (example,) = re.findall(r"```\n\$ (protofl site check .*?)\n```", PAGE, re.S)
     command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
-    assert main(shlex.split(command.replace("/data/", f"{site}/data/"))[1:]) == 0
+    one_line = command.replace("\\\n", " ").replace("/data/", f"{site}/data/")
+    assert main(shlex.split(one_line)[1:]) == 0
 
     printed = re.sub(r"version [0-9a-f]{8}", "version 6f3a91c2", capsys.readouterr().out)
     places = [  # here, on the page

@@ -1,0 +1,66 @@
+"""The record of a refusal: read whole, or as the words of somebody unnamed."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Error
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofl_common.basics.text import is_site_name, printable
+from protofl_common.wire.refusal import Refusal, pack_refusal, refusal_in
+from tests.support.rubbish import TEXTS, VALUES
+
+SIGNATURE = "0f" * 64
+HONEST = {"text": "denied", "kind": "waiting", "site": "north", "signature": SIGNATURE}
+
+
+def read(reason: str) -> Refusal:
+    reply: Any = SimpleNamespace(error=Error(2, reason))  # a true one wants a Flower run
+    return refusal_in(reply)
+
+
+def test_what_a_site_writes_is_read_as_it_was_written() -> None:
+    longest = Refusal(printable("\U0010ffff" * 1000), "waiting", "n" * 100, SIGNATURE)
+    assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)  # type: ignore[arg-type]
+    assert read(pack_refusal(longest)).site == longest.site
+
+
+@pytest.mark.parametrize("reason", [
+    "site north: denied at north",
+    "<class 'ray.exceptions.ActorDiedError'>:<'The actor died'>",
+    "\x1b[2J" + "x" * 10**6,
+    "{}",
+    "[" * 8000,
+    json.dumps(HONEST) + "x",
+    json.dumps(HONEST | {"text": "x" * 10**4}),
+    json.dumps(HONEST | {"text": 1}),
+    json.dumps(HONEST | {"kind": "approved"}),
+    json.dumps(HONEST | {"site": "north\n"}),
+    json.dumps(HONEST | {"site": "../north"}),
+    json.dumps(HONEST | {"signature": SIGNATURE.upper()}),
+    json.dumps(HONEST | {"signature": f"{SIGNATURE}\n"}),
+    json.dumps(HONEST | {"age": 5}),
+])  # fmt: skip
+def test_what_is_no_whole_record_names_nobody(reason: str) -> None:
+    assert read(reason) == Refusal(printable(reason))
+
+
+@given(
+    st.dictionaries(st.sampled_from([*HONEST, "age"]), VALUES | st.sampled_from([*HONEST.values()]))
+)
+def test_rubbish_is_short_and_plain(changes: dict[str, Any]) -> None:
+    refusal = read(json.dumps(HONEST | changes, default=repr))
+
+    assert refusal.text.isprintable()
+    assert len(refusal.text) < 4100  # 500 characters, each written as its number at most
+    assert refusal.kind in ("failed", "waiting", "lost-state")
+    assert not refusal.site or is_site_name(refusal.site)
+    assert len(refusal.signature) in (0, 128)
+
+
+@given(TEXTS)
+def test_any_text_is_read(reason: str) -> None:
+    assert read(reason).site == ""
