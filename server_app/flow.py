@@ -65,8 +65,13 @@ class UploadRequest:
 
 
 def uploads_of(request: UploadRequest) -> Flow[list[Upload]]:
-    """Ask each site for its upload, and return those that are valid."""
+    """Ask each site for its upload, and return those that are valid.
+
+    Where there is no site to ask, it asks nobody: the exchange may wait for late replies.
+    """
     uploads: list[Upload] = []
+    if not request.sites:
+        yield request.question({}, request.reader)
     for start in range(0, len(request.sites), request.at_once):
         sites = request.sites[start : start + request.at_once]
         replies = yield request.question(request.contents(sites), request.reader)

@@ -30,11 +30,18 @@ class Upload:
     """Number of clients whose mean it is: all under secure aggregation (`privacy/sums.py`)."""
     kept_fractions: Mapping[str, float] = field(default_factory=dict)
     """Entry -> the fraction of the client's change of it that was left, where it was cut."""
+    age: int = 0  # Rounds since the one that it answers (``late``)
+    age_factor: float = 1.0  # By which its age lessens its weight in any mean
 
     @property
     def train_samples(self) -> float:
         """n of FedAvg's weights: its samples, as many as `protections/samples.py` lets count."""
         return min(self.report.train_samples, self.max_weight)
+
+    @property
+    def weight(self) -> float:
+        """Its weight in means by samples."""
+        return self.train_samples * self.age_factor
 
     def with_entries(self, **entries: Value) -> Self:
         """Return this upload with these entries in the place of its own."""
@@ -125,7 +132,7 @@ class Exchanged:
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
     refused: dict[str, str] = field(default_factory=dict)  # Site -> what was wrong with its reply
     late: dict[str, str] = field(default_factory=dict)
-    """Site -> which earlier reply came now; it is not used."""
+    """Site -> which earlier reply came now, whether it counts or not."""
     means: Means | None = None
     """Over all samples, where secure aggregation hides the figures of single sites."""
     audit_heads: dict[str, str] = field(default_factory=dict)
@@ -155,6 +162,8 @@ class RoundResult:
     """``"site: how its part was reduced"``, or that its data changed."""
     server_figures: dict[str, float]  # What the server's step reports
     not_merged: str  # Why nothing was merged; "" where it was
+    counted_late: dict[str, int]
+    """Site -> the earlier round that its upload answers, which was merged in this one."""
     seconds: Seconds  # Of the exchange, and of what the server did with the replies
 
     @property

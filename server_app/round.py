@@ -1,8 +1,8 @@
 """One round: messages to the sites, their replies checked, the valid ones merged."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
 
 from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
@@ -11,8 +11,9 @@ from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import DROPPED, Seconds
-from protofl_common.wire.payloads import pack_payload
-from protofl_common.wire.schema import Limits
+from protofl_common.wire.payloads import pack_payload, payload_bytes
+from protofl_common.wire.records import head_of
+from protofl_common.wire.schema import Limits, RefusedMessage
 from server_app.flow import AskForUploads, Flow, UploadRequest
 from server_app.network.admission import drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange
@@ -51,9 +52,10 @@ def train_round(
     ``extra_records``: records that go into every message beside the payload.
     """
     started = time.monotonic()
-    exchanged = choose_sites(strategy, number)
+    exchanged = choose_sites(strategy, number, exchange.at_work())
     request = _request(strategy, exchange, exchanged, extra_records)
     received = _received(exchange, ask_for_uploads(request), exchanged)
+    received = _with_late(strategy, exchange, received, exchanged)
     answered = time.monotonic()
     accepted = received
     view = view_of(strategy)
@@ -77,12 +79,17 @@ def final_evaluation(
     return _result(exchanged, received, received, Merged(why_void=received.why_void), {})
 
 
-def choose_sites(strategy: Strategy, number: int) -> Exchanged:
-    """Draw the sites of a round, and those of them that drop out (``drop-rate``)."""
+def choose_sites(strategy: Strategy, number: int, at_work: Set[str]) -> Exchanged:
+    """Draw the sites of a round, and those of them that drop out (``drop-rate``).
+
+    ``at_work``: those that still answer an earlier one, and are not asked.
+    """
     federation = strategy.federation
     settings = strategy.settings.federation
     seed = strategy.settings.run.seed
-    able = set(federation.answering(number)) - federation.new_clients
+    able = set(federation.answering(number)) - federation.new_clients - at_work
+    if not able:
+        return Exchanged(number)
     sites = sample_sites(able, settings.participation, seed, number, federation.fewest_asked)
     dropped: dict[str, str] = {}
     if settings.drop_rate:
@@ -98,6 +105,38 @@ def _received(
         return Accepted(exchange.run(flow, exchanged))
     except VoidRound as reason:
         return Accepted([], why_void=str(reason))
+
+
+def _with_late(
+    strategy: Strategy, exchange: MessageExchange, received: Accepted, exchanged: Exchanged
+) -> Accepted:
+    """Add the uploads of earlier rounds that have come by now, and count (``late``).
+
+    None does after a newer one of the same site, so that none counts twice. A late reply adds no
+    figures: those of its evaluation are of an older model than the others'.
+    """
+    federation = strategy.federation
+    settings = strategy.settings.federation
+    uploads = {upload.site: upload for upload in received.kept}
+    for site, late in exchange.late.take(exchanged.number).items():
+        exchanged.late[site] = f"its reply to round {late.round}"
+        counted, _ = federation.counted.get(site, (0, 1.0))
+        is_newest = late.round > counted and site not in exchanged.reports
+        if not settings.late_replies_count or not is_newest or site in federation.expelled:
+            continue
+        exchanged.bytes_up += payload_bytes(late.content)
+        head = head_of(late.content)
+        if head:
+            exchanged.audit_heads[site] = head
+        reader = _reader(strategy, Exchanged(late.round))
+        try:
+            upload = reader.read(late.content, federation.cards[site])
+        except RefusedMessage as refusal:
+            exchanged.refused[site] = f"its reply to round {late.round}: {refusal}"
+            continue
+        age = exchanged.number - late.round
+        uploads[site] = replace(upload, age=age, age_factor=(1 + age) ** -settings.staleness)
+    return replace(received, kept=[uploads[site] for site in in_order(uploads)])
 
 
 def view_of(strategy: Strategy) -> View:
@@ -121,6 +160,8 @@ def note_who_answered(strategy: Strategy, accepted: Accepted, result: RoundResul
         fractions = {upload.site: strategy.used_fraction(upload) for upload in accepted.kept}
         for site in result.reports:
             federation.counted[site] = (number, fractions.get(site, 1.0))
+        for site, answered in result.counted_late.items():
+            federation.counted[site] = (answered, fractions[site])
     exchanged = result.exchanged
     heard = {*exchanged.reports, *exchanged.failed, *exchanged.refused, *exchanged.late}
     silent = [site for site in exchanged.missing if site not in heard]
@@ -134,6 +175,11 @@ def _result(
     for site, report in exchanged.reports.items():
         if site not in accepted.refused:
             reports[site] = report
+    counted_late = {}
+    if not merged.why_void:
+        for upload in accepted.kept:
+            if upload.age:
+                counted_late[upload.site] = exchanged.number - upload.age
     single = [upload for upload in received.kept if upload.clients == 1]
     return RoundResult(
         exchanged=exchanged,
@@ -143,6 +189,7 @@ def _result(
         reduced=accepted.reduced,
         server_figures=merged.figures,
         not_merged=merged.why_void,
+        counted_late=counted_late,
         seconds=seconds,
     )
 

@@ -110,9 +110,10 @@ class Algorithm:
     """The server takes a mean over the clients' prototypes of a class, which ``merging`` replaces;
     where it trains on prototypes or clusters them, ``merging`` leaves out those far from the other
     clients' (`aggregation.py`)."""
-    supports: tuple[Literal["merging", "secagg"], ...] = ()
+    supports: tuple[Literal["merging", "secagg", "late"], ...] = ()
     """Settings that the server half was written for: ``merging`` acts in its `merge`; with
-    ``secagg`` that takes one upload, the mean of all. Any other value of these is refused."""
+    ``secagg`` that takes one upload, the mean of all; with ``late`` some uploads are of earlier
+    rounds, and weigh less in all that it does. Any other value of these is refused."""
     single_uploads: str = ""
     """What the server needs single uploads for, beside what `exchange` shows; "": nothing."""
     private: tuple[str, ...] = ()

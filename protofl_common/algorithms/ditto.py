@@ -24,5 +24,5 @@ ALGORITHM = Algorithm(
     hparams=DittoHparams,
     exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
     losses=("cross-entropy", "global-cross-entropy"),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
 )

@@ -9,6 +9,6 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fedavg",
     server="server_app.strategies.fedavg",
     exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("weights",),
 )

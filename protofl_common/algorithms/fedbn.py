@@ -11,6 +11,6 @@ ALGORITHM = Algorithm(
     exchange=Exchange(
         down={"weights": Weights(normalisation=False)}, up={"weights": Weights(normalisation=False)}
     ),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("weights",),
 )

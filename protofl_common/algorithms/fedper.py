@@ -27,6 +27,6 @@ ALGORITHM = Algorithm(
     exchange=Exchange(
         down={"weights": Weights(without_last=1)}, up={"weights": Weights(without_last=1)}
     ),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("weights",),
 )

@@ -27,6 +27,6 @@ ALGORITHM = Algorithm(
     exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors(counts=True)}),
     losses=("cross-entropy", "prototype"),
     averages_prototypes=True,
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("prototypes",),
 )

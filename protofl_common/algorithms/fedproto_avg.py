@@ -16,6 +16,6 @@ ALGORITHM = Algorithm(
     ),
     losses=("cross-entropy", "prototype"),
     averages_prototypes=True,
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("weights", "prototypes"),
 )

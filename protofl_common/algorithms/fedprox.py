@@ -21,6 +21,6 @@ ALGORITHM = Algorithm(
     hparams=FedProxHparams,
     exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
     losses=("cross-entropy", "proximal"),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("weights",),
 )

@@ -26,5 +26,5 @@ ALGORITHM = Algorithm(
     exchange=Exchange(
         down={"weights": Weights(parts=("body.",))}, up={"weights": Weights(parts=("body.",))}
     ),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
 )

@@ -40,6 +40,6 @@ ALGORITHM = Algorithm(
     ),
     losses=("cross-entropy", "regularization", "contrast", "calibration"),
     averages_prototypes=True,
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("prototypes",),
 )

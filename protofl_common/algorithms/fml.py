@@ -49,6 +49,6 @@ ALGORITHM = Algorithm(
         up={"weights": Weights("meme", meaning="all weights of the meme, a shared model")},
     ),
     losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("weights",),
 )

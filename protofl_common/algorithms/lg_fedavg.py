@@ -11,6 +11,6 @@ ALGORITHM = Algorithm(
     exchange=Exchange(
         down={"weights": Weights(parts=("head.",))}, up={"weights": Weights(parts=("head.",))}
     ),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("weights",),
 )

@@ -20,5 +20,5 @@ ALGORITHM = Algorithm(
     server="server_app.strategies.fedavg",
     hparams=PerFedAvgHparams,
     exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
 )

@@ -43,5 +43,5 @@ ALGORITHM = Algorithm(
     server="server_app.strategies.pfedme",
     hparams=PFedMeHparams,
     exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
 )

@@ -37,6 +37,6 @@ ALGORITHM = Algorithm(
         up={"weights": Weights(), "prototypes": Vectors()},
     ),
     averages_prototypes=True,
-    supports=("merging", "secagg"),
+    supports=("merging", "secagg", "late"),
     private=("weights", "prototypes"),
 )

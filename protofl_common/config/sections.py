@@ -169,6 +169,22 @@ class FederationSettings(Table):
             " for each client and round; among clients that divide a data set"
         ),
     )
+    slow_rate: float = option(
+        default=0.0,
+        minimum=0,
+        maximum=0.99,
+        with_secagg=Needed(0.0, SAME_CLIENTS),
+        help=(
+            "that part of the clients, drawn once for the run, and at least one of them, are slow:"
+            " a round's reply comes slow-factor rounds later, and until then no other is asked of"
+            " them; among clients that divide a data set"
+        ),
+    )
+    slow_factor: int = option(
+        default=1,
+        minimum=1,
+        help="rounds by which the reply of a slow client is late (slow-rate)",
+    )
     new_clients: int = option(
         default=0,
         minimum=0,
@@ -224,7 +240,36 @@ class FederationSettings(Table):
         help=(
             "where clients bring data of their own, after the first round and once min-replies"
             " have answered: wait for the others that many times the median time, or a client's"
-            " own slowest so far, at least 2 minutes; 0: the whole round-timeout"
+            " own slowest so far, at least min-wait; 0: the whole round-timeout"
+        ),
+    )
+    min_wait: float = option(
+        default=120.0,
+        minimum=0,
+        affects="waiting",
+        help=(
+            "seconds that grace waits at least; Flower takes 60 to notice that a client died, which"
+            " then has 30 to come back"
+        ),
+    )
+    late: str = option(
+        default="discard",
+        choices=("discard", "next-round"),
+        with_secagg=Needed("discard", HIDES_UPLOADS),
+        help=(
+            "what becomes of a reply that comes after its round: discard, or next-round: it counts"
+            " in the round that is open then, by staleness. A round is then closed after grace"
+            " times the median, without regard to slower clients, and no client is asked again"
+            " while it works"
+        ),
+    )
+    staleness: float = option(
+        default=0.5,
+        minimum=0,
+        maximum=1,
+        help=(
+            "late = next-round: a reply that is a rounds old has the weight that it would have in"
+            " its own round, times (1 + a) ^ -staleness; 0: the whole weight"
         ),
     )
     max_silent_rounds: int = option(
@@ -253,6 +298,11 @@ class FederationSettings(Table):
             " three or more, 0 among simulated clients"
         ),
     )
+
+    @property
+    def late_replies_count(self) -> bool:
+        """Whether a reply that comes after its round counts in a later one."""
+        return self.late == "next-round"
 
 
 class BoundsSettings(Table):

@@ -147,7 +147,7 @@ UNDIVIDED: dict[str, Scalar] = {
 }
 """Settings that would leave samples or labels out; at a site with data of its own they have these
 values."""
-SIMULATED = ("drop-rate", "new-clients", "new-domain")
+SIMULATED = ("drop-rate", "slow-rate", "new-clients", "new-domain")
 """What a run does to clients that are its own."""
 STRICT = (*DEMANDS, REQUIRE_SECAGG)
 """With these a site names its classes itself: a refusal would tell which it has."""

@@ -420,6 +420,14 @@ def _upload_problems(settings: Settings) -> Iterator[str]:
         for setting, only, _ in _changed(settings, needed):
             yield f"{setting}: {why}; choose {only}"
 
+    late = settings.federation.late
+    if late != "discard" and "late" not in row.supports:
+        able = [name for name, other in CATALOG.items() if "late" in other.supports]
+        yield (
+            f"late = {late!r}: the row of {algo} does not declare what its server does with a reply"
+            f" to an earlier round; choose discard, or an algo of {', '.join(able)}"
+        )
+
     noise = settings.noise.prototype_noise
     vectors = vectors_in(settings.exchange.up).values()
     if noise != "none" and any(entry.probabilities for entry in vectors):

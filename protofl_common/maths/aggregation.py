@@ -38,14 +38,19 @@ class Aggregator:
     trim: float = 0.0
 
     def merge_prototypes(
-        self, sets: Sequence[Prototypes], weighting: str, previous: Prototypes | None
+        self,
+        sets: Sequence[Prototypes],
+        weighting: str,
+        previous: Prototypes | None,
+        factors: Sequence[float] = (),
     ) -> Prototypes:
         """Merge at least one set into one prototype per class; a class nobody sent stays as before.
 
-        ``weighting`` is that of `merge_by_class`; a median and a trimmed mean ignore it.
+        ``weighting`` and ``factors`` are those of `merge_by_class`; a median and a trimmed mean
+        ignore them.
         """
         if self.merging == "mean":
-            merged = merge_by_class(sets, weighting)
+            merged = merge_by_class(sets, weighting, factors)
         else:
             joined = Prototypes.joined(sets)
             labels_C = joined.labels.unique()
@@ -124,18 +129,24 @@ MEAN = Aggregator()
 MEDIAN = Aggregator("median")
 
 
-def merge_by_class(sets: Sequence[Prototypes], weighting: str) -> Prototypes:
+def merge_by_class(
+    sets: Sequence[Prototypes], weighting: str, factors: Sequence[float] = ()
+) -> Prototypes:
     """Average each class's prototypes over the clients that have the class (FedProto Eq. 4).
 
     At least one set has a prototype. ``weighting``: ``"counts"`` by the samples behind each, which
     gives the mean over all clients' samples of the class; ``"uniform"``: every client weighs the
-    same.
+    same. ``factors`` multiply the weights of the sets; without them each is 1.
     """
     joined = Prototypes.joined(sets)
     counts_P = torch.ones(len(joined)) if weighting == "uniform" else joined.counts
     if counts_P is None:
         raise ValueError("weighting by counts needs the counts of every client")
     weights_P = counts_P.double()
+    if factors:
+        lengths = torch.tensor([len(prototypes) for prototypes in sets])
+        factors_M = torch.tensor(factors, dtype=torch.float64)
+        weights_P = weights_P * factors_M.repeat_interleave(lengths)
 
     labels_C, class_P = joined.labels.unique(return_inverse=True)
     totals_C = weights_P.new_zeros(len(labels_C))

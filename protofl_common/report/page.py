@@ -175,6 +175,9 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     tiles.append((human_bytes(sizes["down"]), "down in all"))
     tiles.append((human_seconds(seconds), "time"))
     tiles.append((str(sum(lost.values()) - lost["late"]), "lost replies"))
+    counted_late = sum(len(row.get("counted-late", {})) for row in run.rows)
+    if counted_late:
+        tiles.append((str(counted_late), "replies that counted in a later round"))
     if "epsilon" in run.rows[-1]:
         delta = f"{run.settings['dp-delta']:g}"
         planned = f"planned for the client that the run costs most, δ = {delta}"

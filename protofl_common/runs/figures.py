@@ -216,9 +216,13 @@ def chosen(best: Iterable[Best]) -> str:
 
 
 def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], float]:
-    """Return bytes up and down, replies by `TROUBLE`, and seconds, over all rows."""
+    """Return bytes up and down, replies by `TROUBLE`, and seconds, over all rows.
+
+    One that was missing in its round and counted in a later one is not lost.
+    """
     sizes = {way: sum(row["bytes"][way] for row in rows) for way in ("up", "down")}
     lost: dict[str, int] = {kind: sum(len(row[kind]) for row in rows) for kind in TROUBLE}
+    lost["missing"] -= sum(len(row.get("counted-late", {})) for row in rows)
     seconds = math.fsum(row["seconds"]["total"] for row in rows)
     return sizes, lost, seconds
 

@@ -40,7 +40,7 @@ there are no others.
 """
 Trouble = Literal["failed", "refused", "missing", "late"]
 TROUBLE: tuple[Trouble, ...] = ("failed", "refused", "missing", "late")
-"""What may become of a reply; a late one was missing in its own round and is not used."""
+"""What may become of a reply that is not used; a late one was missing in its own round."""
 NEW = "/new-clients"  # after the name of a figure, where it is of clients that never trained
 FEW_TESTED = (
     "too few test samples of each class (min-class-samples), all of one class, or not finite"
@@ -93,6 +93,7 @@ RoundRow = TypedDict(
         "refused": dict[str, str],
         "missing": list[str],
         "late": dict[str, str],
+        "counted-late": NotRequired[dict[str, int]],  # site -> the earlier round that it answered
         "clients": dict[str, ClientRow],
         "seconds": Seconds,
         "metrics": NotRequired[Accuracies],

@@ -43,7 +43,7 @@ def write_checkpoint(run: ActiveRun, number: int) -> None:
         num_partitions=federation.num_partitions,
         seconds=time.monotonic() - run.began,
         metrics_bytes=metrics.stat().st_size,
-        state=run.strategy.present_state(),
+        state={**run.strategy.present_state(), **run.exchange.late.present_state()},
     )
     checkpoint.write(run.folder)
 

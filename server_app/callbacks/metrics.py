@@ -116,7 +116,10 @@ def row_of(
         "failed": exchanged.failed,
         "refused": result.refused,
         "missing": exchanged.missing,
-        "late": exchanged.late,
+        "late": {
+            site: text for site, text in exchanged.late.items() if site not in result.counted_late
+        },
+        "counted-late": result.counted_late,
         "clients": _client_rows(result, reports, strategy),
         "seconds": {"total": total_seconds, **result.seconds, "clients": seconds_of_clients},
         "metrics": figures.metrics,

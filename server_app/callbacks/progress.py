@@ -88,6 +88,8 @@ class Progress(Callback):
                 reason = f"no answer in {result.exchanged.waited_seconds:.0f} s"
             if reason != DROPPED:  # The summary counts them
                 emit(RoundTrouble(kind, f"{site}: {reason}"))
+        for site, answered in result.counted_late.items():
+            say(f"  late: {site}: its reply to round {answered} counts in this one")
         for reason in in_order(result.reduced - self.warned):
             emit(RoundTrouble("warning", reason))
         self.warned |= result.reduced

@@ -248,6 +248,19 @@ def drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -
     return silent
 
 
+def slow_clients(sites: Iterable[str], rate: float, seed: int) -> set[str]:
+    """Draw the clients that are slow for the whole run (``slow-rate``): at least one, and not all.
+
+    The draw goes by their names, as in `sample_sites`.
+    """
+    names = in_order(sites)
+    if not rate:
+        return set()
+    number = min(len(names) - 1, max(1, round(rate * len(names))))
+    generator = np.random.default_rng(derive_seed(seed, "slow"))
+    return {str(name) for name in generator.choice(names, size=number, replace=False)}
+
+
 # -- words for who cannot take part
 def describe_problems(problems: Iterable[Problem]) -> str:
     """Say each distinct problem once, with the sites that have it.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 
 from protofl_common.basics.text import in_order
 from protofl_common.flower import ErrorCode
@@ -36,6 +36,7 @@ from server_app.network.flower_compat import (
     pull_each,
     push_each,
 )
+from server_app.network.late import LateReplies
 from server_app.network.membership import Federation, FederationError
 from server_app.replies import Exchanged
 
@@ -44,8 +45,6 @@ LOOK_EVERY = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
 PATIENCE = 30.0
 """Seconds in which a node that died over its message may return; Flower takes 60 to notice."""
-LEAST_GRACE = 120.0
-"""Seconds that a round waits at least: Flower takes 60 to notice a death, then `PATIENCE`."""
 WORKER_DIED = re.compile(
     r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>"
 )
@@ -72,6 +71,7 @@ class MessageExchange:
         self.federation = federation
         self.grid = federation.grid
         self.run_name = run_name
+        self.late = LateReplies(federation)
         self._largest = 0
         """Bytes that the arrays of a valid reply have at most, to any question so far.
 
@@ -109,7 +109,10 @@ class MessageExchange:
 
         stage = f"{question.stage}: " if question.stage else ""
         answers = {}
-        for site, reply in self._replies_to(messages, result).items():
+        replies = self._replies_to(messages, result)
+        if question.kind == MessageType.TRAIN:
+            replies = self.late.hold_back(result.number, replies)
+        for site, reply in replies.items():
             if reply.has_error():
                 result.failed[site] = stage + refusal_in(reply).text
                 continue
@@ -119,6 +122,21 @@ class MessageExchange:
             result.bytes_up += payload_bytes(reply.content)
             answers[site] = reply.content
         return answers
+
+    def at_work(self) -> set[str]:
+        """Return the sites that a round does not ask, because they work on an earlier one.
+
+        With ``late = "discard"`` sites are asked all the same. One that has come back on another
+        node is no longer at work, nor one of whose node Flower says that it is gone.
+        """
+        working = set(self.late.held)
+        if not self.federation.settings.federation.late_replies_count:
+            return working
+        self._pull(set(), {})  # What has come between two rounds
+        for site, message in self._overdue.items():
+            if message.metadata.dst_node_id == self.federation.node_of.get(site):
+                working.add(site)
+        return working
 
     def about(self, result: Exchanged, site: str = "") -> dict[str, ConfigRecord]:
         """Return the records that say what a message to a ``site`` is about.
@@ -151,11 +169,14 @@ class MessageExchange:
         """
         federation = self.federation
         timeout = federation.settings.federation.round_timeout
-        # Not in the first exchange, which knows nobody, nor where clients divide a data set:
-        # simulated ones wait for a processor, and results must not depend on it
-        hurries = (
-            federation.settings.federation.grace and self._slowest and not federation.num_partitions
-        )
+        # Not where clients divide a data set: simulated ones wait for a processor, and results must
+        # not depend on it
+        hurries = federation.settings.federation.grace and not federation.num_partitions
+        if federation.settings.federation.late_replies_count:
+            # Nothing is lost by it but in the final evaluation, which no round follows
+            hurries = hurries and not result.final
+        else:
+            hurries = hurries and self._slowest  # The first exchange knows nobody
         alive = {site for site, node in federation.node_of.items() if node in federation.online}
         seconds: dict[str, float] = {}  # Site -> how long its reply took
         self._replies = {}
@@ -165,7 +186,7 @@ class MessageExchange:
 
         start = now = last_look = time.monotonic()
         self._push(messages)
-        while self._pending or self._away:
+        while self._pending or self._away or self._awaits_late(result):
             has_answers = self._pull(alive, result.late)
             now = time.monotonic()
             seconds |= dict.fromkeys(self._replies.keys() - seconds.keys(), now - start)
@@ -232,14 +253,24 @@ class MessageExchange:
         """Return the seconds that an exchange waits, of those that the replies so far took.
 
         That is without end until ``min-replies`` are there. Then it is ``grace`` times the median,
-        or the slowest reply of a site that is missing.
+        or the slowest reply of a site that is missing, unless that one may be late.
         """
-        if len(seconds) < self.federation.least_replies:
+        settings = self.federation.settings.federation
+        replies = len(seconds) + len(self.late.arrived)
+        if not seconds or replies < self.federation.least_replies:
             return math.inf
         expected = statistics.median(seconds.values())
-        for site in self._pending:
-            expected = max(expected, self._slowest.get(site, 0))
-        return max(LEAST_GRACE, self.federation.settings.federation.grace * expected)
+        if not settings.late_replies_count:
+            for site in self._pending:
+                expected = max(expected, self._slowest.get(site, 0))
+        return max(settings.min_wait, settings.grace * expected)
+
+    def _awaits_late(self, result: Exchanged) -> bool:
+        """Return whether a round lacks replies, and late ones may yet come (``late``)."""
+        if result.final or not self.federation.settings.federation.late_replies_count:
+            return False
+        replies = len(self._replies) + len(self.late.arrived)
+        return bool(self._overdue) and replies < self.federation.least_replies
 
     def _push(self, messages: Mapping[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""
@@ -268,6 +299,7 @@ class MessageExchange:
                 del self._overdue[site]
                 if not reply.has_error():
                     late[site] = f"its reply to round {message.metadata.group_id}"
+                    self.late.note(site, message, reply)
                 continue
             del self._pending[site]
             has_died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE

@@ -127,10 +127,12 @@ class ServerStrategy(Generic[H]):
 
         A class that nobody sent stays as in ``previous``.
         """
-        sets = list(vectors_of(uploads).values())
-        if not sets:
+        sent = vectors_of(uploads)
+        if not sent:
             return previous
-        return self.federation.bounds.prototypes.merge_prototypes(sets, weighting, previous)
+        factors = [upload.age_factor for upload in uploads if upload.site in sent]
+        aggregator = self.federation.bounds.prototypes
+        return aggregator.merge_prototypes([*sent.values()], weighting, previous, factors)
 
     def present_state(self) -> dict[str, Tensor]:
         """The attributes in `state`, without copies: the next `merge` may change them."""

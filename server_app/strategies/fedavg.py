@@ -4,7 +4,8 @@ Other half: `client_app/algorithms/fedavg.py`.
 w ← Σ_i (n_i / Σ n) · w_i over the round's clients, n_i their training samples, bounded by
 ``max-samples-ratio`` and ``max-samples-lead``. Integer buffers (batch-normalisation counters) are
 averaged and rounded. ``merging`` may put a coordinate-wise median or trimmed mean in its place, and
-``max-update-ratio`` bound each w_i − w before (`server_app/protections/changes.py`).
+``max-update-ratio`` bound each w_i − w before (`server_app/protections/changes.py`). With ``late``,
+n_i of an upload that is a rounds old is multiplied by (1 + a)^−``staleness``.
 """
 
 from collections.abc import Sequence
@@ -64,9 +65,9 @@ class FedAvg(ServerStrategy[H]):
 
     def averaged(self, uploads: list[Upload]) -> StateDict:
         """Return Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
-        total = sum(upload.train_samples for upload in uploads)
+        total = sum(upload.weight for upload in uploads)
         sent = [upload.payload.weights() or {} for upload in uploads]
-        shares = [upload.train_samples / total for upload in uploads]
+        shares = [upload.weight / total for upload in uploads]
         return self.federation.bounds.weights.merge_weights(sent, shares)
 
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:

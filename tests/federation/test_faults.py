@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from server_app.checkpoint import Checkpoint, checkpoints
 from server_app.network.membership import FederationError
-from tests.support.accidents import fails, flip_a_bit, meanwhile, on_round
+from tests.support.accidents import a_round_late, fails, flip_a_bit, meanwhile, on_round
 from tests.support.attacks import (
     both,
     card_with,
@@ -346,24 +346,6 @@ def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed)
     assert per_row(outcome, "asked") == [4, 4, 3, 3, 4, 4, 4]
     assert per_row(outcome, "missing")[:3] == [["site-1"], ["site-1"], []]
     assert "site-1: silent 2 times running; not asked until round 5" in capsys.readouterr().out
-
-
-def a_round_late(grids: list[LocalGrid], rounds: str, asks: str = MessageType.TRAIN) -> Tamper:
-    """In these rounds node 1001's reply arrives while the next round waits for another client."""
-    held: list[Message] = []
-
-    def tamper(message: Message, reply: Message) -> Message | None:
-        facts = message.metadata
-        is_slow = facts.message_type == MessageType.TRAIN and facts.dst_node_id == 1001
-        if is_slow and facts.group_id in rounds:
-            held.append(reply)
-            return None
-        if facts.message_type == asks and held and held[0].metadata.group_id != facts.group_id:
-            late = held.pop()
-            grids[0]._ready[late.metadata.reply_to_message_id] = late
-        return reply
-
-    return tamper
 
 
 @pytest.mark.parametrize(("secagg", "asks"), [(False, "train"), (True, "query.advertise")])

@@ -35,6 +35,7 @@ LIVES_ON = {
     "participation": 0.5,
 }
 CENTRES = {"algo": "fesem", "fesem__centres": 11, "models": "htcnn-1", "train_samples": 20}
+LATE = {"slow_rate": 0.5, "slow_factor": 2, "late": "next-round", "rounds": 5}
 TRAINING = "while the clients train"
 STORED = "after the checkpoint"
 EVERYWHERE = {place: number for number, place in enumerate([*PLACES, FINAL], start=1)}
@@ -47,6 +48,8 @@ CASES: list[tuple[dict[str, Any], dict[str, int]]] = [
         (LIVES_ON | {"algo": algo}, {TRAINING: 2})
         for algo in ("fedprox", "fedper", "fedrep", "fml", "fedkd", "fedfa", "per-fedavg")
     ),
+    # replies that are held back
+    *((LATE | {"algo": algo}, {STORED: 2, TRAINING: 4}) for algo in ("fedproto", "fedavg")),
     # a checkpoint orders centres by name, "10" before "2"
     (CENTRES | {"participation": 1.0}, {STORED: 1, TRAINING: 3}),
     # with half of the clients, some have no cluster yet

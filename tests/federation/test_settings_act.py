@@ -43,7 +43,7 @@ ELSEWHERE = {
         "num-clients min-replies join-timeout round-timeout"
     ),
     "test_site_faults: how many suffice, and how long the others are waited for": (
-        "min-clients grace"
+        "min-clients grace min-wait"
     ),
     "test_faults: who is left out": "max-silent-rounds",
     "test_studies: who takes part": (

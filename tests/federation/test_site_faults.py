@@ -191,13 +191,9 @@ def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
     assert capfd.readouterr().err.count(said) == 1
 
 
-def test_a_site_that_hangs_costs_no_whole_timeout(
-    three: Three, monkeypatch: Patch, capfd: Printed
-) -> None:
+def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) -> None:
     """In a round after the first; in the first everybody has the whole timeout."""
-    monkeypatch.setattr("server_app.network.exchange.LEAST_GRACE", 0.0)
-
-    outcome = three.run(on_round(2, 3, lost), rounds=3, round_timeout=100.0)
+    outcome = three.run(on_round(2, 3, lost), rounds=3, round_timeout=100.0, min_wait=0.0)
 
     assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
     said = re.search(r"missing: south: no answer in (\d+) s", capfd.readouterr().out)

@@ -12,7 +12,7 @@ from server_app import app as app_module
 from server_app import round as round_module
 from server_app.callbacks import checkpoints as checkpoint_files
 from tests.support.attacks import Change, failing, when
-from tests.support.harness import Tamper, run_federation
+from tests.support.harness import LocalGrid, Tamper, run_federation
 
 CLIENTS = 4
 
@@ -101,6 +101,26 @@ def meanwhile(event: Callable[[], object]) -> Change:
         return reply
 
     return change
+
+
+def a_round_late(
+    grids: list[LocalGrid], rounds: str, asks: str = MessageType.TRAIN, node: int = 1001
+) -> Tamper:
+    """In these rounds a node's reply arrives while the next round waits for another client."""
+    held: list[Message] = []
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        facts = message.metadata
+        is_slow = facts.message_type == MessageType.TRAIN and facts.dst_node_id == node
+        if is_slow and facts.group_id in rounds:
+            held.append(reply)
+            return None
+        if facts.message_type == asks and held and held[0].metadata.group_id != facts.group_id:
+            late = held.pop()
+            grids[0]._ready[late.metadata.reply_to_message_id] = late
+        return reply
+
+    return tamper
 
 
 fails = failing(0, "actor died")

@@ -1,5 +1,6 @@
 """Sites with data of their own."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from protofl_common.tools.cli import parser_of
 from protofl_common.tools.findings import Finding
 from protofl_common.tools.site.check import findings
 from protofl_common.tools.site.node import node_config
-from tests.support.harness import CACHE, Tamper, run_config, run_federation
+from tests.support.harness import CACHE, LocalGrid, Tamper, run_config, run_federation
 
 
 def images(folder: Path, *names: str) -> Path:
@@ -51,10 +52,15 @@ class Three:
     def south(self) -> Path:
         return self.folder / "south"
 
-    def run(self, tamper: Tamper | None = None, **settings: Any) -> Any:
+    def run(
+        self,
+        tamper: Tamper | None = None,
+        on_grid: Callable[[LocalGrid], None] | None = None,
+        **settings: Any,
+    ) -> Any:
         own = {"partition": "own", "image_size": 8, "num_clients": 3, "train_samples": 0}
         config = run_config(self.folder, **{"models": "cnn4", "rounds": 1, **own, **settings})
-        return run_federation(config, nodes=self.nodes, tamper=tamper)
+        return run_federation(config, nodes=self.nodes, tamper=tamper, on_grid=on_grid)
 
 
 NODE = 'site-name="north" data-dir="data" dataset="image-folder" classes="cat,dog" '

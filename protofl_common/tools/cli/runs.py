@@ -89,6 +89,11 @@ class KnownRun(RunFolder):
                 site = sites.setdefault(name, KnownSite(0))
                 site.trouble[kind] = site.trouble.get(kind, 0) + 1
                 site.reason = f"round {row['round']}: {reason}"
+            for name, answered in row.get("counted-late", {}).items():
+                site = sites.setdefault(name, KnownSite(0))
+                site.last = answered
+                site.trouble["counted late"] = site.trouble.get("counted late", 0) + 1
+                site.reason = f"round {row['round']}: its reply to round {answered} counted"
         return sites
 
 

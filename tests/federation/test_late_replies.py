@@ -1,0 +1,252 @@
+"""Replies that come after their round has closed count in a later one (``late``)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.maths.prototypes import Prototypes
+from protofl_common.tools.cli.runs import KnownRun
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report
+from server_app.network.exchange import MessageExchange
+from server_app.network.late import LateReplies, LateReply
+from server_app.replies import Upload
+from tests.support.accidents import a_round_late
+from tests.support.fakes import server_of
+from tests.support.given import Patch, Printed
+from tests.support.harness import LocalGrid, Outcome, Tamper, refusal, run_config, run_federation
+from tests.support.results import assert_same
+from tests.support.sites import Three
+
+SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
+SLOW = SMALL | {"slow_rate": 0.25, "slow_factor": 2, "rounds": 6, "run_name": "mine"}
+SUPPORTING = [name for name, row in CATALOG.items() if "late" in row.supports]
+
+
+def run(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
+    return run_federation(run_config(folder, **SLOW | settings), 4, tamper)
+
+
+def of_rounds(outcome: Outcome, key: str) -> list[Any]:
+    return [row.get(key) for row in outcome.rows if row["kind"] == "round"]
+
+
+# -- among simulated clients ---------------------------------------------------------------------
+
+
+def test_a_slow_client_counts_in_a_later_round(tmp_path: Path, capsys: Printed) -> None:
+    outcome = run(tmp_path, late="next-round")
+
+    (slow,) = outcome.rows[0]["missing"]
+    assert of_rounds(outcome, "missing") == [[slow], [], [], [slow], [], []]
+    assert of_rounds(outcome, "asked") == [4, 3, 3, 4, 3, 3]
+    assert of_rounds(outcome, "counted-late") == [None, None, {slow: 1}, None, None, {slow: 4}]
+    assert outcome.summary["trouble"] == {"failed": 0, "refused": 0, "missing": 0, "late": 0}
+    assert outcome.rows[-1]["valid"] == 4, "the final evaluation waits for it"
+    assert f"late: {slow}: its reply to round 4 counts in this one" in capsys.readouterr().out
+    known = KnownRun(outcome.folder).known_sites()[slow]
+    assert known.trouble == {"missing": 2, "counted late": 2}
+    assert known.reason == "round 6: its reply to round 4 counted"
+
+
+def test_what_is_discarded_changes_nothing(tmp_path: Path) -> None:
+    discarded = run(tmp_path / "discarded")
+    counted = run(tmp_path / "counted", late="next-round")
+
+    (slow,) = discarded.rows[0]["missing"]
+    assert of_rounds(discarded, "late") == [{}, {}, {slow: "its reply to round 1"}] + [
+        {},
+        {},
+        {slow: "its reply to round 4"},
+    ]
+    assert not any(of_rounds(discarded, "counted-late"))
+    assert of_rounds(counted, "asked") == of_rounds(discarded, "asked")
+    up = [sum(row["bytes"]["up"] for row in outcome.rows) for outcome in (discarded, counted)]
+    assert up[0] < up[1], "only what counts is added up"
+
+
+@pytest.mark.parametrize("algo", SUPPORTING)
+def test_a_run_with_slow_clients_repeats_to_the_bit(algo: str, tmp_path: Path) -> None:
+    first = run(tmp_path / "first", algo=algo, late="next-round", rounds=4)
+    again = run(tmp_path / "again", algo=algo, late="next-round", rounds=4)
+
+    assert_same(again, first)
+    assert any(of_rounds(first, "counted-late"))
+
+
+# -- over a network ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Three:
+    return Three(tmp_path)
+
+
+IMPATIENT = {"late": "next-round", "min_wait": 0.0, "round_timeout": 60.0, "algo": "fedavg"}
+
+
+def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
+    """Not even the first one; once its reply is there, it is asked again."""
+    grids: list[LocalGrid] = []
+    late = a_round_late(grids, "13", node=3)
+
+    outcome = three.run(late, grids.append, rounds=5, **IMPATIENT)
+
+    assert of_rounds(outcome, "missing") == [["south"], [], ["south"], [], []]
+    assert of_rounds(outcome, "counted-late") == [None, {"south": 1}, None, {"south": 3}, None]
+    assert of_rounds(outcome, "asked") == [3, 2, 3, 2, 3]
+    assert max(row["seconds"]["total"] for row in outcome.rows) < 60
+    assert "south" in outcome.rows[1]["audit"]
+
+
+def test_a_round_with_too_few_replies_waits_for_late_ones(three: Three) -> None:
+    """Two must count: with north and south at work, east alone would be the whole mean."""
+    grids: list[LocalGrid] = []
+    north = a_round_late(grids, "1", node=2)
+    south = a_round_late(grids, "1", node=3)
+
+    def both(message: Any, reply: Any) -> Any:
+        return north(message, reply) and south(message, reply)
+
+    outcome = three.run(both, grids.append, rounds=2, **IMPATIENT, min_replies=1, liars=0)
+
+    assert outcome.rows[0]["void"]
+    assert outcome.rows[1]["counted-late"] == {"north": 1, "south": 1}
+
+
+def test_a_reply_counts_once_and_never_after_a_newer_one(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The server takes the reply to round 1 of a client in every round, and asks it in all."""
+    take = LateReplies.take
+    first: dict[str, LateReply] = {}
+
+    def take_again(late: LateReplies, number: int) -> dict[str, LateReply]:
+        taken = take(late, number)
+        first.update(taken)
+        return first if number > 1 else {}
+
+    def in_time_from_the_third_on(
+        late: LateReplies, number: int, replies: dict[str, Any]
+    ) -> dict[str, Any]:
+        return replies if number > 2 else hold_back(late, number, replies)
+
+    hold_back = LateReplies.hold_back
+    monkeypatch.setattr(LateReplies, "take", take_again)
+    monkeypatch.setattr(LateReplies, "hold_back", in_time_from_the_third_on)
+
+    outcome = run(tmp_path, late="next-round", slow_factor=1, rounds=4)
+
+    (slow,) = outcome.rows[0]["missing"]
+    assert of_rounds(outcome, "counted-late") == [None, {slow: 1}, None, None]
+    assert of_rounds(outcome, "late")[2:] == [{slow: "its reply to round 1"}] * 2
+    assert of_rounds(outcome, "valid") == [3, 3, 4, 4]
+
+
+def test_a_late_reply_is_checked_like_any_other(tmp_path: Path, monkeypatch: Patch) -> None:
+    """It must be what was declared for the round that it answers."""
+    take = LateReplies.take
+
+    def of_another_round(late: LateReplies, number: int) -> dict[str, LateReply]:
+        taken = take(late, number)
+        return {site: LateReply(reply.round + 1, reply.content) for site, reply in taken.items()}
+
+    monkeypatch.setattr(LateReplies, "take", of_another_round)
+
+    outcome = run(tmp_path, late="next-round", rounds=3)
+
+    (refused,) = outcome.rows[2]["refused"].values()
+    assert refused.startswith("its reply to round 2: ")
+    assert not any(of_rounds(outcome, "counted-late"))
+
+
+def test_with_discard_nobody_is_taken_to_be_at_work(three: Three, monkeypatch: Patch) -> None:
+    seen = []
+    at_work = MessageExchange.at_work
+
+    def noted(exchange: MessageExchange) -> set[str]:
+        seen.append(at_work(exchange))
+        return seen[-1]
+
+    monkeypatch.setattr(MessageExchange, "at_work", noted)
+    grids: list[LocalGrid] = []
+
+    discard = IMPATIENT | {"late": "discard"}
+    three.run(a_round_late(grids, "2", node=3), grids.append, rounds=3, **discard)
+
+    assert seen == [set()] * 3
+
+
+# -- what it weighs, and what is refused ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factor", "mean"), [(1.0, 3.0), (0.5, 2.0)])
+@pytest.mark.parametrize("weighting", ["counts", "uniform"])
+def test_by_hand_a_late_prototype_weighs_less(weighting: str, factor: float, mean: float) -> None:
+    server = server_of("fedproto", fedproto__weighting=weighting)
+    uploads = []
+    for site, value, age_factor in (("a", 0.0, 1.0), ("b", 6.0, factor)):
+        vector = Prototypes(torch.tensor([[value, value]]), torch.tensor([0]), torch.tensor([7]))
+        payload = Payload(prototypes=vector)
+        uploads.append(Upload(site, payload, Report(1, 10, 5), age_factor=age_factor))
+    server.merge(uploads)
+    assert server.prototypes.means.tolist() == [[mean, mean]]
+
+
+@pytest.mark.parametrize(("factor", "mean"), [(1.0, 3.0), (0.5, 2.0)])
+@pytest.mark.parametrize("algo", ["fedavg", "pfedme"])
+def test_by_hand_late_weights_weigh_less(algo: str, factor: float, mean: float) -> None:
+    server = server_of(algo)
+    uploads = []
+    for site, value, age_factor in (("a", 0.0, 1.0), ("b", 6.0, factor)):
+        weights = {name: torch.full_like(w, value) for name, w in server.weights.items()}
+        payload = Payload(weights=weights)
+        uploads.append(Upload(site, payload, Report(1, 10, 5), age_factor=age_factor))
+    server.merge(uploads)
+    for weights in server.weights.values():
+        assert weights.tolist() == torch.full_like(weights, mean).tolist()
+
+
+@pytest.mark.parametrize(("staleness", "factor"), [(0.0, 1.0), (0.5, 3**-0.5), (1.0, 1 / 3)])
+def test_age_lessens_the_weight_by_staleness(
+    staleness: float, factor: float, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    from server_app.strategies.fedproto import FedProto
+
+    merge = FedProto.merge
+    factors = []
+
+    def noted(server: Any, uploads: list[Upload]) -> dict[str, float]:
+        factors.append([upload.age_factor for upload in uploads if upload.age])
+        return merge(server, uploads)
+
+    monkeypatch.setattr(FedProto, "merge", noted)
+    run(tmp_path, late="next-round", rounds=3, staleness=staleness)
+
+    assert factors == [[], [], [factor]]
+
+
+@pytest.mark.parametrize("algo", sorted(CATALOG.keys() - set(SUPPORTING)))
+def test_what_does_not_say_what_becomes_of_a_late_reply_refuses_it(algo: str) -> None:
+    said = refusal({"algo": algo, "late": "next-round"})
+    assert f"late = 'next-round': the row of {algo} does not declare" in said
+    assert "choose discard, or an algo of ditto, fedavg" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"late": "next-round", "secagg": True},
+            "late = 'next-round': secagg = true hides the single uploads that it needs",
+        ),
+        ({"slow-rate": 0.5, "secagg": True}, "slow-rate = 0.5: secagg = true forbids sums over"),
+        ({"staleness": 1.5}, "staleness = 1.5: must be a number at least 0 and at most 1"),
+        ({"late": "later"}, "late = 'later': choose one of discard, next-round"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+    assert said in refusal(settings)
