@@ -315,7 +315,7 @@ def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
     """
     config = {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": ""}
     if not CATALOG[algo].exchange.up:
-        config |= {"merging": "mean", "max-update-ratio": 0.0}
+        config |= {"merging": "mean", "max-update-ratio": 0.0, "late": "discard"}
     return config
 
 

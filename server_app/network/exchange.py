@@ -171,12 +171,12 @@ class MessageExchange:
         timeout = federation.settings.federation.round_timeout
         # Not where clients divide a data set: simulated ones wait for a processor, and results must
         # not depend on it
-        hurries = federation.settings.federation.grace and not federation.num_partitions
+        hurries = bool(federation.settings.federation.grace) and not federation.num_partitions
         if federation.settings.federation.late_replies_count:
             # Nothing is lost by it but in the final evaluation, which no round follows
             hurries = hurries and not result.final
         else:
-            hurries = hurries and self._slowest  # The first exchange knows nobody
+            hurries = hurries and bool(self._slowest)  # The first exchange knows nobody
         alive = {site for site, node in federation.node_of.items() if node in federation.online}
         seconds: dict[str, float] = {}  # Site -> how long its reply took
         self._replies = {}
