@@ -2,9 +2,10 @@
 
     python -m tests.bench.shared_noise [--data-dir FOLDER] [--seeds 1 2 3]
 
-Gaussian heads behind one embedded backbone (glyphs), secure aggregation, four sites, one exchange. The
-accuracy is the exact one, of the model that the run leaves, on the test samples of all sites: the
-figures of a private run have noise of their own. ``--data-dir`` holds FashionMNIST/raw.
+Gaussian heads behind one embedded backbone (glyphs), secure aggregation, four sites, one exchange.
+The accuracy is the exact one, of the model that the run leaves, on the test samples of all sites:
+the figures of a private run have noise of their own. ``--data-dir`` holds FashionMNIST/raw. The
+last column has next to no noise: what it loses beside a run without ``dp`` is by cutting features.
 """
 
 import argparse
@@ -21,10 +22,11 @@ from tests.support.harness import client_of, run_config, run_federation
 
 SITES = 4
 HONEST = 3  # of them: what the default threshold allows
-EPSILONS = (1.0, 2.0, 4.0, 8.0)
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 1e4)
 COMMON: dict[str, Any] = {
     "algo": "gaussian",
     "rounds": 1,
+    "test_samples": 0,
     "backbones": "glyphs",
     "secagg": True,
 }
@@ -43,11 +45,12 @@ def data_sets(data_dir: str) -> dict[str, dict[str, Any]]:
         },
     }
     if data_dir:
-        sets["Fashion-MNIST, a tenth"] = {
+        sets["Fashion-MNIST, 1,500 images a site"] = {
             "dataset": "fashion-mnist",
             "data_dir": data_dir,
             "partition": "iid",
             "train_samples": 1500,
+            "test_samples": 500,
         }
     return sets
 
