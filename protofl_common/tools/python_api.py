@@ -154,8 +154,8 @@ def try_method(
     from client_app.introduction import card_of
     from client_app.site.client import open_client
     from client_app.site.workshop import open_workshop
-    from server_app.checkpoint import Checkpoint
     from server_app.network.membership import Federation
+    from server_app.run.checkpoint import Checkpoint
     from server_app.strategies.base import server_half
 
     alone: dict[str, Scalar] = {

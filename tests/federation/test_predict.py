@@ -23,7 +23,7 @@ from protofl_common.maths.prototypes import class_scores, fit_temperature, unkno
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
-from server_app.checkpoint import locked_run
+from server_app.run.checkpoint import locked_run
 from tests.support.commands import output
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed

@@ -45,7 +45,7 @@ from protofl_common.runs.folder import WEIGHTS, RunFolder
 from protofl_common.tools.cli.arguments import add_allow_python, run_named
 from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Moments, weights_in
-from server_app.checkpoint import newest_undamaged
+from server_app.run.checkpoint import newest_undamaged
 from server_app.strategies.gaussian import SAMPLES, Sent, sent_in
 
 SIZES = {

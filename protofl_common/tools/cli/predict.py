@@ -286,7 +286,7 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     """Predict the test samples of every client of a run into a CSV file, and return 0."""
     if (arguments.model / CARD).exists():
         raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
-    from server_app.checkpoint import locked_run  # PyTorch, seconds
+    from server_app.run.checkpoint import locked_run  # PyTorch, seconds
 
     run = run_named(str(arguments.model))
     files = models_in(run)

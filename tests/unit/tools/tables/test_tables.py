@@ -24,7 +24,7 @@ from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, Runs, launch, own_files, plan, runs_of
 from protofl_common.tools.tables.spec import read_table
-from server_app.checkpoint import CannotResume
+from server_app.run.checkpoint import CannotResume
 from tests.support.fakes import Accuracies, write_run
 from tests.support.fakes import row as round_row
 from tests.support.given import Patch, Printed
