@@ -35,7 +35,7 @@ from protofl_common.experiment.settings import Settings, default_run_config, wit
 from protofl_common.runs import events
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.simulation.grid import LocalGrid, simulate
-from protofl_common.tools.cli.run import check_settings
+from protofl_common.tools.arguments import check_settings
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
 

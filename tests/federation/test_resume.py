@@ -19,7 +19,7 @@ from protofl_common.data.store import data_key
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import CHECKPOINTS, checkpoints
-from protofl_common.tools.cli.arguments import read_recipe
+from protofl_common.tools.arguments import read_recipe
 from server_app.callbacks.checkpoints import as_toml
 from server_app.network.membership import FederationError
 from tests.support.accidents import CLIENTS, FINAL, PLACES, flip_a_bit, stop

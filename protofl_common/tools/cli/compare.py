@@ -21,8 +21,9 @@ from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells, counted
 from protofl_common.runs.folder import KINDS, RunFolder, Summary, reading
-from protofl_common.tools.cli.arguments import add_json, print_json, run_named
-from protofl_common.tools.groups import (
+from protofl_common.tools.arguments import add_json, print_json, run_named
+from protofl_common.tools.tables.figure import LEGAL, Figure
+from protofl_common.tools.tables.groups import (
     ESTIMATED,
     Estimate,
     Group,
@@ -32,7 +33,6 @@ from protofl_common.tools.groups import (
     holm,
     run_folders,
 )
-from protofl_common.tools.tables.figure import LEGAL, Figure
 
 FIGURE_PARTS = ("what", "when", "over")  # options that say which figure is compared
 WORD_COLUMNS = (0, 7)  # of a table of groups: their names, and notes

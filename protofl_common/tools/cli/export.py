@@ -25,7 +25,7 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.figures import IN_MARKDOWN, Table
 from protofl_common.runs.folder import BEST, CARD, WEIGHTS, RunFolder, Summary
 from protofl_common.tools import UNKNOWN_SHARE
-from protofl_common.tools.cli.arguments import add_allow_python, run_named
+from protofl_common.tools.arguments import add_allow_python, run_named
 
 if TYPE_CHECKING:
     from protofl_common.models.trained import ModelCard  # PyTorch, seconds

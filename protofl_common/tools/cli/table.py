@@ -36,7 +36,7 @@ from rich.table import Column, Table
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import Config, SettingsError
-from protofl_common.tools.cli.arguments import (
+from protofl_common.tools.arguments import (
     add_allow_python,
     add_json,
     file_named,

@@ -22,7 +22,7 @@ from protofl_common.config.datasets import OWN_FORMATS, PARTITIONS
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
-from protofl_common.data.sources import source_of
+from protofl_common.data.sources import check_data_are_here, source_of
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import (
     Settings,
@@ -31,15 +31,16 @@ from protofl_common.experiment.settings import (
     to_run_config,
 )
 from protofl_common.runs.events import Event, Failed, RoundDone
-from protofl_common.runs.folder import SUMMARY, RunFolder, checkpoints
-from protofl_common.tools.cli.arguments import read_recipe
-from protofl_common.tools.cli.run import check_data_are_here
-from protofl_common.tools.cli.runs import REMOVABLE
+from protofl_common.runs.folder import CHECKPOINTS, SUMMARY, RunFolder, checkpoints
+from protofl_common.tools.arguments import read_recipe
 from protofl_common.tools.tables.figure import Figure
 from protofl_common.tools.tables.spec import TableFile
 
 NO_PART_OF_A_RUN = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}
 """Settings that may differ between two runs that are the same experiment."""
+
+# what a finished run can do without: the clients' models, and what lets it go on
+REMOVABLE = ("clients", CHECKPOINTS)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from protofl_common.runs.figures import Table, as_csv
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.groups import ESTIMATED, Estimate, difference, estimate_cells
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
+from protofl_common.tools.tables.groups import ESTIMATED, Estimate, difference, estimate_cells
 from protofl_common.tools.tables.plan import Cell, Found, Runs
 from protofl_common.tools.tables.spec import TableFile
 

@@ -17,12 +17,20 @@ from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
 from protofl_common.runs.events import Failed, OnEvent, RoundDone, Said
 from protofl_common.simulation import grid
+from protofl_common.tools.arguments import RECIPES, ROOT
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.arguments import RECIPES, ROOT
-from protofl_common.tools.cli.runs import REMOVABLE
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.figure import Figure, NoFigure
-from protofl_common.tools.tables.plan import Cell, Run, Runs, launch, own_files, plan, runs_of
+from protofl_common.tools.tables.plan import (
+    REMOVABLE,
+    Cell,
+    Run,
+    Runs,
+    launch,
+    own_files,
+    plan,
+    runs_of,
+)
 from protofl_common.tools.tables.spec import read_table
 from server_app.run.checkpoint import CannotResume
 from tests.support.fakes import Accuracies, write_run
