@@ -214,7 +214,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
 
 
 def test_names_of_classes_are_no_markup_in_the_readme() -> None:
-    table = [*export._table({"classes": "<male>, a|b, _c_"})]
+    table = export._table({"classes": "<male>, a|b, _c_"})
     assert r"| classes | \<male>, a\|b, \_c\_ |" in table
 
 

@@ -404,11 +404,10 @@ def test_the_result_as_markdown_latex_and_csv(small: Path) -> None:
     assert latex[8] == rf"Local & {ours} & 98.26 $\pm$ 0.40 & {ours} & & {ours} & 90 \\"
 
     rows = result(small, ".csv").splitlines()
-    assert rows[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
-    of_local = "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,,"
-    assert rows[1] == of_local
-    assert rows[4] == "FedRep,all,paper only,,,0,97.5,,,,"
-    assert rows[7] == "FedProto,all,failed,76.0000,,1,,final head,1:76.0000,seed 2: it exploded,"
+    assert rows[:3] == [
+        "row,column,seed,figure,value", "Local,all,1,final head,51", "Local,all,2,final head,52",
+    ]  # fmt: skip
+    assert "FedProto,all,1,final head,76" in rows
 
 
 MARKDOWN = """# A small table
