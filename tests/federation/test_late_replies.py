@@ -13,7 +13,7 @@ from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.network.exchange import MessageExchange
 from server_app.network.late import LateReplies, LateReply
-from server_app.replies import Upload
+from server_app.run.replies import Upload
 from tests.support.accidents import a_round_late
 from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
