@@ -9,7 +9,7 @@ downloaded; of the others, which come with their natural clients, nothing is.
   split.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,53 +107,48 @@ def _fed_isic(root: Path, settings: DataSettings) -> RawData:
 
 
 # -- torchvision
-Pieces = tuple[dict[str, Any], ...]
-"""Arguments of a class of torchvision, for each piece of a part."""
+Pieces = Sequence[dict[str, Any]]
+"""Arguments of a class of torchvision for each piece: the training part's, last the test part."""
 
 
 def _torchvision(
-    cls: str,
-    *files: str,
-    train: Pieces = ({"train": True},),
-    test: Pieces = ({"train": False},),
+    cls: str, *files: str, pieces: Pieces = ({"train": True}, {"train": False})
 ) -> PublicSet:
     return PublicSet(
-        read=partial(_decoded, cls, (train, test)),
+        read=partial(_decoded, cls, pieces),
         origin="its publisher, or set download = true",
         folder=cls,
         files=files,
-        download=partial(_downloaded, cls, (*train, *test)),
+        download=partial(_downloaded, cls, pieces),
     )
 
 
-def _decoded(cls: str, parts: tuple[Pieces, Pieces], root: Path, settings: DataSettings) -> RawData:
+def _decoded(cls: str, pieces: Pieces, root: Path, settings: DataSettings) -> RawData:
     """Decode a data set of torchvision: its training part first, then its test part."""
     import torchvision
 
-    train, test = parts
     open_piece = getattr(torchvision.datasets, cls)
     try:
-        pieces = [open_piece(str(root), **arguments) for arguments in (*train, *test)]
-        images = [_images(piece, settings.image_size or DEFAULT_SIZE) for piece in pieces]
+        opened = [open_piece(str(root), **arguments) for arguments in pieces]
+        images = [_images(piece, settings.image_size or DEFAULT_SIZE) for piece in opened]
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         what = f"torchvision cannot read {cls} in {root} ({error})"
         raise DataError(f"dataset = {settings.dataset!r}: {what}") from error
-    labels = [_labels(piece) for piece in pieces]
-    official = [0] * len(train) + [1] * len(test)
+    labels = np.concatenate([_labels(piece) for piece in opened])
     arrays = {
         "inputs": np.concatenate(images),
-        "labels": np.concatenate(labels),
-        "split": np.repeat(official, [len(piece) for piece in labels]),
-        "classes": getattr(pieces[0], "classes", None) or range(10),
+        "labels": labels,
+        "split": np.arange(len(labels)) >= len(labels) - len(images[-1]),
+        "classes": getattr(opened[0], "classes", None) or range(10),
     }
     return from_arrays(arrays, f"torchvision's {cls}")
 
 
-def _downloaded(cls: str, parts: Pieces, root: Path) -> None:
+def _downloaded(cls: str, pieces: Pieces, root: Path) -> None:
     import torchvision
 
     try:
-        for arguments in parts:
+        for arguments in pieces:
             getattr(torchvision.datasets, cls)(str(root), download=True, **arguments)
     except (RuntimeError, OSError) as error:
         raise DataError(f"download = true: torchvision could not fetch {cls} ({error})") from error
@@ -187,20 +182,18 @@ _IDX = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-_TRAIN = {"split": "train"}
-_VALIDATION = {"split": "val"}
-_TEST = {"split": "test"}
+_SPLITS: Pieces = ({"split": "train"}, {"split": "test"})
 PUBLIC: dict[str, PublicSet] = {
     "mnist": _torchvision("MNIST", *(f"MNIST/raw/{file}" for file in _IDX)),
     "fashion-mnist": _torchvision("FashionMNIST", *(f"FashionMNIST/raw/{file}" for file in _IDX)),
     "usps": _torchvision("USPS", "usps.bz2", "usps.t.bz2"),
-    "svhn": _torchvision(
-        "SVHN", "train_32x32.mat", "test_32x32.mat", train=(_TRAIN,), test=(_TEST,)
-    ),
+    "svhn": _torchvision("SVHN", "train_32x32.mat", "test_32x32.mat", pieces=_SPLITS),
     "cifar10": _torchvision("CIFAR10", "cifar-10-batches-py"),
     "cifar100": _torchvision("CIFAR100", "cifar-100-python"),
     "flowers102": _torchvision(
-        "Flowers102", "flowers-102", train=(_TRAIN, _VALIDATION), test=(_TEST,)
+        "Flowers102",
+        "flowers-102",
+        pieces=({"split": "train"}, {"split": "val"}, {"split": "test"}),
     ),
     "pacs": PublicSet(
         _domains,

@@ -193,13 +193,16 @@ class GaussianHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # no longer than the samples of its moments
-        x = x * (self.longest / x.norm(dim=1, keepdim=True)).clamp(max=1)
+        length_B1 = x.norm(dim=1, keepdim=True)
+        x = x * (self.longest / length_B1).clamp(max=1)
         if self.kind == "lda":
             return x @ self.weight.T + self.bias
         away_BCF = x[:, None, :] - self.mean
         if self.kind == "naive-bayes":
-            return self.bias - (away_BCF.square() * self.precision).sum(2) / 2
-        return self.bias - torch.einsum("bcf,cfg,bcg->bc", away_BCF, self.precision, away_BCF) / 2
+            distance_BC = (away_BCF.square() * self.precision).sum(2)
+        else:
+            distance_BC = torch.einsum("bcf,cfg,bcg->bc", away_BCF, self.precision, away_BCF)
+        return self.bias - distance_BC / 2
 
     def fit(
         self, moments: ClassMoments, counts_C: Tensor, priors_C: Tensor, shrinkage: float
