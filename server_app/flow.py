@@ -44,7 +44,7 @@ class UploadRequest:
     about: Records  # What every message of the round has beside them
     reader: ReplyReader
     at_once: int  # How many sites are asked at a time
-    least_replies: int
+    fewest_replies: int
 
     def question(self, contents: Mapping[str, Records], reader: ReplyReader) -> Question:
         kind = MessageType.EVALUATE if self.result.final else MessageType.TRAIN

@@ -73,7 +73,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         costs = plan.of_evaluation()
         if self.client.trains_now:
             costs = plan.of_round(number, self.client.evaluates)
-        self.epsilon = charge(self.client, self.client.instructions.run_name, costs)
+        self.epsilon = charge_ledgers(self.client, self.client.instructions.run_name, costs)
         if self.client.trains_now:
             self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
         if self.client.evaluates:
@@ -176,7 +176,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         return self._plan.table_noise
 
 
-def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> float:
+def charge_ledgers(client: Client, run_name: str, costs: Sequence[Mechanism]) -> float:
     """Enter the cost of an answer in the ledgers, and return the ε that they count for the run.
 
     SettingsError beyond ``dp-epsilon``, or beyond what this site lets all runs spend; LedgerError

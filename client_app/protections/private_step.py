@@ -20,7 +20,7 @@ from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
 from protofl_common.privacy.released import Released
 
-AT_ONCE = 2**24  # Numbers of which the gradients of the samples in memory at a time consist: 64 MiB
+NUMBERS_AT_ONCE = 2**24  # In all gradients of single samples that are in memory: 64 MiB
 ADDED_EXACTLY = 2**24 // STEPS  # Gradients of whole steps whose sums float32 holds exactly
 PART = 1024  # Squares that float32 adds at a time
 FLOAT32_LENGTHS = 2**-13  # So much, at most, is a length off: PART roundings of its square
@@ -134,7 +134,7 @@ class PrivateStep(Step):
     def _sums(self, weights: Mapping[str, nn.Parameter], batch: tuple[Tensor, ...]) -> Gradients:
         """The sums of the batch's gradients, cut; of large models few samples at a time."""
         sums = dict.fromkeys(weights, torch.zeros(()))
-        size = max(1, AT_ONCE // sum(weight.numel() for weight in weights.values()))
+        size = max(1, NUMBERS_AT_ONCE // sum(weight.numel() for weight in weights.values()))
         for samples in zip(*(part.split(size) for part in batch), strict=True):
             for name, total in self._cut(self._of_each(weights, samples)).items():
                 sums[name] = sums[name] + total

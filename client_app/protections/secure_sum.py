@@ -221,8 +221,8 @@ class SecureSum:
         secret = progress.secret
         threshold = self._threshold(keys)
         points = masks.points_of(keys)
-        pair_shares = shares.split(masks.part(secret, masks.PAIR), threshold, points.values())
-        own_shares = shares.split(masks.part(secret, masks.OWN), threshold, points.values())
+        pair_shares = shares.split(masks.key_of(secret, masks.PAIR), threshold, points.values())
+        own_shares = shares.split(masks.key_of(secret, masks.OWN), threshold, points.values())
         dealt = {peer: pair_shares[point] + own_shares[point] for peer, point in points.items()}
         kept = {self.name: dealt.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=kept))

@@ -22,7 +22,7 @@ class View:
     settings: Settings
     cards: Mapping[str, SiteCard]
     bounds: Bounds
-    least_replies: int
+    fewest_replies: int
     starting_points: Callable[[str, Sequence[str]], list[StateDict] | None]
     most_vectors: Callable[[Upload], float | None]
 

@@ -122,7 +122,7 @@ class SecureSum:
         answers = yield self.request.question(contents, self.reader)
         masked, came_with = self._read(answers)
         self._check_enough(masked, needed, "uploads")
-        self._check_enough(masked, self.request.least_replies, "uploads", "min-replies")
+        self._check_enough(masked, self.request.fewest_replies, "uploads", "min-replies")
 
         # Unmasking: each gives its shares of what is left of the masks; the next sum begins
         keys_of_next = self._keys_of_next(came_with)
@@ -300,7 +300,7 @@ class SecureSum:
         secrets = {}
         conflicts: dict[str, set[str]] = {}  # Site -> others of whom one lies, or it does
         for owner in shared:
-            public = masks.part(keys[owner], masks.OWN if owner in sent else masks.PAIR)
+            public = masks.key_of(keys[owner], masks.OWN if owner in sent else masks.PAIR)
             its_shares = {}
             for peer, shares_of in shares.items():
                 if owner in shares_of:

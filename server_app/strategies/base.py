@@ -130,7 +130,8 @@ class ServerStrategy(Generic[H]):
         sets = list(vectors_of(uploads).values())
         if not sets:
             return previous
-        return self.federation.bounds.prototypes.merge_prototypes(sets, weighting, previous)
+        aggregator = self.federation.bounds.prototype_aggregator
+        return aggregator.merge_prototypes(sets, weighting, previous)
 
     def present_state(self) -> dict[str, Tensor]:
         """The attributes in `state`, without copies: the next `merge` may change them."""

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client_app.answers import reason_of
-from client_app.protections.differential_privacy import charge
+from client_app.protections.differential_privacy import charge_ledgers
 from client_app.site.client import Client, open_client
 from client_app.site.privacy_ledger import ledgers_of
 from client_app.site.state import StateFolder
@@ -643,13 +643,13 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
     assert ledgers() & ledgers(**copy)
     assert not ledgers() & ledgers(**south, **copy)
 
-    charge(client(), "first", nearly_all)
+    charge_ledgers(client(), "first", nearly_all)
     for facts in (south, copy):
         before = contents(**facts)
         with pytest.raises(SettingsError, match="require-dp, over all runs, = 2"):
-            charge(client(2, **facts), "second", nearly_all)
+            charge_ledgers(client(2, **facts), "second", nearly_all)
         assert contents(**facts) == before
-    charge(client(2, **south, **copy), "second", nearly_all)
+    charge_ledgers(client(2, **south, **copy), "second", nearly_all)
 
 
 def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(
@@ -665,7 +665,8 @@ def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(
     node = OWN | {"require-dp": "epsilon<=9"} | folders
 
     def charge_run(run_id: int, name: str) -> None:
-        charge(open_client(Context(run_id, 7, node, RecordDict(), config)), name, nearly_all)
+        site = open_client(Context(run_id, 7, node, RecordDict(), config))
+        charge_ledgers(site, name, nearly_all)
 
     charge_run(1, "heart 2")
     charge_run(2, "heart")

@@ -208,7 +208,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
 def test_the_server_asks_again_until_an_operator_has_approved(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("server_app.network.membership.APPROVAL_EVERY", 0.2)
+    monkeypatch.setattr("server_app.network.membership.APPROVAL_POLL_SECONDS", 0.2)
     config = hospitals.config(join_timeout=60.0)
     questions: list[float] = []
 
