@@ -114,7 +114,7 @@ def view_of(strategy: Strategy) -> View:
 
 
 def note_who_answered(strategy: Strategy, accepted: Accepted, result: RoundResult) -> None:
-    """Note whose replies have counted, and to what part, and who was silent."""
+    """Note of each site whether its upload was merged, what fraction of it, and who was silent."""
     federation = strategy.federation
     number = result.number
     if not result.not_merged:

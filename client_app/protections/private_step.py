@@ -56,8 +56,7 @@ class PrivateStep(Step):
     released: Released | None = field(default=None, kw_only=True)
     """Where what it trains becomes released; None where no ledger pays (``gradient-noise``)."""
     private = True
-    empty = False
-    """Whether nobody was drawn: then the batch is a sample that counts nothing, and has noise."""
+    empty = False  # Whether no sample was drawn into the present batch (`batches`)
 
     @classmethod
     def of(cls, step: Step, plan: Plan, released: Released | None = None) -> Self:
@@ -104,7 +103,12 @@ class PrivateStep(Step):
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool
     ) -> Batches:
-        seed_torch(generator.seed())
+        """Yield the batches of an epoch, into which each sample is drawn by itself, at the rate q.
+
+        For a batch into which none is drawn, the first sample stands in, and `empty` says so: its
+        gradient counts nothing, and the step has its noise all the same.
+        """
+        seed_torch(generator.seed())  # not the run's seed: see the class
         for _ in range(self.plan.batches):
             drawn = np.flatnonzero(self.draw.random(len(data)) < self.plan.rate)
             self.empty = len(drawn) == 0

@@ -140,9 +140,10 @@ class Settings(Sections):
 
     @property
     def reported_metrics(self) -> tuple[str, ...]:
-        """Return them with balanced accuracy, where the server sees figures of single clients.
+        """Return the metrics that a client may report: `metrics`, and perhaps balanced accuracy.
 
-        Simulated clients may then add it.
+        Simulated clients add that one where classes are uneven, unless the server sees no figures
+        of single clients.
         """
         is_hidden = self.privacy.sums_only or self.privacy.dp != "none"
         if is_hidden or BALANCED in self.metrics:

@@ -65,7 +65,10 @@ def epsilon_of_ledgers(row: RoundRow) -> float | None:
 
 
 def describe_epsilon(planned: float, of_ledgers: float | None) -> str:
-    """Say which ε it is: planned for the client that the run costs most, or of clients' ledgers."""
+    """Describe ε as it was ``planned`` for the client that the run costs most.
+
+    Where clients tell what their ledgers count, the largest of these stands beside it.
+    """
     text = f"ε ≤ {planned:.2f} planned"
     if of_ledgers is not None:
         text += f", {of_ledgers:.2f} by the clients' ledgers"

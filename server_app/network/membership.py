@@ -401,7 +401,7 @@ class Federation:
         except RefusedMessage as refusal:
             name = str(content.config_records.get("site", ConfigRecord()).get("name", ""))
             has_name = is_site_name(name) and not self.settings.named_sites
-            why = f"an introduction with {refusal}"
+            why = f"its introduction is not valid: {refusal}"
             self.problems[node] = Problem(why, name if has_name else "")
             return
 

@@ -29,7 +29,7 @@ class View:
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a protection lets pass to the next one, or to the algorithm."""
+    """The uploads that may go on: at first all valid ones, then what each protection lets pass."""
 
     kept: list[Upload]
     refused: Mapping[str, str] = field(default_factory=dict)  # Site -> what is wrong with its reply

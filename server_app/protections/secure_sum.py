@@ -203,16 +203,20 @@ class SecureSum:
         """
         keys = self._unpacked(answers, masks.SIGNED, record)
         own = {site: its[site] for site, its in keys.items() if set(its) == {site}}
+        self._expel(keys.keys() - own.keys(), "it sent keys for a sum that are not its own")
         sharing = masks.sharing_a_key(own)
         true = {}
         for site, its in own.items():
             purpose = masks.introducing(self.settings.run.algo, number, its)
             signature = its[masks.PUBLIC :]
-            signed = is_from_site(self.settings.study, site, self.sums.run_id, purpose, signature)
-            if site not in sharing and masks.are_keys(its) and signed:
+            if site in sharing:
+                self._expel([site], "one of its keys for a sum occurs twice")
+            elif not masks.are_keys(its):
+                self._expel([site], "its keys for a sum are not valid X25519 keys")
+            elif not is_from_site(self.settings.study, site, self.sums.run_id, purpose, signature):
+                self._expel([site], "its keys for a sum are not signed with its key in the study")
+            else:
                 true[site] = its
-        why = "keys that are none, or two sites', or not signed with the site's key"
-        self._expel(keys.keys() - true.keys(), why)
         return true
 
     def _true_shares(

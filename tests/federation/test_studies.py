@@ -703,11 +703,12 @@ def test_a_sum_is_with_no_other(
     assert all(row["void"] for row in rows_with_them)
     if server == "hostile":
         noticed = "unmask" if stage == "train" else "share"
-        lie = "keys of north for a sum, which the key that the study names has not signed"
+        lie = "keys for a sum: those of north are not signed with its key in the study"
         for site in ("east", "south"):
             assert rows[0]["failed"][site] == f"{noticed}: {lie}"
     else:
-        assert "not signed with the site's key" in rows[0]["refused"]["north"]
+        unsigned = "its keys for a sum are not signed with its key in the study"
+        assert unsigned in rows[0]["refused"]["north"]
 
 
 def test_a_file_is_signed_by_ssh_key_and_shown_in_words(

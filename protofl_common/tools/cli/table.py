@@ -98,7 +98,7 @@ def act(arguments: argparse.Namespace) -> int | None:
     runs = Runs(out / "runs", arguments.keep_models)
     trials = None
     if arguments.search:
-        trials = Runs(out / "trials", patience=-1)
+        trials = Runs(out / "trials", patience=-1)  # waits for a trial that another process makes
     for table, cells in planned:
         if trials:
             check_search(table, [cell for cell in cells if cell.asked])
