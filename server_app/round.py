@@ -50,17 +50,20 @@ def train_round(
 
     ``extra_records``: records that go into every message beside the payload.
     """
-    started = time.monotonic()
+    started_at = time.monotonic()
     exchanged = choose_sites(strategy, number)
     request = _request(strategy, exchange, exchanged, extra_records)
     received = _received(exchange, ask_for_uploads(request), exchanged)
-    answered = time.monotonic()
+    answered_at = time.monotonic()
     accepted = received
     view = view_of(strategy)
     for protection in protections_of(view):
         accepted = accepted.then(protection, view)
     merged = _merge(strategy, accepted, number)
-    seconds: Seconds = {"exchange": answered - started, "aggregate": time.monotonic() - answered}
+    seconds: Seconds = {
+        "exchange": answered_at - started_at,
+        "aggregate": time.monotonic() - answered_at,
+    }
     result = _result(exchanged, received, accepted, merged, seconds)
     note_who_answered(strategy, accepted, result)
     return result

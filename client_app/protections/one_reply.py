@@ -74,8 +74,8 @@ class OneReply(Protection):
             return
         asked = f"training in round {number}" if asks_for_training else "the final evaluation"
         last = "the final evaluation" if evaluated else f"round {trained}"
-        answered = f"the reply to {last}: one for each"
-        raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")
+        answered = f"this site has answered {last} of this Flower run, and answers nothing twice"
+        raise RefusedMessage(f"asked for {asked}, but {answered}")
 
     def _refuse_another_history(self, trained: int, history: RunHistory) -> None:
         """Refuse a run history without a round that this site has answered."""

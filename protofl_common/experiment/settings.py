@@ -540,7 +540,10 @@ RULES = (  # what values must mean together
 
 
 def _changed(settings: Settings, needed: Mapping[str, Needed]) -> Iterator[tuple[str, Scalar, str]]:
-    """``key = value``, the value needed and why, of settings without it or their default."""
+    """Yield the settings that are neither as ``needed`` nor left at their default.
+
+    Each is ``key = value``, the value needed, and why.
+    """
     values = to_run_config(settings)
     for key, (only, why) in needed.items():
         if values.get(key, only) not in (only, _defaults()[key]):

@@ -206,7 +206,8 @@ class GaussianHead(nn.Module):
     ) -> None:
         """Become the classifier of these moments.
 
-        Each class's covariance counts the one within all classes as one more sample.
+        But for ``lda``, a class's covariance is smoothed: the one within all classes counts in it
+        as one more sample.
         """
         means_CF = moments.means()
         covariances = moments.covariances()
