@@ -78,26 +78,26 @@ class SecureSums:
 
 
 class SecureSum:
-    """One sum of what a round asks of each site; the round's result says what goes wrong."""
+    """One sum of what a round asks of each site; `exchanged` says what goes wrong."""
 
     def __init__(self, sums: SecureSums, request: UploadRequest) -> None:
         self.sums = sums
         self.settings = sums.settings
         self.request = request
-        self.result = request.result
+        self.exchanged = request.exchanged
         self.summed = request.reader  # What would be a valid upload of one site
-        self.number = 2 * self.result.number + self.result.final
+        self.number = 2 * self.exchanged.number + self.exchanged.final
         self.next_number = sum_after(self.number, self.settings.run.rounds)
         self.figures = figure_names(self.settings.row.reported_losses, self.summed.metrics)
         self.size = 2 * len(self.figures) + length(self.summed.declared, self.summed.limits)
         weights = {"masked": {"sum": ("int64", (self.size,))}}
         limits = replace(self.summed.limits, weights=weights)
-        self.reader = ReplyReader(self.result.number, MASKED, limits, counts_samples=False)
+        self.reader = ReplyReader(self.exchanged.number, MASKED, limits, counts_samples=False)
 
     def flow(self) -> Flow[list[Upload]]:
         """Return one upload, the mean of all; the names of the steps are the paper's.
 
-        VoidRound where too few sites are left at a step, or no honest ones can have such a sum.
+        VoidRound where too few sites are left at a step, or for a sum of no honest sites.
         """
         sites = self.request.sites
         begun = self._take_begun()
@@ -247,10 +247,11 @@ class SecureSum:
             payload, samples = from_sums(
                 sums[end_of_figures:], self.summed.declared, self.summed.limits, sites
             )
-            self.result.means = means_of(from_whole(sums[:end_of_figures], sites), self.figures)
+            self.exchanged.means = means_of(from_whole(sums[:end_of_figures], sites), self.figures)
         except RefusedMessage as refusal:
             raise VoidRound(f"secure aggregation: {refusal}") from None
-        return Upload("all", payload, Report(self.result.number, samples, 0), clients=len(masked))
+        report = Report(self.exchanged.number, samples, 0)
+        return Upload("all", payload, report, clients=len(masked))
 
     def _needed(self, sites: Collection[str]) -> int:
         """Return how many sites must stay to the end, of all that the study names.
@@ -331,7 +332,7 @@ class SecureSum:
 
     def _query(self, stage: str, contents: Mapping[str, Records]) -> Question:
         kind = f"query.{stage}"
-        if self.result.final:
+        if self.exchanged.final:
             kind += FINAL
         return Question(kind, contents, stage)
 
@@ -353,13 +354,13 @@ class SecureSum:
         self.sums.expelled.update(sites)
 
     def _refuse(self, sites: Collection[str], why: str) -> None:
-        self.result.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
+        self.exchanged.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
 
     def _check_enough(
         self, left: Collection[str], needed: int, sent: str, setting: str = "secagg-threshold"
     ) -> None:
         if len(left) < needed:
-            few = f"{len(left)} of {len(self.result.asked)} sites sent {sent}"
+            few = f"{len(left)} of {len(self.exchanged.asked)} sites sent {sent}"
             few += f", fewer than the {needed} needed"
             raise VoidRound(f"secure aggregation: {few} ({setting})")
 
