@@ -62,7 +62,7 @@ class Entry:
         """Return what a value says of its sender's classes: prototypes, or samples of each class.
 
         The server compares it with the site's introduction (`check_claims` in
-        `server_app/replies.py`).
+        `server_app/run/replies.py`).
         """
         return value
 

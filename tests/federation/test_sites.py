@@ -816,9 +816,8 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
     grid = LocalGrid(config, {7: node}, run_id=5)
 
     for kind in (train, evaluate, MessageType.QUERY):  # which Flower gives to the same handler
-        assert f"a message of the unknown kind '{kind}.default'" in refused(
-            grid, f"{kind}.default", 1
-        )
+        unknown = f"a message of the unknown kind '{kind}.default'"
+        assert unknown in refused(grid, f"{kind}.default", 1)
     assert refused(grid, train, 1) == ""
     assert "this site has answered round 1 of this Flower run, and" in refused(grid, train, 1)
     # the card of a model that is left after such a round could not be read again
