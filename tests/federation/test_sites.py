@@ -829,13 +829,13 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
     grid = LocalGrid(config, {7: node}, run_id=5)  # the site was started again
     with monkeypatch.context() as patch:
         patch.setattr("client_app.site.workshop.open_client_data", None)  # it reads no data
-        assert "has had the reply to round 3" in refused(grid, train, 2)
+        assert "this site has answered round 3 of" in refused(grid, train, 2)
     assert refused(grid, evaluate, 3) == ""
     for kind in (train, evaluate):
-        assert "has had the reply to the final evaluation" in refused(grid, kind, 3)
+        assert "this site has answered the final evaluation" in refused(grid, kind, 3)
     assert refused(grid, "query.best", 3, best={"after": 1, "on": "test"}) == ""  # reads no data
     assert refused(grid, train, 1, **baseline) == ""
-    assert "has had the reply to round 1" in refused(grid, train, 1, **baseline)
+    assert "this site has answered round 1 of" in refused(grid, train, 1, **baseline)
 
     assert refused(LocalGrid(config, {7: node}, run_id=6), train, 1) == ""
     (file,) = (tmp_path / "state/privacy").glob("north.answered")
@@ -895,7 +895,7 @@ def test_an_error_is_an_answer_and_an_interruption_none(
         patch.setattr("client_app.app.evaluate_model", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in refused(grid, kind, 1)
 
-    assert "this Flower run has had the reply to" in refused(grid, kind, 1)
+    assert "of this Flower run, and answers nothing twice" in refused(grid, kind, 1)
 
 
 def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ def test_weights_that_are_not_finite_are_not_summed(value: float) -> None:
     (13, 0.5, "prototypes of less than one sample of a class"),
     (13, -2.0, "prototypes of less than one sample of a class"),
     (10, 1e9, "above 10000"),
-    (-1, -2.0, "label_counts below 0"),
+    (-1, -2.0, "label_counts: a number of samples is below 0"),
 ])  # fmt: skip
 def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
     prototypes = Prototypes(torch.ones(1, 3), torch.tensor([0]), torch.tensor([4]))
