@@ -1078,9 +1078,8 @@ def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path: Path) ->
     node = {"partition-id": 0, "num-partitions": 4}
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: node})
 
-    instructions = Instructions(1, "run", RunHistory(RUN_ID))
-    content = RecordDict({"round": pack_instructions(instructions)})
-    reply = grid.asked(Message(content, 7, "query.advertise", group_id="1"))
+    asked = RecordDict({"round": pack_instructions(Instructions(1, "run", RunHistory(4711)))})
+    reply = grid.asked(Message(asked, 7, "query.advertise", group_id="1"))
 
     assert "which the run's settings do not ask for" in reason_in(reply)
 
