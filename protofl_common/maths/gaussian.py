@@ -134,7 +134,7 @@ class ClassMoments(nn.Module):
     def why_impossible(self) -> str:
         """Say why no samples can have these moments; "" if some can."""
         if bool((self.shares < 0).any()) or abs(float(self.shares.sum()) - 1) > TOLERANCE:
-            return "shares of classes that are none"
+            return "the shares of the classes must be at least 0 and add up to 1"
         absent_C = self.shares == 0
         if self.first[absent_C].any():
             return "moments of a class without samples"
@@ -154,7 +154,7 @@ class ClassMoments(nn.Module):
             size = traces.abs().amax() + self.second.abs().amax()
         if float(least) >= -TOLERANCE * float(size):
             return ""
-        return "second moments that are none: a variance below 0"
+        return "second moments by which a variance is below 0"
 
     def problem_with_noise(self, noise: float, longest: float) -> str:
         """`why_impossible` of samples up to ``longest`` and noise of ``noise`` times a number.
@@ -209,7 +209,8 @@ class GaussianHead(nn.Module):
     ) -> None:
         """Become the classifier of these moments.
 
-        Each class's covariance counts the one within all classes as one more sample.
+        But for ``lda``, a class's covariance is smoothed: the one within all classes counts in it
+        as one more sample.
         """
         means_CF = moments.means()
         covariances = moments.covariances()
