@@ -41,9 +41,9 @@ from server_app.run.log import tell_silence
 from server_app.run.replies import Exchanged
 
 T = TypeVar("T")
-LOOK_EVERY = 3.0
+LOOK_AROUND_SECONDS = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
-PATIENCE = 30.0
+RETURN_SECONDS = 30.0
 """Seconds in which a node that died over its message may return; Flower takes 60 to notice."""
 WORKER_DIED = re.compile(
     r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>"
@@ -193,7 +193,7 @@ class MessageExchange:
             longest = min(timeout, self._patience(seconds)) if hurries else timeout
             if now > start + longest:
                 break
-            if now > last_look + LOOK_EVERY:
+            if now > last_look + LOOK_AROUND_SECONDS:
                 last_look = now
                 federation.look_around()
                 tell_silence(now)
@@ -257,7 +257,7 @@ class MessageExchange:
         """
         settings = self.federation.settings.federation
         replies = len(seconds) + len(self.late.arrived)
-        if not seconds or replies < self.federation.least_replies:
+        if not seconds or replies < self.federation.fewest_replies:
             return math.inf
         expected = statistics.median(seconds.values())
         if not settings.late_replies_count:
@@ -270,7 +270,7 @@ class MessageExchange:
         if result.final or not self.federation.settings.federation.late_replies_count:
             return False
         replies = len(self._replies) + len(self.late.arrived)
-        return bool(self._overdue) and replies < self.federation.least_replies
+        return bool(self._overdue) and replies < self.federation.fewest_replies
 
     def _push(self, messages: Mapping[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""
@@ -306,7 +306,7 @@ class MessageExchange:
             if has_died:  # Or only says so
                 self._deaths[site] += 1
             if has_died and self._deaths[site] < TRIES and self._may_return(site, alive):
-                self._away[site] = _AwaySite(message, reply, time.monotonic() + PATIENCE)
+                self._away[site] = _AwaySite(message, reply, time.monotonic() + RETURN_SECONDS)
             else:
                 self._replies[site] = reply
         return bool(answered)

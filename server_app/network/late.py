@@ -37,8 +37,9 @@ class LateReplies:
         """Simulated client -> the round, and the bytes of its reply."""
 
     def note(self, site: str, message: Message, reply: Message) -> None:
-        """Take in the reply to an earlier message, if that asked for training."""
-        if message.metadata.message_type == MessageType.TRAIN:
+        """Take in the reply to an earlier message, if that asked for training and it may count."""
+        may_count = self.federation.settings.federation.late_replies_count
+        if may_count and message.metadata.message_type == MessageType.TRAIN:
             self.arrived[site] = LateReply(int(message.metadata.group_id), reply.content)
 
     def take(self, number: int) -> dict[str, LateReply]:
