@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -31,11 +32,12 @@ from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import Study, about_site, is_from_site, key_as_text
 from protofl_common.privacy.masks import PUBLIC, introducing
-from protofl_common.runs.folder import RunFolder
+from protofl_common.runs.folder import HEADS, RunFolder, heads_in
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import (
     NEXT_SUM,
     SECAGG,
+    SEEN,
     Instructions,
     pack_instructions,
     pack_settings,
@@ -901,18 +903,22 @@ def test_a_log_that_somebody_changed_says_where(tampering: str, tmp_path: Path) 
     assert problems_in(path)
 
 
-def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(hospitals: Hospitals) -> None:
+def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
+    hospitals: Hospitals,
+) -> None:
     config = hospitals.config(rounds=2)
     hospitals.ask_and_decide(config)
     outcome = hospitals.federate(config)
-    assert [set(row["audit"]) for row in outcome.rows] == 3 * [set(NAMES)]
+    heads = outcome.folder.parent / HEADS
+    assert [set(row["heads"]) for row in heads_in(heads)] == 3 * [set(NAMES)]
 
-    runs = str(outcome.folder.parent)
-    assert "nothing was compared" in hospitals.shown("audit", "--against", runs, status=1)
+    nothing = hospitals.shown("audit", "--against", str(outcome.folder), status=1)
+    assert "nothing was compared" in nothing
 
-    against = ("--against", str(outcome.folder))
+    shutil.rmtree(outcome.folder)  # the witness outlives the run
+    against = ("--against", str(heads))
     shown = hospitals.shown("audit", *against)
-    assert f"and all 3 that {outcome.folder} has seen are there" in shown
+    assert f"and all 3 that {heads} has seen are there" in shown
     assert "fedproto train round 2: sent {" in shown
     assert "approved by" in shown
 
@@ -920,7 +926,76 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(hospitals:
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
     assert hospitals.operator("north", "audit") == 0
     (wrong,) = json.loads(hospitals.shown("audit", *against, "--json", status=1))["wrong"]
-    assert wrong.startswith("round 2: the server has seen a line that the log lacks")
+    run = outcome.folder.name
+    assert wrong.startswith(f"{run}, round 2: the server has seen a line that the log lacks")
+
+
+@pytest.mark.parametrize("secagg", [False, True], ids=["open", "secagg"])
+def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
+    secagg: bool, hospitals: Hospitals, tmp_path: Path
+) -> None:
+    """Neither a copy of ``state-dir`` from before a run, nor an empty one with the old key."""
+    config = hospitals.study(min_clients=2, secagg=secagg)
+    hospitals.ask_and_decide(config)
+    before = shutil.copytree(hospitals.state("north"), tmp_path / "copy")
+    for run_id in (1, 2):
+        outcome = hospitals.federate(config, run_id=run_id)
+        assert clients_of(outcome) == set(NAMES)
+        shutil.rmtree(outcome.folder)  # what the server has seen outlives the run
+
+    shutil.rmtree(hospitals.state("north"))
+    shutil.copytree(before, hospitals.state("north"))
+    lacking = "seen.north: the server has seen a line that this site's audit log lacks"
+    assert lacking in failure_of_north(hospitals, config | {"run-name": "three"}, 3)
+
+    key = (hospitals.consent("north") / consent.KEY_FILE).read_text()
+    shutil.rmtree(hospitals.state("north"))
+    hospitals.consent("north").mkdir(parents=True)
+    (hospitals.consent("north") / consent.KEY_FILE).write_text(key)
+    hospitals.answer("north", config)
+    hospitals.decide(config, "north")
+    assert lacking in failure_of_north(hospitals, config | {"run-name": "four"}, 4)
+    assert [entry["refused"] for entry in hospitals.lines() if "refused" in entry][-1]
+
+
+def failure_of_north(hospitals: Hospitals, config: dict[str, Any], run_id: int) -> str:
+    """Why north failed in the first round of a run of all three."""
+    with suppress(FederationError):  # two are too few for a secure sum
+        hospitals.federate(config, run_id=run_id)
+    row, *_ = hospitals.rows(config["run-name"])
+    shutil.rmtree(hospitals.folder / "runs" / config["run-name"])
+    assert row["valid"] == (0 if config["secagg"] else 2)
+    return row["failed"]["north"]
+
+
+@pytest.mark.parametrize("head", ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]], ids=repr)
+def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
+    head: Any, hospitals: Hospitals
+) -> None:
+    """The site refuses, reads no data, and then answers an honest server as before."""
+    config = hospitals.config()
+    hospitals.ask_and_decide(config)
+    outcome = hospitals.federate(config, run_id=1)
+    asked = [message for message, _ in outcome.exchanged(MessageType.TRAIN)]
+    (message,) = [each for each in asked if each.metadata.dst_node_id == 2]
+    message.content["round"]["run_history"] = "2"
+    files = files_in(hospitals.state("north"))
+
+    lie = Message(
+        RecordDict({**message.content, SEEN: ConfigRecord({"north": head})}), 2, MessageType.TRAIN
+    )
+    grid = LocalGrid(config, hospitals.nodes, run_id=2)
+    OPENED.clear()
+    assert f"{SEEN}.north" in reason_in(grid.asked(lie))
+    assert not [path for path in OPENED if str(hospitals.folder / "north" / "data") in path]
+    changed = files_in(hospitals.state("north")) - files
+    names = {path.name for path, _ in changed}
+    assert names <= {audit.FILE, "refusals.json", hospitals.request(config).name}
+    assert reason_in(grid.asked(message)) == ""
+
+
+def files_in(folder: Path) -> set[tuple[Path, bytes]]:
+    return {(path, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("line", ["5", "", "no JSON", '{"time": "2026"}', '{"round": 1'])

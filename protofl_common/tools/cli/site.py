@@ -91,8 +91,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     auditing = add(audit, "what was answered, checked line by line")
     since = "only the lines behind those of earlier days"
     auditing.add_argument("--since", type=day, metavar="DAY", help=since)
-    against = "a run's folder, as the server has it"
-    auditing.add_argument("--against", type=Path, metavar="RUN", help=against)
+    against = "heads.jsonl, as the server has it beside its runs' folders"
+    auditing.add_argument("--against", type=Path, metavar="FILE", help=against)
     add_json(auditing)
 
 

@@ -25,6 +25,7 @@ from client_app.site.consent import (
     new_request,
     read,
     requests,
+    site_key,
     write,
 )
 from protofl_common.basics.files import locked
@@ -38,8 +39,8 @@ from protofl_common.experiment.settings import (
     default_run_config,
     to_run_config,
 )
-from protofl_common.experiment.study import UNSIGNED, Study, is_past
-from protofl_common.runs.folder import RunFolder
+from protofl_common.experiment.study import UNSIGNED, Study, is_past, key_as_text
+from protofl_common.runs.folder import heads_in
 from protofl_common.tools.cli.arguments import read_recipe
 
 
@@ -274,21 +275,27 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     return rows, [wrong for _, _, wrong in lines if wrong]
 
 
-def compare_with_server(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
-    """Return how many heads of this site's log the server has, and which of them the log lacks."""
-    site = site_name(node)
-    heads = {head for head, _, _ in audit.entries(site_folder(node) / audit.FILE)}
-    rows = [row for row in RunFolder(run).each_row() if site in row.get("audit", {})]
-    if not rows:
-        missing = f"no run's folder, or {site} has sent nothing in it; nothing was compared"
-        return 0, [f"{run}: {missing}"]
+def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, list[str]]:
+    """Return how many heads of this site's log the server has, and which of them the log lacks.
 
+    The ``file`` is the server's ``heads.jsonl``, or a copy.
+    """
+    folder = site_folder(node)
+    name = site_name(node)
+    heads = {head for head, _, _ in audit.entries(folder / audit.FILE)}
+    owners = {name, f"{name}:{key_as_text(site_key(folder).public_key())}"}
     lost = "the server has seen a line that the log lacks: it was changed or removed"
+    compared = 0
     wrong = []
-    for row in rows:
-        if row["audit"][site] not in heads:
-            wrong.append(f"round {row['round']}: {lost}")
-    return len(rows), wrong
+    for row in heads_in(file):
+        for owner in owners & row["heads"].keys():
+            compared += 1
+            if row["heads"][owner] not in heads:
+                wrong.append(f"{row['run']}, round {row['round']}: {lost}")
+    if not compared:
+        missing = f"not the server's heads.jsonl, or {name} is not in it; nothing was compared"
+        return 0, [f"{file}: {missing}"]
+    return compared, wrong
 
 
 def describe_entry(entry: Mapping[str, Any]) -> str:
