@@ -22,7 +22,13 @@ from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
-from protofl_common.experiment.node import REQUIRE_SECAGG, own_code, site_folder, site_name
+from protofl_common.experiment.node import (
+    REQUIRE_SECAGG,
+    NodeConfig,
+    own_code,
+    site_folder,
+    site_name,
+)
 from protofl_common.experiment.study import UNSIGNED, Study, is_past, key_as_text, signed_part
 from protofl_common.wire.schema import RefusedMessage
 
@@ -64,6 +70,7 @@ class Request:
     run_ids: list[int] = field(default_factory=list)  # the Flower runs so far
     introductions: int = 0  # how often, since the decision, the site was asked to introduce itself
     messages: int = 0  # and for something else
+    evaluations: int = 0  # and for an evaluation whose figures `count_evaluation` bounds
 
     @property
     def study(self) -> Study:
@@ -184,6 +191,27 @@ def _check_approved(
             "its operator may approve it again"
         )
     write(path, replace(request, run_ids=run_ids, **{kind: number}))
+
+
+def count_evaluation(folder: Path, study: Study, node: NodeConfig) -> None:
+    """Count an evaluation of a run that an operator has approved.
+
+    RefusedMessage where it is one too many for this approval (``max-evaluations``).
+    """
+    path = folder / FOLDER / f"{study.id}.json"
+    if not path.exists():  # nobody approves runs here
+        return
+    try:
+        with locked(path):
+            request = read(path)
+            if request.evaluations >= node.max_evaluations:
+                raise RefusedMessage(
+                    f"{node.name} has evaluated {request.evaluations} times for {study}, as often "
+                    "as max-evaluations (node config) lets it; its operator may approve it again"
+                )
+            write(path, replace(request, evaluations=request.evaluations + 1))
+    except OSError as error:
+        raise StateError(f"state-dir: {path} cannot be read or written ({error})") from error
 
 
 def _check_not_denied(request: Request, name: str) -> None:

@@ -377,6 +377,29 @@ def test_a_server_asks_no_more_than_it_needs(
     assert not grid.asked(last_of_kind["query.best"]).has_error()
 
 
+def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals) -> None:
+    """Where they are rounded; a run that plans more is refused before it begins."""
+    hospitals.nodes[2] |= {"min-class-samples": 2, "max-evaluations": 5}
+    too_many = "evaluate-every = 1: 6 evaluations in 5 rounds; with min-class-samples this site"
+    assert f"{too_many} makes at most 5" in hospitals.answer("north", hospitals.config(rounds=5))
+    assert WAITING in hospitals.answer("north", hospitals.config(rounds=5, evaluate_every=2))
+
+    config = hospitals.config(rounds=2)
+    hospitals.ask_and_decide(config)
+    failed = []
+    for run_id in (1, 2):
+        outcome = hospitals.federate(config, run_id=run_id)
+        failed += [row["failed"].get("north", "") for row in outcome.rows]
+        shutil.rmtree(outcome.folder)
+    *before, last = failed
+    assert before == 5 * [""]
+    assert "north has evaluated 5 times for a run without a study" in last
+    assert consent.read(hospitals.request(config)).evaluations == 5
+
+    hospitals.decide(config, "north")
+    assert consent.read(hospitals.request(config)).evaluations == 0
+
+
 def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
     """A server could else ask for many, with weights of its choice, in runs that train nothing."""
     config = hospitals.config()

@@ -149,8 +149,9 @@ def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str
     yield f"           {introduced}"
 
     figures = "numbers of samples and of right predictions"
-    if is_exact and privacy.min_class_samples == 1:
-        figures += ", and losses"
+    if is_exact:
+        least = privacy.min_class_samples
+        figures += ", and losses" if least == 1 else f", rounded to multiples of {least}"
     if privacy.sums_only:
         figures += ", in the sum alone"
         if not settings.hides_samples:
@@ -207,6 +208,7 @@ def decide(
             code=code_of(request.settings),
             introductions=0,
             messages=0,
+            evaluations=0,
         )
         bounded = decided.bounded
         audit.append(
