@@ -15,9 +15,12 @@ from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.experiment.catalog import CATALOG, installed, options_of_a_run
+from protofl_common.experiment.study import wrong_key
 
 REQUIRE_SECAGG = "require-secagg"
 MAX_EVALUATIONS = "max-evaluations"
+ON_REQUEST = "on-request"
+OPERATORS = "operators"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,22 @@ NODE_ROWS: dict[str, NodeKey] = {
         help=(
             "its operator approves each run before anything is read for it ([studies](studies.md));"
             " at a site with data of its own `true`, if not set"
+        ),
+    ),
+    OPERATORS: NodeKey(
+        default="",
+        help=(
+            "who may decide about runs, each with the SSH key that signs:"
+            ' `"jane:KEY, omar:KEY"` ([signed decisions](studies.md#signed-decisions)). If set, no'
+            " approval without such a signature counts"
+        ),
+    ),
+    ON_REQUEST: NodeKey(
+        default="",
+        help=(
+            "a program of the operator's that is started for each new request, with its id as the"
+            " only argument: it can send a mail. No shell reads this; the program has ten seconds,"
+            " and its failure is logged and changes nothing"
         ),
     ),
     "allow-download": NodeKey(
@@ -373,6 +392,8 @@ def wrong_values(node: Values) -> Iterator[str]:
         if name not in packages:
             choices = ", ".join(["all", *CATALOG, *packages])
             yield f"node-config: allow-algorithms: {name!r}: choose from {choices}"
+    for entry in names_in(node.get(OPERATORS)):
+        yield from wrong_key(f"node-config: {OPERATORS}", entry)
 
 
 def _beyond_limits(allowed: Values, config: Values) -> Iterator[str]:

@@ -25,6 +25,7 @@ import server_app.protections.secure_sum as server_secagg
 from client_app.site import audit, consent
 from client_app.site.client import open_client
 from client_app.site.state import StateError, StateFolder
+from protofl_common.basics import code_version
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
@@ -274,8 +275,62 @@ def test_new_settings_and_new_code_are_asked_for_anew(
     assert stale in hospitals.answer("north", config)
     assert consent.read(hospitals.request(config)).decision == "approved"
     # … or is the same
-    monkeypatch.setattr(consent, "code_version", SimpleNamespace(__wrapped__=lambda: "upgraded"))
+    monkeypatch.setattr(consent, "code_version", SimpleNamespace(__wrapped__=lambda _: "upgraded"))
     assert f"protofl site approve {Study.of(config).id}" in hospitals.answer("north", config)
+    hospitals.decide(config, "north")
+    assert hospitals.answer("north", config) == ""
+
+
+def test_a_change_at_the_server_asks_nobody(tmp_path: Path, monkeypatch: Patch) -> None:
+    versions = []
+    for changed in ("nothing", "server_app", "protofl_common", "client_app"):
+        for package in ("client_app", "protofl_common", "server_app"):
+            (tmp_path / package).mkdir(exist_ok=True)
+            (tmp_path / package / "a.py").write_text(f"{package} {package == changed}")
+        monkeypatch.setattr(code_version, "ROOT", tmp_path)
+        versions.append(code_version.code_version.__wrapped__(code_version.AT_A_SITE))
+    assert versions[0] == versions[1]
+    assert len(set(versions)) == 3
+
+
+def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
+    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The program gets the id alone, whatever a run's settings have; no shell reads it."""
+    told = tmp_path / "told"
+    program = tmp_path / "tell me; exit"
+    program.write_text(f'#!/bin/sh\necho "$#" "$@" >> {told}\n')
+    program.chmod(0o700)
+    hospitals.nodes[2]["on-request"] = str(program)
+    config = hospitals.config(study_purpose="$(reboot); `reboot`")
+
+    for _ in range(3):
+        assert WAITING in hospitals.answer("north", config)
+    line = f"1 {Study.of(config).id}\n"
+    assert told.read_text() == line
+
+    hospitals.decide(config, "north")
+    assert hospitals.answer("north", config) == ""
+    monkeypatch.setattr(consent, "CODE", "upgraded")
+    monkeypatch.setattr(consent, "code_version", SimpleNamespace(__wrapped__=lambda _: "upgraded"))
+    assert WAITING in hospitals.answer("north", config)
+    assert told.read_text() == 2 * line
+
+
+@pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"])
+def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
+    script: str | None, hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(consent, "HOOK_SECONDS", 0.3)
+    program = tmp_path / "tell"
+    if script:
+        program.write_text(script)
+        program.chmod(0o700)
+    hospitals.nodes[2]["on-request"] = str(program)
+    config = hospitals.config()
+
+    assert WAITING in hospitals.answer("north", config)
+    assert f"ERROR protofl: on-request = '{program}': " in hospitals.capsys.readouterr().err
     hospitals.decide(config, "north")
     assert hospitals.answer("north", config) == ""
 
@@ -738,9 +793,7 @@ def test_a_sum_is_with_no_other(
 def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     hospitals: Hospitals, tmp_path: Path, capsys: Printed
 ) -> None:
-    key = tmp_path / "id"
-    pem = JANE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
-    key.write_bytes(pem)
+    key = ssh_key(tmp_path)
     file = tmp_path / "study.toml"
     file.write_text(
         'study = "heart"\nalgo = "fedtgp"\nrounds = 3\n'
@@ -764,6 +817,73 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     assert "give --key" in output(capsys, "study", "sign", file, status=1).err
     no_key = output(capsys, "study", "sign", file, "--key", file, "--by", "jane", status=1).err
     assert f"--key {file}:" in no_key
+
+
+def test_a_check_takes_a_study_and_says_if_it_names_the_site(
+    hospitals: Hospitals, tmp_path: Path, capsys: Printed
+) -> None:
+    settings = 'study = "heart"\nalgo = "fedproto"\npartition = "own"\nmodels = "cnn4"\n'
+    settings += "image-size = 8\nsecagg = true\n"
+    file = tmp_path / "study.toml"
+    for names, status in ((NAMES, 0), (("east",), 1)):
+        file.write_text(f'{settings}study-sites = "{hospitals.keys(*names)}"\n')
+        sign = ("sign", file, "--key", ssh_key(tmp_path), "--by", "jane")
+        output(capsys, "study", *sign)
+        shown = hospitals.shown("check", str(file), status=status)
+        assert ("does not name north" in shown) is bool(status)
+        assert ("6 training and 2 test samples" in shown) is not bool(status)
+        assert "state-dir" in shown
+
+
+def test_where_a_site_names_operators_only_their_signed_decisions_count(
+    hospitals: Hospitals, tmp_path: Path
+) -> None:
+    key = ssh_key(tmp_path)
+    strangers = ssh_key(tmp_path, Ed25519PrivateKey.generate())
+    config = hospitals.config()
+    study = Study.of(config).id
+    hospitals.ask_and_decide(config, "north")  # before it named any
+    assert hospitals.answer("north", config) == ""
+
+    hospitals.nodes[2]["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
+    assert WAITING in hospitals.answer("north", config)
+    assert "WAITS since" in hospitals.shown("requests")
+    unsigned = ((), "give --key, the SSH key of one of omar, jane")
+    stranger = (("--key", str(strangers)), "is of none of operators (node config)")
+    for words, why in (unsigned, stranger):
+        assert hospitals.operator("north", "approve", study, *words) == 1
+        assert why in hospitals.capsys.readouterr().err
+
+    hospitals.decide(config, "north", words=("approve", "--runs", "2", "--key", str(key)))
+    assert hospitals.answer("north", config) == ""
+    assert " by jane:" in hospitals.shown("requests")
+    assert " (signed), runs 2" in hospitals.shown("audit")
+
+    # whoever writes to the folder cannot widen it, or make it another decision
+    path = hospitals.request(config)
+    approved = consent.read(path)
+    for forged in ({"runs": 3}, {"code": "other"}, {"by": f"omar:{'A' * 43}"}, {"signature": ""}):
+        consent.write(path, replace(approved, **forged))
+        assert WAITING in hospitals.answer("north", config)
+    consent.write(path, approved)
+    assert hospitals.answer("north", config) == ""
+
+    log = hospitals.log()
+    (last,) = [entry for entry in hospitals.lines() if entry.get("signature")]
+    rewritten = json.dumps(last | {"runs": 9})
+    log.write_text(rewritten + "\n")
+    assert "line 1 is not what jane:" in hospitals.shown("audit", status=1)
+
+    hospitals.decide(config, "north", words=("deny", "--key", str(key)))
+    assert "denied at north" in hospitals.answer("north", config)
+
+
+def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
+    """A file with somebody's private SSH key."""
+    file = folder / f"{key_as_text(key.public_key())}.ssh"
+    pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    file.write_bytes(pem)
+    return file
 
 
 def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: Hospitals) -> None:

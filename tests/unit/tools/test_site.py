@@ -716,8 +716,13 @@ ONE_ROUND: dict[str, Any] = {"rounds": 1, "partition": "own"}
 def test_an_unmet_demand_says_what_would(
     demand: str, node: str, run: dict[str, Any], expected: str, site: Path
 ) -> None:
-    (text,) = wrong_texts(f"{strict(site, demand)} {node}", **run)
+    node = f"{strict(site, demand)} {node}"
+    listed = found(node=node, **run)
+    (text,) = [finding.text for finding in listed if finding.topic == "settings"]
     assert expected in text
+    # what else there is to know of a site that can take part in other runs
+    topics = {finding.topic for finding in listed}
+    assert ({"reads", "writes", "limits"} <= topics) is bool(run)
 
 
 def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> None:
