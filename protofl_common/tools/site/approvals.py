@@ -53,7 +53,7 @@ from protofl_common.experiment.study import (
     keys_of_sites,
 )
 from protofl_common.runs.folder import heads_in
-from protofl_common.tools.cli.arguments import read_recipe
+from protofl_common.tools.arguments import read_recipe
 from protofl_common.tools.ssh_key import private_key
 
 
