@@ -193,7 +193,8 @@ def tell_operator(command: str, study: str) -> None:
         subprocess.run(
             [command, study],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             timeout=HOOK_SECONDS,
             check=True,
         )

@@ -604,7 +604,7 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     assert "0.png is not a readable image" in printed.err
 
     assert site_command(f"{check} {study}") == 1
-    assert "WRONG   data          study-signature: not jane:" in capsys.readouterr().out
+    assert "WRONG   settings      study-signature: not jane:" in capsys.readouterr().out
 
     assert site_command("check") == 0
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
