@@ -396,7 +396,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
     assert f"writes FLWR_HOME {site / 'flwr'}: will be made, for this user only" in text
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
     limits = "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024"
-    assert f"{limits}, max-image-size 512" in text
+    assert f"{limits}, max-honest-sites 1, max-image-size 512" in text
 
     left = {path.name for path in (*site.iterdir(), *site.glob("[cs]*/*"))}
     assert left == {"data", "cache", "state"}  # as before
