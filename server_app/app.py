@@ -163,7 +163,7 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
 
     FederationError when several rounds in a row changed nothing, or nothing was merged at all.
     """
-    run.exchange = MessageExchange(run.federation, run.folder.name)
+    run.exchange = MessageExchange(run.federation, run.folder)
     run.ask_for_uploads = uploads_of
     if run.settings.privacy.sums_only:
         run_id = run.start.run_history.run_id

@@ -131,6 +131,7 @@ def _with_late(
         head = head_of(late.content)
         if head:
             exchanged.audit_heads[site] = head
+            exchange.witness.add(exchange.run_name, exchanged.number, {site: head})
         reader = _reader(strategy, Exchanged(late.round))
         try:
             upload = reader.read(late.content, federation.cards[site])

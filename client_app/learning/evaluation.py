@@ -10,7 +10,7 @@ from torch import Tensor
 from client_app.learning.data import Samples
 from protofl_common.maths.prototypes import Prototypes, class_scores, distances
 from protofl_common.models.split import SplitModel
-from protofl_common.privacy.release import tested_classes
+from protofl_common.privacy.release import rounded_metrics, tested_classes
 from protofl_common.runs.evaluation_metrics import evaluate_metrics
 
 
@@ -43,7 +43,7 @@ def evaluate(
 ) -> Evaluation:
     """Predict by head and nearest prototype, and count what is right.
 
-    `distances` explains ``similarity``, `tested_classes` ``least``.
+    `distances` explains ``similarity``, `tested_classes` and `rounded_metrics` ``least``.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
@@ -75,7 +75,8 @@ def evaluate(
     figures: dict[str, float] = {}
     for name, parts in scores.items():
         scores_NC = _finite(torch.cat(parts))[is_tested_N]
-        for metric, value in evaluate_metrics(metrics, scores_NC, labels_N[is_tested_N]).items():
+        exact = evaluate_metrics(metrics, scores_NC, labels_N[is_tested_N])
+        for metric, value in rounded_metrics(exact, labels_N[is_tested_N], least).items():
             figures[f"{name}/{metric}"] = value
     return Evaluation(correct, figures)
 

@@ -8,12 +8,18 @@ from client_app.learning.evaluation import Evaluation
 from client_app.learning.training import Step
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
+from client_app.site.consent import count_evaluation
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.plan import plan_of
-from protofl_common.privacy.release import large_counts, large_enough, noised_prototypes
+from protofl_common.privacy.release import (
+    large_counts,
+    large_enough,
+    noised_prototypes,
+    rounded_count,
+)
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.records import Report
 
@@ -21,7 +27,9 @@ from protofl_common.wire.records import Report
 class SmallClasses(Protection):
     """Nothing leaves of a class of fewer than k samples, no figure of fewer than max(k, 20).
 
-    Prototypes, clusters, outputs, counts, figures and losses pass here. Weights do not.
+    Prototypes, clusters, outputs, counts, figures and losses pass here. Weights do not. Figures are
+    rounded, and a site's operator approves so many evaluations: many exact ones, of models of the
+    server's choice, read a sample digit by digit. Under ``dp`` noise and ledger do that.
     """
 
     name = "small classes"
@@ -34,6 +42,16 @@ class SmallClasses(Protection):
     def acts(settings: Settings, is_site: bool) -> bool:
         return settings.privacy.min_class_samples > 1
 
+    @property
+    def is_exact(self) -> bool:
+        return self.client.settings.privacy.dp == "none"
+
+    def admit(self) -> None:
+        """Count the evaluation; RefusedMessage beyond ``max-evaluations``."""
+        client = self.client
+        if client.study is not None and client.evaluates and self.is_exact:
+            count_evaluation(client.site_folder, client.study, client.node)
+
     def charge(self) -> None:
         """Refuse to answer where no class is large, with SettingsError; nothing is charged here.
 
@@ -44,9 +62,19 @@ class SmallClasses(Protection):
             self.work.require_large_classes()
 
     def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
-        """Drop all figures of few samples; metrics are of large classes already (`evaluate`)."""
-        has_enough = samples >= max(self.least, FEWEST_TESTED)
-        return evaluation if has_enough else Evaluation()
+        """Drop all figures of few samples, and round numbers of right predictions.
+
+        Metrics are of large classes already, and rounded (`evaluate`).
+        """
+        if samples < max(self.least, FEWEST_TESTED):
+            return Evaluation()
+        if not self.is_exact:  # noise is for a sample, and rounding would make it count for k
+            return evaluation
+        correct = {
+            kind: rounded_count(right, samples, self.least)
+            for kind, right in evaluation.correct.items()
+        }
+        return replace(evaluation, correct=correct)
 
     def upload(self, upload: Payload) -> Payload:
         """Drop small classes; SettingsError for prototypes that do not come with their counts."""

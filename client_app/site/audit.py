@@ -1,8 +1,9 @@
 """The audit log of a site: a line of JSON for each reply, approval and refusal, chained by hashes.
 
-Each line has the SHA-256 of the line before. The hash of the last one goes out with each reply, and
-the server writes it into the run's metrics: neither can change or cut what the other has seen. What
-cannot be recorded does not leave. `refuse` says which refusals have a line.
+Each line has the SHA-256 of the line before. The hash of the last one goes out with each reply, the
+server keeps it in ``heads.jsonl``, and tells the site in each later round and run: a site whose log
+lacks that line (`has_line`) refuses. What cannot be recorded does not leave. `refuse` says which
+refusals have a line.
 """
 
 import errno
@@ -48,6 +49,15 @@ def append(folder: Path, **entry: Any) -> str:
     except OSError as error:
         raise AuditError(f"state-dir: {path.absolute()} cannot be written ({error})") from error
     return hash_of(line)
+
+
+def has_line(folder: Path, head: str) -> bool:
+    """Return whether the log in ``folder`` has the line with this hash."""
+    path = folder / FILE
+    if not path.exists():
+        return False
+    newest_first = reversed(path.read_bytes().split(b"\n"))
+    return any(hash_of(line) == head for line in newest_first)
 
 
 def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, bool]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
+from client_app.site import audit
 from client_app.site.consent import check_consent, site_key
 from client_app.site.state import StateFolder
 from protofl_common.basics.files import digest
@@ -17,10 +18,12 @@ from protofl_common.experiment.node import NodeConfig, allow_named, is_site, sit
 from protofl_common.experiment.settings import Settings, baseline_config, digest_of
 from protofl_common.experiment.study import Study, about_site
 from protofl_common.wire.records import (
+    SEEN,
     Instructions,
     check_settings,
     unpack_baseline,
     unpack_counted,
+    unpack_head,
     unpack_instructions,
 )
 from protofl_common.wire.schema import RefusedMessage
@@ -132,6 +135,8 @@ def open_client(context: Context, message: Message | None = None) -> Client:
     instructions = Instructions(0, "", RunHistory(context.run_id))
     if message and not introduces_itself:
         instructions = _read_instructions(content, settings, context.run_id, node.name)
+        if node.is_site:
+            _check_witness(content, node.name, site_folder(context.node_config))
     are_alike = settings.exchange.needs_one_architecture
     return Client(
         settings=settings,
@@ -144,6 +149,20 @@ def open_client(context: Context, message: Message | None = None) -> Client:
         instructions=instructions,
         study=study,
     )
+
+
+def _check_witness(content: RecordDict, name: str, folder: Path) -> None:
+    """RefusedMessage where the server has seen a line that this site's audit log lacks.
+
+    Then ``state-dir`` is an older copy or a new folder, and all that it counts is too little. A
+    server that lies about it stops itself and nothing else.
+    """
+    head = unpack_head(content, name)
+    if head and not audit.has_line(folder, head):
+        raise RefusedMessage(
+            f"{SEEN}.{name}: the server has seen a line that this site's audit log lacks: state-dir"
+            " is an older copy, or a new one; see Backup and restore in docs/operations.md"
+        )
 
 
 def _read_settings(context: Context, content: RecordDict) -> Settings:

@@ -8,25 +8,45 @@ upgrade of the code (`code_of`) the site asks again.
 """
 
 import json
+import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from client_app.site.log import log
 from client_app.site.state import StateError
-from protofl_common.basics.code_version import code_version
+from protofl_common.basics.code_version import AT_A_SITE, code_version
 from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
-from protofl_common.experiment.node import REQUIRE_SECAGG, own_code, site_folder, site_name
-from protofl_common.experiment.study import UNSIGNED, Study, is_past, key_as_text, signed_part
+from protofl_common.experiment.node import (
+    ON_REQUEST,
+    OPERATORS,
+    REQUIRE_SECAGG,
+    NodeConfig,
+    own_code,
+    site_folder,
+    site_name,
+)
+from protofl_common.experiment.study import (
+    UNSIGNED,
+    Study,
+    is_past,
+    is_signed,
+    key_as_text,
+    keys_of_sites,
+    signed_part,
+)
 from protofl_common.wire.schema import RefusedMessage
 
-CODE = code_version()  # of this process: a site forks from one that has imported everything
+CODE = code_version(AT_A_SITE)
+"""Of this process: a site forks from one that has imported everything."""
 FOLDER = "studies"
 KEY_FILE = "site.key"
 APPROVED = "approved"
@@ -40,6 +60,7 @@ MOST_MESSAGES = 10
 MOST_RUNS = 100
 """Runs that count for both, where any number is approved: a server may call each message another
 run's."""
+HOOK_SECONDS = 10  # in which a program of ``on-request`` must have ended
 
 
 class WaitingForApproval(RefusedMessage):
@@ -58,12 +79,14 @@ class Request:
     code: str  # the version of the code that the operator decides about
     decision: str = ""  # `APPROVED`, `DENIED`, or "" while it waits
     decided: str = ""  # when
-    by: str = ""  # the user of the machine who decided
+    by: str = ""  # who decided: a user of the machine or, where it is signed, NAME:KEY
+    signature: str = ""  # of that key, of `signed_decision`
     until: str = ""  # the last day of the approval; "": the study's own end
     runs: int = 0  # as many runs are approved; 0: as many as the study has
     run_ids: list[int] = field(default_factory=list)  # the Flower runs so far
     introductions: int = 0  # how often, since the decision, the site was asked to introduce itself
     messages: int = 0  # and for something else
+    evaluations: int = 0  # and for an evaluation whose figures `count_evaluation` bounds
 
     @property
     def study(self) -> Study:
@@ -108,7 +131,11 @@ def check_consent(
             if not path.exists():
                 _check_room(config, study, folder)
             with locked(path):
-                _check_approved(config, study, run_id, path, name, counts)
+                is_new = _ask(config, path, name)
+            if is_new:  # without the lock: what it starts may be `protofl site approve`
+                tell_operator(str(node.get(ON_REQUEST, "")), study.id)
+            with locked(path):
+                _check_approved(config, study, run_id, path, node, counts)
         elif path.exists():
             _check_not_denied(read(path), name)
     except OSError as error:
@@ -134,25 +161,56 @@ def unknown_site(node: Values) -> str:
     return f"state-dir: {state_dir} has neither a privacy ledger nor a key of {name}: {cure}"
 
 
+def _ask(config: Values, path: Path, name: str) -> bool:
+    """Store a request where the operator has to decide, the first time or after an upgrade.
+
+    Return whether there was none.
+    """
+    run_ids: Sequence[int] = ()
+    if path.exists():
+        request = read(path)
+        if request.decision != APPROVED or request.code == code_of(config):
+            return False
+        if (
+            code_version.__wrapped__(AT_A_SITE) != CODE
+        ):  # pulled since; this process has the old one
+            restart = "its operator must stop protofl site run and start it again"
+            why = f"the site's code has changed since its start; {restart}"
+            raise WaitingForApproval(name, why)
+        run_ids = request.run_ids
+    write(path, new_request(config, run_ids))
+    return True
+
+
+def tell_operator(command: str, study: str) -> None:
+    """Start the operator's own program, with the id of a request as its only argument.
+
+    No shell reads it. What goes wrong is logged, and the site waits for approval as without it.
+    """
+    if not command:
+        return
+    try:
+        subprocess.run(
+            [command, study],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=HOOK_SECONDS,
+            check=True,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log("ERROR", f"{ON_REQUEST} = {command!r}: {error}")
+
+
 def _check_approved(
-    config: Values, study: Study, run_id: int, path: Path, name: str, counts: bool
+    config: Values, study: Study, run_id: int, path: Path, node: Values, counts: bool
 ) -> None:
     """Count a message of a run, and its run; RefusedMessage where it is not approved.
 
     So it is, too, where the run or the message is one too many.
     """
-    request = read(path) if path.exists() else None
-    if request is None:
-        request = new_request(config)
-        write(path, request)
-    elif request.decision == APPROVED and request.code != code_of(config):
-        if code_version.__wrapped__() != CODE:  # pulled since; this process has the old one
-            restart = "its operator must stop protofl site run and start it again"
-            why = f"the site's code has changed since its start; {restart}"
-            raise WaitingForApproval(name, why)
-        request = new_request(config, request.run_ids)
-        write(path, request)
-
+    name = site_name(node)
+    request = as_it_counts(read(path), node)
     _check_not_denied(request, name)
     if not request.decision:
         how = f"its operator runs protofl site approve {study.id}"
@@ -184,6 +242,49 @@ def _check_approved(
             "its operator may approve it again"
         )
     write(path, replace(request, run_ids=run_ids, **{kind: number}))
+
+
+def as_it_counts(request: Request, node: Values) -> Request:
+    """Return the request; undecided where the site names operators and none has signed."""
+    operators = keys_of_sites(str(node.get(OPERATORS, "")))
+    name, _, key = request.by.partition(":")
+    about = signed_decision(site_name(node), request.study.id, vars(request.bounded))
+    if not operators:
+        return request
+    if key and operators.get(name) == key and is_signed(key, request.signature, about):
+        return request
+    return replace(request, decision="")
+
+
+def signed_decision(site: str, study: str, decided: Mapping[str, Any]) -> bytes:
+    """Return what an operator signs: the decision, for which study, code and days, who and when.
+
+    ``decided`` is the bounded request, or its line in the audit log.
+    """
+    keys = ("decision", "decided", "by", "until", "runs", "code")
+    values = [decided.get(key) for key in keys]
+    return json.dumps(["protofl decision", site, study, *values]).encode()
+
+
+def count_evaluation(folder: Path, study: Study, node: NodeConfig) -> None:
+    """Count an evaluation of a run that an operator has approved.
+
+    RefusedMessage where it is one too many for this approval (``max-evaluations``).
+    """
+    path = folder / FOLDER / f"{study.id}.json"
+    if not path.exists():  # nobody approves runs here
+        return
+    try:
+        with locked(path):
+            request = read(path)
+            if request.evaluations >= node.max_evaluations:
+                raise RefusedMessage(
+                    f"{node.name} has evaluated {request.evaluations} times for {study}, as often "
+                    "as max-evaluations (node config) lets it; its operator may approve it again"
+                )
+            write(path, replace(request, evaluations=request.evaluations + 1))
+    except OSError as error:
+        raise StateError(f"state-dir: {path} cannot be read or written ({error})") from error
 
 
 def _check_not_denied(request: Request, name: str) -> None:

@@ -12,13 +12,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+AT_A_SITE = ("client_app", "protofl_common")
+"""The packages whose code runs at a site: a change at the server alone asks no operator."""
 
 
 @cache
-def code_version() -> str:
-    """The first 8 digits of a SHA-256 over this machine's copy of the code in an app's bundle."""
+def code_version(packages: tuple[str, ...] = (*AT_A_SITE, "server_app")) -> str:
+    """The first 8 digits of a SHA-256 over this machine's copy of the code in an app's bundle.
+
+    Tools are in none, and run nothing of a run.
+    """
     files: list[Path] = []
-    for package in ("client_app", "protofl_common", "server_app"):
+    for package in packages:
         files += (ROOT / package).rglob("*.py")
     return _digest(file for file in files if "tools" not in file.relative_to(ROOT).parts)
 

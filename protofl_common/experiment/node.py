@@ -1,5 +1,6 @@
 """The node config: who a client is, and what the operator of its machine demands and allows."""
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,12 @@ from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.experiment.catalog import CATALOG, installed, options_of_a_run
+from protofl_common.experiment.study import wrong_key
 
 REQUIRE_SECAGG = "require-secagg"
+MAX_EVALUATIONS = "max-evaluations"
+ON_REQUEST = "on-request"
+OPERATORS = "operators"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,22 @@ NODE_ROWS: dict[str, NodeKey] = {
         help=(
             "its operator approves each run before anything is read for it ([studies](studies.md));"
             " at a site with data of its own `true`, if not set"
+        ),
+    ),
+    OPERATORS: NodeKey(
+        default="",
+        help=(
+            "who may decide about runs, each with the SSH key that signs:"
+            ' `"jane:KEY, omar:KEY"` ([signed decisions](studies.md#signed-decisions)). If set, no'
+            " approval without such a signature counts"
+        ),
+    ),
+    ON_REQUEST: NodeKey(
+        default="",
+        help=(
+            "a program of the operator's that is started for each new request, with its id as the"
+            " only argument: it can send a mail. No shell reads this; the program has ten seconds,"
+            " and its failure is logged and changes nothing"
         ),
     ),
     "allow-download": NodeKey(
@@ -120,8 +141,15 @@ NODE_ROWS: dict[str, NodeKey] = {
         default=1,
         help=(
             "no prototype, count or output leaves of classes or clusters of fewer training samples,"
-            " no figure over fewer than that, or 20, test samples; a run may ask for more, never"
-            " less"
+            " no figure over fewer than that, or 20, test samples, and figures are rounded to what"
+            " so many samples weigh; a run may ask for more, never less"
+        ),
+    ),
+    MAX_EVALUATIONS: NodeKey(
+        default=100,
+        help=(
+            "where figures are rounded (`min-class-samples`, without `dp`): how often the site"
+            " evaluates a model for the runs of one approval, and in a run at most"
         ),
     ),
     "require-dp": NodeKey(
@@ -192,6 +220,7 @@ class NodeConfig:
     has_own_data: bool  # they are then no share of a data set that several divide
     approves: bool  # its operator approves each run before anything is read for it
     required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend, if limited
+    max_evaluations: int  # of exact figures, for each approval
 
     @classmethod
     def of(cls, node: Values) -> Self:
@@ -216,6 +245,7 @@ class NodeConfig:
             has_own_data=has_own_data(node),
             approves=bool(node.get("approve", has_own_data(node))),
             required_dp=required_dp(node),
+            max_evaluations=int(allowed_by(node)[MAX_EVALUATIONS]),
         )
 
 
@@ -341,6 +371,7 @@ def permission_problems(node: Values, config: Values) -> list[str]:
     from_run = {key: value for key, value in config.items() if key not in node}
     return [
         *_beyond_limits(allowed, from_run),
+        *_too_many_evaluations(allowed, config),
         *_about_data(node, config),
         *_not_named(allowed, config, from_run),
     ]
@@ -368,6 +399,8 @@ def wrong_values(node: Values) -> Iterator[str]:
         if name not in packages:
             choices = ", ".join(["all", *CATALOG, *packages])
             yield f"node-config: allow-algorithms: {name!r}: choose from {choices}"
+    for entry in names_in(node.get(OPERATORS)):
+        yield from wrong_key(f"node-config: {OPERATORS}", entry)
 
 
 def _beyond_limits(allowed: Values, config: Values) -> Iterator[str]:
@@ -387,6 +420,26 @@ def _beyond_limits(allowed: Values, config: Values) -> Iterator[str]:
                 f"{key} = {value}: this site takes at most {most};"
                 f" its operator may raise {limit} (node config)"
             )
+
+
+def _too_many_evaluations(allowed: Values, config: Values) -> Iterator[str]:
+    """A line for a run of more evaluations than the site makes where it rounds figures.
+
+    Values of a wrong type are passed over, as in `_beyond_limits`.
+    """
+    rounds = config.get("rounds")
+    every = config.get("evaluate-every")
+    most = allowed[MAX_EVALUATIONS]
+    if not isinstance(rounds, int) or not isinstance(every, int) or not isinstance(most, int):
+        return
+    rounds_figures = config.get("min-class-samples") != 1 and config.get("dp") == "none"
+    planned = math.ceil(rounds / max(1, every)) + 1
+    if rounds_figures and planned > most:
+        yield (
+            f"evaluate-every = {every}: {planned} evaluations in {rounds} rounds; with"
+            f" min-class-samples this site makes at most {most}; its operator may raise"
+            f" {MAX_EVALUATIONS} (node config)"
+        )
 
 
 def _about_data(node: Values, config: Values) -> Iterator[str]:

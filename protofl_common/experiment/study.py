@@ -86,7 +86,7 @@ def study_id(config: Values) -> str:
 
 
 def keys_of_sites(text: str) -> dict[str, str]:
-    """``"north:KEY, south:KEY"`` -> the key of each site."""
+    """``"north:KEY, south:KEY"`` -> the key of each site, or person."""
     keys = {}
     for entry in names_in(text):
         name, _, key = entry.partition(":")
@@ -154,8 +154,8 @@ def problems(study: StudySettings) -> Iterator[str]:
         )
     sites = names_in(study.study_sites)
     for site in sites:
-        yield from _about_key("study-sites", site)
-    yield from _about_key("study-by", study.study_by)
+        yield from wrong_key("study-sites", site)
+    yield from wrong_key("study-by", study.study_by)
     if len(sites) > len(keys_of_sites(study.study_sites)):
         yield "study-sites: names a site twice"
     try:
@@ -164,8 +164,12 @@ def problems(study: StudySettings) -> Iterator[str]:
         yield f"study-until = {study.study_until!r}: must be a day, such as 2027-06-30"
 
 
-def _about_key(setting: str, entry: str) -> Iterator[str]:
+def wrong_key(setting: str, entry: str) -> Iterator[str]:
+    """Yield a line where an entry of a setting is no ``NAME:KEY``."""
     name, _, key = entry.partition(":")
     if not is_site_name(name) or not _KEY.fullmatch(key):
         shown = printable(repr(entry))
-        yield f"{setting}: {shown} must be NAME:KEY; `protofl site key` prints a site's"
+        yield (
+            f"{setting}: {shown} must be NAME:KEY; `protofl site key` prints a site's, and "
+            "`protofl study sign` a person's"
+        )

@@ -14,6 +14,7 @@ from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images,
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.grid import LEAST_PART, STEPS, cut, to_steps, whole_noise
+from protofl_common.runs.evaluation_metrics import RECALL
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
 """Class moments -> their part of a sample's squared length, the power of ``clip`` in their unit."""
@@ -42,6 +43,32 @@ def tested_classes(labels_N: Ints, least: int) -> Ints:
         counts_of_large = np.where(large, counts, counts.max() + 1)
         large[counts_of_large.argmin()] = False
     return np.asarray(labels[large])
+
+
+def rounded_count(right: int, samples: int, least: int) -> int:
+    """Round a number of right predictions, of so many samples, to a multiple of ``least``.
+
+    An exact number tells of a single sample whether it is right.
+    """
+    return min(samples, least * round(right / least))
+
+
+def rounded_metrics(figures: Mapping[str, float], labels_N: Ints, least: int) -> dict[str, float]:
+    """Round metrics over samples with these labels to multiples of what ``least`` samples weigh.
+
+    A sample weighs 1 / N_c in the recall of its class, and in a mean over C classes 1 / (C N_c), so
+    the smallest class counts. What is at most 1 stays so.
+    """
+    if least <= 1:
+        return dict(figures)
+    labels, counts = np.unique(labels_N, return_counts=True)
+    samples_of = {f"{RECALL}/{label}": n for label, n in zip(labels, counts, strict=True)}
+    rounded: dict[str, float] = {}
+    for name, value in figures.items():
+        step = least / float(samples_of.get(name, len(counts) * counts.min()))
+        nearest = step * round(value / step)
+        rounded[name] = min(1.0, nearest) if value <= 1 else nearest
+    return rounded
 
 
 def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:

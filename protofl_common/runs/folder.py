@@ -4,6 +4,7 @@
 ``prototypes.jsonl``   `MarginRow`: a line per round in which clients sent prototypes
 ``sites.json``         `Sites`: who takes part; written before the first round, and again at the end
 ``summary.json``       `Summary`: of a finished run
+``heads.jsonl``        `HeadsRow`: beside the runs' folders, of all runs
 """
 
 import json
@@ -22,6 +23,7 @@ METRICS = "metrics.jsonl"
 MARGINS = "prototypes.jsonl"
 SITES = "sites.json"
 SUMMARY = "summary.json"
+HEADS = "heads.jsonl"
 SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
 CHECKPOINTS = "checkpoints"  # the folder of what lets it go on
 WEIGHTS = "model.safetensors"  # of an exported model; a client leaves this file alone
@@ -101,7 +103,6 @@ RoundRow = TypedDict(
         "server": NotRequired[dict[str, float]],
         "epsilon": NotRequired[float],  # by the plan, of the client that the run costs most
         "bounded": NotRequired[list[str]],
-        "audit": NotRequired[dict[str, str]],
         "liars": NotRequired[int],
     },
 )
@@ -115,6 +116,15 @@ MarginRow = TypedDict(
     },
 )
 """Margins of the global prototypes and of each client's, by class; None for a class without one."""
+
+
+class HeadsRow(TypedDict):
+    """The heads of sites' audit logs after a round; a site is ``NAME``, in a study ``NAME:KEY``."""
+
+    run: str
+    round: int  # of the final evaluation, the last one
+    heads: dict[str, str]
+
 
 SiteFacts = TypedDict(
     "SiteFacts",
@@ -302,6 +312,11 @@ class RunFolder:
             # half a line is no JSON, so `margins` does not return it
             kept = [_json_line(row) for row in self.margins() if row["round"] <= last]
             write_text(path, "".join(kept))
+
+
+def heads_in(path: Path) -> Iterator[HeadsRow]:
+    """Read the rows of ``heads.jsonl`` one by one; there are none where it is missing."""
+    return _read(path)
 
 
 def _json_line(row: RoundRow | MarginRow) -> str:

@@ -28,6 +28,7 @@ COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # in 
 AUDIT = "audit"  # the record with the head of a site's audit log
 SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
 COUNTED = "counted"  # the record of `pack_counted`
+SEEN = "seen"  # the record of `pack_heads`
 NEXT_SUM = "next-sum"  # the same for the sum after the one that a message is about
 FINAL = "_final"  # after the name of a stage in a message about the final evaluation
 MOST_SITES = 1000  # in one sum: every client sends something to every other
@@ -123,6 +124,22 @@ def unpack_counted(content: RecordDict, site: str) -> int:
     if type(number) is not int:
         raise RefusedMessage(f"{COUNTED}.{site} is {number!r}, not the number of a round")
     return number
+
+
+def pack_heads(heads: Mapping[str, str]) -> dict[str, ConfigRecord]:
+    """Return the record that tells sites which heads of their logs were seen last; {} of none."""
+    return {SEEN: ConfigRecord(dict(heads))} if heads else {}
+
+
+def unpack_head(content: RecordDict, site: str) -> str:
+    """Return the head of a site's log that the server has seen, "" for none.
+
+    RefusedMessage if malformed.
+    """
+    head = content.config_records.get(SEEN, ConfigRecord()).get(site, "")
+    if isinstance(head, str) and re.fullmatch("([0-9a-f]{64})?", head):
+        return head
+    raise RefusedMessage(f"{SEEN}.{site} is no head of an audit log")
 
 
 def digest_of_message(content: Mapping[str, Any]) -> str:

@@ -127,7 +127,6 @@ def row_of(
         "void-because": result.not_merged,
         "bounded": in_order(result.reduced),
         "server": result.server_figures,
-        "audit": exchanged.audit_heads,
         "liars": federation.bounds.liars,
     }
     if epsilon is not None:

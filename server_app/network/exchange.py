@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar, cast
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
@@ -23,6 +24,7 @@ from protofl_common.wire.records import (
     head_of,
     pack_baseline,
     pack_counted,
+    pack_heads,
     pack_instructions,
 )
 from protofl_common.wire.refusal import refusal_in
@@ -36,6 +38,7 @@ from server_app.network.flower_compat import (
 )
 from server_app.network.late import LateReplies
 from server_app.network.membership import Federation, FederationError
+from server_app.network.witness import Witness
 from server_app.run.flow import Flow, Question
 from server_app.run.log import tell_silence
 from server_app.run.replies import Exchanged
@@ -67,10 +70,11 @@ class MessageExchange:
     A site that died over one, and is back in time, is asked again.
     """
 
-    def __init__(self, federation: Federation, run_name: str) -> None:
+    def __init__(self, federation: Federation, run_folder: Path) -> None:
         self.federation = federation
         self.grid = federation.grid
-        self.run_name = run_name
+        self.run_name = run_folder.name
+        self.witness = Witness.read(run_folder.parent, federation.settings.named_sites)
         self.late = LateReplies(federation)
         self._largest = 0
         """Bytes that the arrays of a valid reply have at most, to any question so far.
@@ -93,6 +97,8 @@ class MessageExchange:
                 question = flow.send(self.ask(question, result))
         except StopIteration as end:
             return cast(T, end.value)
+        finally:
+            self.witness.add(self.run_name, result.number, result.audit_heads)
 
     def ask(self, question: Question, result: Exchanged) -> dict[str, RecordDict]:
         """Ask sites in a round or the final evaluation, and return what they answer.
@@ -141,13 +147,17 @@ class MessageExchange:
     def about(self, result: Exchanged, site: str = "") -> dict[str, ConfigRecord]:
         """Return the records that say what a message to a ``site`` is about.
 
-        They name the round and the run, and tell the site whether its last upload counted. Masks in
-        a secure sum depend on all of it, so there every site is told of all that are asked.
+        They name the round and the run, and tell the site whether its last upload counted, and
+        which head of its audit log was seen before this exchange. Masks in a secure sum depend on
+        all of it, so there every site is told of all that are asked.
         """
         federation = self.federation
+        sums_only = federation.settings.privacy.sums_only
+        told = result.asked if sums_only else [site]
+        seen = self.witness.heads
         instructions = Instructions(result.number, self.run_name, federation.run_history)
         all_counted = {}
-        if federation.settings.privacy.sums_only:
+        if sums_only:
             rounds = {}
             for each in result.asked:
                 if each in federation.counted:
@@ -160,6 +170,7 @@ class MessageExchange:
             "round": pack_instructions(instructions),
             **pack_baseline(federation.baseline),
             **all_counted,
+            **pack_heads({each: seen[each] for each in told if each in seen}),
         }
 
     def _replies_to(self, messages: Mapping[str, Message], result: Exchanged) -> dict[str, Message]:

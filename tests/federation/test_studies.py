@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ import server_app.protections.secure_sum as server_secagg
 from client_app.site import audit, consent
 from client_app.site.client import open_client
 from client_app.site.state import StateError, StateFolder
+from protofl_common.basics import code_version
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
@@ -31,11 +33,12 @@ from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import Study, about_site, is_from_site, key_as_text
 from protofl_common.privacy.masks import PUBLIC, introducing
-from protofl_common.runs.folder import RunFolder
+from protofl_common.runs.folder import HEADS, RunFolder, heads_in
 from protofl_common.tools.cli import main
 from protofl_common.wire.records import (
     NEXT_SUM,
     SECAGG,
+    SEEN,
     Instructions,
     pack_instructions,
     pack_settings,
@@ -272,8 +275,62 @@ def test_new_settings_and_new_code_are_asked_for_anew(
     assert stale in hospitals.answer("north", config)
     assert consent.read(hospitals.request(config)).decision == "approved"
     # … or is the same
-    monkeypatch.setattr(consent, "code_version", SimpleNamespace(__wrapped__=lambda: "upgraded"))
+    monkeypatch.setattr(consent, "code_version", SimpleNamespace(__wrapped__=lambda _: "upgraded"))
     assert f"protofl site approve {Study.of(config).id}" in hospitals.answer("north", config)
+    hospitals.decide(config, "north")
+    assert hospitals.answer("north", config) == ""
+
+
+def test_a_change_at_the_server_asks_nobody(tmp_path: Path, monkeypatch: Patch) -> None:
+    versions = []
+    for changed in ("nothing", "server_app", "protofl_common", "client_app"):
+        for package in ("client_app", "protofl_common", "server_app"):
+            (tmp_path / package).mkdir(exist_ok=True)
+            (tmp_path / package / "a.py").write_text(f"{package} {package == changed}")
+        monkeypatch.setattr(code_version, "ROOT", tmp_path)
+        versions.append(code_version.code_version.__wrapped__(code_version.AT_A_SITE))
+    assert versions[0] == versions[1]
+    assert len(set(versions)) == 3
+
+
+def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
+    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The program gets the id alone, whatever a run's settings have; no shell reads it."""
+    told = tmp_path / "told"
+    program = tmp_path / "tell me; exit"
+    program.write_text(f'#!/bin/sh\necho "$#" "$@" >> {told}\n')
+    program.chmod(0o700)
+    hospitals.nodes[2]["on-request"] = str(program)
+    config = hospitals.config(study_purpose="$(reboot); `reboot`")
+
+    for _ in range(3):
+        assert WAITING in hospitals.answer("north", config)
+    line = f"1 {Study.of(config).id}\n"
+    assert told.read_text() == line
+
+    hospitals.decide(config, "north")
+    assert hospitals.answer("north", config) == ""
+    monkeypatch.setattr(consent, "CODE", "upgraded")
+    monkeypatch.setattr(consent, "code_version", SimpleNamespace(__wrapped__=lambda _: "upgraded"))
+    assert WAITING in hospitals.answer("north", config)
+    assert told.read_text() == 2 * line
+
+
+@pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"])
+def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
+    script: str | None, hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(consent, "HOOK_SECONDS", 0.3)
+    program = tmp_path / "tell"
+    if script:
+        program.write_text(script)
+        program.chmod(0o700)
+    hospitals.nodes[2]["on-request"] = str(program)
+    config = hospitals.config()
+
+    assert WAITING in hospitals.answer("north", config)
+    assert f"ERROR protofl: on-request = '{program}': " in hospitals.capsys.readouterr().err
     hospitals.decide(config, "north")
     assert hospitals.answer("north", config) == ""
 
@@ -373,6 +430,29 @@ def test_a_server_asks_no_more_than_it_needs(
 
     hospitals.decide(config, "north", words=("approve", *words))
     assert not grid.asked(last_of_kind["query.best"]).has_error()
+
+
+def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals) -> None:
+    """Where they are rounded; a run that plans more is refused before it begins."""
+    hospitals.nodes[2] |= {"min-class-samples": 2, "max-evaluations": 5}
+    too_many = "evaluate-every = 1: 6 evaluations in 5 rounds; with min-class-samples this site"
+    assert f"{too_many} makes at most 5" in hospitals.answer("north", hospitals.config(rounds=5))
+    assert WAITING in hospitals.answer("north", hospitals.config(rounds=5, evaluate_every=2))
+
+    config = hospitals.config(rounds=2)
+    hospitals.ask_and_decide(config)
+    failed = []
+    for run_id in (1, 2):
+        outcome = hospitals.federate(config, run_id=run_id)
+        failed += [row["failed"].get("north", "") for row in outcome.rows]
+        shutil.rmtree(outcome.folder)
+    *before, last = failed
+    assert before == 5 * [""]
+    assert "north has evaluated 5 times for a run without a study" in last
+    assert consent.read(hospitals.request(config)).evaluations == 5
+
+    hospitals.decide(config, "north")
+    assert consent.read(hospitals.request(config)).evaluations == 0
 
 
 def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
@@ -714,9 +794,7 @@ def test_a_sum_is_with_no_other(
 def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     hospitals: Hospitals, tmp_path: Path, capsys: Printed
 ) -> None:
-    key = tmp_path / "id"
-    pem = JANE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
-    key.write_bytes(pem)
+    key = ssh_key(tmp_path)
     file = tmp_path / "study.toml"
     file.write_text(
         'study = "heart"\nalgo = "fedtgp"\nrounds = 3\n'
@@ -740,6 +818,73 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     assert "give --key" in output(capsys, "study", "sign", file, status=1).err
     no_key = output(capsys, "study", "sign", file, "--key", file, "--by", "jane", status=1).err
     assert f"--key {file}:" in no_key
+
+
+def test_a_check_takes_a_study_and_says_if_it_names_the_site(
+    hospitals: Hospitals, tmp_path: Path, capsys: Printed
+) -> None:
+    settings = 'study = "heart"\nalgo = "fedproto"\npartition = "own"\nmodels = "cnn4"\n'
+    settings += "image-size = 8\nsecagg = true\n"
+    file = tmp_path / "study.toml"
+    for names, status in ((NAMES, 0), (("east",), 1)):
+        file.write_text(f'{settings}study-sites = "{hospitals.keys(*names)}"\n')
+        sign = ("sign", file, "--key", ssh_key(tmp_path), "--by", "jane")
+        output(capsys, "study", *sign)
+        shown = hospitals.shown("check", str(file), status=status)
+        assert ("does not name north" in shown) is bool(status)
+        assert ("6 training and 2 test samples" in shown) is not bool(status)
+        assert "state-dir" in shown
+
+
+def test_where_a_site_names_operators_only_their_signed_decisions_count(
+    hospitals: Hospitals, tmp_path: Path
+) -> None:
+    key = ssh_key(tmp_path)
+    strangers = ssh_key(tmp_path, Ed25519PrivateKey.generate())
+    config = hospitals.config()
+    study = Study.of(config).id
+    hospitals.ask_and_decide(config, "north")  # before it named any
+    assert hospitals.answer("north", config) == ""
+
+    hospitals.nodes[2]["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
+    assert WAITING in hospitals.answer("north", config)
+    assert "WAITS since" in hospitals.shown("requests")
+    unsigned = ((), "give --key, the SSH key of one of omar, jane")
+    stranger = (("--key", str(strangers)), "is of none of operators (node config)")
+    for words, why in (unsigned, stranger):
+        assert hospitals.operator("north", "approve", study, *words) == 1
+        assert why in hospitals.capsys.readouterr().err
+
+    hospitals.decide(config, "north", words=("approve", "--runs", "2", "--key", str(key)))
+    assert hospitals.answer("north", config) == ""
+    assert " by jane:" in hospitals.shown("requests")
+    assert " (signed), runs 2" in hospitals.shown("audit")
+
+    # whoever writes to the folder cannot widen it, or make it another decision
+    path = hospitals.request(config)
+    approved = consent.read(path)
+    for forged in ({"runs": 3}, {"code": "other"}, {"by": f"omar:{'A' * 43}"}, {"signature": ""}):
+        consent.write(path, replace(approved, **forged))
+        assert WAITING in hospitals.answer("north", config)
+    consent.write(path, approved)
+    assert hospitals.answer("north", config) == ""
+
+    log = hospitals.log()
+    (last,) = [entry for entry in hospitals.lines() if entry.get("signature")]
+    rewritten = json.dumps(last | {"runs": 9})
+    log.write_text(rewritten + "\n")
+    assert "line 1 is not what jane:" in hospitals.shown("audit", status=1)
+
+    hospitals.decide(config, "north", words=("deny", "--key", str(key)))
+    assert "denied at north" in hospitals.answer("north", config)
+
+
+def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
+    """A file with somebody's private SSH key."""
+    file = folder / f"{key_as_text(key.public_key())}.ssh"
+    pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    file.write_bytes(pem)
+    return file
 
 
 def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: Hospitals) -> None:
@@ -902,18 +1047,22 @@ def test_a_log_that_somebody_changed_says_where(tampering: str, tmp_path: Path) 
     assert problems_in(path)
 
 
-def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(hospitals: Hospitals) -> None:
+def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
+    hospitals: Hospitals,
+) -> None:
     config = hospitals.config(rounds=2)
     hospitals.ask_and_decide(config)
     outcome = hospitals.federate(config)
-    assert [set(row["audit"]) for row in outcome.rows] == 3 * [set(NAMES)]
+    heads = outcome.folder.parent / HEADS
+    assert [set(row["heads"]) for row in heads_in(heads)] == 3 * [set(NAMES)]
 
-    runs = str(outcome.folder.parent)
-    assert "nothing was compared" in hospitals.shown("audit", "--against", runs, status=1)
+    nothing = hospitals.shown("audit", "--against", str(outcome.folder), status=1)
+    assert "nothing was compared" in nothing
 
-    against = ("--against", str(outcome.folder))
+    shutil.rmtree(outcome.folder)  # the witness outlives the run
+    against = ("--against", str(heads))
     shown = hospitals.shown("audit", *against)
-    assert f"and all 3 that {outcome.folder} has seen are there" in shown
+    assert f"and all 3 that {heads} has seen are there" in shown
     assert "fedproto train round 2: sent {" in shown
     assert "approved by" in shown
 
@@ -921,7 +1070,76 @@ def test_what_was_cut_off_is_found_by_comparison_with_the_servers_run(hospitals:
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
     assert hospitals.operator("north", "audit") == 0
     (wrong,) = json.loads(hospitals.shown("audit", *against, "--json", status=1))["wrong"]
-    assert wrong.startswith("round 2: the server has seen a line that the log lacks")
+    run = outcome.folder.name
+    assert wrong.startswith(f"{run}, round 2: the server has seen a line that the log lacks")
+
+
+@pytest.mark.parametrize("secagg", [False, True], ids=["open", "secagg"])
+def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
+    secagg: bool, hospitals: Hospitals, tmp_path: Path
+) -> None:
+    """Neither a copy of ``state-dir`` from before a run, nor an empty one with the old key."""
+    config = hospitals.study(min_clients=2, secagg=secagg)
+    hospitals.ask_and_decide(config)
+    before = shutil.copytree(hospitals.state("north"), tmp_path / "copy")
+    for run_id in (1, 2):
+        outcome = hospitals.federate(config, run_id=run_id)
+        assert clients_of(outcome) == set(NAMES)
+        shutil.rmtree(outcome.folder)  # what the server has seen outlives the run
+
+    shutil.rmtree(hospitals.state("north"))
+    shutil.copytree(before, hospitals.state("north"))
+    lacking = "seen.north: the server has seen a line that this site's audit log lacks"
+    assert lacking in failure_of_north(hospitals, config | {"run-name": "three"}, 3)
+
+    key = (hospitals.consent("north") / consent.KEY_FILE).read_text()
+    shutil.rmtree(hospitals.state("north"))
+    hospitals.consent("north").mkdir(parents=True)
+    (hospitals.consent("north") / consent.KEY_FILE).write_text(key)
+    hospitals.answer("north", config)
+    hospitals.decide(config, "north")
+    assert lacking in failure_of_north(hospitals, config | {"run-name": "four"}, 4)
+    assert [entry["refused"] for entry in hospitals.lines() if "refused" in entry][-1]
+
+
+def failure_of_north(hospitals: Hospitals, config: dict[str, Any], run_id: int) -> str:
+    """Why north failed in the first round of a run of all three."""
+    with suppress(FederationError):  # two are too few for a secure sum
+        hospitals.federate(config, run_id=run_id)
+    row, *_ = hospitals.rows(config["run-name"])
+    shutil.rmtree(hospitals.folder / "runs" / config["run-name"])
+    assert row["valid"] == (0 if config["secagg"] else 2)
+    return row["failed"]["north"]
+
+
+@pytest.mark.parametrize("head", ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]], ids=repr)
+def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
+    head: Any, hospitals: Hospitals
+) -> None:
+    """The site refuses, reads no data, and then answers an honest server as before."""
+    config = hospitals.config()
+    hospitals.ask_and_decide(config)
+    outcome = hospitals.federate(config, run_id=1)
+    asked = [message for message, _ in outcome.exchanged(MessageType.TRAIN)]
+    (message,) = [each for each in asked if each.metadata.dst_node_id == 2]
+    message.content["round"]["run_history"] = "2"
+    files = files_in(hospitals.state("north"))
+
+    lie = Message(
+        RecordDict({**message.content, SEEN: ConfigRecord({"north": head})}), 2, MessageType.TRAIN
+    )
+    grid = LocalGrid(config, hospitals.nodes, run_id=2)
+    OPENED.clear()
+    assert f"{SEEN}.north" in reason_in(grid.asked(lie))
+    assert not [path for path in OPENED if str(hospitals.folder / "north" / "data") in path]
+    changed = files_in(hospitals.state("north")) - files
+    names = {path.name for path, _ in changed}
+    assert names <= {audit.FILE, "refusals.json", hospitals.request(config).name}
+    assert reason_in(grid.asked(message)) == ""
+
+
+def files_in(folder: Path) -> set[tuple[Path, bytes]]:
+    return {(path, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("line", ["5", "", "no JSON", '{"time": "2026"}', '{"round": 1'])

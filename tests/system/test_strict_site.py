@@ -105,7 +105,9 @@ def assert_what_the_operator_sees(folder: Path, site: str, node: str, run: Path)
     for ledger in ledgers:
         assert [name.split()[0] for name in json.loads(ledger.read_text())] == ["strict"]
 
-    checked = done(folder, "audit", "--against", str(run), "--node-config", node)
+    checked = done(
+        folder, "audit", "--against", str(run.parent / "heads.jsonl"), "--node-config", node
+    )
     assert "approved by" in checked
     assert "each follows the one before it" in checked
     assert "strict" in done(folder, "status", "--node-config", node)

@@ -16,7 +16,7 @@ from pathlib import Path
 from client_app.site.audit import AuditError
 from client_app.site.consent import APPROVED, DENIED, FOLDER, KEY_FILE, site_key
 from client_app.site.state import LedgerError, StateError
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, Scalar, SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import key_as_text
 from protofl_common.tools.arguments import (
@@ -24,6 +24,7 @@ from protofl_common.tools.arguments import (
     add_json,
     print_json,
     read_assignments,
+    read_recipe,
 )
 from protofl_common.tools.findings import WRONG, nearest_existing, show
 from protofl_common.tools.site import approvals, stored
@@ -64,8 +65,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
     )
 
     checking = add(check, "what runs could make this machine do; status 1 if something is wrong")
-    settings = "settings of a run, such as partition=own; data are read as it would have them"
-    checking.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=settings)
+    settings = (
+        "settings of a run, such as partition=own, or a file of them, such as a study; data are "
+        "read as it would have them"
+    )
+    checking.add_argument("settings", nargs="*", metavar="KEY=VALUE|FILE.toml", help=settings)
     add_supernode_options(checking)
     add_json(checking)
 
@@ -84,15 +88,19 @@ def describe(parser: argparse.ArgumentParser) -> None:
     approving.add_argument("--until", type=day, metavar="DAY", help="the last day, as 2027-06-30")
     approving.add_argument("--runs", type=int, metavar="N", help="that many runs (the study's)")
 
+    sign = "your private SSH key, of type ed25519, where the node config names operators"
+    approving.add_argument("--key", type=Path, metavar="FILE", help=sign)
+
     denying = add(deny, "refuse runs of these settings, from the next message on")
     denying.add_argument("request", metavar="ID|FILE.toml", help=id_or_file)
+    denying.add_argument("--key", type=Path, metavar="FILE", help=sign)
     add_allow_python(denying, "the file")
 
     auditing = add(audit, "what was answered, checked line by line")
     since = "only the lines behind those of earlier days"
     auditing.add_argument("--since", type=day, metavar="DAY", help=since)
-    against = "a run's folder, as the server has it"
-    auditing.add_argument("--against", type=Path, metavar="RUN", help=against)
+    against = "heads.jsonl, as the server has it beside its runs' folders"
+    auditing.add_argument("--against", type=Path, metavar="FILE", help=against)
     add_json(auditing)
 
 
@@ -151,7 +159,14 @@ def run(arguments: argparse.Namespace) -> None:
 def check(arguments: argparse.Namespace) -> int:
     from protofl_common.tools.site.check import findings
 
-    listed = findings(arguments, arguments.node, read_assignments(arguments.settings))
+    asked: Config = {}
+    assignments = []
+    for word in arguments.settings:
+        if word.endswith(".toml") and "=" not in word:
+            asked |= read_recipe(word).settings
+        else:
+            assignments.append(word)
+    listed = findings(arguments, arguments.node, asked | read_assignments(assignments))
     return show("site check", listed, arguments.json)
 
 
@@ -208,11 +223,14 @@ def approve(arguments: argparse.Namespace) -> None:
     if runs is not None and runs < 1:
         raise SettingsError(f"--runs {runs}: must be at least 1; any number of runs without it")
     until = str(arguments.until or "")
-    print(approvals.decide(arguments.node, arguments.request, APPROVED, until, runs or 0))
+    decided = approvals.decide(
+        arguments.node, arguments.request, APPROVED, arguments.key, until, runs or 0
+    )
+    print(decided)
 
 
 def deny(arguments: argparse.Namespace) -> None:
-    print(approvals.decide(arguments.node, arguments.request, DENIED))
+    print(approvals.decide(arguments.node, arguments.request, DENIED, arguments.key))
 
 
 def audit(arguments: argparse.Namespace) -> int:

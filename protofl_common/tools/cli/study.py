@@ -13,18 +13,14 @@ study.toml starts a run of it.
 
 import argparse
 import re
-from getpass import getpass
 from pathlib import Path
-
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.experiment.study import key_as_text, signed_part
 from protofl_common.tools.arguments import add_allow_python, read_recipe
+from protofl_common.tools.ssh_key import private_key
 
 _SIGNED = re.compile(r"^study-(by|signature) *=.*\n?", re.MULTILINE)
 
@@ -47,33 +43,13 @@ def act(arguments: argparse.Namespace) -> None:
     print(*described(settings), sep="\n")
 
 
-def _private_key(file: Path) -> Ed25519PrivateKey:
-    """Read an SSH key; a passphrase is asked for where it has one.
-
-    SettingsError for what is no key of type ed25519.
-    """
-    content = file.expanduser().read_bytes()
-    try:
-        try:
-            key = load_ssh_private_key(content, password=None)
-        except TypeError:
-            passphrase = getpass(f"passphrase of {file}: ")
-            key = load_ssh_private_key(content, passphrase.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise SettingsError(f"--key {file}: {error}") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        cure = "make one with ssh-keygen -t ed25519"
-        raise SettingsError(f"--key {file}: not of type ed25519; {cure}")
-    return key
-
-
 def sign(file: Path, key_file: Path | None, by: str) -> None:
     """Write who signs, and the signature, into the file, at its top; an earlier signature goes."""
     if key_file is None or not by:
         raise SettingsError(
             "study sign: give --key, a private SSH key of type ed25519, and --by, your name"
         )
-    key = _private_key(key_file)
+    key = private_key(key_file)
     signer = f"{by}:{key_as_text(key.public_key())}"
     text = _SIGNED.sub("", file.read_text(encoding="utf-8"))
     recipe = read_recipe(str(file))

@@ -12,7 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import ssh_key_fingerprint
 
@@ -21,26 +24,37 @@ from client_app.site.consent import (
     APPROVED,
     FOLDER,
     Request,
+    as_it_counts,
     code_of,
     new_request,
     read,
     requests,
+    signed_decision,
+    site_key,
     write,
 )
 from protofl_common.basics.files import locked
 from protofl_common.basics.text import LONGEST_IN_LOG, in_order, is_plain_name, printable
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import protections
-from protofl_common.experiment.node import STRICT, site_folder, site_name
+from protofl_common.experiment.node import OPERATORS, STRICT, site_folder, site_name
 from protofl_common.experiment.settings import (
     Settings,
     baselines_of,
     default_run_config,
     to_run_config,
 )
-from protofl_common.experiment.study import UNSIGNED, Study, is_past
-from protofl_common.runs.folder import RunFolder
+from protofl_common.experiment.study import (
+    UNSIGNED,
+    Study,
+    is_past,
+    is_signed,
+    key_as_text,
+    keys_of_sites,
+)
+from protofl_common.runs.folder import heads_in
 from protofl_common.tools.arguments import read_recipe
+from protofl_common.tools.ssh_key import private_key
 
 
 def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
@@ -57,6 +71,7 @@ def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, lis
             trusted.add(request.study.by)
 
     for request in decided_first:
+        request = as_it_counts(request, node)
         lines = _asked_for(request, node)
         if request.study.by and not request.decision:
             is_known = request.study.by in trusted
@@ -148,8 +163,9 @@ def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str
     yield f"           {introduced}"
 
     figures = "numbers of samples and of right predictions"
-    if is_exact and privacy.min_class_samples == 1:
-        figures += ", and losses"
+    if is_exact:
+        least = privacy.min_class_samples
+        figures += ", and losses" if least == 1 else f", rounded to multiples of {least}"
     if privacy.sums_only:
         figures += ", in the sum alone"
         if not settings.hides_samples:
@@ -176,13 +192,19 @@ def _changed(with_baselines: list[Settings]) -> Iterator[str]:
 
 
 def decide(
-    node: Mapping[str, Scalar], word: str, decision: str, until: str = "", runs: int = 0
+    node: Mapping[str, Scalar],
+    word: str,
+    decision: str,
+    key_file: Path | None,
+    until: str = "",
+    runs: int = 0,
 ) -> str:
     """Approve or deny a run, by its id or its file of settings; say in a line what is valid now.
 
-    SettingsError for an id that nobody has asked by, and for an approval of settings that the site
-    would refuse anyway.
+    The SSH key signs where the site names its operators. SettingsError for an id that nobody has
+    asked by, for an approval of settings that the site would refuse anyway, and for another key.
     """
+    by, key = _operator(node, key_file)
     if is_past(until):
         raise SettingsError(f"--until {until}: that day is over")
     folder = site_folder(node)
@@ -202,16 +224,23 @@ def decide(
             decided=datetime.now().astimezone().isoformat(timespec="seconds"),
             until=until,
             runs=runs,
-            by=getpass.getuser(),
+            by=by,
+            signature="",
             code=code_of(request.settings),
             introductions=0,
             messages=0,
+            evaluations=0,
         )
         bounded = decided.bounded
+        if key is not None:
+            about = signed_decision(name, study.id, vars(bounded))
+            decided = replace(decided, signature=key.sign(about).hex())
         audit.append(
             folder,
             decision=decision,
+            decided=decided.decided,
             by=decided.by,
+            signature=decided.signature,
             until=bounded.until,
             runs=bounded.runs,
             code=decided.code,
@@ -230,6 +259,29 @@ def decide(
         if bounded.runs:
             limits += f", {bounded.runs} runs"
     return f"{name}: {decision}: {study}{limits}, in {path.parent.absolute()}"
+
+
+def _operator(
+    node: Mapping[str, Scalar], key_file: Path | None
+) -> tuple[str, Ed25519PrivateKey | None]:
+    """Return who decides: ``NAME:KEY`` and the key, or the user's name where nobody signs."""
+    operators = str(node.get(OPERATORS, ""))
+    if key_file is None:
+        if operators:
+            names = ", ".join(keys_of_sites(operators))
+            raise SettingsError(
+                f"operators (node config): give --key, the SSH key of one of {names}"
+            )
+        return getpass.getuser(), None
+    key = private_key(key_file)
+    public = key_as_text(key.public_key())
+    for name, known in keys_of_sites(operators).items():
+        if known == public:
+            return f"{name}:{public}", key
+    raise SettingsError(
+        f"--key {key_file}: {public} is of none of operators (node config); choose from "
+        f"{operators or 'none'}"
+    )
 
 
 def _asked_by(
@@ -271,24 +323,39 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
         if not is_dated_back and latest < since:
             earlier = number
     rows = [row for _, row, _ in lines[earlier:]]
-    return rows, [wrong for _, _, wrong in lines if wrong]
+    problems = [wrong for _, _, wrong in lines if wrong]
+    for number, (_, row, _) in enumerate(lines, 1):
+        if row.get("signature") and not _is_signed_by_its_operator(row, site_name(node)):
+            problems.append(f"line {number} is not what {row.get('by')} has signed")
+    return rows, problems
 
 
-def compare_with_server(node: Mapping[str, Scalar], run: Path) -> tuple[int, list[str]]:
-    """Return how many heads of this site's log the server has, and which of them the log lacks."""
-    site = site_name(node)
-    heads = {head for head, _, _ in audit.entries(site_folder(node) / audit.FILE)}
-    rows = [row for row in RunFolder(run).each_row() if site in row.get("audit", {})]
-    if not rows:
-        missing = f"no run's folder, or {site} has sent nothing in it; nothing was compared"
-        return 0, [f"{run}: {missing}"]
+def _is_signed_by_its_operator(row: Mapping[str, Any], site: str) -> bool:
+    key = str(row.get("by")).rpartition(":")[2]
+    return is_signed(key, str(row["signature"]), signed_decision(site, str(row["study"]), row))
 
+
+def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, list[str]]:
+    """Return how many heads of this site's log the server has, and which of them the log lacks.
+
+    The ``file`` is the server's ``heads.jsonl``, or a copy.
+    """
+    folder = site_folder(node)
+    name = site_name(node)
+    heads = {head for head, _, _ in audit.entries(folder / audit.FILE)}
+    owners = {name, f"{name}:{key_as_text(site_key(folder).public_key())}"}
     lost = "the server has seen a line that the log lacks: it was changed or removed"
+    compared = 0
     wrong = []
-    for row in rows:
-        if row["audit"][site] not in heads:
-            wrong.append(f"round {row['round']}: {lost}")
-    return len(rows), wrong
+    for row in heads_in(file):
+        for owner in owners & row["heads"].keys():
+            compared += 1
+            if row["heads"][owner] not in heads:
+                wrong.append(f"{row['run']}, round {row['round']}: {lost}")
+    if not compared:
+        missing = f"not the server's heads.jsonl, or {name} is not in it; nothing was compared"
+        return 0, [f"{file}: {missing}"]
+    return compared, wrong
 
 
 def describe_entry(entry: Mapping[str, Any]) -> str:
@@ -300,6 +367,8 @@ def describe_entry(entry: Mapping[str, Any]) -> str:
 
     if "decision" in entry:
         what = f"{entry['decision']} by {entry.get('by')}"
+        if entry.get("signature"):
+            what += " (signed)"
         for key in ("until", "runs", "code", "demands"):
             if entry.get(key):
                 what += f", {key} {entry[key]}"

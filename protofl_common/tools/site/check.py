@@ -18,7 +18,7 @@ from cryptography.x509 import load_pem_x509_certificates
 from flwr.app import Message, MessageType, RecordDict
 
 from client_app import protections
-from protofl_common.basics.code_version import code_version
+from protofl_common.basics.code_version import AT_A_SITE, code_version
 from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
@@ -30,8 +30,10 @@ from protofl_common.experiment.node import (
     allowed_by,
     as_its_operator,
     has_own_data,
+    site_name,
 )
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
+from protofl_common.experiment.study import Study
 from protofl_common.simulation.grid import LocalGrid
 from protofl_common.tools.federation import FEW_DAYS, ask_endpoint
 from protofl_common.tools.findings import (
@@ -65,22 +67,36 @@ def findings(
     Data are read as a run with the settings ``asked`` would have it.
     """
     listed = [*_code_and_user(), *network(options)]
-    try:
-        settings = site_settings(node, asked)
-    except SettingsError as error:
-        listed += [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
-    else:
+    refused = [*_refused(node, asked)]
+    listed += refused
+    is_usable = not refused or (bool(asked) and not [*_refused(node, {})])
+    if is_usable:  # whatever is wrong with the run
         listed += folders(node)
         listed += _permissions(node)
         listed += _algorithms(node)
         listed += _device(node)
+    if not refused:
         listed += _data(node, asked)
-        listed.append(Finding(FACT, "protections", protections.names(settings, is_site=True)))
+        acting = protections.names(site_settings(node, asked), is_site=True)
+        listed.append(Finding(FACT, "protections", acting))
     return worst_first(listed)
 
 
+def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Say why the site refuses a run with the settings ``asked``; without them, any run."""
+    try:
+        settings = site_settings(node, asked)
+        study = Study.of(settings.given)
+    except SettingsError as error:
+        yield from [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
+        return
+    if study.sites and site_name(node) not in study.sites:
+        yield Finding(WRONG, "settings", f"study-sites: {study} does not name {site_name(node)}")
+
+
 def _code_and_user() -> Iterator[Finding]:
-    own = f"that of {app_folder()} (version {code_version()}), whatever a run brings"
+    version = code_version(AT_A_SITE)
+    own = f"that of {app_folder()} (version {version}), whatever a run brings"
     yield Finding(FACT, "code", f"{own}; with `protofl site run`")
     if os.geteuid():
         yield Finding(FACT, "user", f"uid {os.geteuid()}")
@@ -354,7 +370,11 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         return
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = {**default_run_config(), **asked}
+        defaults = default_run_config()
+        settings = {**defaults, **asked}
+        for key in settings:
+            if key.startswith("study"):  # nobody has signed what is asked here
+                settings[key] = defaults[key]
         config, open_node = as_its_operator(
             settings, {**node, "cache-dir": folder, "state-dir": folder}
         )

@@ -16,15 +16,18 @@ from torch.nn import functional
 
 from client_app import protections
 from client_app.learning.data import Samples
+from client_app.learning.evaluation import Evaluation
 from client_app.learning.training import Batch, LossTerms, train
 from client_app.protections import PROTECTIONS, names, protections_of
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
+from client_app.protections.uploads import SmallClasses
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import plan_of
+from protofl_common.privacy.release import rounded_metrics
 from tests.support.given import Patch
 from tests.support.harness import client_of, run_config
 from tests.support.models import privacy, settings, some_data, some_model
@@ -70,6 +73,36 @@ def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_a
     ]
     settings = Settings.from_run_config(run_config(tmp_path, algo="fedproto", secagg=True))
     assert names(settings, is_site=True) == "one reply to each question, secure aggregation"
+
+
+@pytest.mark.parametrize(
+    ("right", "wanted"), [(0, 0), (14, 10), (16, 20), (25, 20), (42, 40), (47, 48)]
+)
+def test_numbers_of_right_predictions_are_multiples_of_k(
+    right: int, wanted: int, tmp_path: Path
+) -> None:
+    """Never more than samples, and under dp as they are: noise is for a sample."""
+    for config, sent in (({}, wanted), (PRIVATE, right)):
+        run = run_config(tmp_path, algo="fedproto", min_class_samples=10, **config)
+        client = client_of(run, **SITE)
+        (small,) = [
+            each for each in protections_of(client).in_order if isinstance(each, SmallClasses)
+        ]
+        assert small.evaluation(Evaluation({"head": right}), 48).correct == {"head": sent}
+        assert small.evaluation(Evaluation({"head": right}), 19).correct == {}
+
+
+def test_metrics_tell_of_no_single_sample_under_min_class_samples() -> None:
+    labels_N = np.array(40 * [0] + 20 * [1])
+    exact = {"recall/0": 0.65, "recall/1": 0.65, "auc": 0.9, "mine": 7.3}
+    steps = {"recall/0": 4 / 40, "recall/1": 4 / 20, "auc": 4 / 40, "mine": 4 / 40}
+    rounded = rounded_metrics(exact, labels_N, 4)
+    for name, value in rounded.items():
+        assert abs(value - exact[name]) <= steps[name] / 2 + 1e-9
+        assert value / steps[name] == pytest.approx(round(value / steps[name]))
+    assert rounded_metrics({"recall/1": 0.99}, labels_N, 14) == {"recall/1": 0.7}
+    assert rounded_metrics({"recall/1": 0.99}, labels_N, 13) == {"recall/1": 1.0}
+    assert rounded_metrics(exact, labels_N, 1) == exact
 
 
 def linear() -> SplitModel:

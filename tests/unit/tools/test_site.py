@@ -396,7 +396,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
     assert f"writes FLWR_HOME {site / 'flwr'}: will be made, for this user only" in text
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
     limits = "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024"
-    assert f"{limits}, max-image-size 512" in text
+    assert f"{limits}, max-honest-sites 1, max-image-size 512" in text
 
     left = {path.name for path in (*site.iterdir(), *site.glob("[cs]*/*"))}
     assert left == {"data", "cache", "state"}  # as before
@@ -604,7 +604,7 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     assert "0.png is not a readable image" in printed.err
 
     assert site_command(f"{check} {study}") == 1
-    assert "WRONG   data          study-signature: not jane:" in capsys.readouterr().out
+    assert "WRONG   settings      study-signature: not jane:" in capsys.readouterr().out
 
     assert site_command("check") == 0
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
@@ -716,8 +716,13 @@ ONE_ROUND: dict[str, Any] = {"rounds": 1, "partition": "own"}
 def test_an_unmet_demand_says_what_would(
     demand: str, node: str, run: dict[str, Any], expected: str, site: Path
 ) -> None:
-    (text,) = wrong_texts(f"{strict(site, demand)} {node}", **run)
+    node = f"{strict(site, demand)} {node}"
+    listed = found(node=node, **run)
+    (text,) = [finding.text for finding in listed if finding.topic == "settings"]
     assert expected in text
+    # what else there is to know of a site that can take part in other runs
+    topics = {finding.topic for finding in listed}
+    assert ({"reads", "writes", "limits"} <= topics) is bool(run)
 
 
 def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> None:
