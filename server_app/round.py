@@ -130,7 +130,6 @@ def _with_late(
         exchanged.bytes_up += payload_bytes(late.content)
         head = head_of(late.content)
         if head:
-            exchanged.audit_heads[site] = head
             exchange.witness.add(exchange.run_name, exchanged.number, {site: head})
         reader = _reader(strategy, Exchanged(late.round))
         try:
