@@ -25,6 +25,7 @@ from protofl_common.tools.cli.arguments import (
     print_json,
     read_assignments,
 )
+from protofl_common.tools.executor import START_METHOD
 from protofl_common.tools.findings import WRONG, nearest_existing, show
 from protofl_common.tools.site import approvals, stored
 from protofl_common.tools.site.node import (
@@ -51,7 +52,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
     running = add(run, "the SuperNode; options of flower-supernode, and --start-method")
     add_supernode_options(running)
-    can_fork = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
     start_method = (
         "what each message starts; fork: a copy of a process that has imported everything; "
         "spawn: a fresh process (default with an NVIDIA GPU, and elsewhere than on Linux)"
@@ -59,7 +59,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     running.add_argument(
         "--start-method",
         choices=("fork", "spawn"),
-        default="fork" if can_fork else "spawn",
+        default=START_METHOD,
         help=start_method,
     )
 
