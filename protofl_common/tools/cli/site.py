@@ -15,7 +15,7 @@ from pathlib import Path
 
 from client_app.site.audit import AuditError
 from client_app.site.consent import APPROVED, DENIED, FOLDER, KEY_FILE, site_key
-from client_app.site.state import LedgerError, StateError
+from client_app.site.record import LedgerError, StateError
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import key_as_text
@@ -69,7 +69,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_supernode_options(checking)
     add_json(checking)
 
-    add_json(add(status, "what it keeps of runs and data, with sizes"))
+    add_json(add(status, "what it keeps of runs and data; status 1 if something is wrong"))
 
     purging = add(purge, "remove what it keeps of runs, or caches/")
     name = "a name that `status` shows"
@@ -88,7 +88,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     denying.add_argument("request", metavar="ID|FILE.toml", help=id_or_file)
     add_allow_python(denying, "the file")
 
-    auditing = add(audit, "what was answered, checked line by line")
+    auditing = add(audit, "what was answered, checked line by line; status 1 if something is wrong")
     since = "only the lines behind those of earlier days"
     auditing.add_argument("--since", type=day, metavar="DAY", help=since)
     against = "a run's folder, as the server has it"
@@ -155,17 +155,21 @@ def check(arguments: argparse.Namespace) -> int:
     return show("site check", listed, arguments.json)
 
 
-def status(arguments: argparse.Namespace) -> None:
+def status(arguments: argparse.Namespace) -> int:
     node = arguments.node
     kept = stored.stored_at(node)
+    ledgers = list(stored.ledgers_at(node))
+    wrong = [line for line in ledgers if line.startswith(WRONG)]
     if arguments.json:
         rows = []
         for part in kept:
             paths = [str(path) for path in part.paths]
             rows.append({"name": part.name, "bytes": part.bytes, "paths": paths})
-        print_json("site status", {"kept": rows})
+        spent = [line for line in ledgers if line not in wrong]
+        print_json("site status", {"kept": rows, "ledgers": spent, "wrong": wrong})
     else:
-        print(*kept, *stored.ledgers_at(node), *stored.free_space(node), sep="\n")
+        print(*kept, *ledgers, *stored.free_space(node), sep="\n")
+    return int(bool(wrong))
 
 
 def purge(arguments: argparse.Namespace) -> None:

@@ -1,5 +1,7 @@
 """What a SuperNode does where the process of a message is lost, or none begins."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -132,3 +134,21 @@ def test_a_supernode_does_not_outlive_the_process_that_starts_those_of_messages(
     site.executor_ended = -9
     with pytest.raises(SystemExit, match="The process that starts those of messages has ended"):
         site.push()
+
+
+IMPORTED = """
+import sys
+from protofl_common.tools.cli import parser_of, site
+from protofl_common.tools.flower import require_for_site
+from protofl_common.tools.site import check, supernode
+parser_of("site")
+require_for_site()
+print([name for name in ("torch", "scipy", "matplotlib") if name in sys.modules])
+"""
+
+
+def test_a_supernode_has_no_pytorch_in_memory() -> None:
+    """It waits, for months: with PyTorch it would take twice the memory."""
+    command = [sys.executable, "-c", IMPORTED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
