@@ -111,6 +111,7 @@ def test_who_is_needed_is_told_to_programs(
     superlink = federation((1, "", "online"), (3, "s", "offline"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
     command = ["status", "here", "--runs", str(tmp_path / "runs")]
+    capsys.readouterr()
 
     assert main([*command, "--json"]) == SOMEBODY_IS_NEEDED
     told = json.loads(capsys.readouterr().out)
