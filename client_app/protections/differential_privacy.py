@@ -96,8 +96,9 @@ class DifferentialPrivacy(Protection, SampleUse):
         if evaluation.correct:
             self._released.use_evaluation()
         noise = self._plan.figure_noise
+        part = self._plan.part_of_each
         noisy = Evaluation(
-            release.private_correct(evaluation.correct, samples, noise, fresh_draw())
+            release.private_correct(evaluation.correct, samples, noise, fresh_draw(), part)
         )
         self.evaluations.append(noisy)
         return noisy
@@ -143,7 +144,7 @@ class DifferentialPrivacy(Protection, SampleUse):
 
     def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor) -> None:
         clip = self.client.settings.privacy.dp_feature_clip
-        noise = self._table_noise()
+        noise = self._table_noise() * self._plan.part_of_each
         release.private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
         self._released.add(moments)
 

@@ -40,9 +40,11 @@ from client_app.site.client import Client, open_client
 from client_app.site.log import UntoldError
 from client_app.site.record import record_in
 from protofl_common.basics.files import locked, write_text
+from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
+from protofl_common.privacy.release import step_of_features
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import (
     FINAL,
@@ -144,6 +146,11 @@ class SecureSum:
     def num_sites(self) -> int:
         """How many sites advertised keys, once the shares are open."""
         return len(self._opened.keys)
+
+    @property
+    def fewest_sites(self) -> int:
+        """How many sites this sum has at least, once the shares are open."""
+        return self._threshold(self._opened.keys)
 
     def mask(self, vector: NDArray[np.uint64]) -> tuple[Payload, dict[str, ConfigRecord]]:
         """The vector [L] under its masks, and this site's keys for the next sum, if one follows."""
@@ -412,6 +419,31 @@ class SecureAggregation(Protection):
     def receive(self) -> None:
         self.sum = SecureSum(self.client, final=not self.client.trains_now)
         self.sum.open_shares()
+        self._check_shared_noise()
+
+    def _check_shared_noise(self) -> None:
+        """SettingsError where noise that sites share would not be whole in this sum.
+
+        A sum may have too few sites, or steps that are larger than those of the noise: what each
+        site rounds would then not add up to what one site's noise hides.
+        """
+        privacy = self.client.settings.privacy
+        honest_sites = privacy.dp_honest_sites
+        if honest_sites == 1:
+            return
+        shared = f"dp-honest-sites = {honest_sites}"
+        fewest = self.sum.fewest_sites
+        if fewest < honest_sites:
+            raise SettingsError(
+                f"{shared}: with secagg-threshold = {privacy.secagg_threshold:g} a sum may have"
+                f" {fewest} sites; raise that, or choose {fewest} at most"
+            )
+        clip = privacy.dp_feature_clip
+        if step_of_features(clip) ** 2 * sums.scale(self.sum.num_sites) < 1:
+            raise SettingsError(
+                f"{shared}: the sum of {self.sum.num_sites} sites is too coarse for the noise of"
+                f" dp-feature-clip = {clip:g}; choose a larger one"
+            )
 
     def reply(self, reply: Reply) -> Reply:
         """Return the figures of the report and the upload, masked, and what of the report is not.

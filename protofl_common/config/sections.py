@@ -738,6 +738,17 @@ class PrivacySettings(Table):
         maximum=1000000.0,
         help="a sample's features are cut to this length in class sums",
     )
+    dp_honest_sites: int = option(
+        default=1,
+        minimum=1,
+        maximum=1000,
+        at_most="max-honest-sites",
+        help=(
+            "with dp and secagg, for Gaussian heads: ε counts on so many honest sites in each sum,"
+            " each of which adds its part of the noise, so that the sum has as much as one site"
+            " alone would add; 1: each site adds all of it, and ε counts on nobody"
+        ),
+    )
     secagg: bool = option(
         default=False,
         help=(
@@ -909,6 +920,13 @@ def keys_that_change(*kinds: Affects) -> frozenset[str]:
     return frozenset(keys)
 
 
+def _on_honest_sites(settings: Mapping[str, Scalar]) -> str:
+    honest_sites = settings.get("dp-honest-sites", 1)
+    if honest_sites == 1:
+        return ""
+    return f" as long as {honest_sites} sites of each sum are honest, which share the noise,"
+
+
 def protections(settings: Mapping[str, Scalar]) -> list[str]:
     """A line for people on each protection that the settings ask for; a site may add to them."""
     lines = []
@@ -929,6 +947,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         lines.append(
             f"differential privacy: at most ε = {settings['dp-epsilon']},"
             f" δ = {settings['dp-delta']} for each sample of a client, of all that it sends,"
+            f"{_on_honest_sites(settings)}"
             " with noise: weights, prototypes, class moments, numbers of right predictions;"
             " not covered: numbers of samples, times of replies;"
             " ε ≤ in a line is planned, of the client that the run costs most; where clients tell"

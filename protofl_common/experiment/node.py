@@ -107,6 +107,13 @@ NODE_ROWS: dict[str, NodeKey] = {
             " container's"
         ),
     ),
+    "max-honest-sites": NodeKey(
+        default=1,
+        help=(
+            "`dp-honest-sites` of a run at most: so many others' noise this site's privacy may"
+            " count on; 1: on nobody's"
+        ),
+    ),
     "max-image-size": NodeKey(default=512, help="likewise"),
     "max-text-length": NodeKey(default=4096, help="likewise"),
     "min-class-samples": NodeKey(

@@ -47,6 +47,7 @@ class Entry:
     shows_single_clients: ClassVar[bool] = False  # shows what single clients have sent
     # has a part of all classes: with noise, none can be left out
     joins_all_classes: ClassVar[bool] = False
+    noise_adds_up: ClassVar[bool] = False  # what is sent are noisy sums, and nothing made of them
 
     @property
     def needs_backbones(self) -> bool:
@@ -148,6 +149,7 @@ class Moments(Weights):
 
     shows_classes = True
     joins_all_classes = True
+    noise_adds_up = True
     needs_backbones = True
     words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"

@@ -44,8 +44,8 @@ from protofl_common.wire.records import (
     unpack_by_site,
 )
 from protofl_common.wire.schema import RefusedMessage
-from server_app.flow import Flow, Question, Replies, UploadRequest
-from server_app.replies import Records, ReplyReader, Upload, VoidRound
+from server_app.run.flow import Flow, Question, Replies, UploadRequest
+from server_app.run.replies import Records, ReplyReader, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
 
@@ -243,7 +243,9 @@ class SecureSum:
             payload, samples = from_sums(
                 sums[end_of_figures:], self.summed.declared, self.summed.limits, sites
             )
-            self.result.means = means_of(from_whole(sums[:end_of_figures], sites), self.figures)
+            figures = from_whole(sums[:end_of_figures], sites)
+            shares_noise = self.settings.privacy.dp_honest_sites > 1
+            self.result.means = means_of(figures, self.figures, noisy=shares_noise)
         except RefusedMessage as refusal:
             raise VoidRound(f"secure aggregation: {refusal}") from None
         return Upload("all", payload, Report(self.result.number, samples, 0), clients=len(masked))

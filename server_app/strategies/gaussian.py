@@ -31,7 +31,7 @@ from protofl_common.runs.attributes import dictionary_in
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire.payloads import template_of
 from protofl_common.wire.schema import Template
-from server_app.checkpoint import newest_undamaged
+from server_app.run.checkpoint import newest_undamaged
 from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Upload
 
 SAMPLES = "samples"
@@ -107,7 +107,8 @@ def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict,
     plan = settings.plan(1)
     if plan is not None:
         num_clients = max(clients, len(sent))  # An entry may stand for many clients
-        deviation = count_noise(plan.table_noise) * math.sqrt(num_clients)
+        deviation_of_each = count_noise(plan.table_noise) * plan.part_of_each
+        deviation = deviation_of_each * math.sqrt(num_clients)
         ClassMoments.of(moments).repair(2 * deviation / total, settings.privacy.dp_feature_clip)
     return moments, (moments["shares"] * total).round().long()
 

@@ -39,6 +39,7 @@ from protofl_common.wire.records import (
     SECAGG,
     Instructions,
     pack_by_site,
+    pack_instructions,
 )
 from protofl_common.wire.schema import RefusedMessage
 from server_app import round as server_round
@@ -1081,7 +1082,8 @@ def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path: Path) ->
     node = {"partition-id": 0, "num-partitions": 4}
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: node})
 
-    reply = grid.asked(Message(RecordDict(), 7, "query.advertise", group_id="1"))
+    asked = RecordDict({"round": pack_instructions(Instructions(1, "run", RunHistory(4711)))})
+    reply = grid.asked(Message(asked, 7, "query.advertise", group_id="1"))
 
     assert "which the run's settings do not ask for" in reason_in(reply)
 

@@ -16,7 +16,7 @@ from typing import Any
 from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.tools.cli.arguments import add_json, print_json
+from protofl_common.tools.arguments import add_json, print_json
 from protofl_common.tools.cli.runs import KnownRun, KnownSite, runs_in
 from protofl_common.tools.federation import FEW_DAYS, Federation, ask
 from protofl_common.tools.flower import Run

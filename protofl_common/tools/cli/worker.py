@@ -24,7 +24,7 @@ from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allow_only
 from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.cli.arguments import add_allow_python
+from protofl_common.tools.arguments import add_allow_python
 
 AHEAD = ("server_app.app", "torch", "flwr.superlink.runtime.run_serverapp", "httpcore", "filelock")
 """What the process of a run would import by itself."""
