@@ -26,7 +26,7 @@ from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.arguments import add_allow_python
 
-AHEAD = ("server_app.app", "torch", "flwr.superlink.runtime.run_serverapp", "httpcore", "filelock")
+AHEAD = ("server_app.app", "torch", "httpcore", "filelock")
 """What the process of a run would import by itself."""
 
 
@@ -86,9 +86,12 @@ def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
 
 def import_ahead() -> None:
     """Import what every run needs."""
+    from protofl_common.tools.flower import require_for_worker
+
     with suppress(Exception):  # the run will meet the error again, and end with it
         for name in AHEAD:
             import_module(name)
+        require_for_worker()
         for row in CATALOG.values():
             half(row.server, object)
 
