@@ -228,8 +228,8 @@ class SecureSum:
         secret = progress.secret
         threshold = self._threshold(keys)
         points = masks.points_of(keys)
-        pair_shares = shares.split(masks.part(secret, masks.PAIR), threshold, points.values())
-        own_shares = shares.split(masks.part(secret, masks.OWN), threshold, points.values())
+        pair_shares = shares.split(masks.key_of(secret, masks.PAIR), threshold, points.values())
+        own_shares = shares.split(masks.key_of(secret, masks.OWN), threshold, points.values())
         dealt = {peer: pair_shares[point] + own_shares[point] for peer, point in points.items()}
         kept = {self.name: dealt.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=kept))
@@ -244,19 +244,21 @@ class SecureSum:
         """RefusedMessage for keys that are not those of as many sites as there are names."""
         study = self.client.settings.study
         own_keys = keys.get(self.name, b"")[: masks.PUBLIC]
-        if own_keys != masks.public_of(progress.secret) or masks.sharing_a_key(keys):
-            raise RefusedMessage(
-                "keys of which this site's are not its own, or two sites' are the same"
-            )
-        for site, both in keys.items():
-            if not masks.are_keys(both):
-                raise RefusedMessage(f"keys of {site} for a sum, which are none")
-            purpose = masks.introducing(self.algo, progress.sum, both)
-            if not is_from_site(study, site, self.run_id, purpose, both[masks.PUBLIC :]):
-                why = "which the key that the study names has not signed"
-                raise RefusedMessage(f"keys of {site} for a sum, {why}")
+        if own_keys != masks.public_of(progress.secret):
+            raise RefusedMessage("keys for a sum: those of this site are not the ones it sent")
+        if masks.sharing_a_key(keys):
+            raise RefusedMessage("keys for a sum: one of them occurs twice")
+        for site, signed_keys in keys.items():
+            if not masks.are_keys(signed_keys):
+                raise RefusedMessage(f"keys for a sum: those of {site} are not valid X25519 keys")
+            purpose = masks.introducing(self.algo, progress.sum, signed_keys)
+            signature = signed_keys[masks.PUBLIC :]
+            if not is_from_site(study, site, self.run_id, purpose, signature):
+                why = "are not signed with its key in the study"
+                raise RefusedMessage(f"keys for a sum: those of {site} {why}")
         if len(keys) < masks.FEWEST_SUMMED:
-            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
+            fewest = masks.FEWEST_SUMMED
+            raise RefusedMessage(f"keys for a sum of {len(keys)} sites, fewer than {fewest}")
 
     def _remember(self, sites: set[str]) -> None:
         """Record whom this site is summed with; RefusedMessage where that would show a few uploads.

@@ -936,7 +936,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         lines.append(
             "small classes: nothing is sent of classes and clusters of fewer than"
             f" {least} training samples, nor figures of fewer than {fewest_tested} test samples;"
-            " metrics are of classes of as many"
+            " metrics are of classes with as many test samples alone"
         )
     if settings.get("secagg", False):
         lines.append(
@@ -950,7 +950,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
             f"{_on_honest_sites(settings)}"
             " with noise: weights, prototypes, class moments, numbers of right predictions;"
             " not covered: numbers of samples, times of replies;"
-            " ε ≤ in a line is planned, of the client that the run costs most; where clients tell"
-            " what their own ledgers count for this run, the largest stands beside it"
+            " a line's ε ≤ is what was planned for the client that the run costs most; where"
+            " clients tell what their own ledgers count for this run, the largest stands beside it"
         )
     return lines

@@ -473,7 +473,7 @@ def _library_networks(config: Values) -> Iterator[tuple[str, str]]:
 def _modules_named(
     config: Values, without: Collection[str] = AT_THE_SERVER
 ) -> list[tuple[str, str]]:
-    """``KEY = VALUE`` of each setting that names a module, and the module.
+    """List the settings that name a module: each as ``KEY = VALUE``, with the module's name.
 
     Those of the keys ``without`` are left out.
     """

@@ -140,9 +140,10 @@ class Settings(Sections):
 
     @property
     def reported_metrics(self) -> tuple[str, ...]:
-        """Return them with balanced accuracy, where the server sees figures of single clients.
+        """Return the metrics that a client may report: `metrics`, and perhaps balanced accuracy.
 
-        Simulated clients may then add it.
+        Simulated clients add that one where classes are uneven, unless the server sees no figures
+        of single clients.
         """
         is_hidden = self.privacy.sums_only or self.privacy.dp != "none"
         if is_hidden or BALANCED in self.metrics:
@@ -564,7 +565,10 @@ RULES = (  # what values must mean together
 
 
 def _changed(settings: Settings, needed: Mapping[str, Needed]) -> Iterator[tuple[str, Scalar, str]]:
-    """``key = value``, the value needed and why, of settings without it or their default."""
+    """Yield the settings that are neither as ``needed`` nor left at their default.
+
+    Each is ``key = value``, the value needed, and why.
+    """
     values = to_run_config(settings)
     for key, (only, why) in needed.items():
         if values.get(key, only) not in (only, _defaults()[key]):

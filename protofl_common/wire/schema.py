@@ -59,10 +59,11 @@ class Entry:
         """The entry in a sentence for a site's operator."""
         return ""
 
-    def class_counts(self, value: Any) -> Any:
-        """Return the part of a value that states classes, and samples of each.
+    def class_claims(self, value: Any) -> Any:
+        """Return what a value says of its sender's classes: prototypes, or samples of each class.
 
-        It is compared with the site's card.
+        The server compares it with the site's introduction (`check_claims` in
+        `server_app/run/replies.py`).
         """
         return value
 
@@ -154,7 +155,7 @@ class Moments(Weights):
     words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"
 
-    def class_counts(self, value: Any) -> Any:
+    def class_claims(self, value: Any) -> Any:
         return value["shares"]
 
 

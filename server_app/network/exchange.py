@@ -39,9 +39,9 @@ from server_app.run.log import tell_silence
 from server_app.run.replies import Exchanged
 
 T = TypeVar("T")
-LOOK_EVERY = 3.0
+LOOK_AROUND_SECONDS = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
-PATIENCE = 30.0
+RETURN_SECONDS = 30.0
 """Seconds in which a node that died over its message may return; Flower takes 60 to notice."""
 MOST_OVERDUE = 4
 """Messages of a site that are not answered in time of which the reply is still looked for."""
@@ -179,12 +179,12 @@ class MessageExchange:
             now = time.monotonic()
             seconds |= dict.fromkeys(self._replies.keys() - seconds.keys(), now - start)
             longest = timeout
-            if hurries and len(seconds) >= federation.least_replies:
+            if hurries and len(seconds) >= federation.fewest_replies:
                 patience = self.times.patience(kind, seconds.values(), self._pending, grace)
                 longest = min(timeout, patience)
             if now > start + longest:
                 break
-            if now > last_look + LOOK_EVERY:
+            if now > last_look + LOOK_AROUND_SECONDS:
                 last_look = now
                 federation.look_around()
                 tell_silence(now)
@@ -287,7 +287,7 @@ class MessageExchange:
             if has_died:  # Or only says so
                 self._deaths[site] += 1
             if has_died and self._deaths[site] < TRIES and self._may_return(site, alive):
-                self._away[site] = _AwaySite(message, reply, time.monotonic() + PATIENCE)
+                self._away[site] = _AwaySite(message, reply, time.monotonic() + RETURN_SECONDS)
             else:
                 self._replies[site] = reply
         return bool(answered)

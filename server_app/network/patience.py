@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Collection, Iterable
 
-LEAST_GRACE = 120.0
-"""Seconds that a round waits at least: Flower takes 60 to notice a death, `PATIENCE` follows."""
+LEAST_GRACE_SECONDS = 120.0
+"""Seconds that a round waits at least: Flower takes 60 to notice a death, then come 30 more."""
 
 
 class ReplyTimes:
@@ -43,7 +43,7 @@ class ReplyTimes:
         expected = statistics.median(taken)
         for site in pending:
             expected = max(expected, slowest.get(site, 0.0))
-        return max(LEAST_GRACE, grace * expected)
+        return max(LEAST_GRACE_SECONDS, grace * expected)
 
 
 def _work(kind: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server_app.network.patience import LEAST_GRACE, ReplyTimes
+from server_app.network.patience import LEAST_GRACE_SECONDS, ReplyTimes
 
 MINUTE = 60.0
 
@@ -16,7 +16,7 @@ def test_how_long_training_takes_does_not_follow_from_an_exchange_of_keys() -> N
 
     times.note("train", "west", asked=1.0, answered=1.0 + 30 * MINUTE)
     assert times.patience("train", [2 * MINUTE], ["west"], grace=3.0) == 90 * MINUTE
-    assert times.patience("query.unmask", [0.5], ["west"], grace=3.0) == LEAST_GRACE
+    assert times.patience("query.unmask", [0.5], ["west"], grace=3.0) == LEAST_GRACE_SECONDS
 
 
 @pytest.mark.parametrize(("answered", "minutes"), [(30, 30), (7, 7)])
