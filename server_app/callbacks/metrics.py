@@ -116,6 +116,7 @@ def row_of(
         "failed": exchanged.failed,
         "refused": result.refused,
         "missing": exchanged.missing,
+        "unused": result.unused,
         "late": exchanged.late,
         "clients": _client_rows(result, reports, strategy),
         "seconds": {"total": total_seconds, **result.seconds, "clients": seconds_of_clients},

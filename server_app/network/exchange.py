@@ -4,9 +4,7 @@ What all messages of a round carry, which replies come in time, which come late,
 asked again.
 """
 
-import math
 import re
-import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -37,6 +35,7 @@ from server_app.network.flower_compat import (
     push_each,
 )
 from server_app.network.membership import Federation, FederationError
+from server_app.network.patience import ReplyTimes
 from server_app.network.witness import Witness
 from server_app.run.flow import Flow, Question
 from server_app.run.log import tell_silence
@@ -47,8 +46,8 @@ LOOK_AROUND_SECONDS = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
 RETURN_SECONDS = 30.0
 """Seconds in which a node that died over its message may return; Flower takes 60 to notice."""
-LEAST_GRACE_SECONDS = 120.0
-"""Seconds that a round waits at least: Flower takes 60 to notice a death, then `RETURN_SECONDS`."""
+MOST_OVERDUE = 4
+"""Messages of a site that are not answered in time of which the reply is still looked for."""
 WORKER_DIED = re.compile(
     r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>"
 )
@@ -63,6 +62,15 @@ class _AwaySite:
     message: Message
     error: Message  # The reply of Flower's that says so
     until: float  # When it is given up, on the monotonic clock
+
+
+@dataclass(frozen=True)
+class _Overdue:
+    """A message that was not answered in time; its reply may still come."""
+
+    site: str
+    message: Message
+    asked: float  # When, on the monotonic clock
 
 
 class MessageExchange:
@@ -81,8 +89,8 @@ class MessageExchange:
 
         Late replies have to fit, too.
         """
-        self._slowest: dict[str, float] = {}  # Site -> seconds of its slowest reply so far
-        self._overdue: dict[str, Message] = {}  # Site -> the last message not answered in time
+        self.times = ReplyTimes()
+        self._overdue: list[_Overdue] = []  # In the order in which they were asked
         # Of the exchange under way: each site that was asked is in one of the three
         self._pending: dict[str, Message] = {}
         self._away: dict[str, _AwaySite] = {}
@@ -162,11 +170,12 @@ class MessageExchange:
         """
         federation = self.federation
         timeout = federation.settings.federation.round_timeout
-        # Not in the first exchange, which knows nobody, nor where clients divide a data set:
-        # simulated ones wait for a processor, and results must not depend on it
-        hurries = (
-            federation.settings.federation.grace and self._slowest and not federation.num_partitions
-        )
+        kinds = [message.metadata.message_type for message in messages.values()]
+        kind = kinds[0] if kinds else ""
+        # Not in the first exchange of its kind, which knows nobody, nor where clients divide a data
+        # set: simulated ones wait for a processor, and results must not depend on it
+        grace = federation.settings.federation.grace
+        hurries = grace and self.times.has(kind) and not federation.num_partitions
         alive = {site for site, node in federation.node_of.items() if node in federation.online}
         seconds: dict[str, float] = {}  # Site -> how long its reply took
         self._replies = {}
@@ -180,7 +189,10 @@ class MessageExchange:
             has_answers = self._pull(alive, result.late)
             now = time.monotonic()
             seconds |= dict.fromkeys(self._replies.keys() - seconds.keys(), now - start)
-            longest = min(timeout, self._patience(seconds)) if hurries else timeout
+            longest = timeout
+            if hurries and len(seconds) >= federation.fewest_replies:
+                patience = self.times.patience(kind, seconds.values(), self._pending, grace)
+                longest = min(timeout, patience)
             if now > start + longest:
                 break
             if now > last_look + LOOK_AROUND_SECONDS:
@@ -192,9 +204,11 @@ class MessageExchange:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
 
         result.waited_seconds = max(result.waited_seconds, now - start)
-        self._overdue |= self._pending
+        self._keep_overdue(start)
+        result.silent |= self._pending.keys()
         for site, took in seconds.items():
-            self._slowest[site] = max(took, self._slowest.get(site, 0))
+            if not self._replies[site].has_error():
+                self.times.note(kind, site, start, start + took)
         for site, away in self._away.items():
             self._replies[site] = away.error
         self._check_workers()
@@ -239,18 +253,16 @@ class MessageExchange:
                 reason = refusal_in(reply).text
                 raise FederationError(f"{reason}. This round does not count")
 
-    def _patience(self, seconds: Mapping[str, float]) -> float:
-        """Return the seconds that an exchange waits, of those that the replies so far took.
-
-        That is without end until ``min-replies`` are there. Then it is ``grace`` times the median,
-        or the slowest reply of a site that is missing.
-        """
-        if len(seconds) < self.federation.fewest_replies:
-            return math.inf
-        expected = statistics.median(seconds.values())
-        for site in self._pending:
-            expected = max(expected, self._slowest.get(site, 0))
-        return max(LEAST_GRACE_SECONDS, self.federation.settings.federation.grace * expected)
+    def _keep_overdue(self, asked: float) -> None:
+        """Go on looking for replies that did not come in time: the last few of each site."""
+        self._overdue += [_Overdue(site, each, asked) for site, each in self._pending.items()]
+        number = Counter(overdue.site for overdue in self._overdue)
+        kept = []
+        for overdue in self._overdue:
+            if number[overdue.site] <= MOST_OVERDUE:
+                kept.append(overdue)
+            number[overdue.site] -= 1
+        self._overdue = kept
 
     def _push(self, messages: Mapping[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""
@@ -267,19 +279,20 @@ class MessageExchange:
         ``alive``: the sites that were connected when this exchange began. ``late`` notes those that
         answer one before.
         """
-        site_of = {}
-        for asked in (self._pending, self._overdue):
-            for site, message in asked.items():
-                site_of[id_of(message)] = site
-        messages = [*self._pending.values(), *self._overdue.values()]
-        answered = pull_each(self.grid, messages, self._largest)
+        site_of = {id_of(message): site for site, message in self._pending.items()}
+        overdue_of = {id_of(overdue.message): overdue for overdue in self._overdue}
+        messages = [overdue.message for overdue in self._overdue]
+        answered = pull_each(self.grid, [*self._pending.values(), *messages], self._largest)
         for message, reply in answered:
-            site = site_of[id_of(message)]
-            if self._pending.get(site) is not message:
-                del self._overdue[site]
+            overdue = overdue_of.get(id_of(message))
+            if overdue:
+                self._overdue.remove(overdue)
                 if not reply.has_error():
-                    late[site] = f"its reply to round {message.metadata.group_id}"
+                    kind = message.metadata.message_type
+                    self.times.note(kind, overdue.site, overdue.asked, time.monotonic())
+                    late[overdue.site] = f"its reply to round {message.metadata.group_id}"
                 continue
+            site = site_of[id_of(message)]
             del self._pending[site]
             has_died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
             if has_died:  # Or only says so
