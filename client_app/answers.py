@@ -20,7 +20,8 @@ from client_app.learning.training import TrainingError
 from client_app.site import audit
 from client_app.site.consent import WaitingForApproval, site_key
 from client_app.site.log import UntoldError, log, log_once
-from client_app.site.state import LedgerError, LostStateError, StateError
+from client_app.site.record import LedgerError, StateError
+from client_app.site.state import LostStateError
 from protofl_common.backbones.load import BackboneError
 from protofl_common.basics.text import is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError, read_section

@@ -171,7 +171,7 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
     for callback in callbacks:
         callback.on_start(run)
     last = _train_rounds(run, callbacks)
-    if not any(row["valid"] for row in run.rows):
+    if not any(row["valid"] or row.get("unused") for row in run.rows):
         reason = _first_reason(run.rows)
         raise FederationError(f"no client has sent one valid reply: nothing was merged{reason}")
     _evaluate(run, callbacks, last)

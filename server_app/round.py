@@ -107,6 +107,7 @@ def _received(
     try:
         return Accepted(exchange.run(flow, exchanged))
     except VoidRound as reason:
+        exchanged.reports.clear()  # No sum was made, so nothing counts that was heard
         return Accepted([], why_void=str(reason))
 
 
@@ -166,8 +167,8 @@ def note_who_answered(strategy: Strategy, accepted: Accepted, result: RoundResul
         for site, answered in result.counted_late.items():
             federation.counted[site] = (answered, fractions[site])
     exchanged = result.exchanged
-    heard = {*exchanged.reports, *exchanged.failed, *exchanged.refused, *exchanged.late}
-    silent = [site for site in exchanged.missing if site not in heard]
+    silent = [site for site in exchanged.missing if site not in exchanged.late]
+    heard = {*exchanged.asked, *exchanged.late} - set(silent)
     federation.note_silence(number, silent, heard)
 
 

@@ -36,7 +36,7 @@ from client_app.algorithms.base import (
     Payload,
     StateDict,
 )
-from client_app.site.state import StateError
+from client_app.site.record import StateError
 from protofl_common.algorithms.fedkd import FedKDHparams
 from protofl_common.basics.devices import seeded
 from protofl_common.maths.losses import adaptive, divergence

@@ -29,7 +29,7 @@ from client_app.site.privacy_ledger import (
     total,
     write_ledger,
 )
-from client_app.site.state import LedgerError, record_in
+from client_app.site.record import LedgerError, record_in
 from client_app.site.workshop import Workshop
 from protofl_common.basics.files import locked
 from protofl_common.config.options import SettingsError

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from client_app.protections.base import Protection
 from client_app.site.ledger_audit import answers_file
-from client_app.site.state import record_in
+from client_app.site.record import record_in
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage

@@ -38,7 +38,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from client_app.protections.base import Protection, Query, Reply
 from client_app.site.client import Client, open_client
 from client_app.site.log import UntoldError
-from client_app.site.state import record_in
+from client_app.site.record import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings

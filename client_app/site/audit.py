@@ -16,7 +16,7 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from client_app.site.state import StateError, record_in
+from client_app.site.record import StateError, record_in
 from protofl_common.basics.files import digest, locked
 
 FILE = "audit.jsonl"

@@ -20,7 +20,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_app.site.log import log
-from client_app.site.state import StateError
+from client_app.site.record import StateError
 from protofl_common.basics.code_version import AT_A_SITE, code_version
 from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in

@@ -11,7 +11,7 @@ from typing import Any
 
 from client_app.site.audit import FILE, START, entries
 from client_app.site.privacy_ledger import charges_in, read_ledger
-from client_app.site.state import record_in
+from client_app.site.record import record_in
 
 Answers = dict[str, Any]
 """The record of answers: key -> last round and final evaluation (`protections/one_reply.py`).

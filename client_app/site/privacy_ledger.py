@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from client_app.site.client import Client
-from client_app.site.state import LedgerError
+from client_app.site.record import LedgerError
 from protofl_common.basics.files import digest, write_text
 from protofl_common.privacy.plan import Mechanism, epsilon
 

@@ -8,22 +8,19 @@ removes nothing of other Flower runs: a run that was stopped and resumed leaves 
 files there each time.
 """
 
-import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from protofl_common.basics.files import TensorFileError, locked, remove, write_text
+from client_app.site.record import StateError
+from protofl_common.basics.files import TensorFileError, remove
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
-from protofl_common.wire.schema import RefusedMessage
 
 FORMAT = "protofl-client-state-3"
 LOST = (
@@ -33,42 +30,11 @@ LOST = (
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
 
 
-class LedgerError(RuntimeError):
-    """The privacy ledger cannot be locked, read or written; the message says which file and why."""
-
-
-class StateError(RuntimeError):
-    """The state on disk cannot be used, or not be written; the message says which file and why."""
-
-
 class LostStateError(StateError):
     """A simulated client lacks the state to go on from; the run ends, as its figures would differ.
 
     A site with an operator says it in its log, and goes on from what it has.
     """
-
-
-@contextmanager
-def record_in(path: Path, unknown: str) -> Iterator[dict[str, Any]]:
-    """Lock a site's record, and write what the block changes; a block that fails changes nothing.
-
-    The record is {} where there is no file yet. StateError, which says what is ``unknown`` then,
-    for a file that cannot be used, or whose content is another.
-    """
-    try:
-        with locked(path):
-            record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            before = json.dumps(record)
-            yield record
-            after = json.dumps(record)
-            if after != before:
-                write_text(path, after + "\n", private=True)
-    except RefusedMessage:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise StateError(
-            f"state-dir: {path} cannot be read or written ({error}): {unknown} is not known"
-        ) from error
 
 
 class _Key(NamedTuple):

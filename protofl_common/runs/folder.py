@@ -91,6 +91,7 @@ RoundRow = TypedDict(
         "valid": int,
         "void": bool,
         "void-because": NotRequired[str],
+        "unused": NotRequired[list[str]],  # sites that were heard in a void round, for nothing
         "failed": dict[str, str],
         "refused": dict[str, str],
         "missing": list[str],

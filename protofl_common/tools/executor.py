@@ -6,25 +6,30 @@ kind of task, and its processes (`site/client_process`, `cli/worker`) run the co
 installed here.
 """
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.request import getproxies, getproxies_environment
 
 from protofl_common.tools.flower import ExecutionSpec, LaunchResult, SubprocessExecutor, TaskType
+from protofl_common.tools.task_process import written_task
+
+HAS_NVIDIA = Path("/dev/nvidiactl").exists()
+START_METHOD = "fork" if sys.platform == "linux" and not HAS_NVIDIA else "spawn"
+"""What a task starts by default: a copy of a process that has imported all, or a fresh one."""
 
 
 class Executor(SubprocessExecutor):
     """Starts a Python script for each task of a ``kind``.
 
-    The script reads its arguments from standard input: a line of JSON. With the ``method`` "fork"
-    it is started ahead, and forks for each line.
+    The script reads the task from standard input (`tools/task_process.py`). With the ``method``
+    "fork" it is started ahead, and forks for each.
     """
 
-    def __init__(self, kind: TaskType, script: Sequence[str], method: str = "spawn") -> None:
+    def __init__(self, kind: TaskType, script: Sequence[str], method: str = START_METHOD) -> None:
         self.kind = kind
         self.method = method
         self.command = [sys.executable, "-P", *script]
@@ -53,7 +58,7 @@ class Executor(SubprocessExecutor):
         process = self.forking or self._started()
         assert process.stdin is not None
         try:
-            print(json.dumps(_arguments(spec)), file=process.stdin, flush=True)
+            print(written_task(_arguments(spec)), file=process.stdin, flush=True)
             if process is not self.forking:
                 process.stdin.close()
         except BrokenPipeError:

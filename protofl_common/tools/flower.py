@@ -14,11 +14,12 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flwr.app import Error
 from flwr.clientapp import ClientApp
 
 from protofl_common.basics.replaced import replaced
 from protofl_common.config.options import Config
-from protofl_common.flower import needing_flowers_names
+from protofl_common.flower import ErrorCode, needing_flowers_names
 
 FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a late part of a message
 
@@ -29,8 +30,10 @@ with needing_flowers_names():
     # a node config, as flower-supernode reads it
     from flwr.common.config import parse_config_args
 
-    # the seconds that a site's clock may be off
-    from flwr.common.constant import TIMESTAMP_TOLERANCE
+    # the seconds that a site's clock may be off, and those that a process has from when Flower
+    # gives out its task to its first call; the states of a task that may still be worked on
+    from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL as TASK_START_SECONDS
+    from flwr.common.constant import TIMESTAMP_TOLERANCE, Status
 
     # what a SuperLink says of its nodes and runs
     from flwr.common.serde import run_from_proto
@@ -123,15 +126,60 @@ def clientapp_process(
     )
 
 
+class SuperNodeTasks:
+    """The tasks of a SuperNode: a message makes one, and a process takes it and replies."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def are_open(self) -> bool:
+        """Return whether a reply may still come."""
+        return bool(self.state.get_tasks(statuses=[Status.PENDING, Status.STARTING])) or (
+            self.are_running()
+        )
+
+    def are_running(self) -> bool:
+        """Return whether a process works on one, by its heartbeat."""
+        return bool(self.state.get_tasks(statuses=[Status.RUNNING]))
+
+    def answer(self, why: str) -> bool:
+        """Answer the messages to which no reply will come by an error; return if there are any.
+
+        Flower answers for a process that is gone, if it had fetched its message.
+        """
+        unread = self.state.get_messages_legacy(is_reply=False)  # they count as fetched now
+        for message in unread:
+            self.state.record_message_processing_start(message.metadata.message_id)
+        runs = {task.run_id for task in self.state.get_tasks()}
+        kept = len(self.state.msg_store)
+        self.state._store_error_replies(runs, Error(int(ErrorCode.CLIENT_APP_CRASHED), why))
+        return len(self.state.msg_store) > kept
+
+
 def supernode_process(
-    clock: object, settings: Callable[[bytes, Run], Config]
+    clock: object,
+    settings: Callable[[bytes, Run], Config],
+    watch: Callable[[SuperNodeTasks], None],
 ) -> AbstractContextManager[None]:
-    """Let ``flower-supernode`` sleep by ``clock.sleep``, and read no bundle for settings."""
+    """Let ``flower-supernode`` sleep by ``clock.sleep``, and read no bundle for settings.
+
+    It tells ``watch`` of its tasks before it waits for a reply.
+    """
+    with needing_flowers_names():
+        from flwr.supernode import start_client_internal
+
+        push_messages = start_client_internal._push_messages
+
+    def watched(*, state: Any, **given: Any) -> None:
+        watch(SuperNodeTasks(state))
+        push_messages(state=state, **given)
+
     return _replaced_in(
-        "flwr.supernode.start_client_internal",
+        start_client_internal.__name__,
         time=clock,
         get_fused_config_from_fab=settings,
         pull_objects=pull_parts,
+        _push_messages=watched,
     )
 
 
@@ -189,7 +237,7 @@ def require_for_site() -> None:
     console_script("flwr-clientapp")
     handing_tasks_to(NONE)
     clientapp_process(NONE, NONE, NONE)
-    supernode_process(NONE, NONE)
+    supernode_process(NONE, NONE, NONE)
 
 
 def require_for_worker() -> None:

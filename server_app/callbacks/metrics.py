@@ -116,6 +116,7 @@ def row_of(
         "failed": exchanged.failed,
         "refused": result.refused,
         "missing": exchanged.missing,
+        "unused": result.unused,
         "late": {
             site: text for site, text in exchanged.late.items() if site not in result.counted_late
         },

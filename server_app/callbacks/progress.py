@@ -94,7 +94,8 @@ class Progress(Callback):
             emit(RoundTrouble("warning", reason))
         self.warned |= result.reduced
         if result.not_merged:
-            emit(RoundTrouble("void", f"{result.not_merged}; nothing was merged"))
+            unused = f"; heard, not used: {', '.join(result.unused)}" if result.unused else ""
+            emit(RoundTrouble("void", f"{result.not_merged}; nothing was merged{unused}"))
         if result.final:
             return
 

@@ -4,9 +4,7 @@ What all messages of a round carry, which replies come in time, which come late,
 asked again.
 """
 
-import math
 import re
-import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -38,6 +36,7 @@ from server_app.network.flower_compat import (
 )
 from server_app.network.late import LateReplies
 from server_app.network.membership import Federation, FederationError
+from server_app.network.patience import ReplyTimes
 from server_app.network.witness import Witness
 from server_app.run.flow import Flow, Question
 from server_app.run.log import tell_silence
@@ -48,6 +47,8 @@ LOOK_AROUND_SECONDS = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
 RETURN_SECONDS = 30.0
 """Seconds in which a node that died over its message may return; Flower takes 60 to notice."""
+MOST_OVERDUE = 4
+"""Messages of a site that are not answered in time of which the reply is still looked for."""
 WORKER_DIED = re.compile(
     r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>"
 )
@@ -62,6 +63,15 @@ class _AwaySite:
     message: Message
     error: Message  # The reply of Flower's that says so
     until: float  # When it is given up, on the monotonic clock
+
+
+@dataclass(frozen=True)
+class _Overdue:
+    """A message that was not answered in time; its reply may still come."""
+
+    site: str
+    message: Message
+    asked: float  # When, on the monotonic clock
 
 
 class MessageExchange:
@@ -81,8 +91,8 @@ class MessageExchange:
 
         Late replies have to fit, too.
         """
-        self._slowest: dict[str, float] = {}  # Site -> seconds of its slowest reply so far
-        self._overdue: dict[str, Message] = {}  # Site -> the last message not answered in time
+        self.times = ReplyTimes()
+        self._overdue: list[_Overdue] = []  # In the order in which they were asked
         # Of the exchange under way: each site that was asked is in one of the three
         self._pending: dict[str, Message] = {}
         self._away: dict[str, _AwaySite] = {}
@@ -117,7 +127,9 @@ class MessageExchange:
         answers = {}
         replies = self._replies_to(messages, result)
         if question.kind == MessageType.TRAIN:
-            replies = self.late.hold_back(result.number, replies)
+            in_time = self.late.hold_back(result.number, replies)
+            result.silent |= replies.keys() - in_time.keys()
+            replies = in_time
         for site, reply in replies.items():
             if reply.has_error():
                 result.failed[site] = stage + refusal_in(reply).text
@@ -139,9 +151,10 @@ class MessageExchange:
         if not self.federation.settings.federation.late_replies_count:
             return working
         self._pull(set(), {})  # What has come between two rounds
-        for site, message in self._overdue.items():
-            if message.metadata.dst_node_id == self.federation.node_of.get(site):
-                working.add(site)
+        for overdue in self._overdue:
+            node = self.federation.node_of.get(overdue.site)
+            if overdue.message.metadata.dst_node_id == node:
+                working.add(overdue.site)
         return working
 
     def about(self, result: Exchanged, site: str = "") -> dict[str, ConfigRecord]:
@@ -176,18 +189,22 @@ class MessageExchange:
     def _replies_to(self, messages: Mapping[str, Message], result: Exchanged) -> dict[str, Message]:
         """Send, and return the replies by site, in natural order.
 
-        After ``round-timeout``, or `_patience`, it returns without those that are late.
+        After ``round-timeout``, or as long as `ReplyTimes.patience` says, it returns without those
+        that are late.
         """
         federation = self.federation
         timeout = federation.settings.federation.round_timeout
+        kinds = [message.metadata.message_type for message in messages.values()]
+        kind = kinds[0] if kinds else ""
+        settings = federation.settings.federation
         # Not where clients divide a data set: simulated ones wait for a processor, and results must
         # not depend on it
-        hurries = bool(federation.settings.federation.grace) and not federation.num_partitions
-        if federation.settings.federation.late_replies_count:
+        hurries = bool(settings.grace) and not federation.num_partitions
+        if settings.late_replies_count:
             # Nothing is lost by it but in the final evaluation, which no round follows
             hurries = hurries and not result.final
         else:
-            hurries = hurries and bool(self._slowest)  # The first exchange knows nobody
+            hurries = hurries and self.times.has(kind)  # The first of its kind knows nobody
         alive = {site for site, node in federation.node_of.items() if node in federation.online}
         seconds: dict[str, float] = {}  # Site -> how long its reply took
         self._replies = {}
@@ -201,7 +218,14 @@ class MessageExchange:
             has_answers = self._pull(alive, result.late)
             now = time.monotonic()
             seconds |= dict.fromkeys(self._replies.keys() - seconds.keys(), now - start)
-            longest = min(timeout, self._patience(seconds)) if hurries else timeout
+            longest = timeout
+            replies_so_far = len(seconds) + len(self.late.arrived)
+            if hurries and seconds and replies_so_far >= federation.fewest_replies:
+                awaited = () if settings.late_replies_count else self._pending
+                patience = self.times.patience(
+                    kind, seconds.values(), awaited, settings.grace, settings.min_wait
+                )
+                longest = min(timeout, patience)
             if now > start + longest:
                 break
             if now > last_look + LOOK_AROUND_SECONDS:
@@ -213,9 +237,11 @@ class MessageExchange:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
 
         result.waited_seconds = max(result.waited_seconds, now - start)
-        self._overdue |= self._pending
+        self._keep_overdue(start)
+        result.silent |= self._pending.keys()
         for site, took in seconds.items():
-            self._slowest[site] = max(took, self._slowest.get(site, 0))
+            if not self._replies[site].has_error():
+                self.times.note(kind, site, start, start + took)
         for site, away in self._away.items():
             self._replies[site] = away.error
         self._check_workers()
@@ -260,28 +286,23 @@ class MessageExchange:
                 reason = refusal_in(reply).text
                 raise FederationError(f"{reason}. This round does not count")
 
-    def _patience(self, seconds: Mapping[str, float]) -> float:
-        """Return the seconds that an exchange waits, of those that the replies so far took.
-
-        That is without end until ``min-replies`` are there. Then it is ``grace`` times the median,
-        or the slowest reply of a site that is missing, unless that one may be late.
-        """
-        settings = self.federation.settings.federation
-        replies = len(seconds) + len(self.late.arrived)
-        if not seconds or replies < self.federation.fewest_replies:
-            return math.inf
-        expected = statistics.median(seconds.values())
-        if not settings.late_replies_count:
-            for site in self._pending:
-                expected = max(expected, self._slowest.get(site, 0))
-        return max(settings.min_wait, settings.grace * expected)
-
     def _awaits_late(self, result: Exchanged) -> bool:
         """Return whether a round lacks replies, and late ones may yet come (``late``)."""
         if result.final or not self.federation.settings.federation.late_replies_count:
             return False
         replies = len(self._replies) + len(self.late.arrived)
         return bool(self._overdue) and replies < self.federation.fewest_replies
+
+    def _keep_overdue(self, asked: float) -> None:
+        """Go on looking for replies that did not come in time: the last few of each site."""
+        self._overdue += [_Overdue(site, each, asked) for site, each in self._pending.items()]
+        number = Counter(overdue.site for overdue in self._overdue)
+        kept = []
+        for overdue in self._overdue:
+            if number[overdue.site] <= MOST_OVERDUE:
+                kept.append(overdue)
+            number[overdue.site] -= 1
+        self._overdue = kept
 
     def _push(self, messages: Mapping[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""
@@ -298,20 +319,21 @@ class MessageExchange:
         ``alive``: the sites that were connected when this exchange began. ``late`` notes those that
         answer one before.
         """
-        site_of = {}
-        for asked in (self._pending, self._overdue):
-            for site, message in asked.items():
-                site_of[id_of(message)] = site
-        messages = [*self._pending.values(), *self._overdue.values()]
-        answered = pull_each(self.grid, messages, self._largest)
+        site_of = {id_of(message): site for site, message in self._pending.items()}
+        overdue_of = {id_of(overdue.message): overdue for overdue in self._overdue}
+        messages = [overdue.message for overdue in self._overdue]
+        answered = pull_each(self.grid, [*self._pending.values(), *messages], self._largest)
         for message, reply in answered:
-            site = site_of[id_of(message)]
-            if self._pending.get(site) is not message:
-                del self._overdue[site]
+            overdue = overdue_of.get(id_of(message))
+            if overdue:
+                self._overdue.remove(overdue)
                 if not reply.has_error():
-                    late[site] = f"its reply to round {message.metadata.group_id}"
-                    self.late.note(site, message, reply)
+                    kind = message.metadata.message_type
+                    self.times.note(kind, overdue.site, overdue.asked, time.monotonic())
+                    late[overdue.site] = f"its reply to round {message.metadata.group_id}"
+                    self.late.note(overdue.site, message, reply)
                 continue
+            site = site_of[id_of(message)]
             del self._pending[site]
             has_died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
             if has_died:  # Or only says so

@@ -39,8 +39,12 @@ class LateReplies:
     def note(self, site: str, message: Message, reply: Message) -> None:
         """Take in the reply to an earlier message, if that asked for training and it may count."""
         may_count = self.federation.settings.federation.late_replies_count
-        if may_count and message.metadata.message_type == MessageType.TRAIN:
-            self.arrived[site] = LateReply(int(message.metadata.group_id), reply.content)
+        if not may_count or message.metadata.message_type != MessageType.TRAIN:
+            return
+        number = int(message.metadata.group_id)
+        known = self.arrived.get(site)
+        if known is None or known.round < number:
+            self.arrived[site] = LateReply(number, reply.content)
 
     def take(self, number: int) -> dict[str, LateReply]:
         """Return each reply that has come by round ``number`` and was not taken yet, by site."""

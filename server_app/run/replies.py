@@ -142,14 +142,15 @@ class Exchanged:
     """Site -> the head of its audit log after its last reply."""
     bytes_down: int = 0
     bytes_up: int = 0
+    silent: set[str] = field(default_factory=set)  # Did not answer a message in time
     waited_seconds: float = 0.0
     """Seconds of its longest exchange, which is how long silent sites were waited for."""
 
     @property
     def missing(self) -> list[str]:
-        """The sites that were asked and did not answer."""
+        """The sites that were asked and did not answer in time."""
         heard = self.reports.keys() | self.failed.keys() | self.refused.keys()
-        return [site for site in self.asked if site not in heard]
+        return [site for site in self.asked if site in self.silent - heard]
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,14 @@ class RoundResult:
     @property
     def number(self) -> int:
         return self.exchanged.number
+
+    @property
+    def unused(self) -> list[str]:
+        """The sites that were heard in vain: no sum was made, because of others."""
+        exchanged = self.exchanged
+        told_of = self.reports.keys() | exchanged.failed.keys() | self.refused.keys()
+        told_of |= set(exchanged.missing)
+        return [site for site in exchanged.asked if site not in told_of]
 
     @property
     def final(self) -> bool:

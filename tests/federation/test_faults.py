@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
@@ -346,6 +347,25 @@ def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed)
     assert per_row(outcome, "asked") == [4, 4, 3, 3, 4, 4, 4]
     assert per_row(outcome, "missing")[:3] == [["site-1"], ["site-1"], []]
     assert "site-1: silent 2 times running; not asked until round 5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", ["query.share", "query.unmask"])
+def test_only_who_was_awaited_to_the_end_is_missing_in_a_void_round(
+    stage: str, tmp_path: Path, capsys: Printed
+) -> None:
+    """Else sites that answered all they were asked would be blamed, and rest."""
+    silent = both(when(lost, stage, 1001, 1), when(lost, stage, 1002, 1))
+
+    outcome = run(tmp_path, silent, round_timeout=0.5, max_silent_rounds=1, rounds=3, secagg=True)
+
+    row = outcome.rows[0]
+    assert row["void"]
+    assert row["missing"] == ["site-1", "site-2"]
+    assert row["unused"] == ["site-0", "site-3"]
+    assert row["valid"] == 0
+    said = capsys.readouterr().out
+    assert "nothing was merged; heard, not used: site-0, site-3" in said
+    assert re.findall(r"(site-\d): silent", said) == ["site-1", "site-2"]
 
 
 @pytest.mark.parametrize(("secagg", "asks"), [(False, "train"), (True, "query.advertise")])

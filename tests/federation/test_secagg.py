@@ -294,6 +294,10 @@ def test_too_few_sites_change_nothing(
 
     assert voids(found) == [False, True, False, False]
     assert [bool(row["accuracy"]) for row in found.rows] == [True, False, True, True]
+    void = found.rows[1]
+    assert void["valid"] == 0
+    assert void["failed"].keys() == {"site-1", "site-3"}
+    assert void["unused"] == ["site-0", "site-2"]  # these are not to blame
     reason = f"2 of 4 sites sent {what}, fewer than the 3 needed (secagg-threshold)"
     assert f"void: secure aggregation: {reason}" in capsys.readouterr().out
 

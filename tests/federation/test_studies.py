@@ -24,7 +24,8 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 import server_app.protections.secure_sum as server_secagg
 from client_app.site import audit, consent
 from client_app.site.client import open_client
-from client_app.site.state import StateError, StateFolder
+from client_app.site.record import StateError
+from client_app.site.state import StateFolder
 from protofl_common.basics import code_version
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError

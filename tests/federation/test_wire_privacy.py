@@ -30,7 +30,7 @@ from client_app import introduction, trained_model
 from client_app.algorithms.base import ClientAlgorithm
 from client_app.introduction import card_of
 from client_app.protections import secure_sum
-from client_app.site.state import StateError
+from client_app.site.record import StateError
 from protofl_common.backbones.load import BackboneError
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from client_app.site.audit import AuditError
 from client_app.site.consent import APPROVED, DENIED, FOLDER, KEY_FILE, site_key
-from client_app.site.state import LedgerError, StateError
+from client_app.site.record import LedgerError, StateError
 from protofl_common.config.options import Config, Scalar, SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import key_as_text
@@ -26,6 +26,7 @@ from protofl_common.tools.arguments import (
     read_assignments,
     read_recipe,
 )
+from protofl_common.tools.executor import START_METHOD
 from protofl_common.tools.findings import WRONG, nearest_existing, show
 from protofl_common.tools.site import approvals, stored
 from protofl_common.tools.site.node import (
@@ -52,7 +53,6 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
     running = add(run, "the SuperNode; options of flower-supernode, and --start-method")
     add_supernode_options(running)
-    can_fork = sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
     start_method = (
         "what each message starts; fork: a copy of a process that has imported everything; "
         "spawn: a fresh process (default with an NVIDIA GPU, and elsewhere than on Linux)"
@@ -60,7 +60,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     running.add_argument(
         "--start-method",
         choices=("fork", "spawn"),
-        default="fork" if can_fork else "spawn",
+        default=START_METHOD,
         help=start_method,
     )
 
@@ -73,7 +73,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_supernode_options(checking)
     add_json(checking)
 
-    add_json(add(status, "what it keeps of runs and data, with sizes"))
+    add_json(add(status, "what it keeps of runs and data; status 1 if something is wrong"))
 
     purging = add(purge, "remove what it keeps of runs, or caches/")
     name = "a name that `status` shows"
@@ -96,7 +96,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
     denying.add_argument("--key", type=Path, metavar="FILE", help=sign)
     add_allow_python(denying, "the file")
 
-    auditing = add(audit, "what was answered, checked line by line")
+    auditing = add(audit, "what was answered, checked line by line; status 1 if something is wrong")
     since = "only the lines behind those of earlier days"
     auditing.add_argument("--since", type=day, metavar="DAY", help=since)
     against = "heads.jsonl, as the server has it beside its runs' folders"
@@ -170,17 +170,21 @@ def check(arguments: argparse.Namespace) -> int:
     return show("site check", listed, arguments.json)
 
 
-def status(arguments: argparse.Namespace) -> None:
+def status(arguments: argparse.Namespace) -> int:
     node = arguments.node
     kept = stored.stored_at(node)
+    ledgers = list(stored.ledgers_at(node))
+    wrong = [line for line in ledgers if line.startswith(WRONG)]
     if arguments.json:
         rows = []
         for part in kept:
             paths = [str(path) for path in part.paths]
             rows.append({"name": part.name, "bytes": part.bytes, "paths": paths})
-        print_json("site status", {"kept": rows})
+        spent = [line for line in ledgers if line not in wrong]
+        print_json("site status", {"kept": rows, "ledgers": spent, "wrong": wrong})
     else:
-        print(*kept, *stored.ledgers_at(node), *stored.free_space(node), sep="\n")
+        print(*kept, *ledgers, *stored.free_space(node), sep="\n")
+    return int(bool(wrong))
 
 
 def purge(arguments: argparse.Namespace) -> None:

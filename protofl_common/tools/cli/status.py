@@ -3,19 +3,25 @@
   protofl status FEDERATION    on the SuperLink's machine, in the folder of the worker's start
 
 FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. Exit status 1 if it
-does not answer.
+does not answer, 3 if somebody is needed: a site is offline, the latest run failed, a run stopped,
+or the certificate has few days left.
 """
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
+from protofl_common.tools.arguments import add_json, print_json
 from protofl_common.tools.cli.runs import KnownRun, KnownSite, runs_in
 from protofl_common.tools.federation import FEW_DAYS, Federation, ask
 from protofl_common.tools.flower import Run
+
+SOMEBODY_IS_NEEDED = 3  # exit status
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -25,18 +31,74 @@ def describe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"), help=results)
     number = "only Flower's number of this site, to unregister it"
     parser.add_argument("--node", metavar="NAME", help=number)
+    add_json(parser)
+    figures = "figures for Prometheus, in its text format"
+    parser.add_argument("--prometheus", action="store_true", help=figures)
 
 
-def act(arguments: argparse.Namespace) -> None:
+def act(arguments: argparse.Namespace) -> int:
     federation = ask(arguments.federation)
     runs = runs_in(arguments.runs)
     if arguments.node:
         print(number_of(arguments.node, federation, runs))
-        return
-    print(*lines(federation, runs), sep="\n")
-    if not runs:
-        unknown = "no runs here, so names and replies of sites are not known; see --runs"
-        print(f"{arguments.runs}: {unknown}")
+        return 0
+
+    needed = list(needs(federation, runs))
+    if arguments.json:
+        print_json("status", _as_dict(federation, runs, needed))
+    elif arguments.prometheus:
+        print(*prometheus(_as_dict(federation, runs, needed)), sep="\n")
+    else:
+        print(*lines(federation, runs), sep="\n")
+        if not runs:
+            unknown = "no runs here, so names and replies of sites are not known; see --runs"
+            print(f"{arguments.runs}: {unknown}")
+    return SOMEBODY_IS_NEEDED if needed else 0
+
+
+def needs(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
+    """Yield what somebody should look after."""
+    for name, node, state in _sites(federation, runs):
+        if state != "online":
+            yield f"{name} ({node}) is {state}"
+    for submission in federation.submissions[:1]:
+        if submission.status.sub_status == "failed":
+            yield f"run {submission.run_id} failed"
+    for run in _stopped(runs):
+        yield f"{run.path} stopped"
+    days = federation.shown.days
+    if days is not None and days < FEW_DAYS:
+        yield f"the certificate has {days} days left"
+
+
+def prometheus(status: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each figure."""
+    for site in status["sites"]:
+        is_online = int(site["state"] == "online")
+        name = str(site["name"]).replace("\\", "\\\\").replace('"', '\\"')
+        yield f'protofl_site_online{{site="{name}",node="{site["node"]}"}} {is_online}'
+    yield f"protofl_stopped_runs {len(status['stopped'])}"
+    if status["certificate-days"] is not None:
+        yield f"protofl_certificate_days {status['certificate-days']}"
+    yield f"protofl_needs {len(status['needs'])}"
+
+
+def _as_dict(federation: Federation, runs: list[KnownRun], needed: list[str]) -> dict[str, Any]:
+    sites = []
+    known = _known(runs)
+    for name, node, state in _sites(federation, runs):
+        in_runs = {run: asdict(of_run[name]) for run, of_run in known.items() if name in of_run}
+        sites.append({"name": name, "node": str(node), "state": state, "runs": in_runs})
+    submissions = []
+    for run in federation.submissions:
+        submissions.append({"run": str(run.run_id), "state": _state(run)})
+    return {
+        "needs": needed,
+        "sites": sites,
+        "submissions": submissions,
+        "stopped": [str(run.path) for run in _stopped(runs)],
+        "certificate-days": federation.shown.days,
+    }
 
 
 def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
@@ -45,9 +107,8 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     SettingsError if there is none, or several.
     """
     numbers = [node.node_id for node in federation.nodes if node.name == name]
-    sites = _sites_of_latest(runs)
     if not numbers:
-        numbers = [node for site, node, _ in _sites(federation, sites) if site == name]
+        numbers = [node for site, node, _ in _sites(federation, runs) if site == name]
     if len(numbers) != 1:
         names = sorted({node.name or str(node.node_id) for node in federation.nodes})
         choices = f"choose from {', '.join(names)}"
@@ -57,27 +118,25 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
 
 def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     """Yield a line for each site, each submission, each stopped run, and the certificate."""
-    known = _sites_of_latest(runs)
-    for name, node, state in _sites(federation, known):
-        line = f"{name:20} {node:>20}  {state:10}  "
-        site = known.get(name)
-        if site and site.last:
-            line += f"last reply: round {site.last} of {runs[0].path.name}"
-        else:
-            line += "no reply yet"
-        if site and site.trouble:
-            trouble = [f"{number} {kind}" for kind, number in site.trouble.items()]
-            line += f"  {', '.join(trouble)}; {site.reason}"
-        yield line
+    known = _known(runs)
+    for name, node, state in _sites(federation, runs):
+        replies = []
+        for run_name, sites in known.items():
+            site = sites.get(name)
+            if site and site.last:
+                replies.append(f"last reply: round {site.last} of {run_name}{_trouble(site)}")
+            elif site and site.trouble:
+                replies.append(f"no reply yet in {run_name}{_trouble(site)}")
+        text = "; ".join(replies) or "no reply yet"
+        yield f"{name:20} {node:>20}  {state:10}  {text}"
 
     for submission in federation.submissions:
         yield _submission(submission)
 
-    for run in runs:
-        if not run.summary() and not run.goes_on:
-            done, wanted = run.rounds
-            resume = f"flwr run . FEDERATION --stream --run-config {run.path}/resume.toml"
-            yield f"{run.path}: stopped after round {done} of {wanted}; it goes on by {resume}"
+    for run in _stopped(runs):
+        done, wanted = run.rounds
+        resume = f"flwr run . FEDERATION --stream --run-config {run.path}/resume.toml"
+        yield f"{run.path}: stopped after round {done} of {wanted}; it goes on by {resume}"
 
     days = federation.shown.days
     if days is not None:
@@ -89,7 +148,7 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
 
 def _submission(run: Run) -> str:
     """Return a line on a run that was submitted: by whom, its state, the settings it changes."""
-    state = ":".join(filter(None, (run.status.status, run.status.sub_status)))
+    state = _state(run)
     if state == "pending":
         state += " (waits for protofl worker: is it running?)"
     # A run that is resumed was submitted with resume.toml, which repeats all settings. Only those
@@ -100,16 +159,36 @@ def _submission(run: Run) -> str:
     return f"run {run.run_id}  {run.pending_at[:19]}  {what}"
 
 
-def _sites_of_latest(runs: list[KnownRun]) -> dict[str, KnownSite]:
-    return runs[0].known_sites() if runs else {}
+def _state(run: Run) -> str:
+    return ":".join(filter(None, (run.status.status, run.status.sub_status)))
 
 
-def _sites(federation: Federation, sites: dict[str, KnownSite]) -> list[tuple[str, int, str]]:
+def _trouble(site: KnownSite) -> str:
+    if not site.trouble:
+        return ""
+    numbers = [f"{number} {kind}" for kind, number in site.trouble.items()]
+    return f"  {', '.join(numbers)}; {site.reason}"
+
+
+def _stopped(runs: list[KnownRun]) -> list[KnownRun]:
+    return [run for run in runs if not run.summary() and not run.goes_on]
+
+
+def _known(runs: list[KnownRun]) -> dict[str, dict[str, KnownSite]]:
+    """Map each run that is under way, or the latest if none is, to what it knows of sites."""
+    under_way = [run for run in runs if run.goes_on] or runs[:1]
+    return {run.path.name: run.known_sites() for run in under_way}
+
+
+def _sites(federation: Federation, runs: list[KnownRun]) -> list[tuple[str, int, str]]:
     """Return (name, node, state) of each node, in order.
 
     The name is that which a run knows, else that of its registration.
     """
-    names = {site.node: name for name, site in sites.items()}
+    names = {}
+    for sites in _known(runs).values():
+        for name, site in sites.items():
+            names[site.node] = name
     rows = []
     for node in federation.nodes:
         name = names.get(node.node_id) or node.name or "?"

@@ -9,11 +9,12 @@ the folder of all results, readable by its user only, and takes no task but a Se
 """
 
 import argparse
-import json
 import os
 import re
 import sys
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from protofl_common.basics.files import make_private
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allow_only
+from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.arguments import add_allow_python
+
+AHEAD = ("server_app.app", "torch", "httpcore", "filelock")
+"""What the process of a run would import by itself."""
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +38,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
-    from protofl_common.tools.executor import Executor, environment_of_own_code
+    from protofl_common.tools.executor import START_METHOD, Executor, environment_of_own_code
     from protofl_common.tools.flower import (
         TaskType,
         console_script,
@@ -50,7 +55,8 @@ def act(arguments: argparse.Namespace) -> None:
         raise SettingsError(f"--out-dir {out_dir}: is no folder that this user can write to")
 
     require_for_worker()  # here, not in each run's process
-    executor = Executor(TaskType.SERVER_APP, [__file__, str(out_dir), modules])
+    script = [__file__, str(out_dir), modules, START_METHOD]
+    executor = Executor(TaskType.SERVER_APP, script, START_METHOD)
     os.environ.update(environment_of_own_code())
     sys.argv = ["flower-superexec", *arguments.flowers]
     with handing_tasks_to(executor):
@@ -78,15 +84,33 @@ def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
     return context
 
 
-if __name__ == "__main__":
-    # The process of a run: python -P worker.py OUT-DIR MODULES, with flwr-serverapp's arguments on
-    # standard input. Its settings may name MODULES (with commas) and no others, and only this user
-    # can read what it writes.
+def import_ahead() -> None:
+    """Import what every run needs."""
+    from protofl_common.tools.flower import require_for_worker
+
+    with suppress(Exception):  # the run will meet the error again, and end with it
+        for name in AHEAD:
+            import_module(name)
+        require_for_worker()
+        for row in CATALOG.values():
+            half(row.server, object)
+
+
+def handle(out_dir: str, arguments: list[str]) -> None:
+    """Be ``flwr-serverapp`` with these arguments, for one run."""
     from protofl_common.tools.flower import console_script
 
-    _, out_dir, modules = sys.argv
-    sys.argv[1:] = json.loads(sys.stdin.readline())
-    os.umask(0o077)
-    allow_only(names_in(modules))
+    sys.argv[1:] = arguments
     with installed_code(out_dir):
         console_script("flwr-serverapp")()
+
+
+if __name__ == "__main__":
+    # The process of a run: python -P worker.py OUT-DIR MODULES fork|spawn. Its settings may name
+    # MODULES (with commas) and no others, and only this user can read what it writes.
+    from protofl_common.tools.task_process import handle_tasks
+
+    _, folder, allowed, start_method = sys.argv
+    os.umask(0o077)
+    allow_only(names_in(allowed))
+    handle_tasks(start_method, import_ahead, partial(handle, folder))

@@ -1,4 +1,8 @@
-"""``protofl site check``: what runs could make this machine do, and what is wrong with it."""
+"""``protofl site check``: what runs could make this machine do, and what is wrong with it.
+
+A SuperNode looks at its network and folders at its start, so PyTorch is imported later, where it is
+needed.
+"""
 
 import argparse
 import os
@@ -17,9 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
 from flwr.app import Message, MessageType, RecordDict
 
-from client_app import protections
 from protofl_common.basics.code_version import AT_A_SITE, code_version
-from protofl_common.basics.devices import open_device
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.catalog import CATALOG
@@ -34,7 +36,6 @@ from protofl_common.experiment.node import (
 )
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
 from protofl_common.experiment.study import Study
-from protofl_common.simulation.grid import LocalGrid
 from protofl_common.tools.federation import FEW_DAYS, ask_endpoint
 from protofl_common.tools.findings import (
     FACT,
@@ -77,6 +78,8 @@ def findings(
         listed += _device(node)
     if not refused:
         listed += _data(node, asked)
+        from client_app import protections
+
         acting = protections.names(site_settings(node, asked), is_site=True)
         listed.append(Finding(FACT, "protections", acting))
     return worst_first(listed)
@@ -354,6 +357,8 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     name = str(node.get("device", ""))
     if not name:
         return
+    from protofl_common.basics.devices import open_device
+
     try:
         open_device(name, "fp32")
     except SettingsError as error:
@@ -365,6 +370,8 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
 
     It hides no numbers, and has folders that are thrown away.
     """
+    from protofl_common.simulation.grid import LocalGrid
+
     if not asked:
         yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
         return

@@ -2,18 +2,15 @@
 
     python -P client_process.py APP fork|spawn    APP: the folder of that code
 
-The arguments of ``flwr-clientapp`` come by standard input, as a list in JSON, so that no command
-line shows the token. With "fork" it handles no message itself: it imports what every message needs
-and then forks for each line.
+With "fork" it handles no message itself: it imports what every message needs, and then forks for
+each (`tools/task_process.py`).
 """
 
-import gc
-import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -29,6 +26,7 @@ from protofl_common.tools.flower import (
     iterate_object_tree,
     pull_parts,
 )
+from protofl_common.tools.task_process import handle_tasks
 
 LARGEST = 2**32 + 2**28  # bytes of arrays in a message: two models of 2 GiB, and vectors
 # what each message would import: a third of its processor time
@@ -72,41 +70,16 @@ def handle(app: str, arguments: list[str]) -> None:
         flwr_clientapp()
 
 
-def fork_for_each_message(app: str) -> None:
-    """Until standard input ends, which it does when the executor does.
-
-    This process sees no message and no bundle. It must have one thread only and never use CUDA: no
-    fork survives these.
-    """
+def import_ahead(app: str) -> None:
+    """Import what every message needs."""
     with suppress(Exception):  # the child will meet the error again, and answer with it
         for name in AHEAD:
             import_module(name)
         installed_code(app)("", "", "")
         for row in CATALOG.values():
             half(row.client, object)
-    gc.freeze()  # or collecting in a child would copy all pages
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_IGN
-    )  # nobody waits for a child, and none is left as a zombie
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for line in sys.stdin:
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            try:
-                handle(app, json.loads(line))
-            except BaseException as end:  # Flower's own is a SystemExit
-                if not isinstance(end, SystemExit):
-                    sys.excepthook(type(end), end, end.__traceback__)
-            sys.stdout.flush()
-            # all is sent; to end as Python does, module by module, takes longer than most messages
-            os._exit(0)
 
 
 if __name__ == "__main__":
-    _, folder, method = sys.argv
-    if method == "fork":
-        fork_for_each_message(folder)
-    else:
-        handle(folder, json.loads(sys.stdin.readline()))
+    _, folder, start_method = sys.argv
+    handle_tasks(start_method, partial(import_ahead, folder), partial(handle, folder))

@@ -18,6 +18,7 @@ from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.executor import Executor, environment_of_own_code
 from protofl_common.tools.flower import (
     Run,
+    SuperNodeTasks,
     TaskType,
     ask_for_tasks,
     console_script,
@@ -29,6 +30,9 @@ from protofl_common.tools.flower import (
 )
 
 PAUSE_FRACTION = 0.1  # of Flower's own pause, and of the time that it has waited
+REPLY_PAUSE_SECONDS = 0.5  # Flower's own, while it waits for a reply
+LONGEST_START_SECONDS = 300.0  # in which a process must have taken a message
+LOST = "its process was stopped for longer than Flower waits for a sign of life"
 CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 
 
@@ -54,7 +58,8 @@ def start(words: list[str], address: str, start_method: str) -> None:
     sys.argv = ["flower-supernode", *words, "--isolation", "process"]
     sys.argv += ["--superexec-auth-secret-file", secret_file]
 
-    with supernode_process(Pauses(), settings_of):
+    waits = Waits(executor)
+    with supernode_process(waits, settings_of, waits.watch):
         console_script("flower-supernode")()
     # It returns when the SuperLink refuses a request for good; the thread that it leaves would keep
     # the process, idle.
@@ -71,18 +76,28 @@ def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:
     return default_run_config() | run.override_config
 
 
-class Pauses:
-    """Shorten the SuperNode's sleep: to a tenth of Flower's, later of what it has waited.
+class Waits:
+    """How the SuperNode waits: less long than Flower's own, and not for what will never come.
 
-    It stands in the place of the module `time`.
-
-    Flower asks for work every 3 seconds and looks for the reply every 0.5, which each round waits
-    for.
+    It stands in the place of the module `time`. Flower asks for work every 3 seconds and looks for
+    the reply every 0.5, which each round waits for; here it is a tenth, later of what it has
+    waited. Flower would wait without an end for a process that was frozen before it had fetched
+    its message, or midway through its reply.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, executor: "subprocess.Popen[bytes]") -> None:
+        self.executor = executor
         self.flowers_pause = 0.0  # seconds; which one it is says what Flower waits for
         self.began = 0.0  # when Flower began to wait for that
+        self.tasks: SuperNodeTasks | None = None
+        self.seems_lost = False  # no reply could come at the last look
+        self.idle_seconds = 0.0  # since a process worked on the message
+
+    def watch(self, tasks: SuperNodeTasks) -> None:
+        """From now on Flower waits for the reply to a message."""
+        self.tasks = tasks
+        self.seems_lost = False
+        self.idle_seconds = 0.0
 
     def sleep(self, flowers_pause: float) -> None:
         now = time.monotonic()
@@ -90,7 +105,33 @@ class Pauses:
             self.flowers_pause = flowers_pause
             self.began = now
         waited = now - self.began
-        time.sleep(min(flowers_pause, PAUSE_FRACTION * max(flowers_pause, waited)))
+        pause = min(flowers_pause, PAUSE_FRACTION * max(flowers_pause, waited))
+        time.sleep(pause)
+
+        if self.executor.poll() is not None:
+            end_supernode("The process that starts those of messages has ended.")
+        if self.tasks and flowers_pause == REPLY_PAUSE_SECONDS:
+            self._look_after(self.tasks, pause)
+
+    def _look_after(self, tasks: SuperNodeTasks, pause: float) -> None:
+        """Answer in the place of a process that is lost; end the SuperNode where none starts.
+
+        RuntimeError, which Flower logs before it goes on, if it had begun to answer.
+        """
+        if tasks.are_open():
+            self.seems_lost = False
+            self.idle_seconds += pause
+            if tasks.are_running():
+                self.idle_seconds = 0.0
+            if self.idle_seconds > LONGEST_START_SECONDS:
+                end_supernode(f"No process took a message in {LONGEST_START_SECONDS:g} s.")
+            return
+        if not self.seems_lost:  # but Flower looks once more: the reply may have come just now
+            self.seems_lost = True
+            return
+        self.seems_lost = False
+        if not tasks.answer(LOST):
+            raise RuntimeError(f"{LOST}, and lacks parts")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from client_app.site.privacy_ledger import (
     spent_by,
     write_ledger,
 )
-from client_app.site.state import LedgerError
+from client_app.site.record import LedgerError
 from protofl_common.privacy.plan import Mechanism, epsilon
 
 STEPS, TABLE = (0.1, 2.0), (1.0, 5.0)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from client_app.site.state import LostStateError, StateError, StateFolder
+from client_app.site.record import StateError
+from client_app.site.state import LostStateError, StateFolder
 from protofl_common.basics.run_history import RunHistory
 from tests.support.accidents import flip_a_bit
 from tests.support.given import Patch, Printed

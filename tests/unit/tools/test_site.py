@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 import zipfile
 from argparse import SUPPRESS
@@ -45,6 +46,7 @@ from protofl_common.tools.federation import Endpoint
 from protofl_common.tools.site.check import _algorithms
 from protofl_common.tools.site.client_process import handle, installed_code, received
 from protofl_common.tools.site.node import SUPERNODE_OPTIONS, node_config, site_settings
+from protofl_common.tools.task_process import written_task
 from protofl_common.wire.records import pack_settings
 from protofl_common.wire.refusal import refusal_in
 from tests.support import ROOT
@@ -74,6 +76,7 @@ def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE)
     Returns the stand-in for what would start the clients.
     """
     started = MagicMock()
+    started.return_value.poll.return_value = None
     exits = MagicMock()
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("subprocess.Popen", started)
@@ -199,34 +202,45 @@ def test_defaults_that_are_not_the_sites_are_refused_and_not_overlooked(home: Pa
 
 FORKED = """
 import os, sys
-from protofl_common.tools.site import client_process
+from protofl_common.tools.task_process import handle_tasks
 handled = []
-def handle(app, arguments):
+def handle(arguments):
     handled.append(arguments)  # of this child alone
     line = f"{os.getpid() != parent} {handled} {sys.stdin.buffer.raw.read()}\\n"
     print(line, end="")  # in one piece: three write
     if arguments == ["b"]:
         raise ValueError("of b alone")
     sys.exit(1)
-parent, client_process.handle = os.getpid(), handle
-def imported_ahead(*_):
-    print("ahead", "torch" in sys.modules, flush=True)
-client_process.installed_code = lambda app: imported_ahead
-client_process.import_module = lambda name: sys.modules.setdefault(name, None)
-client_process.fork_for_each_message(sys.argv[1])
+parent = os.getpid()
+handle_tasks("fork", lambda: print("ahead", flush=True), handle)
 """
 
 
-@pytest.mark.slow
-def test_a_message_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
-    command = [sys.executable, "-c", FORKED, str(ROOT)]
-    done = subprocess.run(command, input='["a"]\n["b"]\n["c"]\n', capture_output=True, text=True)
+def test_a_task_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
+    command = [sys.executable, "-c", FORKED]
+    lines = "".join(written_task([name]) + "\n" for name in "abc")
+    done = subprocess.run(command, input=lines, capture_output=True, text=True)
 
     each_alone = [f"True [['{name}']] b''" for name in "abc"]
-    assert sorted(done.stdout.splitlines()) == [*each_alone, "ahead True"]
+    assert sorted(done.stdout.splitlines()) == [*each_alone, "ahead"]
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("ValueError: of b alone") == 1
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method: str) -> None:
+    """Flower's own words are that a user has stopped it."""
+    tasks = f"from protofl_common.tools.task_process import *; handle_tasks('{method}', int, print)"
+    late = json.dumps({"launched": time.time() - 35, "arguments": ["late"]})
+    lines = f"{late}\n{written_task(['soon'])}\n"
+    command = [sys.executable, "-c", tasks]
+    done = subprocess.run(command, input=lines, capture_output=True, text=True)
+
+    assert re.search(
+        r"this machine needed 3[5-9] s to start .*, and Flower allows 30: ", done.stderr
+    )
+    assert done.stdout == ("['soon']\n" if method == "fork" else "")
 
 
 def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:

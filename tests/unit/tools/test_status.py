@@ -1,5 +1,6 @@
 """``protofl status``: what a SuperLink and the folders of runs say, put together."""
 
+import json
 import re
 import ssl
 import threading
@@ -11,16 +12,18 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import jsonschema
 import pytest
 from filelock import FileLock
 
 from protofl_common.config.options import SettingsError
+from protofl_common.tools.cli import main
 from protofl_common.tools.cli.runs import runs_in
-from protofl_common.tools.cli.status import lines, number_of
+from protofl_common.tools.cli.status import SOMEBODY_IS_NEEDED, lines, number_of
 from protofl_common.tools.federation import Endpoint, Federation, ask, ask_endpoint
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
-from tests.support.commands import output
+from tests.support.commands import SCHEMA, output
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.processes import free_port, name_superlink
@@ -97,7 +100,40 @@ def test_a_federation_without_runs_says_so(
 ) -> None:
     superlink = federation((1, "north", "online"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
-    assert f"{tmp_path}: no runs here" in output(capsys, "status", "here", "--runs", tmp_path).out
+    said = output(capsys, "status", "here", "--runs", tmp_path, status=SOMEBODY_IS_NEEDED).out
+    assert f"{tmp_path}: no runs here" in said
+
+
+def test_who_is_needed_is_told_to_programs(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
+    Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
+    superlink = federation((1, "", "online"), (3, "s", "offline"))
+    monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
+    command = ["status", "here", "--runs", str(tmp_path / "runs")]
+    capsys.readouterr()
+
+    assert main([*command, "--json"]) == SOMEBODY_IS_NEEDED
+    told = json.loads(capsys.readouterr().out)
+    jsonschema.validate(told, SCHEMA)
+    needed = ["south (3) is offline", "run 77 failed", "the certificate has 12 days left"]
+    assert told["needs"] == needed
+    assert told["sites"][1]["runs"]["first"]["trouble"] == {"failed": 1}
+
+    assert main([*command, "--prometheus"]) == SOMEBODY_IS_NEEDED
+    assert capsys.readouterr().out.splitlines() == [
+        'protofl_site_online{site="east",node="1"} 1',
+        'protofl_site_online{site="south",node="3"} 0',
+        "protofl_stopped_runs 0",
+        "protofl_certificate_days 12",
+        "protofl_needs 3",
+    ]
+
+    superlink.nodes.pop()
+    superlink.submissions.clear()
+    well = superlink._replace(shown=Endpoint(days=90, ahead=0.0))
+    monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: well)
+    assert main(command) == 0
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from protofl_common.experiment.settings import app_folder, default_run_config, d
 from protofl_common.tools.cli import main, worker
 from protofl_common.tools.executor import Executor
 from protofl_common.tools.site.supernode import CLIENT_PROCESS
+from protofl_common.tools.task_process import written_task
 from tests.support.given import Patch, Printed
 
 RUNTIME = "flwr.superlink.runtime.run_serverapp"
@@ -63,6 +64,7 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
 ) -> None:
     started = MagicMock()
     monkeypatch.setattr("subprocess.Popen", started)
+    assert executor.forking is None
     capacity = executor.get_eligible_capacity(set(TaskType), insecure=True)
     assert capacity == ({TaskType.SERVER_APP}, set())
     for kind in set(TaskType) - {TaskType.SERVER_APP}:
@@ -74,12 +76,12 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
     (command,) = started.call_args.args
     assert command == executor.command
     written = started.return_value.stdin.write.call_args_list
-    arguments = json.loads("".join(call.args[0] for call in written))
+    arguments = json.loads("".join(call.args[0] for call in written))["arguments"]
     assert arguments[-1] == "--root-certificates=ca.crt"
     assert not {"--insecure", "--allow-runtime-dependency-installation"} & set(arguments)
 
     out_dir = tmp_path / "made" / "runs"
-    assert executor.command[2:] == [worker.__file__, str(out_dir), "mynets"]
+    assert executor.command[2:] == [worker.__file__, str(out_dir), "mynets", executor.method]
     for folder in (out_dir, out_dir.parent):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -162,7 +164,7 @@ def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_pa
     while not (read.exists() and read.read_text().endswith("\n")):
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert "--token=a-secret-token" in json.loads(read.read_text())
+    assert "--token=a-secret-token" in json.loads(read.read_text())["arguments"]
 
     started = processes_of(str(read))
     try:
@@ -178,7 +180,8 @@ def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize(("script", "arguments"), [
     (CLIENT_PROCESS, [str(app_folder()), "spawn"]),
-    (worker.__file__, ["OUT-DIR", "mynets"]),
+    (worker.__file__, ["OUT-DIR", "mynets", "fork"]),
+    (worker.__file__, ["OUT-DIR", "mynets", "spawn"]),
 ])  # fmt: skip
 def test_the_process_of_a_task_reads_its_arguments(
     script: str, arguments: list[str], tmp_path: Path
@@ -187,7 +190,9 @@ def test_the_process_of_a_task_reads_its_arguments(
     command = [sys.executable, "-P", str(script), *arguments]
     env = os.environ | {"PYTHONPATH": str(app_folder())}
 
-    done = subprocess.run(command, input='["--help"]\n', capture_output=True, text=True, env=env)
+    done = subprocess.run(
+        command, input=written_task(["--help"]), capture_output=True, text=True, env=env
+    )
 
     assert done.stderr == ""
     assert done.returncode == 0

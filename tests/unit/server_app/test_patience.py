@@ -1,0 +1,40 @@
+"""How long an exchange waits for late sites."""
+
+import pytest
+
+from server_app.network.patience import ReplyTimes
+
+MINUTE = 60.0
+
+
+def test_how_long_training_takes_does_not_follow_from_an_exchange_of_keys() -> None:
+    times = ReplyTimes()
+    times.note("query.advertise", "west", asked=0.0, answered=0.5)
+
+    assert times.has("query.share")
+    assert not times.has("train")  # so the first training waits `round-timeout`
+
+    times.note("train", "west", asked=1.0, answered=1.0 + 30 * MINUTE)
+    assert times.patience("train", [2 * MINUTE], ["west"], grace=3.0, least=120.0) == 90 * MINUTE
+    assert times.patience("query.unmask", [0.5], ["west"], grace=3.0, least=120.0) == 120.0
+
+
+@pytest.mark.parametrize(("answered", "minutes"), [(30, 30), (7, 7)])
+def test_a_site_that_was_given_up_has_the_time_it_needed_in_later_rounds(
+    answered: float, minutes: float
+) -> None:
+    times = ReplyTimes()
+    times.note("train", "west", asked=0.0, answered=answered * MINUTE)
+
+    assert (
+        times.patience("train", [MINUTE], ["west"], grace=3.0, least=120.0) == 3 * minutes * MINUTE
+    )
+    assert times.patience("train", [MINUTE], ["east"], grace=3.0, least=120.0) == 3 * MINUTE
+
+
+def test_a_message_that_waited_for_the_one_before_it_was_not_worked_on() -> None:
+    times = ReplyTimes()
+    times.note("train", "west", asked=0.0, answered=30 * MINUTE)
+    times.note("train", "west", asked=6 * MINUTE, answered=65 * MINUTE)
+
+    assert times.patience("train", [MINUTE], ["west"], grace=3.0, least=120.0) == 3 * 35 * MINUTE
