@@ -22,7 +22,13 @@ from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
-from protofl_common.experiment.node import REQUIRE_SECAGG, own_code, site_folder, site_name
+from protofl_common.experiment.node import (
+    REQUIRE_SECAGG,
+    own_code,
+    problem_of_peers,
+    site_folder,
+    site_name,
+)
 from protofl_common.experiment.study import UNSIGNED, Study, is_past, key_as_text, signed_part
 from protofl_common.wire.schema import RefusedMessage
 
@@ -104,6 +110,9 @@ def check_consent(
         if study.sites and study.sites.get(name) != key_as_text(site_key(folder).public_key()):
             other_key = "or names another key of it; `protofl site key` prints it"
             raise RefusedMessage(f"{study} does not name {name}, {other_key}")
+        unknown_peers = problem_of_peers(node, config)
+        if unknown_peers:
+            raise RefusedMessage(unknown_peers)
         if approves:
             if not path.exists():
                 _check_room(config, study, folder)

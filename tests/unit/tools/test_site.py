@@ -422,6 +422,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(
     assert not unable & algorithms
 
 
+PEERS = f"east:{'e' * 43},south:{'s' * 43}"
 LONG_PATH = "x" * 300  # pathlib's exists() raises for it
 WITHOUT_DATA = NODE.partition(" data-dir")[0]
 
@@ -435,8 +436,10 @@ WITHOUT_DATA = NODE.partition(" data-dir")[0]
     ([], NODE + " approve=false", "warning", "approval none: a run takes part"),
     ([], WITHOUT_DATA, "warning", "approval none: a run takes part"),
     ([], NODE + " partition-id=0", "warning", "approval none: a run takes part"),
-    ([], NODE + " require-secagg=true", "",
-        "without study-sites in a run its server can invent these sites"),
+    ([], NODE + " require-secagg=true", "warning", "cannot know who the others are"),
+    ([], f"{NODE} require-secagg=true peers={PEERS!r}", "", "peers a sum needs 2 of east, south"),
+    ([], NODE + ' require-secagg=true peers="east"', "WRONG", "peers: 'east' must be NAME:KEY"),
+    ([], NODE.replace("fedproto", "all"), "warning", "weights a server that chooses the weights"),
     ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
     ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: ditto, fedavg"),
     ([], NODE.replace("fedproto", "fedgen"), "warning",
