@@ -253,10 +253,13 @@ class SecureSum:
         if len(keys) < masks.FEWEST_SUMMED:
             raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
         self._check_known(keys)
-        self._check_strangers(keys)
 
     def _check_known(self, sites: Collection[str]) -> None:
-        """RefusedMessage for a sum with too few sites that this one knows, if it knows any."""
+        """RefusedMessage where this site knows too few of the ``sites`` of a sum by their keys.
+
+        The server may have invented the others, so they count as its helpers: c of n sites, where
+        n + c < 2t. Without `peers` a site knows nobody, and trusts its operator's approval.
+        """
         node = self.client.node
         if not node.peers:
             return
@@ -265,16 +268,6 @@ class SecureSum:
             raise RefusedMessage(
                 f"a sum with {len(known)} sites that {self.name} knows, fewer than {FEWEST_KNOWN}"
             )
-
-    def _check_strangers(self, sites: Collection[str]) -> None:
-        """RefusedMessage where the sites that this one does not know could unmask its vector.
-
-        The server may have invented them, so they count as its helpers: c of n, where n + c < 2t.
-        """
-        node = self.client.node
-        if not node.peers:
-            return
-        known = node.known_among(self.client.settings.named_sites) & {*sites}
         strangers = len(sites) - 1 - len(known)
         if len(sites) + strangers >= 2 * self._threshold(sites):
             raise RefusedMessage(

@@ -321,9 +321,9 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
     is_private = "require-dp" in node
     if with_weights and not is_private:
-        names = ", ".join(with_weights)
         cure = f"refuse them by {ACCEPT_WEIGHTS} = false, or set require-dp"
-        yield Finding(WARNING, "weights", f"{DANGER_OF_WEIGHTS}; {cure}: {names}")
+        danger = f"{DANGER_OF_WEIGHTS}; {cure}: {', '.join(with_weights)}"
+        yield Finding(WARNING, "weights", danger)
     if allowed_by(node)[REQUIRE_SECAGG]:
         masks = (
             "all this, and all figures, under masks that cancel in the sum of several sites "
