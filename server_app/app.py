@@ -31,15 +31,15 @@ from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.progress import conclude, draw_page
 from server_app.callbacks.stopping import epsilon_spent
-from server_app.checkpoint import check_free, check_same, locked_run, starting_point
-from server_app.flow import uploads_of
-from server_app.log import emit, listening, logged, say
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
 from server_app.protections.secure_sum import SecureSums
-from server_app.replies import RoundResult
 from server_app.round import final_evaluation, train_round
+from server_app.run.checkpoint import check_free, check_same, locked_run, starting_point
+from server_app.run.flow import uploads_of
+from server_app.run.log import emit, listening, logged, say
+from server_app.run.replies import RoundResult
 from server_app.strategies.base import build_strategy
 
 app = ServerApp()

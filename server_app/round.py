@@ -13,13 +13,13 @@ from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import DROPPED, Seconds
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.schema import Limits
-from server_app.flow import AskForUploads, Flow, UploadRequest
 from server_app.network.admission import drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import AT_ONCE
 from server_app.protections import protections_of
 from server_app.protections.base import Accepted, View
-from server_app.replies import (
+from server_app.run.flow import AskForUploads, Flow, UploadRequest
+from server_app.run.replies import (
     Exchanged,
     Records,
     ReplyReader,

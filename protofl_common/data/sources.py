@@ -105,6 +105,15 @@ def check_data_settings(settings: DataSettings) -> None:
         raise DataError("\n".join(problems))
 
 
+def check_data_are_here(settings: DataSettings) -> None:
+    """DataError when the files are missing and cannot be downloaded into a ``data-dir``.
+
+    Nothing is downloaded.
+    """
+    if not (settings.download and settings.data_dir):
+        source_of(settings.dataset).locate(settings)
+
+
 def _about_parts(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
     """Yield what does not fit the test part and the domains of the data set."""
     dataset = settings.dataset

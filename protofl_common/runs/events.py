@@ -1,7 +1,7 @@
 """What happens in a run, as it happens: a line of text for people, an object for programs.
 
-The server emits these (`server_app/log.py`). Who simulates gets each as an object: ``on_event`` of
-`protofl.run`. Under `flwr run` the ServerApp is a process of its own, which prints them.
+The server emits these (`server_app/run/log.py`). Who simulates gets each as an object: ``on_event``
+of `protofl.run`. Under `flwr run` the ServerApp is a process of its own, which prints them.
 """
 
 import traceback

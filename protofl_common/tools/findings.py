@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from protofl_common.tools.cli.arguments import print_json
+from protofl_common.tools.arguments import print_json
 
 WRONG = "WRONG"
 WARNING = "warning"

@@ -35,7 +35,7 @@ from protofl_common.experiment.settings import Settings, default_run_config, wit
 from protofl_common.runs import events
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.simulation.grid import LocalGrid, simulate
-from protofl_common.tools.cli.run import check_settings
+from protofl_common.tools.arguments import check_settings
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
 
@@ -154,8 +154,8 @@ def try_method(
     from client_app.introduction import card_of
     from client_app.site.client import open_client
     from client_app.site.workshop import open_workshop
-    from server_app.checkpoint import Checkpoint
     from server_app.network.membership import Federation
+    from server_app.run.checkpoint import Checkpoint
     from server_app.strategies.base import server_half
 
     alone: dict[str, Scalar] = {

@@ -32,8 +32,8 @@ from protofl_common.maths.prototypes import Prototypes, margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import ActiveRun, Callback
-from server_app.checkpoint import CannotResume
-from server_app.replies import RoundResult
+from server_app.run.checkpoint import CannotResume
+from server_app.run.replies import RoundResult
 
 MOST_ABSENT = 10
 """Partitions per site up to which the data are divided again: a site that claims to be one of a

@@ -11,11 +11,11 @@ from pathlib import Path
 from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import BestRound, RoundRow, RunFolder
 from protofl_common.runs.over_clients import best_evaluation, measured
-from server_app.checkpoint import Checkpoint
-from server_app.flow import AskForUploads
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation
-from server_app.replies import Records, RoundResult
+from server_app.run.checkpoint import Checkpoint
+from server_app.run.flow import AskForUploads
+from server_app.run.replies import Records, RoundResult
 from server_app.strategies.base import Strategy
 
 

@@ -11,7 +11,7 @@ from protofl_common.basics.files import sync, write_text
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import METRICS, SETTINGS, RoundRow
 from server_app.callbacks.base import ActiveRun, Callback
-from server_app.replies import RoundResult
+from server_app.run.replies import RoundResult
 
 
 class Checkpoints(Callback):

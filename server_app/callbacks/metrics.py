@@ -33,9 +33,9 @@ from protofl_common.runs.over_clients import best_of, outcome_warnings, over_cli
 from protofl_common.wire.records import Report
 from protofl_common.wire.schema import vectors_in
 from server_app.callbacks.base import ActiveRun, Callback
-from server_app.checkpoint import CannotResume
-from server_app.log import say
-from server_app.replies import RoundResult
+from server_app.run.checkpoint import CannotResume
+from server_app.run.log import say
+from server_app.run.replies import RoundResult
 from server_app.strategies.base import Strategy
 
 Row = TypeVar("Row", RoundRow, ClientRow)

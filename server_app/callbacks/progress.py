@@ -28,9 +28,9 @@ from protofl_common.runs.folder import DROPPED, SITES, RoundRow, RunFolder, unus
 from protofl_common.runs.over_clients import data_warnings
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import ActiveRun, Callback
-from server_app.log import emit, say
 from server_app.network.membership import Federation
-from server_app.replies import RoundResult
+from server_app.run.log import emit, say
+from server_app.run.replies import RoundResult
 
 MOST_NAMED = 20  # Clients that are named in one line
 RECENT = 3  # Rounds whose mean duration tells how long the rest will take

@@ -6,8 +6,8 @@ from protofl_common.runs.folder import FEW_TESTED, RoundRow
 from protofl_common.runs.over_clients import figures_of, measured
 from protofl_common.wire.records import pack_best
 from server_app.callbacks.base import ActiveRun, Callback
-from server_app.flow import Question
-from server_app.replies import Exchanged, Records, RoundResult
+from server_app.run.flow import Question
+from server_app.run.replies import Exchanged, Records, RoundResult
 
 
 class BestModel(Callback):

@@ -21,8 +21,8 @@ from protofl_common.config.sections import TRACKERS, keys_that_change
 from protofl_common.experiment.settings import to_run_config
 from protofl_common.runs.folder import TROUBLE, RoundRow
 from server_app.callbacks.base import ActiveRun, Callback
-from server_app.log import say
-from server_app.replies import RoundResult
+from server_app.run.log import say
+from server_app.run.replies import RoundResult
 
 PROJECT = "protofl"
 PRIVATE = keys_that_change("name", "machine") | {"study-sites", "gaussian.start-from"}

@@ -18,7 +18,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.privacy.masks import FEWEST_SUMMED
 from protofl_common.wire.records import MOST_SITES, SiteCard
-from server_app.bounds import number_asked
+from server_app.run.bounds import number_asked
 
 Cards = Mapping[str, SiteCard]
 

@@ -26,8 +26,6 @@ from protofl_common.wire.records import (
     pack_instructions,
 )
 from protofl_common.wire.refusal import refusal_in
-from server_app.flow import Flow, Question
-from server_app.log import tell_silence
 from server_app.network.flower_compat import (
     TRIES,
     copy_for,
@@ -37,7 +35,9 @@ from server_app.network.flower_compat import (
     push_each,
 )
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import Exchanged
+from server_app.run.flow import Flow, Question
+from server_app.run.log import tell_silence
+from server_app.run.replies import Exchanged
 
 T = TypeVar("T")
 LOOK_EVERY = 3.0

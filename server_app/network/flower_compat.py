@@ -28,7 +28,7 @@ from protofl_common.flower import (
     needing_flowers_names,
 )
 from protofl_common.wire import envelope
-from server_app.log import say, tell_silence
+from server_app.run.log import say, tell_silence
 
 UNREADABLE = (
     TypeError,

@@ -24,13 +24,13 @@ from protofl_common.wire.records import (
 )
 from protofl_common.wire.refusal import Refusal, refusal_in
 from protofl_common.wire.schema import RefusedMessage
-from server_app.bounds import Bounds, bounds_of
-from server_app.checkpoint import Checkpoint
-from server_app.log import emit, say
 from server_app.network import admission
 from server_app.network.admission import FederationError as FederationError
 from server_app.network.admission import Problem
 from server_app.network.flower_compat import id_of, pull_each, push_each
+from server_app.run.bounds import Bounds, bounds_of
+from server_app.run.checkpoint import Checkpoint
+from server_app.run.log import emit, say
 
 APPROVAL_EVERY = 5.0
 """Seconds after which a site that waits for its operator's approval is asked again."""

@@ -2,7 +2,7 @@
 
 No algorithm knows them. `PROTECTIONS` is their order: who is refused has no say in what follows,
 and as many samples as were let count are those by which vectors are counted. A single reply has
-been checked before (`server_app/replies.py`), and secure aggregation has made one sum of all
+been checked before (`server_app/run/replies.py`), and secure aggregation has made one sum of all
 (`secure_sum.py`).
 """
 

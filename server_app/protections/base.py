@@ -8,8 +8,8 @@ from typing import Self
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.payloads import StateDict
 from protofl_common.wire.records import SiteCard
-from server_app.bounds import Bounds
-from server_app.replies import Upload
+from server_app.run.bounds import Bounds
+from server_app.run.replies import Upload
 
 
 @dataclass(frozen=True)

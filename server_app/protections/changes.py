@@ -7,7 +7,7 @@ from protofl_common.maths.aggregation import State, clip_updates, length_of_chan
 from protofl_common.wire.payloads import StateDict
 from protofl_common.wire.schema import weights_in
 from server_app.protections.base import Accepted, Protection, View
-from server_app.replies import Upload
+from server_app.run.replies import Upload
 
 
 class CutChanges(Protection):

@@ -1,7 +1,7 @@
 """Merge nothing of too few: the result would be close to single uploads."""
 
 from server_app.protections.base import Accepted, Protection, View
-from server_app.replies import Upload
+from server_app.run.replies import Upload
 
 
 class EnoughReplies(Protection):

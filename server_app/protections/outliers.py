@@ -14,7 +14,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload, Value
 from protofl_common.wire.schema import vectors_in
 from server_app.protections.base import Accepted, Protection, View
-from server_app.replies import Upload, vectors_of
+from server_app.run.replies import Upload, vectors_of
 
 
 class RefuseOutliers(Protection):

@@ -1,6 +1,6 @@
 """Bound how much a client weighs: by its training samples, or by how many vectors it sends.
 
-How far clients may differ stands in `server_app/bounds.py`.
+How far clients may differ stands in `server_app/run/bounds.py`.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from protofl_common.maths.aggregation import MIN_CLIENTS_FOR_MEDIAN
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Value
 from protofl_common.wire.schema import vectors_in
-from server_app.bounds import Bounds
 from server_app.protections.base import Accepted, Protection, View
 from server_app.protections.outliers import with_vectors
-from server_app.replies import Upload, vectors_of
+from server_app.run.bounds import Bounds
+from server_app.run.replies import Upload, vectors_of
 
 
 class BoundSamples(Protection):

@@ -44,8 +44,8 @@ from protofl_common.wire.records import (
     unpack_by_site,
 )
 from protofl_common.wire.schema import RefusedMessage
-from server_app.flow import Flow, Question, Replies, UploadRequest
-from server_app.replies import Records, ReplyReader, Upload, VoidRound
+from server_app.run.flow import Flow, Question, Replies, UploadRequest
+from server_app.run.replies import Records, ReplyReader, Upload, VoidRound
 
 BySite = Mapping[str, Mapping[str, bytes]]
 

@@ -22,7 +22,7 @@ from protofl_common.runs.attributes import restore_attributes, tensors_of
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Template, weights_in
 from server_app.network.membership import Federation, FederationError
-from server_app.replies import Upload, all_vectors, vectors_of
+from server_app.run.replies import Upload, all_vectors, vectors_of
 
 __all__ = [  # What an algorithm's file needs
     "Federation",

@@ -14,7 +14,7 @@ from protofl_common.models.split import SplitModel
 from protofl_common.runs.events import Warned
 from protofl_common.wire.payloads import StateDict, declared_part
 from protofl_common.wire.schema import Weights, weights_in
-from server_app.log import emit
+from server_app.run.log import emit
 from server_app.strategies.base import Federation, FederationError, H, ServerStrategy, Upload
 
 

@@ -24,8 +24,8 @@ import torch
 
 from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.models.build import initial_model
+from server_app.learning.training import cross_entropy_of, server_device, train
 from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, all_vectors
-from server_app.training import cross_entropy_of, server_device, train
 
 
 class FedGH(ServerStrategy[ServerTrainingHparams]):

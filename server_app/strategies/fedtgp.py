@@ -34,8 +34,8 @@ from protofl_common.algorithms.fedtgp import FedTGPHparams
 from protofl_common.basics.devices import seeded
 from protofl_common.maths.losses import margin_contrast, nearest_distances
 from protofl_common.maths.prototypes import class_means
+from server_app.learning.training import server_device, train
 from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, all_vectors
-from server_app.training import server_device, train
 
 T = TypeVar("T", bound=ServerTrainingHparams)
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -31,7 +31,7 @@ from protofl_common.runs.attributes import dictionary_in
 from protofl_common.runs.folder import RunFolder
 from protofl_common.wire.payloads import template_of
 from protofl_common.wire.schema import Template
-from server_app.checkpoint import newest_undamaged
+from server_app.run.checkpoint import newest_undamaged
 from server_app.strategies.base import Federation, Payload, ServerStrategy, StateDict, Upload
 
 SAMPLES = "samples"

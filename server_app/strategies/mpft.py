@@ -15,6 +15,7 @@ import torch
 
 from protofl_common.algorithms.mpft import MPFTHparams
 from protofl_common.models.build import initial_model
+from server_app.learning.training import cross_entropy_of, server_device, train
 from server_app.strategies.base import (
     Federation,
     Payload,
@@ -24,7 +25,6 @@ from server_app.strategies.base import (
     Upload,
     vectors_of,
 )
-from server_app.training import cross_entropy_of, server_device, train
 
 
 class MPFT(ServerStrategy[MPFTHparams]):

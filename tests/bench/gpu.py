@@ -33,7 +33,7 @@ from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
-from server_app.replies import Upload
+from server_app.run.replies import Upload
 from tests.bench import htfllib
 from tests.support.fakes import server_of
 

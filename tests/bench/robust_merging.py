@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from protofl_common.tools.cli.arguments import read_assignments
+from protofl_common.tools.arguments import read_assignments
 from tests.bench.printing import markdown, of_seeds
 from tests.support import attacks
 from tests.support.attacks import Change, everywhere

@@ -14,8 +14,8 @@ from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file, save_file
 
-from server_app.checkpoint import Checkpoint, checkpoints
 from server_app.network.membership import FederationError
+from server_app.run.checkpoint import Checkpoint, checkpoints
 from tests.support.accidents import fails, flip_a_bit, meanwhile, on_round
 from tests.support.attacks import (
     both,
@@ -298,7 +298,7 @@ def test_a_superlink_that_was_away_is_told(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
     """Flower's own client waits until it is back."""
-    monkeypatch.setattr("server_app.log.SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr("server_app.run.log.SILENCE_SECONDS", 0.5)
     absences = [1.0]
 
     def slow_once(grid: LocalGrid) -> None:

@@ -26,8 +26,8 @@ from protofl_common.experiment.settings import baselines_of, default_run_config
 from protofl_common.report.page import write_report
 from protofl_common.runs.figures import compared, sentence
 from protofl_common.runs.folder import RunFolder, baseline_folder
+from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.cli import parsed
-from protofl_common.tools.cli.arguments import read_assignments
 from server_app.network.membership import FederationError
 from tests.support import ROOT
 from tests.support.given import Patch, Printed

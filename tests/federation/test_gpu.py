@@ -129,7 +129,7 @@ def pretended_gpu() -> Iterator[None]:
         return make(*args, **options).to(device)
 
     with pytest.MonkeyPatch.context() as monkeypatch, Mode():
-        for room in ("client_app.site.workshop", "server_app.training"):
+        for room in ("client_app.site.workshop", "server_app.learning.training"):
             monkeypatch.setattr(f"{room}.open_device", lambda name, precision: GPU)
         monkeypatch.setattr("torch.__future__._overwrite_module_params_on_conversion", True)
         # such tensors cannot do without gradients as `inference_mode` does

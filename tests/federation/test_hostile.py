@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
 from server_app.network.membership import FederationError
-from server_app.replies import Upload
+from server_app.run.replies import Upload
 from server_app.strategies.fedavg import FedAvg
 from tests.support import attacks
 from tests.support.attacks import (

@@ -15,8 +15,8 @@ import pytest
 
 from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.settings import default_run_config
+from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.cli import main, parsed
-from protofl_common.tools.cli.arguments import read_assignments
 from tests.support import ROOT
 from tests.support.given import Patch
 from tests.support.harness import CACHE, run_federation

@@ -36,7 +36,7 @@ from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights
 from server_app.network.membership import FederationError
-from server_app.replies import Upload
+from server_app.run.replies import Upload
 from server_app.strategies.base import ServerStrategy, server_half
 from server_app.strategies.fedavg import FedAvg
 from tests.support import ROOT

@@ -23,7 +23,7 @@ from protofl_common.maths.prototypes import class_scores, fit_temperature, unkno
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
-from server_app.checkpoint import locked_run
+from server_app.run.checkpoint import locked_run
 from tests.support.commands import output
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
@@ -214,7 +214,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
 
 
 def test_names_of_classes_are_no_markup_in_the_readme() -> None:
-    table = [*export._table({"classes": "<male>, a|b, _c_"})]
+    table = export._table({"classes": "<male>, a|b, _c_"})
     assert r"| classes | \<male>, a\|b, \_c\_ |" in table
 
 

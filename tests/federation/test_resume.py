@@ -19,7 +19,7 @@ from protofl_common.data.store import data_key
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import CHECKPOINTS, checkpoints
-from protofl_common.tools.cli.arguments import read_recipe
+from protofl_common.tools.arguments import read_recipe
 from server_app.callbacks.checkpoints import as_toml
 from server_app.network.membership import FederationError
 from tests.support.accidents import CLIENTS, FINAL, PLACES, flip_a_bit, stop
@@ -227,7 +227,7 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
-    monkeypatch.setattr("server_app.checkpoint.code_version", lambda: "abad1dea")
+    monkeypatch.setattr("server_app.run.checkpoint.code_version", lambda: "abad1dea")
     stop(config, STORED, 1)
     partition = config["partition"]
     monkeypatch.setitem(PARTITIONS, partition, replace(PARTITIONS[partition], version=9))

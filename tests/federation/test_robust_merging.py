@@ -16,8 +16,8 @@ from protofl_common.experiment.settings import to_run_config
 from protofl_common.maths.aggregation import MEAN, MEDIAN, Aggregator, clip_updates, merge_by_class
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.records import SiteCard
-from server_app.bounds import Bounds, bounds_of
 from server_app.network.membership import FederationError
+from server_app.run.bounds import Bounds, bounds_of
 from tests.bench.robust_merging import attacked, honest_accuracy
 from tests.support.attacks import (
     Change,

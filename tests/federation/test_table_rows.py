@@ -19,7 +19,7 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.raw import RawData
 from protofl_common.data.sources import SOURCES, Source
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.tools.cli.arguments import ROOT
+from protofl_common.tools.arguments import ROOT
 from protofl_common.tools.tables.figure import NoFigure
 from protofl_common.tools.tables.plan import Cell, Run, plan
 from protofl_common.tools.tables.spec import TableFile, read_table

@@ -7,8 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from protofl_common.tools.arguments import ROOT
 from protofl_common.tools.cli import main, parser_of
-from protofl_common.tools.cli.arguments import ROOT
 
 _SCHEMA_FILE = ROOT / "docs" / "reference" / "commands.schema.json"
 SCHEMA = json.loads(_SCHEMA_FILE.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
-from server_app.bounds import bounds_of
+from server_app.run.bounds import bounds_of
 from server_app.strategies.base import server_half
 
 Accuracies = dict[str, dict[str, float]]

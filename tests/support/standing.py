@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from server_app.checkpoint import Checkpoint, checkpoints
+from server_app.run.checkpoint import Checkpoint, checkpoints
 from tests.support import ROOT, processes
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from protofl_common.tools.cli.arguments import read_recipe
+from protofl_common.tools.arguments import read_recipe
 from tests.support import ROOT
 from tests.support.installed import install_into
 from tests.support.processes import BIN, hear_ctrl_c, output_of, wait_until

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from protofl_common.experiment.settings import known_keys
+from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.cli import COMMANDS, main
-from protofl_common.tools.cli.arguments import read_assignments
 from tests.bench import mutants
 from tests.support import ROOT
 

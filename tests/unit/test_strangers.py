@@ -14,7 +14,7 @@ from protofl_common.experiment.catalog import GROUP, algorithm_named
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.simulation.pool import pool
-from protofl_common.tools.cli.arguments import read_assignments
+from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.inference import Predictor
 from tests.support.commands import output
 from tests.support.given import Patch, Printed

@@ -42,10 +42,10 @@ from protofl_common.privacy.release import large_enough, stated_samples
 from protofl_common.report.reading import AUDIT, RecordedRun
 from protofl_common.runs.figures import audit_table
 from protofl_common.runs.folder import WEIGHTS, RunFolder
-from protofl_common.tools.cli.arguments import add_allow_python, run_named
+from protofl_common.tools.arguments import add_allow_python, run_named
 from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Moments, weights_in
-from server_app.checkpoint import newest_undamaged
+from server_app.run.checkpoint import newest_undamaged
 from server_app.strategies.gaussian import SAMPLES, Sent, sent_in
 
 SIZES = {

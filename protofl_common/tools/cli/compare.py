@@ -21,8 +21,9 @@ from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells, counted
 from protofl_common.runs.folder import KINDS, RunFolder, Summary, reading
-from protofl_common.tools.cli.arguments import add_json, print_json, run_named
-from protofl_common.tools.groups import (
+from protofl_common.tools.arguments import add_json, print_json, run_named
+from protofl_common.tools.tables.figure import LEGAL, Figure
+from protofl_common.tools.tables.groups import (
     ESTIMATED,
     Estimate,
     Group,
@@ -32,10 +33,8 @@ from protofl_common.tools.groups import (
     holm,
     run_folders,
 )
-from protofl_common.tools.tables.figure import LEGAL, Figure
 
 FIGURE_PARTS = ("what", "when", "over")  # options that say which figure is compared
-WORD_COLUMNS = (0, 7)  # of a table of groups: their names, and notes
 
 
 def describe(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +64,9 @@ def act(arguments: argparse.Namespace) -> None:
     figure = Figure.of(parts, "compare") if parts else None
     groups = grouped(folders, figure)
     if arguments.against:
-        _put_first(groups, _group_of(arguments.against, folders, figure))
+        first = _group_of(arguments.against, folders, figure)
+        chosen = (first.settings, first.clients)
+        groups.sort(key=lambda group: (group.settings, group.clients) != chosen)
 
     one_run_each = len(groups) == len(folders)
     if arguments.json:
@@ -107,13 +108,6 @@ def _group_of(name: str, folders: list[Path], figure: Figure | None) -> Group:
         raise SettingsError(f"--against {name}: must be one of the runs that are compared")
     (group,) = grouped([run], figure)
     return group
-
-
-def _put_first(groups: list[Group], first: Group) -> None:
-    def is_other(group: Group) -> bool:
-        return (group.settings, group.clients) != (first.settings, first.clients)
-
-    groups.sort(key=is_other)
 
 
 def _print_notes(folders: list[Path], groups: list[Group]) -> None:
@@ -159,7 +153,7 @@ def table_of(groups: list[Group]) -> Table:
     )
     if "chosen on test" in names:
         note += " What was chosen on test data is too good."
-    return Table(("group", *ESTIMATED, ""), rows, note, words=WORD_COLUMNS)
+    return Table(("group", *ESTIMATED, ""), rows, note, words=(0, 7))
 
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:
@@ -194,8 +188,9 @@ def comparison(folders: list[Path]) -> Table:
     rows += _different(settings)
 
     note = ""
-    if any(_hides_a_std(summary) for summary in summaries):
-        note = f"Without a std: {HIDDEN}"
+    for summary in summaries:
+        if any("std" not in figures for figures in summary["accuracy"].values()):
+            note = f"Without a std: {HIDDEN}"
     heads = [folder.resolve().name for folder in folders]
     return Table(["", *heads], rows, note)
 
@@ -212,10 +207,6 @@ def _different(settings: list[Config]) -> list[list[str]]:
         if not is_same and key not in keys_that_change("name"):
             rows.append([key, *("–" if value is None else str(value) for value in values)])
     return rows
-
-
-def _hides_a_std(summary: Summary) -> bool:
-    return any("std" not in figures for figures in summary["accuracy"].values())
 
 
 def _figures(folder: Path, summary: Summary) -> dict[str, str]:

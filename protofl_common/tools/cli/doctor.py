@@ -34,13 +34,13 @@ from protofl_common.data.division import client_and_number, shares_of
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
-from protofl_common.tools.cli.arguments import (
+from protofl_common.tools.arguments import (
     add_allow_python,
     add_json,
+    check_settings,
     read_assignments,
     read_recipe,
 )
-from protofl_common.tools.cli.run import check_settings
 from protofl_common.tools.findings import (
     FACT,
     WARNING,

@@ -11,7 +11,7 @@ from, its figures and what chose it.
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.figures import IN_MARKDOWN, Table
 from protofl_common.runs.folder import BEST, CARD, WEIGHTS, RunFolder, Summary
 from protofl_common.tools import UNKNOWN_SHARE
-from protofl_common.tools.cli.arguments import add_allow_python, run_named
+from protofl_common.tools.arguments import add_allow_python, run_named
 
 if TYPE_CHECKING:
     from protofl_common.models.trained import ModelCard  # PyTorch, seconds
@@ -82,11 +82,16 @@ def act(arguments: argparse.Namespace) -> None:
         write_onnx(model, arguments.out / ONNX)
         written.append(ONNX)
     model.export(arguments.out, limit)
-    write_text(arguments.out / README, _readme(model.card, limit, RunFolder(run).summary()))
+    facts = _facts(model.card, RunFolder(run).summary())
+    write_text(arguments.out / README, _readme(model.card, limit, facts))
 
-    _print_facts(model.card)
+    on_screen = {name: facts[name] for name in ("trained at", "network", "method", "run")}
+    on_screen |= _accuracies(model.card) or {"right": UNTESTED}
+    on_screen["predicts by"] = model.card.inference
     if model.prototypes is not None:
-        print(f"  unknown: {_unknown(limit, arguments.unknown, len(model.distances))}")
+        on_screen["unknown"] = _unknown(limit, arguments.unknown, len(model.distances))
+    for name, fact in on_screen.items():
+        print(f"{name}: {fact}")
     print(f"{arguments.out}: {', '.join(written)}")
     own = ""
     if is_python_name(model.card.arch):
@@ -94,16 +99,11 @@ def act(arguments: argparse.Namespace) -> None:
     print(f"try: protofl predict {arguments.out} FILE…{own}")
 
 
-def _print_facts(card: "ModelCard") -> None:
-    best = f", chosen as the best on {card.chosen_on} data" if card.chosen_on else ""
-    flower = f" (Flower run {card.flower_run})" if card.flower_run else ""
-    run = f"{card.run}{flower}, after round {card.round}{best}"
-    print(f"{card.site}: {card.arch}, {card.algorithm}, {run}")
-    right = UNTESTED
-    if card.test_samples:
-        ways = ", ".join(f"{kind} {100 * share:.2f} %" for kind, share in card.accuracy.items())
-        right = f"right of its {card.test_samples} test samples: {ways}"
-    print(f"  {right}; predicts by {card.inference}")
+def _accuracies(card: "ModelCard") -> dict[str, str]:
+    """Say how many test samples each way to predict gets right; {} without such samples."""
+    if not card.test_samples:
+        return {}
+    return {f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()}
 
 
 def _unknown(limit: float, share: float, samples: int) -> str:
@@ -170,29 +170,48 @@ def _chosen(run: Path, site: str, name: str) -> Path:
 
 
 # -- README.md
-def _readme(card: "ModelCard", unknown_above: float, summary: Summary | None) -> str:
-    """Say what a model is for, what it learnt from and what chose it.
+PAGE = """\
+# A model of {site}
 
-    ``summary``: of its run, where it is at hand.
-    """
-    lines = [
-        f"# A model of {card.site}",
-        "",
-        *_table(_facts(card, summary)),
-        "",
-        *_use(card, unknown_above),
-        *_figures(card, unknown_above),
-    ]
-    return "\n".join(lines)
+{facts}
+
+## Intended use
+
+Inputs like those of {site}, of the classes above; every input is given one of them.
+{unknown}
+Nothing has been measured of inputs from elsewhere, of other groups of people or devices, or of
+later times. Measure on samples of your own before anything depends on it; it is no substitute for a
+person's judgement.
+
+`protofl predict FOLDER FILE…` predicts with it.
+
+## Figures
+
+{figures}
+"""
+
+
+def _readme(card: "ModelCard", unknown_above: float, facts: Mapping[str, str]) -> str:
+    """Say what a model is for, what it learnt from and what chose it."""
+    unknown = ""
+    if math.isfinite(unknown_above):
+        unknown = (
+            f"An input farther than {unknown_above:.4g} from every prototype is called unknown."
+        )
+    figures = _figures(card, has_limit=bool(unknown))
+    return PAGE.format(site=card.site, facts=_table(facts), unknown=unknown, figures=figures)
 
 
 def _facts(card: "ModelCard", summary: Summary | None) -> dict[str, str]:
+    """Say what a model learnt from; ``summary``: of its run, where it is at hand."""
     network = card.arch
     if card.backbones:
         network += f", behind the frozen backbones {', '.join(card.backbones)}"
     row = CATALOG.get(card.algorithm)
     method = f"{row.title} ({row.paper})" if row else card.algorithm
     run = f"{card.run}, after round {card.round}"
+    if card.chosen_on:
+        run += f", chosen as the best on {card.chosen_on} data"
     if card.flower_run:
         run += f", Flower run {card.flower_run}"
     site = card.site
@@ -227,58 +246,30 @@ def _facts_of_run(summary: Summary) -> dict[str, str]:
     }
 
 
-def _use(card: "ModelCard", unknown_above: float) -> Iterator[str]:
-    yield "## Intended use"
-    yield ""
-    inputs = f"Inputs like those of {card.site}, of the classes above"
-    yield f"{inputs}; every input is given one of them."
-    if math.isfinite(unknown_above):
-        yield f"An input farther than {unknown_above:.4g} from every prototype is called unknown."
-    yield (
-        "Nothing has been measured of inputs from elsewhere, of other groups of people or devices, "
-        "or of later times."
-    )
-    yield (
-        "Measure on samples of your own before anything depends on it; it is no substitute for a "
-        "person's judgement."
-    )
-    yield ""
-    yield "`protofl predict FOLDER FILE…` predicts with it."
-    yield ""
-
-
-def _figures(card: "ModelCard", unknown_above: float) -> Iterator[str]:
-    yield "## Figures"
-    yield ""
+def _figures(card: "ModelCard", has_limit: bool) -> str:
     if not card.test_samples:
-        yield f"{card.site}: {UNTESTED}"
-        yield ""
-        return
+        return f"{card.site}: {UNTESTED}"
     when = "the last round"
     if card.chosen_on:
         when = f"the best round, chosen on {card.chosen_on} data"
-    yield f"On {card.test_samples} test samples of {card.site}, after {when}:"
-    yield ""
-    yield from _table(
-        {f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()}
-    )
-    yield ""
     where = "these same test samples"
     if card.calibrated_on == "validation":
         where = "the site's validation samples"
-    limit = ""
-    if math.isfinite(unknown_above):
-        limit = ", and the limit above which an input is unknown"
-    yield f"Chosen on {where}: that it predicts by {card.inference}, the scale of"
-    yield f"probabilities by prototype{limit}."
+    limit = ", and the limit above which an input is unknown" if has_limit else ""
+    text = (
+        f"On {card.test_samples} test samples of {card.site}, after {when}:\n\n"
+        f"{_table(_accuracies(card))}\n\n"
+        f"Chosen on {where}: that it predicts by {card.inference}, the scale of\n"
+        f"probabilities by prototype{limit}."
+    )
     if "test" in (card.calibrated_on, card.chosen_on):
-        yield "What was chosen on test data makes these figures a little too high."
-    yield ""
+        text += "\nWhat was chosen on test data makes these figures a little too high."
+    return text
 
 
-def _table(facts: Mapping[str, str]) -> Iterator[str]:
+def _table(facts: Mapping[str, str]) -> str:
     """Two columns; the values are texts of a stranger, such as names of classes."""
     rows = []
     for name, value in facts.items():
         rows.append((name, printable(value, len(value)).translate(IN_MARKDOWN)))
-    return Table(("", ""), rows, words=(0, 1)).as_markdown()
+    return "\n".join(Table(("", ""), rows, words=(0, 1)).as_markdown())

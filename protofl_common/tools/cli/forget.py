@@ -26,9 +26,9 @@ from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.gaussian import ClassMoments, GaussianHead
 from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import BEST, WEIGHTS, checkpoints
-from protofl_common.tools.cli.arguments import add_allow_python, run_named
+from protofl_common.tools.arguments import add_allow_python, run_named
 from protofl_common.wire.payloads import StateDict
-from server_app.checkpoint import locked_run, newest_undamaged
+from server_app.run.checkpoint import locked_run, newest_undamaged
 from server_app.strategies.gaussian import Sent, pooled, sent_in
 
 RECORD = "forgotten.jsonl"

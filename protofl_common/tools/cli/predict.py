@@ -49,7 +49,7 @@ from protofl_common.data.store import StoredData, open_data
 from protofl_common.data.table import TableFile, name_and_categories, read_columns
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import CARD, RunFolder
-from protofl_common.tools.cli.arguments import add_allow_python, print_json, read_recipe, run_named
+from protofl_common.tools.arguments import add_allow_python, print_json, read_recipe, run_named
 from protofl_common.tools.cli.export import models_in
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     """Predict the test samples of every client of a run into a CSV file, and return 0."""
     if (arguments.model / CARD).exists():
         raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
-    from server_app.checkpoint import locked_run  # PyTorch, seconds
+    from server_app.run.checkpoint import locked_run  # PyTorch, seconds
 
     run = run_named(str(arguments.model))
     files = models_in(run)

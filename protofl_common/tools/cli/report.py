@@ -8,7 +8,7 @@ import argparse
 
 from protofl_common.report.page import write_report
 from protofl_common.runs.folder import reading
-from protofl_common.tools.cli.arguments import run_named
+from protofl_common.tools.arguments import run_named
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -26,15 +26,8 @@ from rich.text import Text
 from protofl_common.config.datasets import data_set_named
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.sources import check_data_settings, source_of
 from protofl_common.data.store import open_data
-from protofl_common.experiment.node import check_named
-from protofl_common.experiment.settings import (
-    Settings,
-    baselines_of,
-    check_settings_act,
-    default_run_config,
-)
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.events import (
     Event,
     Failed,
@@ -43,8 +36,9 @@ from protofl_common.runs.events import (
     Started,
     Warned,
 )
-from protofl_common.tools.cli.arguments import (
+from protofl_common.tools.arguments import (
     add_allow_python,
+    check_settings,
     read_assignments,
     read_recipe,
 )
@@ -235,26 +229,3 @@ def program() -> str:
 
 def from_here(path: Path) -> str:
     return shlex.quote(str(path).replace(f"{Path.cwd()}/", ""))
-
-
-def check_settings(config: Config, chosen: Config) -> Settings:
-    """Return the settings of a run.
-
-    SettingsError or DataError if one is wrong, or ``chosen`` in vain, or data are missing.
-    """
-    settings = Settings.from_run_config(config)
-    check_settings_act(chosen, settings)
-    baselines_of(settings, config)
-    check_named(config)
-    check_data_settings(settings.data)
-    check_data_are_here(settings.data)
-    return settings
-
-
-def check_data_are_here(settings: DataSettings) -> None:
-    """DataError when the files are missing and cannot be downloaded into a ``data-dir``.
-
-    Nothing is downloaded.
-    """
-    if not (settings.download and settings.data_dir):
-        source_of(settings.dataset).locate(settings)

@@ -21,7 +21,6 @@ from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.figures import best_text
 from protofl_common.runs.folder import (
-    CHECKPOINTS,
     MALFORMED,
     METRICS,
     SETTINGS,
@@ -29,14 +28,12 @@ from protofl_common.runs.folder import (
     checkpoints,
     unused_replies,
 )
-from protofl_common.tools.cli.arguments import RUNS, add_json, print_json
+from protofl_common.tools.arguments import RUNS, add_json, print_json
 
 NOTE = (
     "Mean test accuracy over the clients, %; @ after which round.\n"
     "* chosen on test data, and so too good."
 )
-# what a finished run can do without: the clients' models, and what lets it go on
-REMOVABLE = ("clients", CHECKPOINTS)
 SECONDS_PER_DAY = 86400
 
 

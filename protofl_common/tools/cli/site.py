@@ -19,7 +19,7 @@ from client_app.site.state import LedgerError, StateError
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.experiment.node import site_folder, site_name
 from protofl_common.experiment.study import key_as_text
-from protofl_common.tools.cli.arguments import (
+from protofl_common.tools.arguments import (
     add_allow_python,
     add_json,
     print_json,

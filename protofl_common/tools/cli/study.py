@@ -24,7 +24,7 @@ from protofl_common.basics.files import write_text
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.experiment.study import key_as_text, signed_part
-from protofl_common.tools.cli.arguments import add_allow_python, read_recipe
+from protofl_common.tools.arguments import add_allow_python, read_recipe
 
 _SIGNED = re.compile(r"^study-(by|signature) *=.*\n?", re.MULTILINE)
 

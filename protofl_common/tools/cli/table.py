@@ -9,7 +9,7 @@ round. A run that fails does not stop the others, and rows whose data are not he
 KEY=VALUE overrides a setting of all runs.
 Several processes may work on one table: each run is made by one of them. --shard 3/16 makes every
 16th run from the third on; the command without it makes what is left and writes the whole table.
-Results stand in OUT/TABLE.md, .tex and .csv, those of each seed in OUT/TABLE.long.csv, the runs in
+Results stand in OUT/TABLE.md, .tex and .json, those of each seed in OUT/TABLE.csv, the runs in
 OUT/runs (shared by all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals
 and tests.
 
@@ -36,7 +36,7 @@ from rich.table import Column, Table
 
 from protofl_common.basics.files import write_text
 from protofl_common.config.options import Config, SettingsError
-from protofl_common.tools.cli.arguments import (
+from protofl_common.tools.arguments import (
     add_allow_python,
     add_json,
     file_named,
@@ -329,8 +329,7 @@ def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path) -> None:
             ".json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
             ".md": render.markdown(table, results),
             ".tex": render.cells_of(table, results).as_latex(),
-            ".csv": render.csv_of_cells(table, results),
-            ".long.csv": render.csv_of_seeds(results),
+            ".csv": render.csv_of_seeds(results),
         }
         if table.against:
             files[".against.tex"] = render.differences(table, results).as_latex()

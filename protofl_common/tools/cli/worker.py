@@ -22,7 +22,7 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allow_only
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.cli.arguments import add_allow_python
+from protofl_common.tools.arguments import add_allow_python
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

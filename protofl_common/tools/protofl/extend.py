@@ -15,7 +15,7 @@ from protofl_common.config.options import option  # noqa: E402
 from protofl_common.maths.prototypes import Prototypes, by_class, class_means  # noqa: E402
 from protofl_common.wire.payloads import Payload  # noqa: E402
 from protofl_common.wire.schema import Counts, Exchange, Update, Vectors, VectorSets, Weights  # noqa: E402
-from server_app.replies import Upload  # noqa: E402
+from server_app.run.replies import Upload  # noqa: E402
 from server_app.strategies.base import ServerStrategy  # noqa: E402
 from server_app.strategies.fedavg import FedAvg as FedAvgServer  # noqa: E402
 

@@ -46,7 +46,7 @@ from protofl_common.experiment.settings import (
 )
 from protofl_common.experiment.study import UNSIGNED, Study, is_past
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.cli.arguments import read_recipe
+from protofl_common.tools.arguments import read_recipe
 
 
 def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:

@@ -19,10 +19,10 @@ from filelock import FileLock, Timeout
 from protofl_common.basics.files import digest
 from protofl_common.basics.text import as_file_name
 from protofl_common.config.datasets import OWN_FORMATS, PARTITIONS
-from protofl_common.config.options import Config, SettingsError
+from protofl_common.config.options import Config, Scalar, SettingsError
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
-from protofl_common.data.sources import source_of
+from protofl_common.data.sources import check_data_are_here, source_of
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import (
     Settings,
@@ -31,15 +31,16 @@ from protofl_common.experiment.settings import (
     to_run_config,
 )
 from protofl_common.runs.events import Event, Failed, RoundDone
-from protofl_common.runs.folder import SUMMARY, RunFolder, checkpoints
-from protofl_common.tools.cli.arguments import read_recipe
-from protofl_common.tools.cli.run import check_data_are_here
-from protofl_common.tools.cli.runs import REMOVABLE
+from protofl_common.runs.folder import CHECKPOINTS, SUMMARY, RunFolder, checkpoints
+from protofl_common.tools.arguments import read_recipe
 from protofl_common.tools.tables.figure import Figure
 from protofl_common.tools.tables.spec import TableFile
 
 NO_PART_OF_A_RUN = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}
 """Settings that may differ between two runs that are the same experiment."""
+
+# what a finished run can do without: the clients' models, and what lets it go on
+REMOVABLE = ("clients", CHECKPOINTS)
 
 
 @dataclass(frozen=True)
@@ -174,24 +175,31 @@ def _unless_missing(cell: Cell) -> Cell:
 
 def _run(config: Config, federation: Config, data_dir: str) -> Run:
     """Check the settings, and name the run after all that makes it another one."""
-    defaults = default_run_config()
     place = PurePath(str(config.get("data-dir", "")))
     if data_dir and place.parts[:1] == ("data",):
         config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
-    settings = Settings.from_run_config(defaults | config)
+    settings = Settings.from_run_config(default_run_config() | config)
     check_named(config)
     check_data_settings(settings.data)
 
+    data = as_file_name(settings.data.dataset)
+    mark = _mark(config, settings, federation["num-supernodes"])
+    name = f"{settings.run.algo}-{data}-s{settings.run.seed}-{mark}"
+    return Run(name, config, federation, settings)
+
+
+def _mark(config: Config, settings: Settings, clients: Scalar) -> str:
+    """Return eight digits for the settings that are no defaults, the data, and the user's code."""
+    defaults = default_run_config()
     chosen = experiment(to_run_config(settings))
-    changed = {key: value for key, value in chosen.items() if value != defaults[key]}
-    where = str(Path(settings.data.data_dir).absolute()) if settings.data.data_dir else ""
+    changed = [(key, value) for key, value in chosen.items() if value != defaults[key]]
+    folder = settings.data.data_dir
+    where = str(Path(folder).absolute()) if folder else ""
     versions = [*own_code(config, without=("callback",)).values(), *own_files(settings.data)]
     division = PARTITIONS[settings.data.partition].version
     if division > 1:
         versions.append(f"division {division}")
-    mark = digest(sorted(changed.items()), federation["num-supernodes"], where, *versions)[:8]
-    name = f"{settings.run.algo}-{as_file_name(settings.data.dataset)}-s{settings.run.seed}-{mark}"
-    return Run(name, config, federation, settings)
+    return digest(sorted(changed), clients, where, *versions)[:8]
 
 
 @cache

@@ -1,16 +1,15 @@
 """A table as Markdown, LaTeX and CSV: our figures beside the paper's."""
 
-import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from protofl_common.runs.figures import Table, as_csv
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools.groups import ESTIMATED, Estimate, difference, estimate_cells
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
-from protofl_common.tools.tables.plan import Cell, Found, Runs
+from protofl_common.tools.tables.groups import ESTIMATED, Estimate, difference, estimate_cells
+from protofl_common.tools.tables.plan import Cell, Runs
 from protofl_common.tools.tables.spec import TableFile
 
 SEARCHED = (
@@ -25,29 +24,48 @@ DIFFERENCES = (
 
 @dataclass(frozen=True)
 class Result:
+    """What the runs of a cell have come to so far."""
+
+    cell: Cell
     values: dict[int, float]  # seed -> figure
-    wanted: int  # number of seeds asked for
     state: str  # done, failed, skipped, open (not all runs made yet)
     reason: str  # why it failed, or was skipped: no data here, or no such figure of the algorithm
     figure: str
-    decimals: int = 2
-    rank: float | None = None  # the mean of a finished cell whose largest figure is the best
-    found: Found | None = None
-    division: object = None  # of the data, among how many clients; only results of one are paired
     warnings: tuple[str, ...] = ()  # of the runs, each once, with its seeds
+
+    @property
+    def decimals(self) -> int:
+        return self.cell.figure.digits
 
     @property
     def text(self) -> str:
         """``97.58 ± 0.05``; with fewer seeds than wanted, how many there are; else the state."""
         if not self.values:
             return {"open": "…", "skipped": "–"}.get(self.state, self.state)
-        text = f"{statistics.fmean(self.values.values()):.{self.decimals}f}"
-        if len(self.values) > 1:
-            text += f" ± {statistics.stdev(self.values.values()):.{self.decimals}f}"
-        if len(self.values) < self.wanted:
-            failed = ", others failed" if self.state == "failed" else ""
-            text += f" ({len(self.values)} of {self.wanted} seeds{failed})"
-        return text
+        figures = list(self.values.values())
+        text = f"{statistics.fmean(figures):.{self.decimals}f}"
+        if len(figures) > 1:
+            deviation = statistics.stdev(figures)
+            text += f" ± {deviation:.{self.decimals}f}"
+        wanted = len(self.cell.runs)
+        if len(figures) == wanted:
+            return text
+        failed = ", others failed" if self.state == "failed" else ""
+        return f"{text} ({len(figures)} of {wanted} seeds{failed})"
+
+    @property
+    def rank(self) -> float | None:
+        """The mean of a finished cell whose largest figure is the best."""
+        figure = self.cell.figure
+        if self.state != "done" or figure.what in COUNTS or figure.over == "std":
+            return None
+        return round(statistics.fmean(self.values.values()), self.decimals)
+
+    @property
+    def division(self) -> object:
+        """How the data are divided; only results of one division are paired."""
+        run = self.cell.first_run
+        return run.settings.data, run.federation["num-supernodes"]
 
 
 Place = tuple[str, str]  # row and column
@@ -56,9 +74,8 @@ Results = dict[Place, Result]
 
 def result_of(cell: Cell, runs: Runs) -> Result:
     """Read what the runs of a cell have come to so far."""
-    decimals = cell.figure.digits
     if cell.skipped:
-        return Result({}, 0, "skipped", cell.skipped, str(cell.figure), decimals)
+        return Result(cell, {}, "skipped", cell.skipped, str(cell.figure))
 
     values = {}
     failures = []
@@ -87,22 +104,12 @@ def result_of(cell: Cell, runs: Runs) -> Result:
         state = "done"
     else:
         state = "open"
-    rank = None
-    if state == "done" and cell.figure.what not in COUNTS and cell.figure.over != "std":
-        rank = round(statistics.fmean(values.values()), decimals)
-    division = None
-    if cell.runs:
-        division = (cell.first_run.settings.data, cell.first_run.federation["num-supernodes"])
     return Result(
-        values=values,
-        wanted=len(cell.runs),
-        state=state,
+        cell,
+        values,
+        state,
         reason="; ".join([*failures, *dict.fromkeys(absent)]),
         figure=" or ".join(dict.fromkeys(figures)) or str(cell.figure),
-        decimals=decimals,
-        rank=rank,
-        found=cell.found,
-        division=division,
         warnings=tuple(
             f"seed {', '.join(seeds)}: {warning}" for warning, seeds in warnings.items()
         ),
@@ -157,7 +164,7 @@ def markdown(table: TableFile, results: Results) -> str:
     ]
     if "chosen on test data" in figures:
         lines.append("What was chosen on test data is too good: it was picked by what it reports.")
-    if table.trials and not any(result.found for result in results.values()):
+    if table.trials and not any(result.cell.found for result in results.values()):
         lines.append("The settings are those of the table's file; --search looks for better ones.")
     notes = _notes(results)
     if notes:
@@ -211,7 +218,9 @@ def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate
     """
     result = results[row, column]
     other = results.get((table.against, column))
-    if other is None or row == table.against or result.division != other.division:
+    if other is None or row == table.against or not (result.values and other.values):
+        return None
+    if result.division != other.division:
         return None
     return difference(result.values, other.values)
 
@@ -220,7 +229,7 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
     """Yield the lines about what ``--search`` has found, if it has."""
     rows = []
     for (name, column), result in results.items():
-        found = result.found
+        found = result.cell.found
         if found:
             settings = ", ".join(f"{key} = {value}" for key, value in found.settings.items())
             value = f"{found.value:.{result.decimals}f}"
@@ -243,8 +252,8 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
     for (row, column), result in results.items():
         gain = _gain(table, row, column, results)
         search = None
-        if result.found:
-            search = asdict(result.found)
+        if result.cell.found:
+            search = asdict(result.cell.found)
             search |= {"seeds": list(table.trial_seeds), "chosen-on": "validation"}
         estimate = None
         if result.values:
@@ -270,44 +279,6 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
         "against": table.against,
         "cells": cells,
     }
-
-
-CELL_HEADS = (
-    "row", "column", "state", "mean", "std", "seeds", "paper", "figure", "values", "reason",
-    "chosen",
-)  # fmt: skip
-
-
-def csv_of_cells(table: TableFile, results: Results) -> str:
-    """Return a line per row and column."""
-    paper_only = Result({}, 0, "paper only", "", "")
-    rows: list[Sequence[str]] = [CELL_HEADS]
-    for name, row in table.rows.items():
-        for column in table.columns:
-            result = results.get((name, column), paper_only)
-            numbers = [*result.values.values()]
-            mean = f"{statistics.fmean(numbers):.4f}" if numbers else ""
-            std = f"{statistics.stdev(numbers):.4f}" if len(numbers) > 1 else ""
-            values = " ".join(f"{seed}:{value:.4f}" for seed, value in result.values.items())
-            chosen = ""
-            if result.found:
-                chosen = json.dumps({**asdict(result.found), "chosen-on": "validation"})
-            rows.append(
-                [
-                    name,
-                    column,
-                    result.state,
-                    mean,
-                    std,
-                    str(len(numbers)),
-                    row.paper.get(column, ""),
-                    result.figure,
-                    values,
-                    result.reason,
-                    chosen,
-                ]
-            )
-    return as_csv(rows)
 
 
 def csv_of_seeds(results: Results) -> str:

@@ -14,8 +14,8 @@ from flwr.app import MessageType
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.protections.changes import CutChanges
-from server_app.replies import Upload
 from server_app.round import view_of
+from server_app.run.replies import Upload
 from server_app.strategies.base import StateDict
 from tests.support import plain
 from tests.support.declaration import Declared

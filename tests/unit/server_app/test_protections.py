@@ -12,14 +12,14 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app import protections
-from server_app.bounds import Bounds
 from server_app.protections import PROTECTIONS, protections_of
 from server_app.protections.base import Accepted, Protection
 from server_app.protections.changes import CutChanges
 from server_app.protections.enough_replies import EnoughReplies
 from server_app.protections.outliers import RefuseOutliers
-from server_app.replies import Upload
 from server_app.round import view_of
+from server_app.run.bounds import Bounds
+from server_app.run.replies import Upload
 from tests.support.fakes import server_of
 
 ALWAYS = ["RefuseOutliers", "BoundSamples", "EnoughReplies"]

@@ -15,13 +15,13 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report, SiteCard
 from protofl_common.wire.schema import Moments, RefusedMessage
-from server_app.bounds import Bounds
 from server_app.network.admission import sample_sites
 from server_app.protections.base import View
 from server_app.protections.outliers import outliers
 from server_app.protections.samples import BoundSamples, most_samples
-from server_app.replies import Upload, check_claims
 from server_app.round import view_of
+from server_app.run.bounds import Bounds
+from server_app.run.replies import Upload, check_claims
 from tests.support.fakes import server_of
 
 CARD = SiteCard(

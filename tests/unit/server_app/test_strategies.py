@@ -15,10 +15,10 @@ from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
-from server_app.replies import Upload
+from server_app.learning.training import train
+from server_app.run.replies import Upload
 from server_app.strategies.feddistill import FedDistill
 from server_app.strategies.fedtgp import FedTGP
-from server_app.training import train
 from tests.support.fakes import server_of
 
 

@@ -17,8 +17,8 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder
 from protofl_common.runs import figures
 from protofl_common.runs.folder import RunFolder
-from protofl_common.tools import extending as extend
 from protofl_common.tools import python_api as public
+from protofl_common.tools.protofl import extend
 from server_app.network.membership import FederationError
 from tests.support.given import Patch, Printed
 

@@ -28,7 +28,7 @@ from protofl_common.wire.records import (
     unpack_site_card,
 )
 from protofl_common.wire.schema import Limits, RefusedMessage
-from server_app.replies import check_claims
+from server_app.run.replies import check_claims
 from tests.support.attacks import raw
 from tests.support.declaration import Declared
 from tests.support.declared import DECLARED, INFERENCES, SITE, report_names

@@ -13,7 +13,7 @@ from scipy import stats
 
 from protofl_common.runs.figures import Table
 from protofl_common.runs.folder import SUMMARY
-from protofl_common.tools.groups import Estimate, holm
+from protofl_common.tools.tables.groups import Estimate, holm
 from tests.support.commands import output, told
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed

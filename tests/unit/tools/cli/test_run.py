@@ -25,8 +25,9 @@ from protofl_common.runs.events import (
     Warned,
 )
 from protofl_common.simulation import grid, machine
+from protofl_common.tools import arguments
+from protofl_common.tools.arguments import RECIPES, federation_in, read_assignments, read_recipe
 from protofl_common.tools.cli import main, run
-from protofl_common.tools.cli.arguments import RECIPES, federation_in, read_assignments, read_recipe
 from protofl_common.tools.cli.run import Screen
 from tests.support.commands import output
 from tests.support.fakes import row
@@ -75,7 +76,7 @@ def test_settings_go_over_the_defaults_of_ten_clients(
 def test_a_recipe_alone_has_the_clients_of_its_comment(
     attempts: list[Attempt], monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(run, "check_data_are_here", lambda settings: None)
+    monkeypatch.setattr(arguments, "check_data_are_here", lambda settings: None)
     assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
     config = default_run_config() | read_recipe("fedpcl-digits").settings
     assert attempts == [(config, federation_of(5))]

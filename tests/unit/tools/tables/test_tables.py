@@ -17,14 +17,22 @@ from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
 from protofl_common.runs.events import Failed, OnEvent, RoundDone, Said
 from protofl_common.simulation import grid
+from protofl_common.tools.arguments import RECIPES, ROOT
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.arguments import RECIPES, ROOT
-from protofl_common.tools.cli.runs import REMOVABLE
 from protofl_common.tools.cli.table import execute
 from protofl_common.tools.tables.figure import Figure, NoFigure
-from protofl_common.tools.tables.plan import Cell, Run, Runs, launch, own_files, plan, runs_of
+from protofl_common.tools.tables.plan import (
+    REMOVABLE,
+    Cell,
+    Run,
+    Runs,
+    launch,
+    own_files,
+    plan,
+    runs_of,
+)
 from protofl_common.tools.tables.spec import read_table
-from server_app.checkpoint import CannotResume
+from server_app.run.checkpoint import CannotResume
 from tests.support.fakes import Accuracies, write_run
 from tests.support.fakes import row as round_row
 from tests.support.given import Patch, Printed
@@ -396,11 +404,10 @@ def test_the_result_as_markdown_latex_and_csv(small: Path) -> None:
     assert latex[8] == rf"Local & {ours} & 98.26 $\pm$ 0.40 & {ours} & & {ours} & 90 \\"
 
     rows = result(small, ".csv").splitlines()
-    assert rows[0] == "row,column,state,mean,std,seeds,paper,figure,values,reason,chosen"
-    of_local = "Local,all,done,51.5000,0.7071,2,98.26 ± 0.40,final head,1:51.0000 2:52.0000,,"
-    assert rows[1] == of_local
-    assert rows[4] == "FedRep,all,paper only,,,0,97.5,,,,"
-    assert rows[7] == "FedProto,all,failed,76.0000,,1,,final head,1:76.0000,seed 2: it exploded,"
+    assert rows[:3] == [
+        "row,column,seed,figure,value", "Local,all,1,final head,51", "Local,all,2,final head,52",
+    ]  # fmt: skip
+    assert "FedProto,all,1,final head,76" in rows
 
 
 MARKDOWN = """# A small table

@@ -12,7 +12,7 @@ from flwr.app import MessageType, RecordDict
 
 from protofl_common.wire.records import SiteCard
 from protofl_common.wire.schema import RefusedMessage
-from server_app.replies import Exchanged, Records, ReplyReader, Upload
+from server_app.run.replies import Exchanged, Records, ReplyReader, Upload
 
 T = TypeVar("T")
 Replies = Mapping[str, RecordDict]

@@ -15,8 +15,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protofl_common.config.options import Config, SettingsError, flatten, typed
-from protofl_common.experiment.node import allow_named
-from protofl_common.experiment.settings import app_folder, default_run_config
+from protofl_common.data.sources import check_data_are_here, check_data_settings
+from protofl_common.experiment.node import allow_named, check_named
+from protofl_common.experiment.settings import (
+    Settings,
+    app_folder,
+    baselines_of,
+    check_settings_act,
+    default_run_config,
+)
 
 # of --json (docs/reference/commands.schema.json): one more when an entry changes meaning, or goes
 FORMAT = 1
@@ -69,6 +76,20 @@ def read_assignments(words: Iterable[str]) -> Config:
         raise SettingsError("\n".join(problems))
     allow_named(values)
     return values
+
+
+def check_settings(config: Config, chosen: Config) -> Settings:
+    """Return the settings of a run.
+
+    SettingsError or DataError if one is wrong, or ``chosen`` in vain, or data are missing.
+    """
+    settings = Settings.from_run_config(config)
+    check_settings_act(chosen, settings)
+    baselines_of(settings, config)
+    check_named(config)
+    check_data_settings(settings.data)
+    check_data_are_here(settings.data)
+    return settings
 
 
 class Recipe(NamedTuple):

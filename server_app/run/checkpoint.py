@@ -25,7 +25,7 @@ from protofl_common.config.sections import keys_that_change
 from protofl_common.experiment.node import own_code
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import CHECKPOINTS, SETTINGS, RunFolder, checkpoints
-from server_app.log import say
+from server_app.run.log import say
 
 FORMAT = "protofl-checkpoint-5"
 KEPT_CHECKPOINTS = 3  # Clients keep their states of as many rounds (`client_app/site/state.py`)
