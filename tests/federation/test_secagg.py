@@ -1021,6 +1021,7 @@ def test_a_site_refuses_sums_whose_difference_is_an_upload(
 ) -> None:
     """Whatever its server does with the settings of the run."""
     node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}
+    node["peers"] = f"south:{'s' * 43}"
     config = run_config(tmp_path, secagg=True, **SMALL) | settings
     grid = LocalGrid(config, {7: node})
 
