@@ -256,6 +256,7 @@ def pack_reply(
     work = evaluated.work
     algorithm = evaluated.algorithm
     settings = work.settings
+    # the algorithm has left out what is not due in this round (`Settings.due_up`)
     declared = settings.exchange.up if work.client.trains_now else {}
     upload = algorithm.protections.upload(upload)
     limits = work.limits(algorithm.templates(declared))

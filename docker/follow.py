@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-PATIENCE = 300.0
+SILENCE_SECONDS = 300.0
 """Seconds without an answer from the SuperLink."""
 PAUSE = 2.0
 """Seconds before it is asked again."""
@@ -21,7 +21,7 @@ PAUSE = 2.0
 def main(run: str) -> int:
     """Show the log while the run lasts; where it breaks off, ask why, and go on from there."""
     shown, answered = 0, time.monotonic()
-    while time.monotonic() - answered < PATIENCE:
+    while time.monotonic() - answered < SILENCE_SECONDS:
         shown = show_log(run, shown)
         status = status_of(run)
         if status is not None:
@@ -30,7 +30,7 @@ def main(run: str) -> int:
                 print(f"run {run}: {status}")
                 return int(status != "finished:completed")
         time.sleep(PAUSE)
-    print(f"run {run}: no answer from the SuperLink for {PATIENCE:.0f} s")
+    print(f"run {run}: no answer from the SuperLink for {SILENCE_SECONDS:.0f} s")
     return 1
 
 

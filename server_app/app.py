@@ -30,7 +30,7 @@ from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.progress import conclude, draw_page
-from server_app.callbacks.stopping import epsilon_spent
+from server_app.callbacks.stopping import planned_epsilon
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
@@ -254,7 +254,7 @@ def report_round(
 
     Returns its line of ``metrics.jsonl``.
     """
-    epsilon = epsilon_spent(run, result.number, result.final)
+    epsilon = planned_epsilon(run, result.number, result.final)
     row = row_of(result, run.strategy, epsilon, time.monotonic() - start)
     for callback in callbacks:
         callback.on_round(run, row, result)

@@ -13,9 +13,9 @@ from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import DROPPED, Seconds
 from protofl_common.wire.payloads import pack_payload
 from protofl_common.wire.schema import Limits
-from server_app.network.admission import drop_outs, sample_sites
+from server_app.network.admission import draw_drop_outs, sample_sites
 from server_app.network.exchange import MessageExchange
-from server_app.network.membership import AT_ONCE
+from server_app.network.membership import SITES_AT_ONCE
 from server_app.protections import protections_of
 from server_app.protections.base import Accepted, View
 from server_app.run.flow import AskForUploads, Flow, UploadRequest
@@ -50,17 +50,20 @@ def train_round(
 
     ``extra_records``: records that go into every message beside the payload.
     """
-    started = time.monotonic()
+    started_at = time.monotonic()
     exchanged = choose_sites(strategy, number)
     request = _request(strategy, exchange, exchanged, extra_records)
     received = _received(exchange, ask_for_uploads(request), exchanged)
-    answered = time.monotonic()
+    answered_at = time.monotonic()
     accepted = received
     view = view_of(strategy)
     for protection in protections_of(view):
         accepted = accepted.then(protection, view)
     merged = _merge(strategy, accepted, number)
-    seconds: Seconds = {"exchange": answered - started, "aggregate": time.monotonic() - answered}
+    seconds: Seconds = {
+        "exchange": answered_at - started_at,
+        "aggregate": time.monotonic() - answered_at,
+    }
     result = _result(exchanged, received, accepted, merged, seconds)
     note_who_answered(strategy, accepted, result)
     return result
@@ -70,7 +73,7 @@ def final_evaluation(
     strategy: Strategy, number: int, exchange: MessageExchange, ask_for_uploads: AskForUploads
 ) -> RoundResult:
     """Let all sites evaluate, after round ``number``, the last."""
-    asked = in_order(strategy.federation.answering(number))
+    asked = in_order(strategy.federation.sites_to_ask(number))
     exchanged = Exchanged(number, final=True, asked=asked)
     request = _request(strategy, exchange, exchanged, {})
     received = _received(exchange, ask_for_uploads(request), exchanged)
@@ -82,11 +85,11 @@ def choose_sites(strategy: Strategy, number: int) -> Exchanged:
     federation = strategy.federation
     settings = strategy.settings.federation
     seed = strategy.settings.run.seed
-    able = set(federation.answering(number)) - federation.new_clients
+    able = set(federation.sites_to_ask(number)) - federation.new_clients
     sites = sample_sites(able, settings.participation, seed, number, federation.fewest_asked)
     dropped: dict[str, str] = {}
     if settings.drop_rate:
-        dropped = dict.fromkeys(drop_outs(sites, settings.drop_rate, seed, number), DROPPED)
+        dropped = dict.fromkeys(draw_drop_outs(sites, settings.drop_rate, seed, number), DROPPED)
     return Exchanged(number, asked=sites, failed=dropped)
 
 
@@ -107,14 +110,14 @@ def view_of(strategy: Strategy) -> View:
         settings=strategy.settings,
         cards=federation.cards,
         bounds=federation.bounds,
-        least_replies=federation.least_replies,
+        fewest_replies=federation.fewest_replies,
         starting_points=strategy.starting_points,
         most_vectors=strategy.most_vectors,
     )
 
 
 def note_who_answered(strategy: Strategy, accepted: Accepted, result: RoundResult) -> None:
-    """Note whose replies have counted, and to what part, and who was silent."""
+    """Note of each site whether its upload was merged, what fraction of it, and who was silent."""
     federation = strategy.federation
     number = result.number
     if not result.not_merged:
@@ -160,8 +163,8 @@ def _request(
         contents=lambda sites: _contents(strategy, sites, exchanged.number, extra_records),
         about=exchange.about(exchanged),
         reader=_reader(strategy, exchanged),
-        at_once=AT_ONCE if exchanged.final else max(1, len(sites)),
-        least_replies=0 if exchanged.final else federation.least_replies,
+        at_once=SITES_AT_ONCE if exchanged.final else max(1, len(sites)),
+        fewest_replies=0 if exchanged.final else federation.fewest_replies,
     )
 
 

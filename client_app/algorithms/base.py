@@ -158,7 +158,8 @@ class ClientAlgorithm(Generic[H]):
                 continue
             module: nn.Module = getattr(self, entry.of)
             if self.of_catalog:
-                # a third of load_state_dict's time: these modules' state is their own tensors
+                # in a third of load_state_dict's time; another package's module may have a state
+                # that is more than its tensors
                 for key, own in declared_part(module, entry).items():
                     own.copy_(weights[key])
             else:

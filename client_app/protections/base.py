@@ -62,7 +62,7 @@ class Protection:
         """Take in what the message has for it; the algorithm has received its payload."""
 
     def charge(self) -> None:
-        """Charge for the answer; the message has been read, and nothing has been worked on."""
+        """Charge for the answer, before a model trains or is evaluated for it."""
 
     def step(self, step: Step) -> Step:
         return step

@@ -16,7 +16,7 @@ from client_app.learning.training import Step
 from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
 from client_app.site.client import Client
-from client_app.site.ledger_audit import missing_records
+from client_app.site.ledger_audit import answers_file, missing_records
 from client_app.site.privacy_ledger import (
     Ledger,
     Spending,
@@ -64,7 +64,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         return settings.privacy.dp != "none"
 
     def charge(self) -> None:
-        """Charge the ledger, and allow what it was charged for.
+        """Charge the ledgers for all that the answer costs, and allow as much to be released.
 
         A repeated message is charged twice.
         """
@@ -73,7 +73,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         costs = plan.of_evaluation()
         if self.client.trains_now:
             costs = plan.of_round(number, self.client.evaluates)
-        self.epsilon = charge(self.client, self.client.instructions.run_name, costs)
+        self.epsilon = charge_ledgers(self.client, self.client.instructions.run_name, costs)
         if self.client.trains_now:
             self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
         if self.client.evaluates:
@@ -96,8 +96,9 @@ class DifferentialPrivacy(Protection, SampleUse):
         if evaluation.correct:
             self._released.use_evaluation()
         noise = self._plan.figure_noise
+        part = self._plan.part_of_each
         noisy = Evaluation(
-            release.private_correct(evaluation.correct, samples, noise, fresh_draw())
+            release.private_correct(evaluation.correct, samples, noise, fresh_draw(), part)
         )
         self.evaluations.append(noisy)
         return noisy
@@ -143,16 +144,16 @@ class DifferentialPrivacy(Protection, SampleUse):
 
     def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor) -> None:
         clip = self.client.settings.privacy.dp_feature_clip
-        noise = self._table_noise()
+        noise = self._table_noise() * self._plan.part_of_each
         release.private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
         self._released.add(moments)
 
     def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
         """SettingsError for a round's answer that is not what the ledger was charged for.
 
-        Every array of the upload must be released, as many tables made as were charged, and each of
-        an algorithm's ``modules`` as it was at first or as private steps have left it: the next
-        evaluation shows what it has learned.
+        Every array of the upload must be released, and as many tables must have been made as were
+        charged. Each of the algorithm's ``modules`` must be as it was received, or as private steps
+        have left it: the next evaluation shows what it has learned.
         """
         released = self._released
         released.check(self.has_trained or self.client.settings.row.one_shot)
@@ -176,7 +177,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         return self._plan.table_noise
 
 
-def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> float:
+def charge_ledgers(client: Client, run_name: str, costs: Sequence[Mechanism]) -> float:
     """Enter the cost of an answer in the ledgers, and return the ε that they count for the run.
 
     SettingsError beyond ``dp-epsilon``, or beyond what this site lets all runs spend; LedgerError
@@ -186,20 +187,21 @@ def charge(client: Client, run_name: str, costs: Sequence[Mechanism]) -> float:
     privacy = client.settings.privacy
     epsilon = 0.0
     try:
-        # another run's client may be at work on this machine
+        # another run's client may be at work on this machine: one lock is for all files beside it
         with locked(files[0].with_name("ledgers")):
             ledgers = {file: read_ledger(file) for file in files}
             for ledger in ledgers.values():
                 own = ledger.setdefault(f"{run_name} {client.run_id}", Spending())
-                own.update(spending_of(costs))
+                own.update(spending_of(costs))  # a counter's update adds
                 of_run = spent_by(ledger, run_name, client.run_id)
                 of_ledger = _check(of_run, privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
                 epsilon = max(epsilon, of_ledger)
                 _check_all_runs(client, total(ledger))
+            # nothing is written before all have passed
             for file, ledger in ledgers.items():
                 write_ledger(file, ledger)
             if client.node.is_site:
-                _record_charges(files[0].with_suffix(".answered"), ledgers)
+                _record_charges(answers_file(client.root, client.name), ledgers)
     except OSError as error:
         raise LedgerError(f"the privacy ledger {files[0]} cannot be written: {error}") from error
     return epsilon
@@ -225,7 +227,8 @@ def check_affordable(work: Workshop) -> None:
 def _check_all_runs(client: Client, spending: Spending) -> None:
     if client.node.required_dp is None:
         return
-    if lost := missing_records(client.root, client.name, marks=True):
+    lost = missing_records(client.root, client.name, remembers=True)
+    if lost:
         raise LedgerError(lost)
     most, delta = client.node.required_dp
     cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"

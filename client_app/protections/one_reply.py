@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from client_app.protections.base import Protection
+from client_app.site.ledger_audit import answers_file
 from client_app.site.state import record_in
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.settings import Settings
@@ -59,7 +60,7 @@ class OneReply(Protection):
     def _answers(self) -> Iterator[Answers]:
         """Open the record; RefusedMessage where this question, or a later one, was answered."""
         instructions = self.client.instructions
-        file = self.client.root / "privacy" / f"{self.client.name}.answered"
+        file = answers_file(self.client.root, self.client.name)
         with record_in(file, "what was answered") as answers:
             trained, evaluated = map(int, answers.get(self._key, (0, 0)))
             self._refuse_another_history(trained, instructions.run_history)
@@ -73,8 +74,8 @@ class OneReply(Protection):
             return
         asked = f"training in round {number}" if asks_for_training else "the final evaluation"
         last = "the final evaluation" if evaluated else f"round {trained}"
-        answered = f"the reply to {last}: one for each"
-        raise RefusedMessage(f"asked for {asked}, but this Flower run has had {answered}")
+        answered = f"this site has answered {last} of this Flower run, and answers nothing twice"
+        raise RefusedMessage(f"asked for {asked}, but {answered}")
 
     def _refuse_another_history(self, trained: int, history: RunHistory) -> None:
         """Refuse a run history without a round that this site has answered."""

@@ -20,7 +20,7 @@ from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
 from protofl_common.privacy.released import Released
 
-AT_ONCE = 2**24  # Numbers of which the gradients of the samples in memory at a time consist: 64 MiB
+NUMBERS_AT_ONCE = 2**24  # In all gradients of single samples that are in memory: 64 MiB
 ADDED_EXACTLY = 2**24 // STEPS  # Gradients of whole steps whose sums float32 holds exactly
 PART = 1024  # Squares that float32 adds at a time
 FLOAT32_LENGTHS = 2**-13  # So much, at most, is a length off: PART roundings of its square
@@ -56,8 +56,7 @@ class PrivateStep(Step):
     released: Released | None = field(default=None, kw_only=True)
     """Where what it trains becomes released; None where no ledger pays (``gradient-noise``)."""
     private = True
-    empty = False
-    """Whether nobody was drawn: then the batch is a sample that counts nothing, and has noise."""
+    empty = False  # Whether no sample was drawn into the present batch (`batches`)
 
     @classmethod
     def of(cls, step: Step, plan: Plan, released: Released | None = None) -> Self:
@@ -104,7 +103,12 @@ class PrivateStep(Step):
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool
     ) -> Batches:
-        seed_torch(generator.seed())
+        """Yield the batches of an epoch, into which each sample is drawn by itself, at the rate q.
+
+        For a batch into which none is drawn, the first sample stands in, and `empty` says so: its
+        gradient counts nothing, and the step has its noise all the same.
+        """
+        seed_torch(generator.seed())  # not the run's seed: see the class
         for _ in range(self.plan.batches):
             drawn = np.flatnonzero(self.draw.random(len(data)) < self.plan.rate)
             self.empty = len(drawn) == 0
@@ -134,7 +138,7 @@ class PrivateStep(Step):
     def _sums(self, weights: Mapping[str, nn.Parameter], batch: tuple[Tensor, ...]) -> Gradients:
         """The sums of the batch's gradients, cut; of large models few samples at a time."""
         sums = dict.fromkeys(weights, torch.zeros(()))
-        size = max(1, AT_ONCE // sum(weight.numel() for weight in weights.values()))
+        size = max(1, NUMBERS_AT_ONCE // sum(weight.numel() for weight in weights.values()))
         for samples in zip(*(part.split(size) for part in batch), strict=True):
             for name, total in self._cut(self._of_each(weights, samples)).items():
                 sums[name] = sums[name] + total

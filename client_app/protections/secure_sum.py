@@ -41,10 +41,12 @@ from client_app.site.client import Client, open_client
 from client_app.site.log import UntoldError
 from client_app.site.state import record_in
 from protofl_common.basics.files import locked, write_text
+from protofl_common.config.options import SettingsError
 from protofl_common.experiment.node import FEWEST_KNOWN
 from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
+from protofl_common.privacy.release import step_of_features
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import (
     FINAL,
@@ -148,6 +150,11 @@ class SecureSum:
         """How many sites advertised keys, once the shares are open."""
         return len(self._opened.keys)
 
+    @property
+    def fewest_sites(self) -> int:
+        """How many sites this sum has at least, once the shares are open."""
+        return self._threshold(self._opened.keys)
+
     def mask(self, vector: NDArray[np.uint64]) -> tuple[Payload, dict[str, ConfigRecord]]:
         """The vector [L] under its masks, and this site's keys for the next sum, if one follows."""
         progress = self._opened
@@ -223,8 +230,8 @@ class SecureSum:
         secret = progress.secret
         threshold = self._threshold(keys)
         points = masks.points_of(keys)
-        pair_shares = shares.split(masks.part(secret, masks.PAIR), threshold, points.values())
-        own_shares = shares.split(masks.part(secret, masks.OWN), threshold, points.values())
+        pair_shares = shares.split(masks.key_of(secret, masks.PAIR), threshold, points.values())
+        own_shares = shares.split(masks.key_of(secret, masks.OWN), threshold, points.values())
         dealt = {peer: pair_shares[point] + own_shares[point] for peer, point in points.items()}
         kept = {self.name: dealt.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=kept))
@@ -239,19 +246,21 @@ class SecureSum:
         """RefusedMessage for keys that are not those of as many sites as there are names."""
         study = self.client.settings.study
         own_keys = keys.get(self.name, b"")[: masks.PUBLIC]
-        if own_keys != masks.public_of(progress.secret) or masks.sharing_a_key(keys):
-            raise RefusedMessage(
-                "keys of which this site's are not its own, or two sites' are the same"
-            )
-        for site, both in keys.items():
-            if not masks.are_keys(both):
-                raise RefusedMessage(f"keys of {site} for a sum, which are none")
-            purpose = masks.introducing(self.algo, progress.sum, both)
-            if not is_from_site(study, site, self.run_id, purpose, both[masks.PUBLIC :]):
-                why = "which the key that the study names has not signed"
-                raise RefusedMessage(f"keys of {site} for a sum, {why}")
+        if own_keys != masks.public_of(progress.secret):
+            raise RefusedMessage("keys for a sum: those of this site are not the ones it sent")
+        if masks.sharing_a_key(keys):
+            raise RefusedMessage("keys for a sum: one of them occurs twice")
+        for site, signed_keys in keys.items():
+            if not masks.are_keys(signed_keys):
+                raise RefusedMessage(f"keys for a sum: those of {site} are not valid X25519 keys")
+            purpose = masks.introducing(self.algo, progress.sum, signed_keys)
+            signature = signed_keys[masks.PUBLIC :]
+            if not is_from_site(study, site, self.run_id, purpose, signature):
+                why = "are not signed with its key in the study"
+                raise RefusedMessage(f"keys for a sum: those of {site} {why}")
         if len(keys) < masks.FEWEST_SUMMED:
-            raise RefusedMessage(f"{len(keys)} sites for a sum, fewer than {masks.FEWEST_SUMMED}")
+            fewest = masks.FEWEST_SUMMED
+            raise RefusedMessage(f"keys for a sum of {len(keys)} sites, fewer than {fewest}")
         self._check_known(keys)
 
     def _check_known(self, sites: Collection[str]) -> None:
@@ -377,6 +386,31 @@ class SecureAggregation(Protection):
     def receive(self) -> None:
         self.sum = SecureSum(self.client, final=not self.client.trains_now)
         self.sum.open_shares()
+        self._check_shared_noise()
+
+    def _check_shared_noise(self) -> None:
+        """SettingsError where noise that sites share would not be whole in this sum.
+
+        A sum may have too few sites, or steps that are larger than those of the noise: what each
+        site rounds would then not add up to what one site's noise hides.
+        """
+        privacy = self.client.settings.privacy
+        honest_sites = privacy.dp_honest_sites
+        if honest_sites == 1:
+            return
+        shared = f"dp-honest-sites = {honest_sites}"
+        fewest = self.sum.fewest_sites
+        if fewest < honest_sites:
+            raise SettingsError(
+                f"{shared}: with secagg-threshold = {privacy.secagg_threshold:g} a sum may have"
+                f" {fewest} sites; raise that, or choose {fewest} at most"
+            )
+        clip = privacy.dp_feature_clip
+        if step_of_features(clip) ** 2 * sums.scale(self.sum.num_sites) < 1:
+            raise SettingsError(
+                f"{shared}: the sum of {self.sum.num_sites} sites is too coarse for the noise of"
+                f" dp-feature-clip = {clip:g}; choose a larger one"
+            )
 
     def reply(self, reply: Reply) -> Reply:
         """Return the figures of the report and the upload, masked, and what of the report is not.

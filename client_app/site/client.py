@@ -114,7 +114,7 @@ def open_client(context: Context, message: Message | None = None) -> Client:
     kind = message.metadata.message_type if message else ""
     content = message.content if message else RecordDict()
     if kind.endswith(".default"):  # Flower gives it to the same handler; no check below knows it
-        raise RefusedMessage(f"a message of the kind {kind!r}")
+        raise RefusedMessage(f"a message of the unknown kind {kind!r}")
     settings = _read_settings(context, content)
     node = NodeConfig.of(context.node_config)
     introduces_itself = kind == MessageType.QUERY

@@ -21,19 +21,24 @@ audit log was compared with the record: the size of the log then, and the hash o
 """
 
 
-def missing_records(root: Path, name: str, *, marks: bool = False) -> str:
+def answers_file(root: Path, name: str) -> Path:
+    """Return the file of a site's record of answers, in its ``state-dir``."""
+    return root / "privacy" / f"{name}.answered"
+
+
+def missing_records(root: Path, name: str, *, remembers: bool = False) -> str:
     """Say what a lost or older ``privacy/`` folder lacks that is on record; "" if it lacks nothing.
 
     The audit log has the rounds that were answered, and the record of answers how often each ledger
-    was charged. With ``marks`` the record keeps how far the log was compared with it, so that the
-    next comparison begins there.
+    was charged. With ``remembers`` the record keeps how far the log was compared with it, so that
+    the next comparison begins there.
     """
-    file = root / "privacy" / f"{name}.answered"
+    file = answers_file(root, name)
     log = root / "sites" / name / FILE
     with _record(file) as answers:
         size, lines = _lines_not_compared(log, answers)
         lost = [*_lost_rounds(answers, lines), *_lost_charges(answers, file.parent)]
-        if marks and not lost:
+        if remembers and not lost:
             _, head = answers.get("compared", (0, START))
             answers["compared"] = size, lines[-1][0] if lines else head
     if not lost:

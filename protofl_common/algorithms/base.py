@@ -28,9 +28,9 @@ class Hparams:
 
     @property
     def needs_last_round(self) -> str:
-        """Say what to set so that a run may end early; "" where it may.
+        """Say what to set so that a run may end early; "" where it may already.
 
-        Nothing is then done in the last round only.
+        It may not where a part of the algorithm's work is done in the last round only.
         """
         return ""
 
@@ -147,6 +147,6 @@ class Algorithm:
     def tells_classes(self) -> bool:
         """Return whether uploads tell which classes a client holds.
 
-        It must then say so before the first round.
+        A client then has to name its classes when it introduces itself.
         """
         return any(entry.shows_classes for entry in self.exchange.up.values())

@@ -21,11 +21,11 @@ class TensorFileError(RuntimeError):
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Iterator[Path]:
-    """A free name for a file, or for a folder of files, that then replaces ``path`` in one step.
+    """Give a free name for a file, or a folder of files, that then replaces ``path`` in one step.
 
-    After an error ``path`` is as it was, and nothing is left beside it. No other user can read a
-    ``private`` file, which is written in a folder of its own, or look into the folders made for it.
-    A power cut may undo what is not ``durable``, until `os.sync`.
+    After an error ``path`` is as it was, and nothing is left beside it. A ``private`` file is
+    written in a folder of its own, into which no other user can look. A power cut may undo what is
+    not ``durable``, until `os.sync`.
     """
     if private:
         make_private(path.parent)

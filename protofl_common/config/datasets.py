@@ -62,18 +62,6 @@ DATASETS: dict[str, DataSet] = {
         num_classes=10,
         has_official=True,
     ),
-    "kmnist": DataSet(
-        help="Kuzushiji-MNIST, 28×28 grey",
-        files=_OF_TORCHVISION,
-        num_classes=10,
-        has_official=True,
-    ),
-    "emnist": DataSet(
-        help="EMNIST balanced, 28×28 grey, 47 classes",
-        files=_OF_TORCHVISION,
-        num_classes=47,
-        has_official=True,
-    ),
     "usps": DataSet(
         help="USPS digits, 16×16 grey",
         files=_OF_TORCHVISION,
@@ -128,33 +116,12 @@ DATASETS: dict[str, DataSet] = {
         has_domains=True,
         has_official=True,
     ),
-    "tiny-imagenet": DataSet(
-        help="Tiny-ImageNet, 64×64 RGB, 200 classes",
-        files="`tiny-imagenet-200`; tested on its validation part",
-        has_domains=True,
-        has_official=True,
-    ),
     "fed-isic": DataSet(
         help="FLamby's Fed-ISIC2019: skin, 8 classes, 6 centres as clients",
         files=(
             "`ISIC_2019_Training_Input_preprocessed` and FLamby's `train_test_split`, there or in"
             " the folder `fed_isic2019`"
         ),
-        has_domains=True,
-        has_official=True,
-    ),
-    "fed-heart": DataSet(
-        help="FLamby's Fed-Heart-Disease: tables of 4 hospitals as clients, 2 classes",
-        files=(
-            "UCI's four `processed.*.data`: hospitals, as in FLamby; with `impute` patients with"
-            " gaps stay"
-        ),
-        has_domains=True,
-        has_official=True,
-    ),
-    "har": DataSet(
-        help="UCI HAR: nine signals of 30 people as clients, 6 activities",
-        files="`UCI HAR Dataset`: signals of 128 steps",
         has_domains=True,
         has_official=True,
     ),

@@ -738,6 +738,17 @@ class PrivacySettings(Table):
         maximum=1000000.0,
         help="a sample's features are cut to this length in class sums",
     )
+    dp_honest_sites: int = option(
+        default=1,
+        minimum=1,
+        maximum=1000,
+        at_most="max-honest-sites",
+        help=(
+            "with dp and secagg, for Gaussian heads: ε counts on so many honest sites in each sum,"
+            " each of which adds its part of the noise, so that the sum has as much as one site"
+            " alone would add; 1: each site adds all of it, and ε counts on nobody"
+        ),
+    )
     secagg: bool = option(
         default=False,
         help=(
@@ -918,6 +929,13 @@ DANGER_OF_WEIGHTS = (
 )
 
 
+def _on_honest_sites(settings: Mapping[str, Scalar]) -> str:
+    honest_sites = settings.get("dp-honest-sites", 1)
+    if honest_sites == 1:
+        return ""
+    return f" as long as {honest_sites} sites of each sum are honest, which share the noise,"
+
+
 def protections(settings: Mapping[str, Scalar]) -> list[str]:
     """A line for people on each protection that the settings ask for; a site may add to them."""
     lines = []
@@ -927,7 +945,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         lines.append(
             "small classes: nothing is sent of classes and clusters of fewer than"
             f" {least} training samples, nor figures of fewer than {fewest_tested} test samples;"
-            " metrics are of classes of as many"
+            " metrics are of classes with as many test samples alone"
         )
     if settings.get("secagg", False):
         lines.append(
@@ -938,9 +956,10 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         lines.append(
             f"differential privacy: at most ε = {settings['dp-epsilon']},"
             f" δ = {settings['dp-delta']} for each sample of a client, of all that it sends,"
+            f"{_on_honest_sites(settings)}"
             " with noise: weights, prototypes, class moments, numbers of right predictions;"
             " not covered: numbers of samples, times of replies;"
-            " ε ≤ in a line is planned, of the client that the run costs most; where clients tell"
-            " what their own ledgers count for this run, the largest stands beside it"
+            " a line's ε ≤ is what was planned for the client that the run costs most; where"
+            " clients tell what their own ledgers count for this run, the largest stands beside it"
         )
     return lines

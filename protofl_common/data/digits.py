@@ -177,12 +177,16 @@ def _mnist_m(train: Path, test: Path, train_list: Path, test_list: Path) -> RawD
 
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:
     """Images and labels of each domain as one data set, all for training."""
-    images = np.concatenate([images for images, _ in parts])
-    labels = np.concatenate([labels for _, labels in parts])
-    domains = np.repeat(np.arange(len(parts)), [len(labels) for _, labels in parts])
-    official = np.zeros(len(labels), np.uint8)
-    classes = tuple(str(digit) for digit in range(10))
-    return RawData(images, labels, domains, official, classes, names)
+    images, labels = zip(*parts, strict=True)
+    sizes = [len(of_domain) for of_domain in labels]
+    return RawData(
+        inputs=np.concatenate(images),
+        labels=np.concatenate(labels),
+        domains=np.repeat(np.arange(len(parts)), sizes),
+        official=np.zeros(sum(sizes), np.uint8),
+        classes=tuple("0123456789"),
+        domain_names=names,
+    )
 
 
 # -- looks: ink [28, 28], the domain's other inks -> pixels [28, 28, 3]

@@ -301,11 +301,14 @@ def warn_of_rounding(
     if not finite.size:
         return
     change = np.nan_to_num(np.abs(exact - rounded))
-    if change.max() > MOST_ROUNDED * np.ptp(finite) > 0:
-        at = np.unravel_index(int(change.argmax()), change.shape)
-        seen = f"{exact[at]:.17g} is {rounded[at]:.17g} to a model (float32)"
-        cure = "drop an id, or subtract what all share"
-        say(f"{where}, {place(int(at[0]))}, {name}: {seen}; {cure}")
+    spread = np.ptp(finite)
+    if spread == 0 or change.max() <= MOST_ROUNDED * spread:
+        return
+    at = np.unravel_index(int(change.argmax()), change.shape)
+    row = int(at[0])
+    seen = f"{exact[at]:.17g} is {rounded[at]:.17g} to a model (float32)"
+    cure = "drop an id, or subtract what all share"
+    say(f"{where}, {place(row)}, {name}: {seen}; {cure}")
 
 
 class Wanted(Protocol):
@@ -322,8 +325,11 @@ class Wanted(Protocol):
 def inputs_for(card: Wanted, value: Any, where: str = "inputs", place: Place = any_place) -> Inputs:
     """Inputs [N, …] as the model of the ``card`` takes them; DataError as for those of training."""
     array = as_array(value, where)
-    if card.input_type != "uint8" and array.dtype.kind in "iu":
-        array = array.astype(np.float64 if card.input_type == "float32" else np.int64)
+    is_whole = array.dtype.kind in "iu"
+    if is_whole and card.input_type == "float32":
+        array = array.astype(np.float64)
+    elif is_whole and card.input_type == "int64":
+        array = array.astype(np.int64)
     inputs = checked_inputs(array, where, place, gaps=bool(card.fill))
     if inputs.dtype != card.input_type or inputs.shape[1:] != card.input_shape:
         wanted = f"the model takes {card.input_type} {list(card.input_shape)}"

@@ -149,13 +149,9 @@ def _check_classes_of_folders(
 
     direct = {image.class_name for image in samples if image.file.parent.parent == root}
     nested = [folder for folder in folders if with_composed_letters(folder.name) not in direct]
-    inner = [_names_below(folder) for folder in nested]
-    times = Counter(chain.from_iterable(inner))
-    alike = [
-        folder
-        for folder, names_below in zip(nested, inner, strict=True)
-        if names_below & present or any(times[name] > 1 for name in names_below)
-    ]
+    below = {folder: _names_below(folder) for folder in nested}
+    times = Counter([*present, *chain.from_iterable(below.values())])
+    alike = [folder for folder in nested if any(times[name] > 1 for name in below[folder])]
     if alike:
         raise _no_layout(root, alike, "classes")
 

@@ -298,7 +298,10 @@ def read_python(name: str, settings: DataSettings) -> RawData:
 
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The files of the function's package, or its module's one file, and ``data-dir``."""
+    """Return the files on which a function's data depend: those of its code, and ``data-dir``.
+
+    Of code they are all files of the function's package, or the one file of its module.
+    """
     load(name, "dataset")
     files = files_of(module_of(name))
     if not files:

@@ -194,8 +194,9 @@ def _unequal(deck: Ints, holders: int, rng: Generator) -> Shares:
     """Cut ``deck`` into parts of random size, of at least 2 samples, or 1 if they are few."""
     least = min(2, len(deck) // holders)
     weights = rng.uniform(0.1, 1, size=holders)
+    fractions = np.cumsum(weights / weights.sum())
     to_share_out = len(deck) - least * holders
-    cuts = np.floor(np.cumsum(weights / weights.sum()) * to_share_out).astype(np.int64)
+    cuts = np.floor(fractions * to_share_out).astype(np.int64)
     cuts += least * np.arange(1, holders + 1)
     return np.split(deck, cuts[:-1])
 

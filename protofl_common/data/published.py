@@ -5,23 +5,16 @@ downloaded; of the others, which come with their natural clients, nothing is.
 
 - ``pacs`` (Li et al., ICCV 2017), ``office10`` (Gong et al., CVPR 2012): domains of photographs,
   DOMAIN/CLASS/image.
-- ``tiny-imagenet``: 200 classes, 64×64; tested on its validation part, as its test part has no
-  labels.
 - ``fed-isic`` (FLamby, NeurIPS 2022): images of skin from six centres, eight classes, FLamby's
   split.
-- ``fed-heart`` (FLamby): four hospitals. As there, without slope, ca, thal and patients with gaps,
-  who stay where ``impute`` is set; cp and restecg are categories; sick is whose num is above 0. The
-  split is made here.
-- ``har`` (Anguita et al., ESANN 2013): nine signals of 128 steps, six activities, thirty people.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protofl_common.basics.files import locked
 from protofl_common.config.sections import DataSettings
@@ -29,26 +22,14 @@ from protofl_common.data.door import from_arrays
 from protofl_common.data.images import (
     DEFAULT_SIZE,
     data_dir_of,
-    image_files,
     read_folder,
     read_images,
     square_rgb,
 )
 from protofl_common.data.raw import DataError, Images, Ints, RawData
-from protofl_common.data.table import TableFile, read_columns
+from protofl_common.data.table import TableFile
 
-HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-HEART_FILES = tuple(f"processed.{name}.data" for name in HOSPITALS)
-HEART = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak"]
-NOT_USED = ["slope", "ca", "thal"]
-HEART_INPUTS = ("age", "sex", "cp:1|2|3|4", *HEART[3:6], "restecg:0|1|2", *HEART[7:10])
 ISIC_IMAGES = "ISIC_2019_Training_Input_preprocessed"
-PARTS = ("train", "test")
-SIGNALS = (
-    *("body_acc_x", "body_acc_y", "body_acc_z"),
-    *("body_gyro_x", "body_gyro_y", "body_gyro_z"),
-    *("total_acc_x", "total_acc_y", "total_acc_z"),
-)
 
 
 class PublicSet(NamedTuple):
@@ -108,20 +89,6 @@ def _domains(root: Path, settings: DataSettings) -> RawData:
     return read_folder(settings, [root / name for name in PUBLIC[settings.dataset].files])
 
 
-def _tiny_imagenet(root: Path, settings: DataSettings) -> RawData:
-    validation = root / "val"
-    lines = (validation / "val_annotations.txt").read_text().splitlines()
-    files = image_files(root / "train")
-    labels = [file.parents[1].name for file in files]
-    split = ["train"] * len(files) + ["test"] * len(lines)
-    for line in lines:
-        name, label, *_ = line.split("\t")
-        files.append(validation / "images" / name)
-        labels.append(label)
-    arrays = {"inputs": read_images(files, settings), "labels": labels, "split": split}
-    return from_arrays(arrays, str(root))
-
-
 def _fed_isic(root: Path, settings: DataSettings) -> RawData:
     rows = TableFile(root / "train_test_split")
     files = [root / ISIC_IMAGES / f"{name}.jpg" for name in rows.columns["image"]]
@@ -139,93 +106,49 @@ def _fed_isic(root: Path, settings: DataSettings) -> RawData:
     return from_arrays(arrays, str(root), place=rows.place)
 
 
-def _fed_heart(root: Path, settings: DataSettings) -> RawData:
-    header = [*HEART, *NOT_USED, "num"]
-    with_gaps = settings.impute != "none"
-    columns: dict[str, list[str]] = {name: [] for name in header}
-    clients = []
-    for hospital, file in zip(HOSPITALS, HEART_FILES, strict=True):
-        table = TableFile(root / file, header).columns
-        for patient in zip(*table.values(), strict=True):
-            if "?" in patient[: len(HEART)] and not with_gaps:
-                continue
-            clients.append(hospital)
-            for name, value in zip(header, patient, strict=True):
-                columns[name].append(value)
-    inputs = read_columns(columns, HEART_INPUTS, str(root), "patient {}".format, gaps=True)
-    labels = ["sick" if float(num) > 0 else "healthy" for num in columns["num"]]
-    arrays = {"inputs": inputs, "labels": labels, "client": clients}
-    return from_arrays(arrays, str(root), gaps=True)
-
-
-def _har(root: Path, settings: DataSettings) -> RawData:
-    def numbers(name: str) -> list[NDArray[np.float32]]:
-        """The numbers of the training part, and of the test part."""
-        files = [root / part / f"{name}_{part}.txt" for part in PARTS]
-        return [np.loadtxt(file, dtype=np.float32, ndmin=2) for file in files]
-
-    signals = [np.concatenate(numbers(f"Inertial Signals/{name}")) for name in SIGNALS]
-    labels = numbers("y")
-    people = np.concatenate(numbers("subject"))[:, 0]
-    activities = (root / "activity_labels.txt").read_text().splitlines()
-    arrays: dict[str, Any] = {
-        "inputs": np.stack(signals, axis=1),
-        "labels": np.concatenate(labels)[:, 0].astype(np.int64) - 1,
-        "client": [f"{int(person):02d}" for person in people],
-        "split": np.repeat((0, 1), [len(part) for part in labels]),
-        "classes": [line.split()[1] for line in activities],
-    }
-    return from_arrays(arrays, str(root))
-
-
 # -- torchvision
-Pieces = tuple[dict[str, Any], ...]
-"""Arguments of a class of torchvision, for each piece of a part."""
+Pieces = Sequence[dict[str, Any]]
+"""Arguments of a class of torchvision for each piece: the training part's, last the test part."""
 
 
 def _torchvision(
-    cls: str,
-    *files: str,
-    train: Pieces = ({"train": True},),
-    test: Pieces = ({"train": False},),
+    cls: str, *files: str, pieces: Pieces = ({"train": True}, {"train": False})
 ) -> PublicSet:
     return PublicSet(
-        read=partial(_decoded, cls, (train, test)),
+        read=partial(_decoded, cls, pieces),
         origin="its publisher, or set download = true",
         folder=cls,
         files=files,
-        download=partial(_downloaded, cls, (*train, *test)),
+        download=partial(_downloaded, cls, pieces),
     )
 
 
-def _decoded(cls: str, parts: tuple[Pieces, Pieces], root: Path, settings: DataSettings) -> RawData:
+def _decoded(cls: str, pieces: Pieces, root: Path, settings: DataSettings) -> RawData:
     """Decode a data set of torchvision: its training part first, then its test part."""
     import torchvision
 
-    train, test = parts
     open_piece = getattr(torchvision.datasets, cls)
     try:
-        pieces = [open_piece(str(root), **arguments) for arguments in (*train, *test)]
-        images = [_images(piece, settings.image_size or DEFAULT_SIZE) for piece in pieces]
+        opened = [open_piece(str(root), **arguments) for arguments in pieces]
+        images = [_images(piece, settings.image_size or DEFAULT_SIZE) for piece in opened]
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         what = f"torchvision cannot read {cls} in {root} ({error})"
         raise DataError(f"dataset = {settings.dataset!r}: {what}") from error
-    labels = [_labels(piece) for piece in pieces]
-    official = [0] * len(train) + [1] * len(test)
+    labels = np.concatenate([_labels(piece) for piece in opened])
     arrays = {
         "inputs": np.concatenate(images),
-        "labels": np.concatenate(labels),
-        "split": np.repeat(official, [len(piece) for piece in labels]),
-        "classes": getattr(pieces[0], "classes", None) or range(10),
+        "labels": labels,
+        "split": np.arange(len(labels)) >= len(labels) - len(images[-1]),
+        "classes": getattr(opened[0], "classes", None) or range(10),
     }
     return from_arrays(arrays, f"torchvision's {cls}")
 
 
-def _downloaded(cls: str, parts: Pieces, root: Path) -> None:
+def _downloaded(cls: str, pieces: Pieces, root: Path) -> None:
     import torchvision
 
     try:
-        for arguments in parts:
+        for arguments in pieces:
             getattr(torchvision.datasets, cls)(str(root), download=True, **arguments)
     except (RuntimeError, OSError) as error:
         raise DataError(f"download = true: torchvision could not fetch {cls} ({error})") from error
@@ -239,8 +162,6 @@ def _images(dataset: Any, size: int) -> Images:
     if not hasattr(dataset, "data"):
         return np.stack([square_rgb(image, size) for image, _ in dataset])
     pixels = np.asarray(dataset.data)
-    if type(dataset).__name__ == "EMNIST":  # whose images lie on their side
-        pixels = pixels.transpose(0, 2, 1)
     if pixels.ndim == 3:
         return pixels[:, None]
     if pixels.shape[-1] == 3:
@@ -261,30 +182,18 @@ _IDX = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-_LIKE_MNIST = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}
-_EMNIST = tuple(f"EMNIST/raw/emnist-balanced-{file.replace('t10k', 'test')}" for file in _IDX)
-_TRAIN = {"split": "train"}
-_VALIDATION = {"split": "val"}
-_TEST = {"split": "test"}
+_SPLITS: Pieces = ({"split": "train"}, {"split": "test"})
 PUBLIC: dict[str, PublicSet] = {
-    **{
-        name: _torchvision(cls, *(f"{cls}/raw/{file}" for file in _IDX))
-        for name, cls in _LIKE_MNIST.items()
-    },
-    "emnist": _torchvision(
-        "EMNIST",
-        *_EMNIST,
-        train=({"split": "balanced", "train": True},),
-        test=({"split": "balanced", "train": False},),
-    ),
+    "mnist": _torchvision("MNIST", *(f"MNIST/raw/{file}" for file in _IDX)),
+    "fashion-mnist": _torchvision("FashionMNIST", *(f"FashionMNIST/raw/{file}" for file in _IDX)),
     "usps": _torchvision("USPS", "usps.bz2", "usps.t.bz2"),
-    "svhn": _torchvision(
-        "SVHN", "train_32x32.mat", "test_32x32.mat", train=(_TRAIN,), test=(_TEST,)
-    ),
+    "svhn": _torchvision("SVHN", "train_32x32.mat", "test_32x32.mat", pieces=_SPLITS),
     "cifar10": _torchvision("CIFAR10", "cifar-10-batches-py"),
     "cifar100": _torchvision("CIFAR100", "cifar-100-python"),
     "flowers102": _torchvision(
-        "Flowers102", "flowers-102", train=(_TRAIN, _VALIDATION), test=(_TEST,)
+        "Flowers102",
+        "flowers-102",
+        pieces=({"split": "train"}, {"split": "val"}, {"split": "test"}),
     ),
     "pacs": PublicSet(
         _domains,
@@ -298,28 +207,10 @@ PUBLIC: dict[str, PublicSet] = {
         folder="office10",
         files=("amazon", "caltech", "dslr", "webcam"),
     ),
-    "tiny-imagenet": PublicSet(
-        _tiny_imagenet,
-        origin="cs231n.stanford.edu",
-        folder="tiny-imagenet-200",
-        files=("train", "val"),
-    ),
     "fed-isic": PublicSet(
         _fed_isic,
         origin="github.com/owkin/FLamby",
         folder="fed_isic2019",
         files=("train_test_split", ISIC_IMAGES),
-    ),
-    "fed-heart": PublicSet(
-        _fed_heart,
-        origin="archive.ics.uci.edu/dataset/45",
-        folder="heart+disease",
-        files=HEART_FILES,
-    ),
-    "har": PublicSet(
-        _har,
-        origin="archive.ics.uci.edu/dataset/240",
-        folder="UCI HAR Dataset",
-        files=("activity_labels.txt", *PARTS),
     ),
 }

@@ -182,14 +182,14 @@ def _along_axis_1(inputs: Inputs) -> tuple[int, ...]:
 
 
 def _channel_statistics(images: Images) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The same of images, by how often each channel has each of the 256 values."""
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
-    step = max(1, 2**22 // images[0, 0].size)  # counting takes 8 bytes a pixel
-    for start in range(0, len(images), step):
-        chunk = images[start : start + step]
-        for channel in range(len(counts)):
-            counts[channel] += np.bincount(chunk[:, channel].ravel(), minlength=256)
+    for image in images:
+        for channel, pixels in enumerate(image):
+            counts[channel] += np.bincount(pixels.ravel(), minlength=256)
     values = np.arange(256) / 255
     totals = counts.sum(axis=1)
     mean = counts @ values / totals
-    variance = counts @ values**2 / totals - mean**2
-    return mean, np.sqrt(np.maximum(variance, 0))
+    mean_of_squares = counts @ values**2 / totals
+    variance = np.maximum(mean_of_squares - mean**2, 0)
+    return mean, np.sqrt(variance)

@@ -128,6 +128,13 @@ NODE_ROWS: dict[str, NodeKey] = {
             " container's"
         ),
     ),
+    "max-honest-sites": NodeKey(
+        default=1,
+        help=(
+            "`dp-honest-sites` of a run at most: so many others' noise this site's privacy may"
+            " count on; 1: on nobody's"
+        ),
+    ),
     "max-image-size": NodeKey(default=512, help="likewise"),
     "max-text-length": NodeKey(default=4096, help="likewise"),
     "min-class-samples": NodeKey(
@@ -532,7 +539,7 @@ def _library_networks(config: Values) -> Iterator[tuple[str, str]]:
 def _modules_named(
     config: Values, without: Collection[str] = AT_THE_SERVER
 ) -> list[tuple[str, str]]:
-    """``KEY = VALUE`` of each setting that names a module, and the module.
+    """List the settings that name a module: each as ``KEY = VALUE``, with the module's name.
 
     Those of the keys ``without`` are left out.
     """

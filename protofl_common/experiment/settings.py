@@ -142,9 +142,10 @@ class Settings(Sections):
 
     @property
     def reported_metrics(self) -> tuple[str, ...]:
-        """Return them with balanced accuracy, where the server sees figures of single clients.
+        """Return the metrics that a client may report: `metrics`, and perhaps balanced accuracy.
 
-        Simulated clients may then add it.
+        Simulated clients add that one where classes are uneven, unless the server sees no figures
+        of single clients.
         """
         is_hidden = self.privacy.sums_only or self.privacy.dp != "none"
         if is_hidden or BALANCED in self.metrics:
@@ -460,8 +461,14 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
                 f"dp-epsilon = {privacy.dp_epsilon}: nothing is private with dp = 'none';"
                 " set dp = 'sample', or leave it out"
             )
+        if privacy.dp_honest_sites > 1:
+            yield (
+                f"dp-honest-sites = {privacy.dp_honest_sites}: with dp = 'none' there is no noise"
+                " to share; set dp = 'sample', or leave it out"
+            )
         return
 
+    yield from _honest_sites_problems(settings)
     for setting, only, why in _changed(settings, needed_with("with_dp")):
         yield f"dp = 'sample': {setting}: {why}; set {only!r}"
 
@@ -487,6 +494,25 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
             f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes;"
             " choose 1"
         )
+
+
+def _honest_sites_problems(settings: Settings) -> Iterator[str]:
+    """Sites may share noise only where a sum is all that is seen, and all that noise is for."""
+    if settings.privacy.dp_honest_sites == 1:
+        return
+    shared = f"dp-honest-sites = {settings.privacy.dp_honest_sites}"
+    if not settings.privacy.secagg:
+        yield f"{shared}: a server that sees single uploads sees a part of the noise; set secagg"
+    if not _shares_noise(settings.row):
+        able = ", ".join(name for name in _able(settings) if _shares_noise(CATALOG[name]))
+        yield (
+            f"{shared}: {settings.run.algo} trains by private steps, or sends what is made of noisy"
+            f" sums, and each site's noise must cover these; choose 1, or among {able}"
+        )
+
+
+def _shares_noise(row: Algorithm) -> bool:
+    return row.one_shot and all(entry.noise_adds_up for entry in row.exchange.up.values())
 
 
 def _secagg_problems(settings: Settings) -> Iterator[str]:
@@ -553,7 +579,10 @@ RULES = (  # what values must mean together
 
 
 def _changed(settings: Settings, needed: Mapping[str, Needed]) -> Iterator[tuple[str, Scalar, str]]:
-    """``key = value``, the value needed and why, of settings without it or their default."""
+    """Yield the settings that are neither as ``needed`` nor left at their default.
+
+    Each is ``key = value``, the value needed, and why.
+    """
     values = to_run_config(settings)
     for key, (only, why) in needed.items():
         if values.get(key, only) not in (only, _defaults()[key]):

@@ -134,7 +134,7 @@ class ClassMoments(nn.Module):
     def why_impossible(self) -> str:
         """Say why no samples can have these moments; "" if some can."""
         if bool((self.shares < 0).any()) or abs(float(self.shares.sum()) - 1) > TOLERANCE:
-            return "shares of classes that are none"
+            return "the shares of the classes must be at least 0 and add up to 1"
         absent_C = self.shares == 0
         if self.first[absent_C].any():
             return "moments of a class without samples"
@@ -154,7 +154,7 @@ class ClassMoments(nn.Module):
             size = traces.abs().amax() + self.second.abs().amax()
         if float(least) >= -TOLERANCE * float(size):
             return ""
-        return "second moments that are none: a variance below 0"
+        return "second moments by which a variance is below 0"
 
     def problem_with_noise(self, noise: float, longest: float) -> str:
         """`why_impossible` of samples up to ``longest`` and noise of ``noise`` times a number.
@@ -193,20 +193,24 @@ class GaussianHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # no longer than the samples of its moments
-        x = x * (self.longest / x.norm(dim=1, keepdim=True)).clamp(max=1)
+        length_B1 = x.norm(dim=1, keepdim=True)
+        x = x * (self.longest / length_B1).clamp(max=1)
         if self.kind == "lda":
             return x @ self.weight.T + self.bias
         away_BCF = x[:, None, :] - self.mean
         if self.kind == "naive-bayes":
-            return self.bias - (away_BCF.square() * self.precision).sum(2) / 2
-        return self.bias - torch.einsum("bcf,cfg,bcg->bc", away_BCF, self.precision, away_BCF) / 2
+            distance_BC = (away_BCF.square() * self.precision).sum(2)
+        else:
+            distance_BC = torch.einsum("bcf,cfg,bcg->bc", away_BCF, self.precision, away_BCF)
+        return self.bias - distance_BC / 2
 
     def fit(
         self, moments: ClassMoments, counts_C: Tensor, priors_C: Tensor, shrinkage: float
     ) -> None:
         """Become the classifier of these moments.
 
-        Each class's covariance counts the one within all classes as one more sample.
+        But for ``lda``, a class's covariance is smoothed: the one within all classes counts in it
+        as one more sample.
         """
         means_CF = moments.means()
         covariances = moments.covariances()

@@ -27,11 +27,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from protofl_common.backbones.load import classifier_name, without_head
 from protofl_common.config.architectures import PROJECTION, VOCABULARY
 
 KERNEL = 5  # pixels a side of the small CNNs' convolutions
 STAGES = 4  # of torchvision's ResNet
 SMALLEST_FOR_THIRD_POOL = 15  # of a smaller image GoogLeNet's third max-pooling gets a single pixel
+# Networks that in training would return the scores of auxiliary heads as well.
+HEADS_BESIDE = ("googlenet", "inception_v3")
 WIDTH = 64  # of the networks for signals and texts
 
 
@@ -174,30 +177,35 @@ def _resnet(
     return nn.Sequential(*layers)
 
 
-def _googlenet(in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
-    # over a second to import: only where it is needed
-    from torchvision.models.googlenet import GoogLeNet
-
-    trunk = GoogLeNet(num_classes=1, aux_logits=False, init_weights=True)
-    trunk.conv1.conv = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
-    # as torchvision's other ones
-    nn.init.trunc_normal_(trunk.conv1.conv.weight, std=0.01, a=-2, b=2)
-    if image_size < SMALLEST_FOR_THIRD_POOL:
+def _of_torchvision(
+    arch: str, width: int, in_channels: int, image_size: int, feature_dim: int
+) -> nn.Module:
+    """A network of torchvision whose trunk has ``width`` features."""
+    trunk = torchvision_trunk(arch, in_channels)
+    if arch == "googlenet" and image_size < SMALLEST_FOR_THIRD_POOL:
         trunk.maxpool3 = nn.Identity()
-    trunk.fc = nn.Identity()
-    return nn.Sequential(ChannelsLast(), trunk, reach_width(1024, feature_dim))
+    return nn.Sequential(ChannelsLast(), trunk, reach_width(width, feature_dim))
 
 
-def _mobilenet_v2(in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
+def torchvision_trunk(arch: str, channels: int) -> nn.Module:
+    """An untrained network of torchvision without its head, for images of so many channels.
+
+    The kernels of its first convolution are those that torchvision draws for the colours: the first
+    ones for fewer channels, repeated for more. ValueError for what is no classifier of torchvision.
+    """
     # over a second to import: only where it is needed
-    from torchvision.models.mobilenetv2 import MobileNetV2
+    from torchvision import models
 
-    trunk = MobileNetV2(num_classes=1)
-    first = nn.Conv2d(in_channels, 32, 3, stride=2, padding=1, bias=False)
-    nn.init.kaiming_normal_(first.weight, mode="fan_out")  # as torchvision's other ones
-    trunk.features[0][0] = first
-    trunk.classifier[1] = nn.Identity()
-    return nn.Sequential(ChannelsLast(), trunk, reach_width(trunk.last_channel, feature_dim))
+    without_auxiliary = {}
+    if arch in HEADS_BESIDE:
+        without_auxiliary = {"aux_logits": False, "init_weights": True}
+    network: nn.Module = models.get_model(classifier_name(arch), weights=None, **without_auxiliary)
+    without_head(network, arch)
+    first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
+    colours = torch.arange(channels) % first.in_channels
+    first.weight = nn.Parameter(first.weight.detach()[:, colours])
+    first.in_channels = channels
+    return network
 
 
 BLOCKS: dict[int, tuple[int, ...]] = {
@@ -222,8 +230,8 @@ VISION: dict[str, Callable[[int, int, int], nn.Module]] = {
         f"resnet{layers}-imagenet-stem": partial(_resnet, blocks, bottleneck=layers >= 50)
         for layers, blocks in BLOCKS.items()
     },
-    "googlenet": _googlenet,
-    "mobilenet-v2": _mobilenet_v2,
+    "googlenet": partial(_of_torchvision, "googlenet", 1024),
+    "mobilenet-v2": partial(_of_torchvision, "mobilenet_v2", 1280),
 }  # (channels, pixels a side from 8, D) -> body
 
 

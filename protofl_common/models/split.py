@@ -107,7 +107,8 @@ def class_directions(classes: int, width: int) -> Tensor:
     if classes <= width:
         return nn.init.orthogonal_(torch.empty(classes, width))
     rows = F.normalize(torch.randn(classes, width))
-    # unit vectors repel one another, the nearest ones most: descent on Σ_{i≠j} exp(κ cos(u_i, u_j))
+    # gradient descent on Σ_{i≠j} exp(κ cos(u_i, u_j)): the rows repel one another; the larger κ,
+    # the more the nearest ones alone
     for kappa in torch.linspace(1, 20, steps=200):
         push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)
         step = 0.9 / kappa * (push / push.sum(1, keepdim=True))

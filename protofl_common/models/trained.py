@@ -189,11 +189,10 @@ def _prototypes_in(file: Path, tensors: Mapping[str, Tensor], card: ModelCard) -
     SettingsError where they have no labels, or are not of the model on its card.
     """
     means = tensors["prototypes.means"]
-    none = torch.empty(0)  # no list of classes, and so refused below
-    labels = tensors.get("prototypes.labels", none)
+    labels = tensors.get("prototypes.labels", torch.empty(0))  # missing ones are refused below
     classes = set(range(len(card.classes)))
     are_of_classes = labels.dtype == torch.int64 and set(labels.flatten().tolist()) <= classes
     is_list = labels.ndim == 1 and len(labels) > 0
     if not are_of_classes or not is_list or means.shape != (len(labels), card.feature_dim):
-        raise SettingsError(f"{file}: its prototypes are not of the model on its card")
+        raise SettingsError(f"{file}: its prototypes do not fit the model on its card")
     return Prototypes(means, labels)

@@ -33,9 +33,16 @@ STEPS = 2**18
 """K: rounding shortens what a sample may add by √E / (2 K): by 0.2 % for a million numbers."""
 
 LARGE = 2.0**11  # A deviation in steps: see `whole_noise`
+LEAST_PART = 4.0
+"""The least deviation, in steps, of noise that several clients share.
+
+A sum of discrete Gaussians of so large a deviation each is one of the summed variance but for
+10 · exp(−4² π²), or 10^-67 (Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian
+Mechanism", 2021, Theorem 1).
+"""
 
 
-def longest_before_rounding(numbers: int, steps: int) -> float:
+def longest_before_rounding(numbers: int, steps: float) -> float:
     """The length, in units of 1, up to which a row of so many numbers is 1 long once rounded.
 
     Rounding changes each number by half a step at most, and so the length by half of √``numbers``.
@@ -43,7 +50,7 @@ def longest_before_rounding(numbers: int, steps: int) -> float:
     return 1 - math.sqrt(numbers) / (2 * steps)
 
 
-def to_steps(rows_NE: Tensor, steps: int) -> Tensor:
+def to_steps(rows_NE: Tensor, steps: float) -> Tensor:
     """Rows [N, E] float64, cut to length 1, as whole numbers of 1 / ``steps``.
 
     None is longer than ``steps`` afterwards. A row with NaN or infinity becomes zeros.

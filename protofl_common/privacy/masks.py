@@ -79,7 +79,7 @@ def public_of(secret: bytes) -> bytes:
     """Return the public keys of as many private ones as are given."""
     public = b""
     for which in range(len(secret) // KEY):
-        private = X25519PrivateKey.from_private_bytes(part(secret, which))
+        private = X25519PrivateKey.from_private_bytes(key_of(secret, which))
         public += private.public_key().public_bytes_raw()
     return public
 
@@ -127,12 +127,12 @@ def sharing_a_key(keys: Mapping[str, bytes]) -> set[str]:
     return sharing
 
 
-def part(keys: bytes, which: int) -> bytes:
+def key_of(keys: bytes, which: int) -> bytes:
     return keys[which * KEY : (which + 1) * KEY]
 
 
 def _three(keys: bytes) -> list[bytes]:
-    return [part(keys, which) for which in (SEALING, PAIR, OWN)]
+    return [key_of(keys, which) for which in (SEALING, PAIR, OWN)]
 
 
 def _agreed(secret: bytes, public: bytes) -> bytes:
@@ -166,7 +166,7 @@ def opened(
 
 
 def _sealing(name: SumName, secret: bytes, public: bytes, sender: str, receiver: str) -> AESGCM:
-    agreed = _agreed(part(secret, SEALING), part(public, SEALING))
+    agreed = _agreed(key_of(secret, SEALING), key_of(public, SEALING))
     return AESGCM(name.key(agreed, "share", sender, receiver))
 
 
@@ -189,8 +189,8 @@ def masked(
 
     ``keys``: the public keys of all whose masks shall cancel, its own too.
     """
-    total: np.ndarray = vector + own_mask(name, part(secret, OWN), site, len(vector))
-    pair_secret = part(secret, PAIR)
+    total: np.ndarray = vector + own_mask(name, key_of(secret, OWN), site, len(vector))
+    pair_secret = key_of(secret, PAIR)
     for peer in keys.keys() - {site}:
         total += pair_mask(name, pair_secret, site, peer, keys[peer], len(vector), received)
     return total
@@ -205,7 +205,7 @@ def pair_mask(
     name: SumName, secret: bytes, site: str, peer: str, public: bytes, length: int, received: str
 ) -> np.ndarray:
     """Return ± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it; its ``peer`` adds the negative."""
-    agreed = _agreed(secret, part(public, PAIR))
+    agreed = _agreed(secret, key_of(public, PAIR))
     stream = _stream(name.key(agreed, "pair mask", *sorted((site, peer)), received), length)
     return stream if site < peer else 0 - stream
 

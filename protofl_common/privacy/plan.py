@@ -129,6 +129,14 @@ class Plan:
         """Steps of DP-SGD in a round."""
         return self.batches * self.epochs
 
+    @property
+    def part_of_each(self) -> float:
+        """The part of the deviation that a client adds where several share the noise of a sum.
+
+        Variances add up, so the honest ones add a whole deviation together.
+        """
+        return 1 / math.sqrt(self.privacy.dp_honest_sites)
+
     @cached_property
     def figure_noise(self) -> float:
         """σ of the numbers of right predictions of an evaluation."""

@@ -13,12 +13,12 @@ from protofl_common.data import UNLABELLED
 from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images, described
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.privacy.grid import STEPS, cut, to_steps, whole_noise
+from protofl_common.privacy.grid import LEAST_PART, STEPS, cut, to_steps, whole_noise
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
 """Class moments -> their part of a sample's squared length, the power of ``clip`` in their unit."""
 STEPS_OF_FEATURES = 2**10
-"""Of this grid's square is that of second moments: products of whole numbers are whole."""
+"""Steps in the length ``clip``, or a few more; products of whole numbers are whole ones again."""
 
 
 # -- classes of enough samples -----------------------------------------------------------------
@@ -170,25 +170,34 @@ def private_moments(
     one half travels: there a number beside the diagonal stands for two, so √2 of it is what σ is
     added to. The number of samples is public.
 
-    x/C and 1 are whole numbers of steps (`grid.py`), so xxᵀ/C² is one of their square, and all sums
-    are whole numbers below 2^53, which float64 adds exactly.
+    x is a whole number of steps (`grid.py`), so xxᵀ is one of their square, and all sums are whole
+    numbers below 2^53, which float64 adds exactly. Steps are powers of two, so that a secure sum,
+    whose grid is one as well, adds up these numbers as they are.
     """
     samples = max(1, len(labels_N))
-    moments.measure(to_steps(features_NF.double() / clip, STEPS_OF_FEATURES), labels_N)
+    step = step_of_features(clip)
+    moments.measure(to_steps(features_NF.double() / clip, clip / step), labels_N)
     for name, value in moments.named_buffers():
         part, power = MOMENT_PARTS[name]
-        steps = STEPS_OF_FEATURES ** max(1, power)
+        unit = step**power
         if name == "shares":
-            value *= steps
+            unit = 1 / STEPS_OF_FEATURES
+            value /= unit
         shape = tuple(value.shape)
-        deviation = noise * steps / math.sqrt(part)
+        deviation = noise * clip**power / (unit * math.sqrt(part))
         drawn = whole_noise(deviation, shape, draw)
         if name == "second":
             parts = off_diagonal_parts(value.shape, features_NF.shape[1])
             smaller = whole_noise(deviation * math.sqrt(1 / 2), shape, draw)
             drawn = torch.where(parts < 1, smaller, drawn)
         sums = (value * samples).round()  # `measure` has divided whole sums by the samples
-        value.copy_((sums + drawn) * (clip**power / (steps * samples)))
+        value.copy_((sums + drawn) * (unit / samples))
+
+
+def step_of_features(clip: float) -> float:
+    """The step of features cut to the length ``clip``: a power of two."""
+    power_of_two: float = 2.0 ** math.floor(math.log2(clip))
+    return power_of_two / STEPS_OF_FEATURES
 
 
 def count_noise(noise: float) -> float:
@@ -220,15 +229,24 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
 
 
 def private_correct(
-    correct: Mapping[str, int], samples: int, noise: float, draw: np.random.Generator
+    correct: Mapping[str, int],
+    samples: int,
+    noise: float,
+    draw: np.random.Generator,
+    part: float = 1.0,
 ) -> dict[str, int]:
     """K numbers of right predictions with whole noise, from 0 to ``samples``.
 
-    A sample adds 1 to each at most, so √K to the length of their vector.
+    A sample adds 1 to each at most, so √K to the length of their vector. Where several clients
+    share the noise, ``part`` of its deviation is this one's; then the bounds are for the sum, for
+    what is cut before would not add up.
     """
     deviation = math.sqrt(len(correct)) * noise
+    if part < 1:
+        deviation = max(part * deviation, LEAST_PART)
     drawn = whole_noise(deviation, (len(correct),), draw).tolist()
     hits = {}
     for (kind, exact), whole in zip(correct.items(), drawn, strict=True):
-        hits[kind] = int(min(max(exact + whole, 0), samples))
+        noisy = int(exact + whole)
+        hits[kind] = noisy if part < 1 else min(max(noisy, 0), samples)
     return hits

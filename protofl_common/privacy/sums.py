@@ -167,8 +167,8 @@ def without_figures(report: Report) -> Report:
     return Report(report.round, 0, 0, seconds=report.seconds)
 
 
-def means_of(sums: NDArray[np.float64], names: Sequence[str]) -> Means:
-    """Return the means of the sums [2 F].
+def means_of(sums: NDArray[np.float64], names: Sequence[str], noisy: bool = False) -> Means:
+    """Return the means of the sums [2 F]; of ``noisy`` ones shares are cut to 0 and 1.
 
     RefusedMessage where no honest sites can have such sums.
     """
@@ -183,6 +183,8 @@ def means_of(sums: NDArray[np.float64], names: Sequence[str]) -> Means:
         if not n:
             continue
         mean = total / n
+        if noisy and group != "losses" and is_share(key):
+            mean = min(max(mean, 0.0), 1.0)
         if group != "losses" and is_share(key) and not 0 <= mean <= 1 + ROUNDING:
             raise RefusedMessage(f"{name} of {mean:g}, outside of 0 to 1")
         means[group][key] = mean

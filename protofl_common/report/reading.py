@@ -67,7 +67,7 @@ class RecordedRun:
 
         baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
-        # baselines without a result, as when a folder is renamed
+        # baselines without a result, as when a folder is renamed; the run itself is compared, too
         self.absent = len(baselines) + 1 - len(self.compared)
 
         self.sites = self._sites()

@@ -50,18 +50,17 @@ def auc(scores_NC: Scores, labels_N: Labels) -> float:
 
     NaN where only one class occurs. Samples are ranked by the log odds of a class against all
     others, which unlike the share itself are never rounded to 0 or 1: score − log Σ exp(other
-    scores), the sum taken over the classes before and those after.
+    scores).
     """
     from sklearn.metrics import roc_auc_score
 
     present = np.unique(labels_N)
     if len(present) < 2:
         return math.nan
-    nothing_N1 = np.full((len(labels_N), 1), -np.inf)
-    before_NC = np.logaddexp.accumulate(np.hstack([nothing_N1, scores_NC[:, :-1]]), axis=1)
-    after_NC = np.logaddexp.accumulate(np.hstack([nothing_N1, scores_NC[:, :0:-1]]), axis=1)
-    odds_NC = scores_NC - np.logaddexp(before_NC, after_NC[:, ::-1])
-    areas = [roc_auc_score(labels_N == label, odds_NC[:, label]) for label in present]
+    areas = []
+    for label in present:
+        others_N = np.logaddexp.reduce(np.delete(scores_NC, label, axis=1), axis=1)
+        areas.append(roc_auc_score(labels_N == label, scores_NC[:, label] - others_N))
     return float(np.mean(areas))
 
 

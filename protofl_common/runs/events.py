@@ -109,7 +109,7 @@ class RoundDone(Event):
             if kind in KINDS:
                 parts.append(f"validation {kind} {_percent(accuracy['mean'])}")
         if "epsilon" in row:
-            parts.append(figures.epsilon_spent(row["epsilon"], figures.epsilon_of_ledgers(row)))
+            parts.append(figures.describe_epsilon(row["epsilon"], figures.epsilon_of_ledgers(row)))
         up = human_bytes(row["bytes"]["up"])
         down = human_bytes(row["bytes"]["down"])
         parts.append(f"↑{up} ↓{down}")

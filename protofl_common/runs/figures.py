@@ -64,8 +64,11 @@ def epsilon_of_ledgers(row: RoundRow) -> float | None:
     return max(told, default=None)
 
 
-def epsilon_spent(planned: float, of_ledgers: float | None) -> str:
-    """Say which ε it is: planned for the client that the run costs most, or of clients' ledgers."""
+def describe_epsilon(planned: float, of_ledgers: float | None) -> str:
+    """Describe ε as it was ``planned`` for the client that the run costs most.
+
+    Where clients tell what their ledgers count, the largest of these stands beside it.
+    """
     text = f"ε ≤ {planned:.2f} planned"
     if of_ledgers is not None:
         text += f", {of_ledgers:.2f} by the clients' ledgers"
@@ -244,7 +247,7 @@ def final_table(summary: Summary) -> Table:
     costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
     if "epsilon" in summary:
         told = summary.get("epsilon-of-ledgers")
-        costs.insert(0, epsilon_spent(summary["epsilon"], told))
+        costs.insert(0, describe_epsilon(summary["epsilon"], told))
     costs.append(f"lost replies: {', '.join(lost) or 'none'}")
     notes.append(" · ".join(costs))
 

@@ -82,8 +82,8 @@ def comparable_rounds(rows: Sequence[RoundRow]) -> list[RoundRow]:
     """Return the rounds in which as many clients were asked and answered as in the last one.
 
     Means over other sets of clients are not comparable: a lucky draw of them would look like
-    progress. Where sites may lie, so many may be missing: by silence, rest or a late arrival none
-    of them takes a round out.
+    progress. Where ``liars`` are expected, rounds count with as many sites more or fewer: else a
+    liar could take rounds out by its silence or a late arrival.
     """
     if not rows:
         return []

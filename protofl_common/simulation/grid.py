@@ -152,8 +152,9 @@ def simulate(
         nodes[partition + 1] = {"partition-id": partition, "num-partitions": clients}
     run_id = secrets.randbits(63)
     grid = LocalGrid(run_config, nodes, run_id, workers, threads)
-    gc.collect()  # what is frozen as garbage would stay for ever, where a table makes run after run
-    # a search for garbage then passes over PyTorch's objects: a tenth of a visit beside training
+    # frozen objects, here all of PyTorch's, are not searched for garbage, which would take a tenth
+    # of a client's time beside training; garbage itself must go before, or it would stay
+    gc.collect()
     gc.freeze()
     try:
         return federate(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)), on_event)

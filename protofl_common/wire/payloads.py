@@ -316,6 +316,7 @@ class VectorsCodec(Codec):
         if not self.entry.several and len(value.labels.unique()) < len(value.labels):
             raise ValueError(f"several {self.name} of a class are not declared for this direction")
         arrays = {"means": value.means, "labels": value.labels}
+        # a client's prototypes always have counts, for its protections; undeclared ones stay
         if self.entry.counts and value.counts is not None:
             arrays["counts"] = value.counts
         return arrays
@@ -325,11 +326,11 @@ class VectorsCodec(Codec):
         means = value.means
         self.check_vectors(means, value.labels, self._per_class())
         if value.counts is not None and int(value.counts.min()) < 1:
-            raise RefusedMessage("a count below 1")
+            raise RefusedMessage(f"{self.name} with a count of samples below 1")
         if self.entry.probabilities:
             none_negative = bool((means >= 0).all())
             if not none_negative or not torch.allclose(means.sum(1), ONE, atol=1e-3):
-                raise RefusedMessage(f"{self.name} that are no class probabilities")
+                raise RefusedMessage(f"{self.name} that are not class probabilities")
         return value
 
     def summed(self) -> dict[str, tuple[int, ...]]:
@@ -508,7 +509,7 @@ class CountsCodec(Codec):
     def checked(self, arrays: StateDict) -> Tensor:
         counts = arrays["counts"]
         if int(counts.min()) < 0 or int(counts.max()) < 1:
-            raise RefusedMessage(f"{self.name} below 0, or all 0")
+            raise RefusedMessage(f"{self.name}: a number of samples is below 0, or all are 0")
         return counts
 
     def addends(self, value: Tensor, n: float) -> list[Tensor]:
@@ -554,7 +555,7 @@ def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tens
         raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
     # Flower hands on what stands in the sender's JSON
     if any(type(length) is not int for length in array.shape):
-        raise RefusedMessage(f"{what}: a shape of other things than whole numbers")
+        raise RefusedMessage(f"{what}: its shape is {array.shape!r}, not whole numbers")
     if tuple(array.shape) != shape:
         sent = "×".join(map(str, array.shape))
         wanted = "×".join(map(str, shape))
@@ -574,7 +575,7 @@ def count_rows(array: Array, what: str, most: int) -> int:
     """Return the length of an array's first axis, checked before any of it is decoded."""
     rows = array.shape[0] if array.shape else 0
     if type(rows) is not int or not 1 <= rows <= most:
-        raise RefusedMessage(f"{rows!r} {what}, not from 1 to {most}")
+        raise RefusedMessage(f"{what}: {rows!r} rows, not from 1 to {most}")
     return rows
 
 

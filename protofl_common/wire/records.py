@@ -106,7 +106,9 @@ def unpack_instructions(content: RecordDict) -> Instructions:
     try:
         run_history = RunHistory.parse(str(instructions.run_history))
     except ValueError:
-        raise RefusedMessage(f"round.run_history is {instructions.run_history!r}") from None
+        raise RefusedMessage(
+            f"round.run_history is {instructions.run_history!r}, not a list of Flower runs"
+        ) from None
     return dataclasses.replace(instructions, run_history=run_history)
 
 
@@ -119,7 +121,7 @@ def unpack_counted(content: RecordDict, site: str) -> int:
     """Return the round of a site that counted last, 0 for none; RefusedMessage if malformed."""
     number = content.config_records.get(COUNTED, ConfigRecord()).get(site, 0)
     if type(number) is not int:
-        raise RefusedMessage(f"{COUNTED}.{site} is {number!r}")
+        raise RefusedMessage(f"{COUNTED}.{site} is {number!r}, not the number of a round")
     return number
 
 
@@ -145,9 +147,9 @@ def digest_of_message(content: Mapping[str, Any]) -> str:
 
 
 def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
-    """Return the record that every message of a baseline carries; {} for the run itself, "".
+    """Return the record by which every message of a baseline names its algorithm.
 
-    ``algo``: the baseline's algorithm.
+    Messages of the run itself, whose ``algo`` is "" here, have none.
     """
     return {"baseline": ConfigRecord({"algo": algo})} if algo else {}
 
@@ -159,7 +161,9 @@ def unpack_baseline(content: RecordDict) -> str:
         algo = record.get("algo")
         if isinstance(algo, str):
             return algo
-    raise RefusedMessage("baseline is no record of an algorithm's name")
+    raise RefusedMessage(
+        "the record 'baseline' must have the name of an algorithm as algo, and nothing else"
+    )
 
 
 def pack_settings(digest: str) -> dict[str, ConfigRecord]:
@@ -182,7 +186,8 @@ def check_settings(content: RecordDict, digest: str) -> None:
 def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRecord]:
     """Return the record of the best round so far, {} before there is one.
 
-    With ``final`` it is the best of the whole run, and the record says which data chose it.
+    It has the round ``after`` which the model was the best. With ``final``, when no better one can
+    follow, it also says ``on`` which data it was chosen.
     """
     if not best:
         return {}
@@ -198,7 +203,7 @@ def unpack_best(content: RecordDict) -> tuple[int, str]:
     after = record.get("after")
     on = record.get("on")
     if len(record) != 2 or type(after) is not int or on not in ("", "validation", "test"):
-        raise RefusedMessage(f"best is {dict(record)!r}")
+        raise RefusedMessage(f"best is {dict(record)!r}, not a round and the data that chose it")
     return after, str(on)
 
 
@@ -212,7 +217,7 @@ def pack_site_card(card: SiteCard) -> ConfigRecord:
 def unpack_site_card(content: RecordDict) -> SiteCard:
     """Read the record ``site``; RefusedMessage if it is missing, malformed or out of range."""
     if content.keys() - {AUDIT} != {"site"}:
-        raise RefusedMessage("records other than 'site'")
+        raise RefusedMessage("an introduction must have the record 'site' and no other")
     card = _from_config(SiteCard, content, "site")
     for key, value in vars(card).items():
         if isinstance(value, int) and not 0 <= value <= _MOST_CLAIMED:
@@ -223,14 +228,21 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
                 unfit = f"too long or not printable ({len(text)} characters)"
                 raise RefusedMessage(f"site.{key} with a name that is {unfit}")
 
-    if not is_site_name(card.name) or not all(isinstance(name, str) for name in card.classes):
-        raise RefusedMessage(f"site.name is {card.name!r}, site.classes is {card.classes!r}")
+    if not is_site_name(card.name):
+        signs = "ASCII letters, digits, '.', '_' and '-'"
+        raise RefusedMessage(f"site.name is {card.name!r}, not a name of {signs}")
+    if not all(isinstance(name, str) for name in card.classes):
+        raise RefusedMessage(f"site.classes is {list(card.classes)!r}, not a list of names")
     if not re.fullmatch("([0-9a-f]{128})?", card.signature):
         raise RefusedMessage("site.signature is not of 64 bytes")
     if not _are_labels(card.present, len(card.classes)):
-        raise RefusedMessage(f"site.present is {list(card.present)!r}")
+        raise RefusedMessage(
+            f"site.present is {list(card.present)!r}, not labels of its classes in ascending order"
+        )
     if not _is_shape(card.input_shape):
-        raise RefusedMessage(f"site.input_shape is {list(card.input_shape)!r}")
+        raise RefusedMessage(
+            f"site.input_shape is {list(card.input_shape)!r}, not the shape of a sample"
+        )
     return card
 
 
@@ -282,7 +294,9 @@ def unpack_report(
     report of another round, as in a replay.
     """
     if set(content.metric_records) != {"report"} or content.config_records.keys() - {AUDIT}:
-        raise RefusedMessage("records other than a report")
+        raise RefusedMessage(
+            "a reply must have the record 'report' beside its arrays, and no other"
+        )
     names = report_names(losses, metrics)
     counts: dict[str, int] = {}
     groups: dict[str, dict[str, float]] = {group: {} for group in names}
@@ -301,10 +315,12 @@ def unpack_report(
         elif name == "epsilon" and value >= 0:
             epsilon = float(value)
         else:
-            raise RefusedMessage(f"a report with the odd entry {name} = {value!r}")
+            raise RefusedMessage(
+                f"report.{name} is {value!r}: the name is not declared, or the value out of range"
+            )
 
     if len(counts) < len(COUNTS):
-        raise RefusedMessage("an incomplete report")
+        raise RefusedMessage(f"a report without {', '.join(sorted(set(COUNTS) - counts.keys()))}")
     if counts["round"] != expected_round:
         raise RefusedMessage(f"a reply to round {counts['round']} in round {expected_round}")
     correct = {kind: int(value) for kind, value in groups["correct"].items()}
@@ -371,7 +387,7 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
     values = {}
     for key, value in record.items():
         if type(value) is not _type_on_the_wire(types[key]):
-            raise RefusedMessage(f"{name}.{key} is {value!r}")
+            raise RefusedMessage(f"{name}.{key} is {value!r}, a value of another type")
         values[key] = tuple(value) if isinstance(value, list) else value
     return kind(**values)  # type: ignore[arg-type]
 

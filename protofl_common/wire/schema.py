@@ -48,6 +48,7 @@ class Entry:
     are_parameters: ClassVar[bool] = False  # a client that gets them trains them, or with them
     # has a part of all classes: with noise, none can be left out
     joins_all_classes: ClassVar[bool] = False
+    noise_adds_up: ClassVar[bool] = False  # what is sent are noisy sums, and nothing made of them
 
     @property
     def needs_backbones(self) -> bool:
@@ -59,10 +60,11 @@ class Entry:
         """The entry in a sentence for a site's operator."""
         return ""
 
-    def class_counts(self, value: Any) -> Any:
-        """Return the part of a value that states classes, and samples of each.
+    def class_claims(self, value: Any) -> Any:
+        """Return what a value says of its sender's classes: prototypes, or samples of each class.
 
-        It is compared with the site's card.
+        The server compares it with the site's introduction (`check_claims` in
+        `server_app/run/replies.py`).
         """
         return value
 
@@ -151,11 +153,12 @@ class Moments(Weights):
     shows_classes = True
     joins_all_classes = True
     are_parameters = False
+    noise_adds_up = True
     needs_backbones = True
     words = "the share of each class, its mean of frozen features, and their second moments"
     of: str = "moments"
 
-    def class_counts(self, value: Any) -> Any:
+    def class_claims(self, value: Any) -> Any:
         return value["shares"]
 
 

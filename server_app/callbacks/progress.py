@@ -144,7 +144,7 @@ def _say_shares(cards: Mapping[str, SiteCard]) -> None:
 def _say_bounds(federation: Federation) -> None:
     """Say how far lying sites are bounded, and for how many classes no median can outvote one."""
     bounds = federation.bounds
-    merging = bounds.prototypes.merging
+    merging = bounds.prototype_aggregator.merging
     holders: Counter[int] = Counter()
     for card in federation.cards.values():
         holders.update(card.present)

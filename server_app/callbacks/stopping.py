@@ -23,7 +23,7 @@ class BestModel(Callback):
         if not run.settings.run.keep_best or not run.best:
             return
         federation = run.federation
-        trained = set(federation.answering(result.number)) - federation.new_clients
+        trained = set(federation.sites_to_ask(result.number)) - federation.new_clients
         contents = dict.fromkeys(in_order(trained), pack_best(run.best, final=True))
         run.exchange.ask(Question("query.best", contents), Exchanged(result.number))
 
@@ -134,7 +134,7 @@ class Budget(Callback):
         )
 
 
-def epsilon_spent(run: ActiveRun, rounds: int, final: bool = False) -> float | None:
+def planned_epsilon(run: ActiveRun, rounds: int, final: bool = False) -> float | None:
     """ε after so many rounds and, if asked, the final evaluation; None where nothing is private."""
     costs = _costs(run, rounds, final)
     return min(max(costs), run.settings.privacy.dp_epsilon) if costs else None

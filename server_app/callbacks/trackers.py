@@ -41,7 +41,8 @@ class UserCallback(Callback):
         if self.name in TRACKERS:
             config = {}
             for key, value in to_run_config(run.settings).items():
-                if key not in PRIVATE and "file:" not in str(value):
+                names_a_file = "file:" in str(value)  # of a backbone on this machine
+                if key not in PRIVATE and not names_a_file:
                     config[key] = value
             self.call = tracker(self.name, run.folder, config, run.rows)
         elif self.name:

@@ -235,7 +235,7 @@ def sample_sites(
     return [names[index] for index in sorted(drawn)]
 
 
-def drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -> list[str]:
+def draw_drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -> list[str]:
     """Draw the sites that do not answer in a round (``drop-rate``).
 
     Each site draws a lot of its own, in every round.

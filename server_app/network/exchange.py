@@ -40,12 +40,12 @@ from server_app.run.log import tell_silence
 from server_app.run.replies import Exchanged
 
 T = TypeVar("T")
-LOOK_EVERY = 3.0
+LOOK_AROUND_SECONDS = 3.0
 """Seconds between two looks around for sites that are new or back, while a round waits."""
-PATIENCE = 30.0
+RETURN_SECONDS = 30.0
 """Seconds in which a node that died over its message may return; Flower takes 60 to notice."""
-LEAST_GRACE = 120.0
-"""Seconds that a round waits at least: Flower takes 60 to notice a death, then `PATIENCE`."""
+LEAST_GRACE_SECONDS = 120.0
+"""Seconds that a round waits at least: Flower takes 60 to notice a death, then `RETURN_SECONDS`."""
 WORKER_DIED = re.compile(
     r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>"
 )
@@ -172,7 +172,7 @@ class MessageExchange:
             longest = min(timeout, self._patience(seconds)) if hurries else timeout
             if now > start + longest:
                 break
-            if now > last_look + LOOK_EVERY:
+            if now > last_look + LOOK_AROUND_SECONDS:
                 last_look = now
                 federation.look_around()
                 tell_silence(now)
@@ -234,12 +234,12 @@ class MessageExchange:
         That is without end until ``min-replies`` are there. Then it is ``grace`` times the median,
         or the slowest reply of a site that is missing.
         """
-        if len(seconds) < self.federation.least_replies:
+        if len(seconds) < self.federation.fewest_replies:
             return math.inf
         expected = statistics.median(seconds.values())
         for site in self._pending:
             expected = max(expected, self._slowest.get(site, 0))
-        return max(LEAST_GRACE, self.federation.settings.federation.grace * expected)
+        return max(LEAST_GRACE_SECONDS, self.federation.settings.federation.grace * expected)
 
     def _push(self, messages: Mapping[str, Message]) -> None:
         """Send; what Flower does not take is as good as answered with an error."""
@@ -274,7 +274,7 @@ class MessageExchange:
             if has_died:  # Or only says so
                 self._deaths[site] += 1
             if has_died and self._deaths[site] < TRIES and self._may_return(site, alive):
-                self._away[site] = _AwaySite(message, reply, time.monotonic() + PATIENCE)
+                self._away[site] = _AwaySite(message, reply, time.monotonic() + RETURN_SECONDS)
             else:
                 self._replies[site] = reply
         return bool(answered)

@@ -32,9 +32,9 @@ from server_app.run.bounds import Bounds, bounds_of
 from server_app.run.checkpoint import Checkpoint
 from server_app.run.log import emit, say
 
-APPROVAL_EVERY = 5.0
+APPROVAL_POLL_SECONDS = 5.0
 """Seconds after which a site that waits for its operator's approval is asked again."""
-AT_ONCE = 1000
+SITES_AT_ONCE = 1000
 """Sites asked at a time who they are, or for the final evaluation: no more messages in memory."""
 
 
@@ -96,7 +96,7 @@ class Federation:
         return 1 if self.simulated else min(2, len(self.cards))
 
     @property
-    def least_replies(self) -> int:
+    def fewest_replies(self) -> int:
         """``min-replies``, or as many as are asked at least."""
         return max(self.settings.federation.min_replies, self.fewest_asked)
 
@@ -288,7 +288,7 @@ class Federation:
 
         It waits at most for ``join-timeout``.
         """
-        least = min(self.least_replies, len(self.node_of))
+        least = min(self.fewest_replies, len(self.node_of))
         deadline = time.monotonic() + self.settings.federation.join_timeout
         self.look_around()
         connected = self._connected()
@@ -308,14 +308,14 @@ class Federation:
         questions = self._questions.values()
         return any(question.metadata.dst_node_id in self.online for question in questions)
 
-    def answering(self, server_round: int) -> list[str]:
+    def sites_to_ask(self, server_round: int) -> list[str]:
         """The sites that a round may ask.
 
         All but those that rest, unless these leave fewer than ``min-replies``.
         """
         taking_part = [site for site in self.node_of if site not in self.expelled]
         awake = [site for site in taking_part if self._rests_until.get(site, 0) < server_round]
-        return awake if len(awake) >= self.least_replies else taking_part
+        return awake if len(awake) >= self.fewest_replies else taking_part
 
     def note_silence(self, server_round: int, missing: Iterable[str], heard: Iterable[str]) -> None:
         """Let a site rest that is silent for ``max-silent-rounds`` in a row, for as many rounds.
@@ -354,12 +354,12 @@ class Federation:
         self._settle_names()
 
     def _ask_who_is_there(self) -> None:
-        """Ask the nodes whose turn it is who they are, `AT_ONCE` at a time."""
+        """Ask the nodes whose turn it is who they are, `SITES_AT_ONCE` at a time."""
         self.online = set(self.grid.get_node_ids())
         now = time.monotonic()
         due = sorted(node for node in self.online if self._ask_at.get(node, 0.0) < now)
         asked = {message.metadata.dst_node_id for message in self._questions.values()}
-        free = max(0, AT_ONCE - len(self.online & asked))
+        free = max(0, SITES_AT_ONCE - len(self.online & asked))
         if not due[:free]:
             return
 
@@ -377,9 +377,9 @@ class Federation:
         is_first = node not in self.problems
         self.problems[node] = problem
         if problem.waits:
-            self._ask_at[node] = time.monotonic() + APPROVAL_EVERY
+            self._ask_at[node] = time.monotonic() + APPROVAL_POLL_SECONDS
             if is_first:
-                say(f"  {problem.text}; asked again every {APPROVAL_EVERY:g} s")
+                say(f"  {problem.text}; asked again every {APPROVAL_POLL_SECONDS:g} s")
 
     def _problem(self, refusal: Refusal) -> Problem:
         """Return the problem of the site that refuses.
@@ -401,7 +401,7 @@ class Federation:
         except RefusedMessage as refusal:
             name = str(content.config_records.get("site", ConfigRecord()).get("name", ""))
             has_name = is_site_name(name) and not self.settings.named_sites
-            why = f"an introduction with {refusal}"
+            why = f"its introduction is not valid: {refusal}"
             self.problems[node] = Problem(why, name if has_name else "")
             return
 

@@ -22,14 +22,14 @@ class View:
     settings: Settings
     cards: Mapping[str, SiteCard]
     bounds: Bounds
-    least_replies: int
+    fewest_replies: int
     starting_points: Callable[[str, Sequence[str]], list[StateDict] | None]
     most_vectors: Callable[[Upload], float | None]
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What a protection lets pass to the next one, or to the algorithm."""
+    """The uploads that may go on: at first all valid ones, then what each protection lets pass."""
 
     kept: list[Upload]
     refused: Mapping[str, str] = field(default_factory=dict)  # Site -> what is wrong with its reply

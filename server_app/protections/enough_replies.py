@@ -11,7 +11,7 @@ class EnoughReplies(Protection):
         return True
 
     def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        least = view.least_replies
+        least = view.fewest_replies
         replies = sum(upload.clients for upload in uploads)
         if replies >= least:
             return Accepted(uploads)

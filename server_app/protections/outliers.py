@@ -70,12 +70,12 @@ class LeaveOutFarthest(Protection):
 
     def acts(self, view: View) -> bool:
         is_trimmed = view.settings.row.averages_prototypes
-        return view.bounds.prototypes.merging != "mean" and not is_trimmed
+        return view.bounds.prototype_aggregator.merging != "mean" and not is_trimmed
 
     def accept(self, uploads: list[Upload], view: View) -> Accepted:
         for name in vectors_in(view.settings.exchange.up):
             sent = vectors_of(uploads, name)
-            close = view.bounds.prototypes.without_outliers(list(sent.values()))
+            close = view.bounds.prototype_aggregator.without_outliers(list(sent.values()))
             uploads = with_vectors(uploads, name, dict(zip(sent, close, strict=True)))
         return Accepted(uploads)
 

@@ -78,26 +78,26 @@ class SecureSums:
 
 
 class SecureSum:
-    """One sum of what a round asks of each site; the round's result says what goes wrong."""
+    """One sum of what a round asks of each site; `exchanged` says what goes wrong."""
 
     def __init__(self, sums: SecureSums, request: UploadRequest) -> None:
         self.sums = sums
         self.settings = sums.settings
         self.request = request
-        self.result = request.result
+        self.exchanged = request.exchanged
         self.summed = request.reader  # What would be a valid upload of one site
-        self.number = 2 * self.result.number + self.result.final
+        self.number = 2 * self.exchanged.number + self.exchanged.final
         self.next_number = sum_after(self.number, self.settings.run.rounds)
         self.figures = figure_names(self.settings.row.reported_losses, self.summed.metrics)
         self.size = 2 * len(self.figures) + length(self.summed.declared, self.summed.limits)
         weights = {"masked": {"sum": ("int64", (self.size,))}}
         limits = replace(self.summed.limits, weights=weights)
-        self.reader = ReplyReader(self.result.number, MASKED, limits, counts_samples=False)
+        self.reader = ReplyReader(self.exchanged.number, MASKED, limits, counts_samples=False)
 
     def flow(self) -> Flow[list[Upload]]:
         """Return one upload, the mean of all; the names of the steps are the paper's.
 
-        VoidRound where too few sites are left at a step, or no honest ones can have such a sum.
+        VoidRound where too few sites are left at a step, or for a sum of no honest sites.
         """
         sites = self.request.sites
         begun = self._take_begun()
@@ -122,7 +122,7 @@ class SecureSum:
         answers = yield self.request.question(contents, self.reader)
         masked, came_with = self._read(answers)
         self._check_enough(masked, needed, "uploads")
-        self._check_enough(masked, self.request.least_replies, "uploads", "min-replies")
+        self._check_enough(masked, self.request.fewest_replies, "uploads", "min-replies")
 
         # Unmasking: each gives its shares of what is left of the masks; the next sum begins
         keys_of_next = self._keys_of_next(came_with)
@@ -203,16 +203,20 @@ class SecureSum:
         """
         keys = self._unpacked(answers, masks.SIGNED, record)
         own = {site: its[site] for site, its in keys.items() if set(its) == {site}}
+        self._expel(keys.keys() - own.keys(), "it sent keys for a sum that are not its own")
         sharing = masks.sharing_a_key(own)
         true = {}
         for site, its in own.items():
             purpose = masks.introducing(self.settings.run.algo, number, its)
             signature = its[masks.PUBLIC :]
-            signed = is_from_site(self.settings.study, site, self.sums.run_id, purpose, signature)
-            if site not in sharing and masks.are_keys(its) and signed:
+            if site in sharing:
+                self._expel([site], "one of its keys for a sum occurs twice")
+            elif not masks.are_keys(its):
+                self._expel([site], "its keys for a sum are not valid X25519 keys")
+            elif not is_from_site(self.settings.study, site, self.sums.run_id, purpose, signature):
+                self._expel([site], "its keys for a sum are not signed with its key in the study")
+            else:
                 true[site] = its
-        why = "keys that are none, or two sites', or not signed with the site's key"
-        self._expel(keys.keys() - true.keys(), why)
         return true
 
     def _true_shares(
@@ -243,10 +247,13 @@ class SecureSum:
             payload, samples = from_sums(
                 sums[end_of_figures:], self.summed.declared, self.summed.limits, sites
             )
-            self.result.means = means_of(from_whole(sums[:end_of_figures], sites), self.figures)
+            figures = from_whole(sums[:end_of_figures], sites)
+            shares_noise = self.settings.privacy.dp_honest_sites > 1
+            self.exchanged.means = means_of(figures, self.figures, noisy=shares_noise)
         except RefusedMessage as refusal:
             raise VoidRound(f"secure aggregation: {refusal}") from None
-        return Upload("all", payload, Report(self.result.number, samples, 0), clients=len(masked))
+        report = Report(self.exchanged.number, samples, 0)
+        return Upload("all", payload, report, clients=len(masked))
 
     def _needed(self, sites: Collection[str]) -> int:
         """Return how many sites must stay to the end, of all that the study names.
@@ -300,7 +307,7 @@ class SecureSum:
         secrets = {}
         conflicts: dict[str, set[str]] = {}  # Site -> others of whom one lies, or it does
         for owner in shared:
-            public = masks.part(keys[owner], masks.OWN if owner in sent else masks.PAIR)
+            public = masks.key_of(keys[owner], masks.OWN if owner in sent else masks.PAIR)
             its_shares = {}
             for peer, shares_of in shares.items():
                 if owner in shares_of:
@@ -327,7 +334,7 @@ class SecureSum:
 
     def _query(self, stage: str, contents: Mapping[str, Records]) -> Question:
         kind = f"query.{stage}"
-        if self.result.final:
+        if self.exchanged.final:
             kind += FINAL
         return Question(kind, contents, stage)
 
@@ -349,13 +356,13 @@ class SecureSum:
         self.sums.expelled.update(sites)
 
     def _refuse(self, sites: Collection[str], why: str) -> None:
-        self.result.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
+        self.exchanged.refused |= dict.fromkeys(sites, f"secure aggregation: {why}")
 
     def _check_enough(
         self, left: Collection[str], needed: int, sent: str, setting: str = "secagg-threshold"
     ) -> None:
         if len(left) < needed:
-            few = f"{len(left)} of {len(self.result.asked)} sites sent {sent}"
+            few = f"{len(left)} of {len(self.exchanged.asked)} sites sent {sent}"
             few += f", fewer than the {needed} needed"
             raise VoidRound(f"secure aggregation: {few} ({setting})")
 

@@ -32,8 +32,8 @@ class Bounds:
     max_update_ratio: float = math.inf
     max_samples_ratio: float = math.inf
     max_samples_lead: float = math.inf
-    weights: Aggregator = MEAN
-    prototypes: Aggregator = MEAN  # Of all that clients send of classes
+    weight_aggregator: Aggregator = MEAN
+    prototype_aggregator: Aggregator = MEAN  # Of all that clients send of classes
 
     def __str__(self) -> str:
         if not self.liars:
@@ -43,7 +43,8 @@ class Bounds:
             f"are refused, changes of weights cut to {self.max_update_ratio:g} times the median "
             f"length; a site weighs at most as {self.max_samples_ratio:g} times the median number "
             f"of samples, and {self.max_samples_lead:g} times the next; "
-            f"weights: {self.weights.merging}, prototypes: {self.prototypes.merging}"
+            f"weights: {self.weight_aggregator.merging}, "
+            f"prototypes: {self.prototype_aggregator.merging}"
         )
 
 
@@ -75,8 +76,8 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
         max_update_ratio=keys.max_update_ratio or default.max_update_ratio,
         max_samples_ratio=keys.max_samples_ratio or default.max_samples_ratio,
         max_samples_lead=keys.max_samples_lead or default.max_samples_lead,
-        weights=weights,
-        prototypes=prototypes,
+        weight_aggregator=weights,
+        prototype_aggregator=prototypes,
     )
 
 

@@ -36,7 +36,7 @@ Flow = Generator[Question, Replies, T]
 class UploadRequest:
     """What a round, or the final evaluation, asks of its sites, and how replies are read."""
 
-    result: Exchanged  # Takes their reports, and what is wrong with replies
+    exchanged: Exchanged  # Takes their reports, and what is wrong with replies
     sites: Sequence[str]
     cards: Mapping[str, SiteCard]
     contents: Callable[[Sequence[str]], Mapping[str, Records]]
@@ -44,23 +44,23 @@ class UploadRequest:
     about: Records  # What every message of the round has beside them
     reader: ReplyReader
     at_once: int  # How many sites are asked at a time
-    least_replies: int
+    fewest_replies: int
 
     def question(self, contents: Mapping[str, Records], reader: ReplyReader) -> Question:
-        kind = MessageType.EVALUATE if self.result.final else MessageType.TRAIN
+        kind = MessageType.EVALUATE if self.exchanged.final else MessageType.TRAIN
         return Question(kind, contents, largest=reader.largest)
 
     def read(self, replies: Replies, reader: ReplyReader) -> list[Upload]:
-        """Return the valid uploads; the result takes their reports, and why others are refused."""
+        """Return the valid uploads; `exchanged` takes their reports, and why others are refused."""
         uploads: list[Upload] = []
         for site, content in replies.items():
             try:
                 upload = reader.read(content, self.cards[site])
             except RefusedMessage as refusal:
-                self.result.refused[site] = str(refusal)
+                self.exchanged.refused[site] = str(refusal)
                 continue
             uploads.append(upload)
-            self.result.reports[site] = upload.report
+            self.exchanged.reports[site] = upload.report
         return uploads
 
 

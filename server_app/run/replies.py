@@ -75,18 +75,21 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
     declared = payload.declared or {}
     for name, value in payload.entries.items():
         entry = declared.get(name, Entry())
-        _check_classes(entry.class_counts(value), report, card)
+        _check_classes(entry.class_claims(value), report, card)
 
 
 def _check_classes(value: Value, report: Report, card: SiteCard) -> None:
-    """Check what an entry says of classes: prototypes, or how many samples each class has."""
+    """RefusedMessage for classes, or numbers of samples, that the site did not join with.
+
+    ``value`` is what `Entry.class_claims` returns.
+    """
     counts: Tensor | None = None
     match value:
         case Prototypes():
             number = len(value)
             if number > report.train_samples:
                 raise RefusedMessage(
-                    f"{number} prototypes of {report.train_samples} training samples"
+                    f"{number} prototypes, more than its {report.train_samples} training samples"
                 )
             undeclared = sorted(set(value.labels.tolist()) - set(card.present))
             if undeclared:

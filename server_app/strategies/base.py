@@ -64,11 +64,14 @@ class ServerStrategy(Generic[H]):
 
     # -- hooks of an algorithm ---------------------------------------------------------------------
     def payload_down(self) -> Payload:
-        """Return the payload for every client: by default, the `entry` of each declared name."""
-        return Payload(**{name: self.entry(name) for name in self.settings.exchange.down})
+        """Return the payload for every client: by default, the `value_of` each declared entry."""
+        return Payload(**{name: self.value_of(name) for name in self.settings.exchange.down})
 
-    def entry(self, name: str) -> Any:
-        """Return the attribute of that name, or the global weights; None where there is none."""
+    def value_of(self, name: str) -> Any:
+        """Return what goes down as the entry ``name``: the attribute of that name, if there is one.
+
+        For ``weights`` it is the global model.
+        """
         if name == "weights":
             return self.global_weights
         return getattr(self, name, None)
@@ -96,15 +99,15 @@ class ServerStrategy(Generic[H]):
     def templates(self) -> dict[str, Template]:
         """Return, of each declared entry of weights, the names and shapes that a client must send.
 
-        By default, they are those of the server's own `entry`.
+        By default, they are those of the server's own `value_of` it.
         """
         templates = {}
         for name in weights_in(self.settings.exchange.up):
-            entry = self.entry(name)
-            if entry is None:
+            weights = self.value_of(name)
+            if weights is None:
                 lacking = f"{type(self).__name__} lacks {name}"
                 raise FederationError(f"{lacking}: uploads must have its names and shapes")
-            templates[name] = template_of(entry)
+            templates[name] = template_of(weights)
         return templates
 
     # -- what the protections ask (`server_app/protections`) ---------------------------------------
@@ -130,7 +133,8 @@ class ServerStrategy(Generic[H]):
         sets = list(vectors_of(uploads).values())
         if not sets:
             return previous
-        return self.federation.bounds.prototypes.merge_prototypes(sets, weighting, previous)
+        aggregator = self.federation.bounds.prototype_aggregator
+        return aggregator.merge_prototypes(sets, weighting, previous)
 
     def present_state(self) -> dict[str, Tensor]:
         """The attributes in `state`, without copies: the next `merge` may change them."""

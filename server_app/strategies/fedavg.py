@@ -67,7 +67,7 @@ class FedAvg(ServerStrategy[H]):
         total = sum(upload.train_samples for upload in uploads)
         sent = [upload.payload.weights() or {} for upload in uploads]
         shares = [upload.train_samples / total for upload in uploads]
-        return self.federation.bounds.weights.merge_weights(sent, shares)
+        return self.federation.bounds.weight_aggregator.merge_weights(sent, shares)
 
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
         if name != "weights":

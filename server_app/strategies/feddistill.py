@@ -49,7 +49,7 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         if not sites:
             return Payload()
         sets = [self.outputs[site] for site in sites]
-        aggregator = self.federation.bounds.prototypes
+        aggregator = self.federation.bounds.prototype_aggregator
         return Payload(outputs=aggregator.merge_prototypes(sets, "uniform", None))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:

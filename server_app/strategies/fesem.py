@@ -38,7 +38,7 @@ class FeSEM(FedAvg[FeSEMHparams]):
             self.centres[str(k)] = {name: value.clone() for name, value in self.weights.items()}
         self.cluster_of: dict[str, torch.Tensor] = {}
 
-    def entry(self, name: str) -> StateDict:
+    def value_of(self, name: str) -> StateDict:
         """Return the weights for a client that has not trained yet; all have their shapes."""
         return self.centres["0"]
 

@@ -107,7 +107,8 @@ def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict,
     plan = settings.plan(1)
     if plan is not None:
         num_clients = max(clients, len(sent))  # An entry may stand for many clients
-        deviation = count_noise(plan.table_noise) * math.sqrt(num_clients)
+        deviation_of_each = count_noise(plan.table_noise) * plan.part_of_each
+        deviation = deviation_of_each * math.sqrt(num_clients)
         ClassMoments.of(moments).repair(2 * deviation / total, settings.privacy.dp_feature_clip)
     return moments, (moments["shares"] * total).round().long()
 

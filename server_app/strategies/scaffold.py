@@ -66,7 +66,7 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         """Return the mean of the Δc_i."""
         changes = [upload.payload.weights("control") or {} for upload in uploads]
         shares = [1 / len(changes)] * len(changes)
-        return self.federation.bounds.weights.merge_weights(changes, shares)
+        return self.federation.bounds.weight_aggregator.merge_weights(changes, shares)
 
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
         if name != "control":

@@ -36,8 +36,8 @@ SMALL: dict[str, Any] = {"run_name": "mine", "train_samples": 20, "test_samples"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("server_app.network.exchange.LOOK_EVERY", 0.05)
-    monkeypatch.setattr("server_app.network.exchange.PATIENCE", 2.0)
+    monkeypatch.setattr("server_app.network.exchange.LOOK_AROUND_SECONDS", 0.05)
+    monkeypatch.setattr("server_app.network.exchange.RETURN_SECONDS", 2.0)
 
 
 def four() -> Nodes:

@@ -54,8 +54,8 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(
     """
     wanted = run_federation(run_config(tmp_path / "few", rounds=3, **SMALL), clients=3)
 
-    monkeypatch.setattr(rounds, "AT_ONCE", 2)
-    monkeypatch.setattr(membership, "AT_ONCE", 2)
+    monkeypatch.setattr(rounds, "SITES_AT_ONCE", 2)
+    monkeypatch.setattr(membership, "SITES_AT_ONCE", 2)
     monkeypatch.setattr(artifacts, "MOST_VECTORS_EACH_ROUND", 0)
     monkeypatch.setattr(artifacts, "ROUNDS_BETWEEN_WRITES", 2)
     runs: list[ActiveRun] = []

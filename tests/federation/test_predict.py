@@ -269,7 +269,7 @@ def crafted(out: Path, changes: dict[str, Any]) -> None:
 
 
 OTHER_NETWORK = "the weights are not of the network on the model's card"
-OTHER_PROTOTYPES = "its prototypes are not of the model on its card"
+OTHER_PROTOTYPES = "its prototypes do not fit the model on its card"
 CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown network": ({"arch": "vgg"}, "arch is 'vgg', not one of"),
     "another network": ({"arch": "resnet10"}, OTHER_NETWORK),

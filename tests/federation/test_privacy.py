@@ -52,7 +52,7 @@ from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Instructions, pack_instructions
 from protofl_common.wire.schema import Counts
-from server_app.callbacks.stopping import Budget, epsilon_spent
+from server_app.callbacks.stopping import Budget, planned_epsilon
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import values_of
@@ -621,9 +621,9 @@ def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run
             settings=settings,
         )
 
-    alone = [epsilon_spent(run_of(size), 3) for size in (64, 65, 1)]
+    alone = [planned_epsilon(run_of(size), 3) for size in (64, 65, 1)]
     assert len(set(alone)) > 1
-    assert epsilon_spent(run_of(64, 65, 1), 3) == max(alone)  # type: ignore[type-var]
+    assert planned_epsilon(run_of(64, 65, 1), 3) == max(alone)  # type: ignore[type-var]
 
     for size in (1, 0, 2**60):
         for number in range(1, 6):

@@ -107,7 +107,7 @@ def test_the_mean_is_that_of_each_class(weighting: str) -> None:
 
 def test_the_default_is_the_mean() -> None:
     assert bounds(cards(4, real=False)) == Bounds()
-    assert Bounds().weights == Bounds().prototypes == MEAN
+    assert Bounds().weight_aggregator == Bounds().prototype_aggregator == MEAN
 
 
 def test_one_vote_per_client_by_hand() -> None:

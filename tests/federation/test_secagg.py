@@ -39,6 +39,7 @@ from protofl_common.wire.records import (
     SECAGG,
     Instructions,
     pack_by_site,
+    pack_instructions,
 )
 from protofl_common.wire.schema import RefusedMessage
 from server_app import round as server_round
@@ -452,12 +453,12 @@ def cut(content: RecordDict) -> None:
 NO_KEYS = bytes(PUBLIC + SIGNATURE)
 RUBBISH: dict[str, tuple[str, Callable[[RecordDict], Any]]] = {
     "keys of another length": ("query.advertise", put(SECAGG, "site-1", bytes(5))),
-    "keys that are none": ("query.advertise", put(SECAGG, "site-1", NO_KEYS)),
+    "keys that are not valid": ("query.advertise", put(SECAGG, "site-1", NO_KEYS)),
     "another's keys": ("query.advertise", put(SECAGG, "site-2", NO_KEYS)),
     "no record": ("query.advertise", lambda content: content.pop(SECAGG)),
     "shares of another length": ("query.share", put(SECAGG, "site-2", b"")),
     "shares for strangers": ("query.share", put(SECAGG, "nobody", bytes(SEALED))),
-    "a name that is none": ("query.share", put(SECAGG, "../x", bytes(SEALED))),
+    "a name that no site can have": ("query.share", put(SECAGG, "../x", bytes(SEALED))),
     "a masked upload of another length": ("train", cut),
     "an upload in the clear": ("train", lambda c: c.update({"prototypes": c.pop("masked")})),
     "next keys of another length": ("train", put(NEXT_SUM, "site-1", bytes(5))),
@@ -691,12 +692,12 @@ TRICKS = {
         SHARE_KEYS, TRAIN, shares_of_strangers,
         "shares of 4 sites, fewer than 3, or of unknown ones"),
     "a sum of two":
-        Trick(ADVERTISE, SHARE_KEYS, keys_and_strangers(1), "2 sites for a sum, fewer than 3"),
+        Trick(ADVERTISE, SHARE_KEYS, keys_and_strangers(1), "a sum of 2 sites, fewer than 3"),
     "its own keys changed": Trick(
         ADVERTISE, SHARE_KEYS, strangers_and_other_keys,
-        "keys of which this site's are not its own"),
+        "keys for a sum: those of this site are not the ones it sent"),
     "one site under two names":
-        Trick(ADVERTISE, SHARE_KEYS, keys_under_two_names, "or two sites' are the same"),
+        Trick(ADVERTISE, SHARE_KEYS, keys_under_two_names, "one of them occurs twice"),
     "the final evaluation under a round's keys": Trick(
         SHARE_KEYS, "evaluate", None,
         "does not follow 'share' of the final evaluation after round 1"),
@@ -1057,7 +1058,8 @@ def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path: Path) ->
     node = {"partition-id": 0, "num-partitions": 4}
     grid = LocalGrid(run_config(tmp_path, **SMALL), {7: node})
 
-    reply = grid.asked(Message(RecordDict(), 7, "query.advertise", group_id="1"))
+    asked = RecordDict({"round": pack_instructions(Instructions(1, "run", RunHistory(4711)))})
+    reply = grid.asked(Message(asked, 7, "query.advertise", group_id="1"))
 
     assert "which the run's settings do not ask for" in reason_in(reply)
 

@@ -195,7 +195,7 @@ def test_a_site_that_hangs_costs_no_whole_timeout(
     three: Three, monkeypatch: Patch, capfd: Printed
 ) -> None:
     """In a round after the first; in the first everybody has the whole timeout."""
-    monkeypatch.setattr("server_app.network.exchange.LEAST_GRACE", 0.0)
+    monkeypatch.setattr("server_app.network.exchange.LEAST_GRACE_SECONDS", 0.0)
 
     outcome = three.run(on_round(2, 3, lost), rounds=3, round_timeout=100.0)
 

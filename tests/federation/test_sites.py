@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from client_app.answers import reason_of
-from client_app.protections.differential_privacy import charge
+from client_app.protections.differential_privacy import charge_ledgers
 from client_app.site.client import Client, open_client
 from client_app.site.privacy_ledger import ledgers_of
 from client_app.site.state import StateFolder
@@ -644,13 +644,13 @@ def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
     assert ledgers() & ledgers(**copy)
     assert not ledgers() & ledgers(**south, **copy)
 
-    charge(client(), "first", nearly_all)
+    charge_ledgers(client(), "first", nearly_all)
     for facts in (south, copy):
         before = contents(**facts)
         with pytest.raises(SettingsError, match="require-dp, over all runs, = 2"):
-            charge(client(2, **facts), "second", nearly_all)
+            charge_ledgers(client(2, **facts), "second", nearly_all)
         assert contents(**facts) == before
-    charge(client(2, **south, **copy), "second", nearly_all)
+    charge_ledgers(client(2, **south, **copy), "second", nearly_all)
 
 
 def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(
@@ -666,7 +666,8 @@ def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(
     node = OWN | {"require-dp": "epsilon<=9"} | folders
 
     def charge_run(run_id: int, name: str) -> None:
-        charge(open_client(Context(run_id, 7, node, RecordDict(), config)), name, nearly_all)
+        site = open_client(Context(run_id, 7, node, RecordDict(), config))
+        charge_ledgers(site, name, nearly_all)
 
     charge_run(1, "heart 2")
     charge_run(2, "heart")
@@ -816,9 +817,10 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
     grid = LocalGrid(config, {7: node}, run_id=5)
 
     for kind in (train, evaluate, MessageType.QUERY):  # which Flower gives to the same handler
-        assert f"a message of the kind '{kind}.default'" in refused(grid, f"{kind}.default", 1)
+        unknown = f"a message of the unknown kind '{kind}.default'"
+        assert unknown in refused(grid, f"{kind}.default", 1)
     assert refused(grid, train, 1) == ""
-    assert "this Flower run has had the reply to round 1: one for each" in refused(grid, train, 1)
+    assert "this site has answered round 1 of this Flower run, and" in refused(grid, train, 1)
     # the card of a model that is left after such a round could not be read again
     for number in (0, -1):
         for kind in (train, evaluate):
@@ -828,13 +830,13 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
     grid = LocalGrid(config, {7: node}, run_id=5)  # the site was started again
     with monkeypatch.context() as patch:
         patch.setattr("client_app.site.workshop.open_client_data", None)  # it reads no data
-        assert "has had the reply to round 3" in refused(grid, train, 2)
+        assert "this site has answered round 3 of" in refused(grid, train, 2)
     assert refused(grid, evaluate, 3) == ""
     for kind in (train, evaluate):
-        assert "has had the reply to the final evaluation" in refused(grid, kind, 3)
+        assert "this site has answered the final evaluation" in refused(grid, kind, 3)
     assert refused(grid, "query.best", 3, best={"after": 1, "on": "test"}) == ""  # reads no data
     assert refused(grid, train, 1, **baseline) == ""
-    assert "has had the reply to round 1" in refused(grid, train, 1, **baseline)
+    assert "this site has answered round 1 of" in refused(grid, train, 1, **baseline)
 
     assert refused(LocalGrid(config, {7: node}, run_id=6), train, 1) == ""
     (file,) = (tmp_path / "state/privacy").glob("north.answered")
@@ -894,7 +896,7 @@ def test_an_error_is_an_answer_and_an_interruption_none(
         patch.setattr("client_app.app.evaluate_model", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in refused(grid, kind, 1)
 
-    assert "this Flower run has had the reply to" in refused(grid, kind, 1)
+    assert "of this Flower run, and answers nothing twice" in refused(grid, kind, 1)
 
 
 def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
 def test_the_server_asks_again_until_an_operator_has_approved(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("server_app.network.membership.APPROVAL_EVERY", 0.2)
+    monkeypatch.setattr("server_app.network.membership.APPROVAL_POLL_SECONDS", 0.2)
     config = hospitals.config(join_timeout=60.0)
     questions: list[float] = []
 
@@ -702,11 +702,12 @@ def test_a_sum_is_with_no_other(
     assert all(row["void"] for row in rows_with_them)
     if server == "hostile":
         noticed = "unmask" if stage == "train" else "share"
-        lie = "keys of north for a sum, which the key that the study names has not signed"
+        lie = "keys for a sum: those of north are not signed with its key in the study"
         for site in ("east", "south"):
             assert rows[0]["failed"][site] == f"{noticed}: {lie}"
     else:
-        assert "not signed with the site's key" in rows[0]["refused"]["north"]
+        unsigned = "its keys for a sum are not signed with its key in the study"
+        assert unsigned in rows[0]["refused"]["north"]
 
 
 def test_a_file_is_signed_by_ssh_key_and_shown_in_words(

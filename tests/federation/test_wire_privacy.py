@@ -443,6 +443,7 @@ def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
         if "report" in names:
             report = reply.content.metric_records["report"]
             assert not [name for name in report if name.startswith("losses")]
+            assert ("epsilon" in report) == (what == "noise")
         if "prototypes" in arrays:
             assert arrays["prototypes"]["counts"].sum() <= 40
         if kind == MessageType.TRAIN:

@@ -39,6 +39,7 @@ for _algo in CATALOG:
         MINIMISED[_algo] = set(_declared.minimised or _declared.losses)
 
 REPORT = ("round", "train_samples", "test_samples", "validation_samples")
+EPSILON = "epsilon"  # of the client's ledger; under differential privacy alone
 INFERENCES = ("head", "prototype")
 PHASES = ("load", "evaluate", "train", "prototypes", "save")
 SITE = {
@@ -78,7 +79,7 @@ def report_names(algo: str, training: bool, metrics: tuple[str, ...] = ()) -> se
     if training:
         groups["losses"] = ["total", "unlabelled", *DECLARED[algo].losses]
 
-    names = set(REPORT)
+    names = {*REPORT, EPSILON}
     for group, members in groups.items():
         names |= {f"{group}.{name}" for name in members}
     return names

@@ -32,7 +32,7 @@ def server_of(algo: str, classes: Iterable[Any] = "ab", **changes: Any) -> Any:
         cards={"site-0": card},
         reference=card,
         bounds=bounds_of(settings, [card]),
-        least_replies=1,
+        fewest_replies=1,
     )
     return server_half(CATALOG[algo])(network)
 

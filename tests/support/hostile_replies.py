@@ -73,10 +73,13 @@ HOSTILE_REPLIES: dict[str, tuple[Change, str]] = {
         "int32 instead of",
     ),
     "a pickle": (with_bytes(b"cos\nsystem", "pickle"), "pickle"),
-    "a million said, few sent": (as_said((10**6, 64)), "1000000 prototypes, not from 1 to 10"),
+    "a million said, few sent": (
+        as_said((10**6, 64)),
+        "prototypes: 1000000 rows, not from 1 to 10",
+    ),
     "a shape with a truth value": (
         prototypes_with(means=with_truth_value),
-        "a shape of other things",
+        "64, True), not whole numbers",
     ),
     "bytes after an array": (
         prototypes_with(
@@ -128,7 +131,10 @@ HOSTILE_REPLIES: dict[str, tuple[Change, str]] = {
     "scaled by 10^6": (scaled(1e6), "(max-prototype-norm)"),
     # an absolute limit lets short ones grow by 10^6
     "scaled by 2000": (scaled(2000), "times the round's median"),
-    "a count below 1": (prototypes_with(counts=lambda counts: counts * 0), "count below 1"),
+    "a count below 1": (
+        prototypes_with(counts=lambda counts: counts * 0),
+        "prototypes with a count of samples below 1",
+    ),
     "inflated counts": (
         prototypes_with(counts=lambda counts: counts + 2**62),
         "but it has 30 for training",
@@ -144,7 +150,10 @@ HOSTILE_REPLIES: dict[str, tuple[Change, str]] = {
         "more correct predictions than test samples",
     ),
     "endless loss": (report_with(losses__total=float("nan")), "not a finite number"),
-    "an undeclared number": (report_with(losses__feature=0.5), "odd entry losses.feature"),
+    "an undeclared number": (
+        report_with(losses__feature=0.5),
+        "report.losses.feature is 0.5: the name is not declared",
+    ),
     "a list in place of a number": (
         report_with(train_samples=[10, 20]),
         "a report whose train_samples is not a finite number",
@@ -152,15 +161,15 @@ HOSTILE_REPLIES: dict[str, tuple[Change, str]] = {
     # records that are not declared, or are missing
     "an undeclared text": (
         extra("note", ConfigRecord({"x": "y" * 10**6})),
-        "records other than a report",
+        "a reply must have the record 'report'",
     ),
     "a reply with a record more": (
         extra("more", MetricRecord({"x": 1})),
-        "records other than a report",
+        "a reply must have the record 'report'",
     ),
     "weights": (
         extra("weights", ArrayRecord({"w": raw(np.zeros(3, np.float32))})),
         "undeclared array record",
     ),
-    "nothing in it": (nothing, "records other"),
+    "nothing in it": (nothing, "a reply must have the record 'report'"),
 }

@@ -199,7 +199,7 @@ def _read(file: Path, card: "ModelCard") -> Samples:
     try:
         if card.input_type == "uint8" and file.suffix.lower() not in ARRAYS:
             return Samples([name], _image(file, card)[None], {})
-        place = any_place
+        place = any_place  # words for a row of the file, in errors
         if file.suffix.lower() in ARRAYS:
             values = _values(file)
         else:

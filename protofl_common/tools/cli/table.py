@@ -98,7 +98,7 @@ def act(arguments: argparse.Namespace) -> int | None:
     runs = Runs(out / "runs", arguments.keep_models)
     trials = None
     if arguments.search:
-        trials = Runs(out / "trials", patience=-1)
+        trials = Runs(out / "trials", patience=-1)  # waits for a trial that another process makes
     for table, cells in planned:
         if trials:
             check_search(table, [cell for cell in cells if cell.asked])
@@ -110,12 +110,14 @@ def act(arguments: argparse.Namespace) -> int | None:
         return None
 
     resources = partial(with_resources, arguments=arguments, clients=None)
-    left = [run for _, cells in planned for run in runs_of(cells) if not runs.finished(run)]
-    if left:
+    unfinished: list[Run] = []
+    for _, cells in planned:
+        unfinished += [run for run in runs_of(cells) if not runs.finished(run)]
+    if unfinished:
         from protofl_common.simulation.machine import workers_for  # PyTorch, two seconds
 
         # before a thread draws on the screen (`simulation/pool.py`)
-        workers_for(resources(left[0].federation), str(overrides.get("device", "auto")))
+        workers_for(resources(unfinished[0].federation), str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
     failed = execute(planned, runs, launch_here, out, console, trials, shard)
     if arguments.json:

@@ -53,7 +53,7 @@ from protofl_common.tools.site.node import (
     site_folders,
     site_settings,
 )
-from protofl_common.tools.site.stored import ledgers_at, stored_at
+from protofl_common.tools.site.stored import lost_records, stored_at
 from protofl_common.wire.records import pack_settings, unpack_site_card
 from protofl_common.wire.refusal import refusal_in
 
@@ -185,8 +185,9 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
     # a state-dir or a ledger that cannot be read: no message passes it
     with suppress(OSError, RuntimeError):
-        wrong = [line for line in ledgers_at(node) if line.startswith(f"{WRONG}: ")]
-        yield from [Finding(WRONG, "state", line.removeprefix(f"{WRONG}: ")) for line in wrong]
+        lost = lost_records(node)
+        if lost:
+            yield Finding(WRONG, "state", lost)
 
     state_dir, cache_dir = site_folders(node)
     yield from _written_folder("state-dir", state_dir)

@@ -64,16 +64,23 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
     return [*runs, Stored(CACHES, tuple(caches))]
 
 
-def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
-    """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``."""
+def lost_records(node: Mapping[str, Scalar]) -> str:
+    """Say what ``privacy/`` lacks that is on record elsewhere; "" if it lacks nothing."""
     from client_app.site.consent import unknown_site
     from client_app.site.ledger_audit import missing_records
-    from client_app.site.privacy_ledger import epsilon_spent
 
     states, _ = site_folders(node)
-    lost = missing_records(states, site_name(node)) or unknown_site(node)
+    return missing_records(states, site_name(node)) or unknown_site(node)
+
+
+def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
+    """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``."""
+    from client_app.site.privacy_ledger import epsilon_spent
+
+    lost = lost_records(node)
     if lost:
         yield f"{WRONG}: {lost}"
+    states, _ = site_folders(node)
     most, delta = required_dp(node) or (None, DELTA)
     share = f" of {most:g}" if most else ""
     for file in sorted((states / "privacy").glob("*.json")):

@@ -137,7 +137,7 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(
         sums = [
             total + one * min(1.0, 0.5 / length) for total, one in zip(sums, gradients, strict=True)
         ]
-    monkeypatch.setattr("client_app.protections.private_step.AT_ONCE", at_once)
+    monkeypatch.setattr("client_app.protections.private_step.NUMBERS_AT_ONCE", at_once)
     step(model, 1e-9, samples=7, loss=entropy, dp_clip=0.5)(inputs, labels, torch.arange(7))
     for before, after, total in zip(start, model.parameters(), sums, strict=True):
         torch.testing.assert_close(before - after, total / 7, atol=1e-6, rtol=ROUNDED)

@@ -141,7 +141,7 @@ def test_after_a_break_each_line_is_shown_once(flwr: Path, capsys: Printed) -> N
 
 
 def test_patience_ends(flwr: Path, monkeypatch: Patch, capsys: Printed) -> None:
-    monkeypatch.setattr(follow, "PATIENCE", 0.05)
+    monkeypatch.setattr(follow, "SILENCE_SECONDS", 0.05)
     assert follow.main("7") == 1
     assert "no answer from the SuperLink" in capsys.readouterr().out
 

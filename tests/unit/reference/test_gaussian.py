@@ -251,7 +251,7 @@ def test_moments_that_no_samples_and_no_noise_explain_are_refused(dp: str, tmp_p
     config = run_config(tmp_path, **SMALL | PRIVATE | {"dp": dp})
     (reason,) = run_federation(config, 3, tamper=lie).rows[0]["refused"].values()
     said = {
-        "none": "shares of classes that are none",
+        "none": "the shares of the classes must be at least 0 and add up to 1",
         "sample": "moments beyond what samples and noise can bring",
     }
     assert reason == f"moments: {said[dp]}"

@@ -56,7 +56,9 @@ def upload(site: str, length: float) -> Upload:
 
 
 def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> None:
-    view = replace(view_of(server_of("fedproto")), least_replies=3, bounds=Bounds(max_norm_ratio=5))
+    view = replace(
+        view_of(server_of("fedproto")), fewest_replies=3, bounds=Bounds(max_norm_ratio=5)
+    )
     sent = [upload("a", 1.0), upload("b", 1.0), upload("c", 99.0)]
 
     accepted = Accepted(sent).then(RefuseOutliers(), view).then(EnoughReplies(), view)
@@ -64,7 +66,7 @@ def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> 
     assert accepted.why_void == "2 valid replies, fewer than min-replies = 3"
     assert accepted.refused.keys() == {"c"}
     assert accepted.kept == []
-    assert accepted.then(EnoughReplies(), replace(view, least_replies=9)) is accepted
+    assert accepted.then(EnoughReplies(), replace(view, fewest_replies=9)) is accepted
 
 
 def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:

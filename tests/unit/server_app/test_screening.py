@@ -92,7 +92,7 @@ OVERFLOW = "counts of 1.84467e+19"
     (prototypes((9, 22)), {}, MORE),
     (prototypes((2**63 - 1, 2**63 - 1)), {}, OVERFLOW),
     (prototypes(), {"train_samples": 0}, "without training samples"),
-    (prototypes((1, 0)), {"train_samples": 1}, "2 prototypes of 1 training samples"),
+    (prototypes((1, 0)), {"train_samples": 1}, "2 prototypes, more than its 1 training samples"),
     (label_counts(9, 0, 21), {}, ""),
     (label_counts(9, 1, 20), {}, OF_ANOTHER),
     (label_counts(9, 0, 22), {}, MORE),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from protofl_common.data import DataError
-from protofl_common.data.published import PUBLIC, SIGNALS
+from protofl_common.data.published import PUBLIC
 from protofl_common.data.store import StoredData, open_data
 from tests.support.given import Printed
 from tests.unit.protofl_common.data.conftest import MakeSettings, write_image
@@ -26,15 +26,6 @@ def pacs(root: Path) -> dict[str, Any]:
     }
 
 
-def tiny_imagenet(root: Path) -> dict[str, Any]:
-    for name in ("n01", "n02"):
-        write_image(root / "tiny-imagenet-200" / "train" / name / "images" / f"{name}_0.JPEG")
-        write_image(root / "tiny-imagenet-200" / "val" / "images" / f"val_{name}.JPEG")
-    marks = "val_n02.JPEG\tn02\t0\t0\t9\t9\nval_n01.JPEG\tn01\t0\t0\t9\t9\n"
-    (root / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text(marks)
-    return {"clients": (), "classes": ("n01", "n02"), "labels": [0, 1, 1, 0], "split": [0, 0, 1, 1]}
-
-
 def fed_isic(root: Path) -> dict[str, Any]:
     rows = ["image,MEL,target,center,fold,fold2"]
     for i, (target, centre, fold) in enumerate([(1, 0, "train"), (0, 3, "test"), (1, 3, "train")]):
@@ -46,61 +37,9 @@ def fed_isic(root: Path) -> dict[str, Any]:
     return {"clients": ("0", "3"), "classes": ("0", "1"), "labels": [1, 0, 1], "split": [0, 1, 0]}
 
 
-HEART = {
-    "cleveland": (
-        "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0,6.0,0\n"
-        "67.0,1.0,4.0,1,2,0,2,3,1,1.5,?,?,?,2\n"
-    ),
-    "hungarian": "28,1,2,130,132,0,2,185,0,0,?,?,?,0\n29,1,2,140,?,0,0,170,0,0,?,?,?,0\n",
-    "switzerland": "32,1,1,95,0,?,0,127,0,.7,1,?,?,1\n38,0,4,1,2,0,1,3,0,.7,1,?,?,1\n",
-    "va": "63,1,4,140,260,0,1,112,1,3,2,?,?,2\n",
-}
-
-
-def fed_heart(root: Path) -> dict[str, Any]:
-    for name, text in HEART.items():
-        (root / f"processed.{name}.data").write_text(text)
-    clients = ("cleveland", "hungarian", "switzerland", "va")
-    return {
-        "clients": clients,
-        "classes": ("healthy", "sick"),
-        "labels": [0, 1, 0, 1, 1],
-        "split": [0] * 5,
-    }
-
-
-def har(root: Path) -> dict[str, Any]:
-    home = root / "UCI HAR Dataset"
-    for part, people in (("train", [3, 11]), ("test", [2])):
-        (home / part / "Inertial Signals").mkdir(parents=True)
-        for number, signal in enumerate(SIGNALS):
-            rows = [
-                " ".join(f" {person + number / 10:.7e}" for _ in range(128)) for person in people
-            ]
-            (home / part / "Inertial Signals" / f"{signal}_{part}.txt").write_text(
-                "\n".join(rows) + "\n"
-            )
-        (home / part / f"subject_{part}.txt").write_text(
-            "".join(f"{person}\n" for person in people)
-        )
-        (home / part / f"y_{part}.txt").write_text(
-            "".join(f"{person % 2 + 1}\n" for person in people)
-        )
-    (home / "activity_labels.txt").write_text("1 WALKING\n2 LAYING\n")
-    return {
-        "clients": ("02", "03", "11"),
-        "classes": ("WALKING", "LAYING"),
-        "labels": [1, 1, 0],
-        "split": [0, 0, 1],
-    }
-
-
 SETS = {
     "pacs": pacs,
-    "tiny-imagenet": tiny_imagenet,
     "fed-isic": fed_isic,
-    "fed-heart": fed_heart,
-    "har": har,
 }
 
 
@@ -137,42 +76,6 @@ def test_what_is_missing_is_named_with_its_origin(
         (tmp_path / "fed_isic2019" / PUBLIC[name].files[1] / "ISIC_1.jpg").unlink()
         with pytest.raises(DataError, match=r"1 images are not there, such as .*ISIC_1\.jpg"):
             read(data_settings, name, tmp_path / "fed_isic2019")
-
-
-def test_hearts_with_gaps_stay_if_filled_and_signals_keep_channels(
-    data_settings: MakeSettings, tmp_path: Path
-) -> None:
-    fed_heart(tmp_path)
-    few, all_ = (
-        read(data_settings, "fed-heart", tmp_path),
-        read(data_settings, "fed-heart", tmp_path, impute="mean"),
-    )
-    assert (few.inputs.shape, all_.inputs.shape) == ((5, 15), (7, 15))
-    assert few.inputs[0].tolist() == [
-        63,
-        1,
-        1,
-        0,
-        0,
-        0,
-        145,
-        233,
-        1,
-        0,
-        0,
-        1,
-        150,
-        0,
-        np.float32(2.3),
-    ]
-    assert not np.isnan(few.inputs).any()
-    assert np.isnan(all_.inputs).sum(axis=0).nonzero()[0].tolist() == [7, 8]  # chol and fbs
-    har(tmp_path)
-    data = read(data_settings, "har", tmp_path)
-    assert data.inputs.shape == (3, 9, 128)
-    np.testing.assert_allclose(
-        data.inputs[:, :, 5], np.array([[3], [11], [2]]) + np.arange(9) / 10, rtol=1e-6
-    )
 
 
 def test_digit5_takes_domains_that_are_there(

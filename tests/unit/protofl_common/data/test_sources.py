@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -348,15 +347,10 @@ class FakeFlowers(FakeSet):
         return iter([(Image.fromarray(image).resize((50, 40)), 0) for image in FakeCifar.data])
 
 
-class EMNIST(FakeSet):
-    data = torch.from_numpy(FakeCifar.data[:, :, :, 0])
-
-
 @pytest.mark.parametrize(("dataset", "cls", "fake", "parts", "shape"), [
     ("cifar10", "CIFAR10", FakeCifar, 2, (3, 32, 32)),
     ("svhn", "SVHN", FakeSvhn, 2, (3, 32, 32)),
     ("flowers102", "Flowers102", FakeFlowers, 3, (3, 64, 64)),
-    ("emnist", "EMNIST", EMNIST, 2, (1, 32, 32)),
 ])  # fmt: skip
 def test_torchvision_layouts(
     dataset: str,
@@ -377,8 +371,6 @@ def test_torchvision_layouts(
     assert raw.classes == (("plane", "car") if dataset == "cifar10" else tuple("0123456789"))
     if dataset in ("cifar10", "svhn"):
         np.testing.assert_array_equal(raw.inputs[0], FakeCifar.data[0].transpose(2, 0, 1))
-    if dataset == "emnist":
-        np.testing.assert_array_equal(raw.inputs[0, 0], FakeCifar.data[0, :, :, 0].T)
 
 
 def test_missing_torchvision_file_says_how_to_get_it(

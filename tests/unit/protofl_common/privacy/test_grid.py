@@ -64,9 +64,10 @@ def test_class_moments_leave_as_whole_numbers_of_their_steps(head: str) -> None:
     release.private_moments(moments, features, labels, clip, noise, release.fresh_draw())
     for name, value in moments.named_buffers():
         _, power = release.MOMENT_PARTS[name]
-        steps = release.STEPS_OF_FEATURES ** max(1, power)
-        unit = clip**power / (steps * samples)
-        whole = value / unit
+        unit = release.step_of_features(clip) ** power
+        if name == "shares":
+            unit = 1 / release.STEPS_OF_FEATURES
+        whole = value * samples / unit
         torch.testing.assert_close(whole, whole.round(), rtol=0, atol=1e-3)
 
 

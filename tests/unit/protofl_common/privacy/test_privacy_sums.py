@@ -46,7 +46,7 @@ class MaskedSum:
         self.sent = np.stack([self.masked(number, "r") for number in range(4)])
         self.own_masks = np.stack(
             [
-                masks.own_mask(THIS, masks.part(secret, masks.OWN), site, 50)
+                masks.own_mask(THIS, masks.key_of(secret, masks.OWN), site, 50)
                 for site, secret in self.secrets.items()
             ]
         )
@@ -74,7 +74,7 @@ def test_masks_do_not_cancel_if_a_site_has_received_something_else() -> None:
 def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
     study = MaskedSum()
     total = study.sent[:3].sum(axis=0) - study.own_masks[:3].sum(axis=0)
-    absent = masks.part(study.secrets["site-3"], masks.PAIR)
+    absent = masks.key_of(study.secrets["site-3"], masks.PAIR)
     for peer in study.sites[:3]:
         total += masks.pair_mask(THIS, absent, "site-3", peer, study.keys[peer], 50, "r")
     assert np.array_equal(total, study.vectors[:3].sum(axis=0))
@@ -97,7 +97,7 @@ def test_a_masked_vector_looks_uniform() -> None:
     assert all(p_if_uniform(values) > 0.01 for values in sent)
     assert len({values.tobytes() for values in sent}) == 3
 
-    secret = masks.part(secrets["site-0"], masks.PAIR)
+    secret = masks.key_of(secrets["site-0"], masks.PAIR)
     pair = masks.pair_mask(THIS, secret, "site-0", "site-1", keys["site-1"], len(vector), "r")
     assert p_if_uniform(pair) > 0.01
 
@@ -129,7 +129,9 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
     assert not masks.are_keys(bytes(96))
     for which in range(3):
         start = which * masks.KEY
-        same = int.from_bytes(masks.part(keys, which), "little") + 2**255  # X25519 ignores the bit
+        same = (
+            int.from_bytes(masks.key_of(keys, which), "little") + 2**255
+        )  # X25519 ignores the bit
         spelt = same.to_bytes(masks.KEY, "little")
         assert not masks.are_keys(keys[:start] + spelt + keys[start + masks.KEY :])
     # the key 9, plus p: X25519 takes it for 9
@@ -139,7 +141,7 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
 
 def test_a_public_key_has_one_private_key() -> None:
     """Whatever X25519 ignores: masks are made of all bits."""
-    secret = masks.part(masks.new_secret(), masks.OWN)
+    secret = masks.key_of(masks.new_secret(), masks.OWN)
     public = masks.public_of(secret)
     assert masks.is_secret_of(public, secret)
     for place, bit in ((0, 1), (0, 2), (0, 4), (31, 64), (31, 128)):
@@ -154,10 +156,10 @@ def test_two_sites_with_one_key_are_both_named(which: int) -> None:
     keys = keys_of(secrets_of(3))
     assert masks.sharing_a_key(keys) == set()
     start = which * masks.KEY
-    copy = masks.part(keys["site-0"], which)
+    copy = masks.key_of(keys["site-0"], which)
     keys["site-2"] = keys["site-2"][:start] + copy + keys["site-2"][start + masks.KEY :]
     assert masks.sharing_a_key(keys) == {"site-0", "site-2"}
-    twice = {"site-1": 3 * masks.part(keys["site-1"], 0)}
+    twice = {"site-1": 3 * masks.key_of(keys["site-1"], 0)}
     assert masks.sharing_a_key(twice) == {"site-1"}
 
 
@@ -168,7 +170,7 @@ def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
     keys["site-2"] = keys["site-0"]
     vector = np.arange(50, dtype=np.uint64)
     sent = masks.masked(THIS, vector, secrets["site-1"], "site-1", keys, "r")
-    own = masks.own_mask(THIS, masks.part(secrets["site-1"], masks.OWN), "site-1", 50)
+    own = masks.own_mask(THIS, masks.key_of(secrets["site-1"], masks.OWN), "site-1", 50)
     assert not (sent - own == vector).any()
 
 
@@ -177,7 +179,7 @@ def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
 ])  # fmt: skip
 def test_equal_agreements_give_other_masks_in_every_other_sum(other: dict[str, Any]) -> None:
     secrets = secrets_of(2)
-    secret = masks.part(secrets["site-0"], masks.PAIR)
+    secret = masks.key_of(secrets["site-0"], masks.PAIR)
     public = masks.public_of(secrets["site-1"])
 
     def masks_in(name: masks.SumName) -> tuple[np.ndarray, np.ndarray]:
@@ -338,7 +340,7 @@ def test_weights_that_are_not_finite_are_not_summed(value: float) -> None:
     (13, 0.5, "prototypes of less than one sample of a class"),
     (13, -2.0, "prototypes of less than one sample of a class"),
     (10, 1e9, "above 10000"),
-    (-1, -2.0, "label_counts below 0"),
+    (-1, -2.0, "label_counts: a number of samples is below 0"),
 ])  # fmt: skip
 def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
     prototypes = Prototypes(torch.ones(1, 3), torch.tensor([0]), torch.tensor([4]))

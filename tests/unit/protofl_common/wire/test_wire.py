@@ -184,7 +184,7 @@ def test_class_probabilities_that_are_none_are_refused(wrong: list[float]) -> No
     declared = {"outputs": Vectors(width="classes", probabilities=True)}
     outputs = Prototypes(torch.tensor([wrong, [0.1] * 10]), torch.tensor([3, 4]))
     content = pack_payload(Payload(outputs=outputs), declared)
-    assert_refused(content, declared, "outputs that are no class probabilities")
+    assert_refused(content, declared, "outputs that are not class probabilities")
 
 
 BAD_ARRAYS: dict[str, tuple[str, Array, str]] = {
@@ -194,9 +194,9 @@ BAD_ARRAYS: dict[str, tuple[str, Array, str]] = {
     "negative shape": (
         "means",
         Array("float32", (-2, 3), RAW, b""),
-        "-2 prototypes, not from 1 to 10",
+        "prototypes: -2 rows, not from 1 to 10",
     ),
-    "no rows": ("means", raw(np.zeros((0, 3), np.float32)), "0 prototypes, not from 1 to 10"),
+    "no rows": ("means", raw(np.zeros((0, 3), np.float32)), "prototypes: 0 rows, not from 1 to 10"),
     "float labels": ("labels", raw(np.array([0.0, 1.0], np.float32)), "float32"),
     "labels of another length": ("labels", raw(np.array([1, 2, 3])), "shape 3 instead of 2"),
     "undeclared array": ("secret", raw(np.zeros(3, np.float32)), "secret"),
@@ -350,8 +350,8 @@ COUNTS: Declared = {"label_counts": Counts()}
 @pytest.mark.parametrize(("values", "said"), [
     (np.array([3] * 9, np.int64), "label_counts counts: shape 9 instead of 10"),
     (np.array([3.0] * 10, np.float32), "label_counts counts: raw-little-endian float32 instead of"),
-    (np.array([3] * 9 + [-1], np.int64), "label_counts below 0, or all 0"),
-    (np.zeros(10, np.int64), "label_counts below 0, or all 0"),
+    (np.array([3] * 9 + [-1], np.int64), "a number of samples is below 0, or all are 0"),
+    (np.zeros(10, np.int64), "a number of samples is below 0, or all are 0"),
 ])  # fmt: skip
 def test_bad_counts_are_refused(values: np.ndarray, said: str) -> None:
     assert_refused(RecordDict({"label_counts": ArrayRecord({"counts": raw(values)})}), COUNTS, said)
@@ -409,22 +409,22 @@ def changed(**entries: float | int | list[int]) -> RecordDict:
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (RecordDict({**changed(), "more": ConfigRecord({"x": 1})}), "records other"),
-    (RecordDict({"report": MetricRecord({"round": 2})}), "incomplete"),
+    (RecordDict({**changed(), "more": ConfigRecord({"x": 1})}), "must have the record 'report'"),
+    (RecordDict({"report": MetricRecord({"round": 2})}), "a report without test_samples, train_"),
     (changed(seconds__train=math.inf), "seconds.train is not a finite number"),
-    (changed(train_samples=-3), "odd entry train_samples"),
-    (changed(validation_samples=-3), "odd entry validation_samples"),
+    (changed(train_samples=-3), "report.train_samples is "),
+    (changed(validation_samples=-3), "report.validation_samples is "),
     (
         changed(validation_samples=9, validation__head=1.5),
         "an accuracy, or a metric that is a share, above 1",
     ),
-    (changed(validation_samples=9, validation__head=-0.5), "odd entry validation.head"),
-    (changed(validation_samples=9, validation__features=0.5), "odd entry validation.features"),
+    (changed(validation_samples=9, validation__head=-0.5), "report.validation.head is "),
+    (changed(validation_samples=9, validation__features=0.5), "report.validation.features is "),
     (changed(validation__head=0.5), "without validation samples"),
-    (changed(seconds__train=-1.0), "odd entry seconds.train"),
+    (changed(seconds__train=-1.0), "report.seconds.train is "),
     (changed(class_counts=[1, 2]), "class_counts"),
-    (changed(secret=3), "odd entry secret"),
-    (changed(**{f"losses__{i}": 1.0 for i in range(99)}), "odd entry losses.0"),
+    (changed(secret=3), "report.secret is "),
+    (changed(**{f"losses__{i}": 1.0 for i in range(99)}), "report.losses.0 is "),
 ])  # fmt: skip
 def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str) -> None:
     with pytest.raises(RefusedMessage, match=re.escape(said)):
@@ -441,7 +441,7 @@ def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
     for group in ("metrics", "validation"):
         right = {"validation_samples": 9, f"{group}.{own}": -3.0, f"{group}.head/auc": 1.0}
         records.unpack_report(changed(**right), 2, LOSSES, metrics)
-        for value, said in ((7.0, "a metric that is a share, above 1"), (-0.1, "odd entry")):
+        for value, said in ((7.0, "a metric that is a share, above 1"), (-0.1, "head/auc is -0.1")):
             wrong = changed(**{**right, f"{group}.head/auc": value})
             with pytest.raises(RefusedMessage, match=said):
                 records.unpack_report(wrong, 2, LOSSES, metrics)
@@ -541,11 +541,11 @@ ONE_RIGHT = torch.ones(1, 6)
 @pytest.mark.parametrize(("arrays", "said"), [
     (
         {"w__left": torch.ones(4, 3), "w__right": torch.ones(3, 6)},
-        "3 factors of weights w, not from 1 to 2",
+        "factors of weights w: 3 rows, not from 1 to 2",
     ),
     (
         {"w__left": torch.ones(4, 0), "w__right": torch.ones(0, 6)},
-        "0 factors of weights w, not from 1 to 2",
+        "factors of weights w: 0 rows, not from 1 to 2",
     ),
     ({"w__left": torch.ones(4, 2), "w__right": ONE_RIGHT}, "w:left: shape 4×2 instead of 4×1"),
     ({"w__left": ONE_LEFT, "w__right": torch.ones(1, 5)}, "w:right: shape 1×5 instead of 1×6"),

@@ -1,0 +1,131 @@
+"""Sites that share the noise of a sum: ``dp-honest-sites`` (gaussian heads, secure aggregation)."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from client_app.protections import differential_privacy
+from protofl_common.experiment.settings import Settings
+from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.privacy import release, sums
+from protofl_common.privacy.plan import Plan
+from tests.support.given import Patch
+from tests.support.harness import refusal, rows_without_a_reply, run_config, run_federation
+
+SITES = 4
+PRIVATE: dict[str, Any] = {
+    "algo": "gaussian",
+    "dataset": "digits",
+    "partition": "iid",
+    "backbones": "glyphs",
+    "rounds": 1,
+    "dp": "sample",
+    "dp_epsilon": 2.0,
+    "secagg": True,
+}
+
+
+def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The deviations that sites draw with add up to the planned one; ε and accuracy are shown."""
+    drawn: list[float] = []
+    measure = release.private_moments
+
+    def noted(*arguments: Any) -> None:
+        drawn.append(arguments[4])
+        measure(*arguments)
+
+    monkeypatch.setattr(differential_privacy.release, "private_moments", noted)
+    config = run_config(tmp_path, **PRIVATE, dp_honest_sites=SITES - 1)
+    outcome = run_federation(config, SITES)
+
+    plan = Settings.from_run_config(config).plan(100)
+    assert isinstance(plan, Plan)
+    assert len(drawn) == SITES
+    honest = drawn[: SITES - 1]
+    assert math.sqrt(sum(noise**2 for noise in honest)) == pytest.approx(plan.table_noise)
+    assert not any(outcome.summary["trouble"].values())
+    assert outcome.summary["epsilon"] <= 2.0
+    assert 0 <= outcome.summary["accuracy"]["head"]["mean"] <= 1
+
+
+@pytest.mark.parametrize("head", ["lda", "qda", "naive-bayes"])
+@pytest.mark.parametrize("clip", [1.0, 3.7])
+def test_a_sum_adds_up_what_sites_send_to_the_step(head: str, clip: float) -> None:
+    """No site's numbers are rounded to another grid, for their noise is whole in the sum alone."""
+    torch.manual_seed(0)
+    step = release.step_of_features(clip)
+    samples = [37, 61, 50]
+    totals: dict[str, np.ndarray[Any, Any]] = {}
+    exact: dict[str, np.ndarray[Any, Any]] = {}
+    for n in samples:
+        moments = ClassMoments(3, 5, head)
+        features = torch.randn(n, 5) * 2
+        labels = torch.arange(n) % 3
+        release.private_moments(moments, features, labels, clip, 3.0, release.fresh_draw())
+        for name, value in moments.named_buffers():
+            unit = step ** release.MOMENT_PARTS[name][1]
+            if name == "shares":
+                unit = 1 / release.STEPS_OF_FEATURES
+            whole = sums.to_whole((n * value).numpy(), len(samples))
+            totals[name] = totals.get(name, 0) + whole
+            exact[name] = exact.get(name, 0) + np.rint((n * value / unit).numpy()) * unit
+    for name, total in totals.items():
+        np.testing.assert_array_equal(sums.from_whole(total, len(samples)), exact[name])
+
+
+def test_figures_are_cut_in_the_sum_and_not_before() -> None:
+    draw = np.random.default_rng(0)
+    alone = [release.private_correct({"head": 1}, 4, 9.0, draw)["head"] for _ in range(200)]
+    shared = [release.private_correct({"head": 1}, 4, 9.0, draw, 0.5)["head"] for _ in range(2000)]
+    assert min(alone) == 0
+    assert max(alone) == 4
+    assert min(shared) < 0
+    assert max(shared) > 4
+    assert np.std(shared) == pytest.approx(4.5, rel=0.1)
+
+    figures = np.array([[-3.0, 4.0]])
+    names = ["correct.head"]
+    assert sums.means_of(figures, names, noisy=True)["correct"]["head"] == 0
+    with pytest.raises(ValueError, match="outside of 0 to 1"):
+        sums.means_of(figures, names)
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"secagg": False}, "a server that sees single uploads sees a part of the noise"),
+    ({"algo": "fedavg", "norm": "group"}, "fedavg trains by private steps"),
+    ({"dp": "none", "dp_epsilon": 8.0}, "with dp = 'none' there is no noise to share"),
+])  # fmt: skip
+def test_noise_is_shared_only_where_the_sum_is_all_that_is_seen(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    settings = PRIVATE | {"dp_honest_sites": 3} | changes
+    refused = refusal(run_config(tmp_path, **settings))
+    assert "dp-honest-sites = 3" in refused
+    assert reason in refused
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"dp_honest_sites": SITES}, "with secagg-threshold = 0.67 a sum may have 3 sites"),
+    ({"dp_honest_sites": 3, "dp_feature_clip": 1e-5}, "too coarse for the noise"),
+])  # fmt: skip
+def test_a_site_takes_no_part_in_a_sum_that_would_not_hide_enough(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    rows = rows_without_a_reply(run_config(tmp_path, **PRIVATE | changes), SITES)
+    failures = [text for row in rows for text in row["failed"].values()]
+    assert failures
+    assert all(reason in text for text in failures)
+
+
+def test_a_site_counts_on_others_only_where_its_operator_has_said_so(tmp_path: Path) -> None:
+    config = run_config(tmp_path, **PRIVATE, dp_honest_sites=3)
+    site = {"partition-id": 0, "num-partitions": SITES, "site-name": "north"}
+    refused = refusal(config, site)
+    assert "max-honest-sites" in refused
+    Settings.from_run_config(config, site | {"max-honest-sites": 3})
