@@ -395,7 +395,9 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
     assert f"writes state-dir {site / 'state'} (mode 0700)" in text
     assert f"writes FLWR_HOME {site / 'flwr'}: will be made, for this user only" in text
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
-    limits = "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-honest-sites 1"
+    limits = (
+        "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-honest-sites 1"
+    )
     assert f"{limits}, max-image-size 512" in text
 
     left = {path.name for path in (*site.iterdir(), *site.glob("[cs]*/*"))}
