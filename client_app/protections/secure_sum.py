@@ -10,8 +10,9 @@
 The next sum begins meanwhile: its keys go with `mask`, its shares with `unmask`, if the same sites
 are in it. Between them the secret lies in the site's own folder, for its user alone. Every stage is
 passed once in a sum, and no sum follows a later one of the same Flower run: two vectors under one
-secret, or both shares of one peer, would reveal what they hide. So would some pairs of sums
-(`_remember`). The symbols, and what is added: `privacy/masks.py`.
+secret, or both shares of one peer, would reveal what they hide. Two sums over different sites show
+by their difference what differs; only noise (`dp`) hides that. The symbols, and what is added:
+`privacy/masks.py`.
 
 At the server the four are one generator. Here they are methods of `SecureSum`, in their order, each
 of which says after which it comes: the process that answers a message may end before the next one,
@@ -22,7 +23,7 @@ it send zeros, a sum of three sites could be one site's upload: a server can cho
 that the training of some diverges.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -41,6 +42,7 @@ from client_app.site.log import UntoldError
 from client_app.site.record import record_in
 from protofl_common.basics.files import locked, write_text
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.node import FEWEST_KNOWN
 from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
@@ -54,7 +56,7 @@ from protofl_common.wire.records import (
     pack_by_site,
     unpack_by_site,
 )
-from protofl_common.wire.schema import Declared, RefusedMessage
+from protofl_common.wire.schema import RefusedMessage
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class SecureSum:
             raise RefusedMessage(
                 f"shares of {len(sites)} sites, fewer than {fewest}, or of unknown ones"
             )
+        self._check_known(sites)
 
         opened = dict(progress.shares)
         name = self._name_of(progress.sum)
@@ -185,8 +188,7 @@ class SecureSum:
         if not has_this_one or len(sent) < self._threshold(progress.keys):
             why = "not this one, too few, or not all of the sum"
             raise RefusedMessage(f"an unmasking for {len(sent)} sites: {why}")
-        lost = progress.shares.keys() - sent
-        self._remember({*sent, *(f"-{site}" for site in lost)})
+        self._check_known(sent)
 
         revealed = {}
         for site, both in progress.shares.items():
@@ -259,40 +261,29 @@ class SecureSum:
         if len(keys) < masks.FEWEST_SUMMED:
             fewest = masks.FEWEST_SUMMED
             raise RefusedMessage(f"keys for a sum of {len(keys)} sites, fewer than {fewest}")
+        self._check_known(keys)
 
-    def _remember(self, sites: set[str]) -> None:
-        """Record whom this site is summed with; RefusedMessage where that would show a few uploads.
+    def _check_known(self, sites: Collection[str]) -> None:
+        """RefusedMessage where this site knows too few of the ``sites`` of a sum by their keys.
 
-        The server has every earlier sum of the same uploads. If one or two sites make the
-        difference, it shows what they sent. Sums of one kind of upload in one round count as the
-        same, whatever the study or the settings: most settings change uploads by little. So do most
-        algorithms: in round 1 the weights of FedAvg, ProtoFed and FedPer are the same numbers. A
-        client that trains nothing would send the same in every round, so it is asked for one only.
-        ``-NAME`` is a site that shared keys and was lost, perhaps in this site's view alone, or
-        beside another that makes the difference: a sum must be the same in this, whatever else is
-        different.
+        The server may have invented the others, so they count as its helpers: c of n sites, where
+        n + c < 2t. Without `peers` a site knows nobody, and trusts its operator's approval.
         """
-        settings = self.client.settings
-        if self.client.study is None:
+        node = self.client.node
+        if not node.peers:
             return
-        if settings.privacy.dp != "none":  # with noise, drawn anew, no two are the same
-            return
-        use = _use_of(settings.exchange.up)
-        of_this_sum = f": {self.sum_number}"
-        path = self.client.root / "privacy" / f"{self.name}.cohorts"
-        with record_in(path, "whom this site was summed with") as cohorts:
-            same: list[list[str]] = cohorts.setdefault(use + of_this_sum, [])
-            for key, earlier in cohorts.items():
-                if not key.endswith(of_this_sum):
-                    continue
-                other = key.removesuffix(of_this_sum)
-                if other == use or _kinds(other) & _kinds(use):
-                    for cohort in earlier:
-                        _check_difference(sites.symmetric_difference(cohort))
-            if sorted(sites) not in same:
-                same.append(sorted(sites))
+        known = node.known_among(self.client.settings.named_sites) & {*sites}
+        if len(known) < FEWEST_KNOWN:
+            raise RefusedMessage(
+                f"a sum with {len(known)} sites that {self.name} knows, fewer than {FEWEST_KNOWN}"
+            )
+        strangers = len(sites) - 1 - len(known)
+        if len(sites) + strangers >= 2 * self._threshold(sites):
+            raise RefusedMessage(
+                f"a sum with {strangers} sites that {self.name} does not know, of {len(sites)}"
+            )
 
-    def _threshold(self, keys: Mapping[str, bytes]) -> int:
+    def _threshold(self, keys: Collection[str]) -> int:
         """How many sites must stay: of those that the study names, however few the server shows."""
         named = len(self.client.settings.named_sites)
         return masks.needed(max(len(keys), named), self.client.settings.privacy.secagg_threshold)
@@ -347,32 +338,6 @@ class SecureSum:
         return masks.SumName(
             study_id(self.client.settings.given), self.run_id, self.algo, sum_number
         )
-
-
-def _use_of(declared: Declared) -> str:
-    """What a sum adds, in words: the key of the record of whom a site was summed with."""
-    words = []
-    for entry in declared.values():
-        is_weights = bool(getattr(entry, "meaning", ""))
-        words.append(f"weights: {entry.words}" if is_weights else entry.words)
-    return str(words)
-
-
-def _check_difference(differing: set[str]) -> None:
-    """RefusedMessage where two sums of the same, which differ in these sites, show uploads."""
-    is_few = 0 < len(differing) < masks.FEWEST_SUMMED
-    has_lost = any(site.startswith("-") for site in differing)
-    if is_few or has_lost:
-        who = " and ".join(sorted({site.removeprefix("-") for site in differing}))
-        shown = f"a sum that would show what {who} sent"
-        page = "Two sums over different clients in docs/secure-aggregation.md"
-        raise RefusedMessage(f"{shown}, beside an earlier one of other sites; see {page}")
-
-
-def _kinds(use: str) -> set[str]:
-    """Which kinds of numbers are in uploads of these words, some of which older records have."""
-    words = use.replace("share", "samples").replace("mean output", "prototype")
-    return {kind for kind in ("weights", "prototype", "samples") if kind in words}
 
 
 def _called(sum_number: int) -> str:

@@ -31,6 +31,7 @@ from protofl_common.experiment.node import (
     REQUIRE_SECAGG,
     NodeConfig,
     own_code,
+    problem_of_peers,
     site_folder,
     site_name,
 )
@@ -127,6 +128,9 @@ def check_consent(
         if study.sites and study.sites.get(name) != key_as_text(site_key(folder).public_key()):
             other_key = "or names another key of it; `protofl site key` prints it"
             raise RefusedMessage(f"{study} does not name {name}, {other_key}")
+        unknown_peers = problem_of_peers(node, config)
+        if unknown_peers:
+            raise RefusedMessage(unknown_peers)
         if approves:
             if not path.exists():
                 _check_room(config, study, folder)

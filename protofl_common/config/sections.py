@@ -970,6 +970,15 @@ def keys_that_change(*kinds: Affects) -> frozenset[str]:
     return frozenset(keys)
 
 
+PROMISE_OF_SUMS = (
+    "without noise (dp) sums protect from a server that follows the protocol, and from whoever gets"
+    " its disks; with noise also from a hostile server, up to ε"
+)
+DANGER_OF_WEIGHTS = (
+    "a server that chooses the weights can read single samples from uploads, and from sums of them"
+)
+
+
 def _on_honest_sites(settings: Mapping[str, Scalar]) -> str:
     honest_sites = settings.get("dp-honest-sites", 1)
     if honest_sites == 1:
@@ -991,7 +1000,7 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
     if settings.get("secagg", False):
         lines.append(
             "secure aggregation: the server learns sums over the clients, not one client's upload,"
-            " figures or classes; no bound on single sites (liars) can act"
+            f" figures or classes; {PROMISE_OF_SUMS}; no bound on single sites (liars) can act"
         )
     if settings.get("dp", "none") != "none":
         lines.append(

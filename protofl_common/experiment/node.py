@@ -15,12 +15,16 @@ from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.experiment.catalog import CATALOG, installed, options_of_a_run
-from protofl_common.experiment.study import wrong_key
+from protofl_common.experiment.study import keys_of_sites, problems_of_keys, wrong_key
+from protofl_common.privacy.masks import FEWEST_SUMMED
 
 REQUIRE_SECAGG = "require-secagg"
 MAX_EVALUATIONS = "max-evaluations"
 ON_REQUEST = "on-request"
 OPERATORS = "operators"
+ACCEPT_WEIGHTS = "accept-weights"
+FEWEST_KNOWN = FEWEST_SUMMED - 1
+"""Peers of a sum that a site must know: else the server, or who signs, may have invented them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,8 @@ NODE_ROWS: dict[str, NodeKey] = {
         default=False,
         help=(
             "its operator approves each run before anything is read for it ([studies](studies.md));"
-            " at a site with data of its own `true`, if not set"
+            " if not set, `true` at a site with data of its own, or with `require-secagg` and"
+            " without `peers`"
         ),
     ),
     OPERATORS: NodeKey(
@@ -112,7 +117,22 @@ NODE_ROWS: dict[str, NodeKey] = {
         default=False,
         help=(
             "`true`: uploads and figures leave only under"
-            " [secure aggregation](secure-aggregation.md)"
+            " [secure aggregation](secure-aggregation.md), in studies that name the sites"
+        ),
+    ),
+    "peers": NodeKey(
+        default="",
+        help=(
+            'the other sites that it knows, `"south:KEY,east:KEY"`, as `protofl site key` prints'
+            " them there. A sum then needs [two of them](secure-aggregation.md#peers). Its own key"
+            " does not count, so all sites may have the same list"
+        ),
+    ),
+    ACCEPT_WEIGHTS: NodeKey(
+        default=True,
+        help=(
+            "`false`: only methods whose server sends no weights, such as FedProto"
+            " ([why](data-protection.md#what-a-hostile-server-could-learn))"
         ),
     ),
     "max-rounds": NodeKey(
@@ -186,6 +206,7 @@ SIMULATED = ("drop-rate", "slow-rate", "new-clients", "new-domain")
 """What a run does to clients that are its own."""
 STRICT = (*DEMANDS, REQUIRE_SECAGG)
 """With these a site names its classes itself: a refusal would tell which it has."""
+ON_RECORD = (*STRICT, "peers", ACCEPT_WEIGHTS)  # in the audit log, with each decision
 NODE_OVERRIDES = [key for key, field in options_of_a_run().items() if field.metadata["site"]]
 SITE_FOLDERS: dict[str, Scalar] = {
     "data-dir": "",
@@ -219,6 +240,7 @@ class NodeConfig:
     is_site: bool  # True on a machine with an operator, False for a simulated client
     has_own_data: bool  # they are then no share of a data set that several divide
     approves: bool  # its operator approves each run before anything is read for it
+    peers: dict[str, str]  # the sites that it knows, each with its key
     required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend, if limited
     max_evaluations: int  # of exact figures, for each approval
 
@@ -243,10 +265,16 @@ class NodeConfig:
             domain=with_composed_letters(str(node.get("domain", ""))),
             is_site=is_site(node),
             has_own_data=has_own_data(node),
-            approves=bool(node.get("approve", has_own_data(node))),
+            approves=asks_its_operator(node),
+            peers=keys_of_sites(str(node.get("peers", ""))),
             required_dp=required_dp(node),
             max_evaluations=int(allowed_by(node)[MAX_EVALUATIONS]),
         )
+
+    def known_among(self, sites: Mapping[str, str]) -> set[str]:
+        """The others of a study's ``sites`` that this one knows under the same name and key."""
+        known = self.peers.items() & sites.items()
+        return {site for site, _ in known} - {self.name}
 
 
 def site_folder(node: Values) -> Path:
@@ -276,6 +304,36 @@ def has_own_data(node: Mapping[str, object]) -> bool:
     If not, it has a share of a data set that several clients divide.
     """
     return "partition-id" not in node and bool(node.get("data-dir") or node.get("dataset"))
+
+
+def asks_its_operator(node: Values) -> bool:
+    """Return whether a site's operator approves each run.
+
+    By default, where it has data of its own, or only its operator can say who the others are.
+    """
+    return bool(node.get("approve", has_own_data(node) or _knows_nobody(node)))
+
+
+def _knows_nobody(node: Values) -> bool:
+    return bool(node.get(REQUIRE_SECAGG)) and not node.get("peers")
+
+
+def problem_of_peers(node: Values, config: Values) -> str:
+    """Say why a site cannot know with whom a run would sum its uploads; "" if it can."""
+    named = keys_of_sites(str(config["study-sites"]))
+    if _knows_nobody(node) and not named:
+        return (
+            "study-sites: missing; this site takes part only in a signed study that names its"
+            f" sites by their keys (node config: {REQUIRE_SECAGG})"
+        )
+    if node.get("peers") and config["secagg"]:
+        known = NodeConfig.of(node).known_among(named)
+        if len(known) < FEWEST_KNOWN:
+            return (
+                f"study-sites: this site knows {len(known)} of the others by name and key, fewer"
+                f" than {FEWEST_KNOWN}; its operator may add some to peers (node config)"
+            )
+    return ""
 
 
 def required_dp(node: Values) -> tuple[float, float] | None:
@@ -391,6 +449,13 @@ def wrong_values(node: Values) -> Iterator[str]:
         if isinstance(default, str):
             wanted = "a string of names, separated by commas"
         yield f"node-config: {key} = {value!r} must be {wanted}"
+
+    yield from problems_of_keys("node-config: peers", str(node.get("peers", "")))
+    if _knows_nobody(node) and node.get("approve") is False:
+        yield (
+            f"node-config: approve = false: with {REQUIRE_SECAGG} and without peers only its"
+            " operator can say who the others are; give peers, or leave it out"
+        )
 
     for name in names_in(node.get("allow-algorithms")):
         if name == "all" or name in CATALOG:

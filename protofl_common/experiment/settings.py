@@ -44,9 +44,11 @@ from protofl_common.experiment.catalog import (
     read_hparams,
 )
 from protofl_common.experiment.node import (
+    ACCEPT_WEIGHTS,
     NODE_KEYS,
     REQUIRE_SECAGG,
     TABLE,
+    allowed_by,
     is_site,
     refusals,
     required_dp,
@@ -261,6 +263,7 @@ class Settings(Sections):
             settings = cls(**sections, hparams=hparams, given=given)  # type: ignore[arg-type]
             for rule in RULES:
                 problems += rule(settings)
+            problems += _refused_weights(settings, node)
         if problems or denied:
             raise SettingsError("\n".join(problems + denied))
         return settings
@@ -555,6 +558,17 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
         if algo not in CATALOG:
             choices += "; or set averages_prototypes and supports in its row (docs/extend.md)"
         yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
+
+
+def _refused_weights(settings: Settings, node: Values) -> Iterator[str]:
+    if settings.exchange.sends_weights and not allowed_by(node)[ACCEPT_WEIGHTS]:
+        sent = [entry.words for entry in settings.exchange.down.values() if entry.are_parameters]
+        choices = [name for name, row in CATALOG.items() if not row.exchange.sends_weights]
+        yield (
+            f"algo = {settings.run.algo!r}: its server sends {' and '.join(sent)}, and this site"
+            f" accepts no weights (node config: {ACCEPT_WEIGHTS}); choose among"
+            f" {', '.join(choices)}"
+        )
 
 
 def _study_problems(settings: Settings) -> Iterator[str]:

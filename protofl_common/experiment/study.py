@@ -152,16 +152,21 @@ def problems(study: StudySettings) -> Iterator[str]:
         yield (
             f"study = {study.study!r}: not signed; protofl study sign FILE --key ~/.ssh/id_ed25519"
         )
-    sites = names_in(study.study_sites)
-    for site in sites:
-        yield from wrong_key("study-sites", site)
+    yield from problems_of_keys("study-sites", study.study_sites)
     yield from wrong_key("study-by", study.study_by)
-    if len(sites) > len(keys_of_sites(study.study_sites)):
-        yield "study-sites: names a site twice"
     try:
         date.fromisoformat(study.study_until or "2000-01-01")
     except ValueError:
         yield f"study-until = {study.study_until!r}: must be a day, such as 2027-06-30"
+
+
+def problems_of_keys(setting: str, text: str) -> Iterator[str]:
+    """Yield a line for each entry of ``text`` that is no site's name and key, or is one again."""
+    sites = names_in(text)
+    for site in sites:
+        yield from wrong_key(setting, site)
+    if len(sites) > len(keys_of_sites(text)):
+        yield f"{setting}: names a site twice"
 
 
 def wrong_key(setting: str, entry: str) -> Iterator[str]:

@@ -45,6 +45,7 @@ class Entry:
 
     shows_classes: ClassVar[bool] = False  # shows a client's classes: noised or refused under dp
     shows_single_clients: ClassVar[bool] = False  # shows what single clients have sent
+    are_parameters: ClassVar[bool] = False  # a client that gets them trains them, or with them
     # has a part of all classes: with noise, none can be left out
     joins_all_classes: ClassVar[bool] = False
     noise_adds_up: ClassVar[bool] = False  # what is sent are noisy sums, and nothing made of them
@@ -106,6 +107,7 @@ class VectorSets(Entry):
 class Weights(Entry):
     """Parameters and buffers of a module whose names begin with one of ``parts``."""
 
+    are_parameters = True
     of: str = "model"  # the attribute of the client's algorithm that is the module
     parts: tuple[str, ...] = ("",)  # ``("body.",)``, ``("head.",)``; the default is all of it
     without_last: int = 0  # layers with weights, counted from the end, that are left out
@@ -150,6 +152,7 @@ class Moments(Weights):
 
     shows_classes = True
     joins_all_classes = True
+    are_parameters = False
     noise_adds_up = True
     needs_backbones = True
     words = "the share of each class, its mean of frozen features, and their second moments"
@@ -183,6 +186,14 @@ class Exchange:
                 raise ValueError(
                     f"up: {name}: only a server can send every client's prototypes; declare Vectors"
                 )
+
+    @property
+    def sends_weights(self) -> bool:
+        """Whether the server sends parameters.
+
+        If it chooses them, what training makes of them can show single samples, in sums, too.
+        """
+        return any(entry.are_parameters for entry in self.down.values())
 
     @property
     def needs_one_architecture(self) -> bool:

@@ -51,7 +51,7 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
-from tests.support.sites import images, named
+from tests.support.sites import images, named, signed
 
 SITE: dict[str, Any] = {"site-name": "north"}
 OWN = SITE | {"dataset": "image-folder", "classes": "sick,well"}
@@ -510,7 +510,8 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
 def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
     demand: dict[str, Any], tmp_path: Path, capsys: Printed
 ) -> None:
-    node = sharing(tmp_path) | demand
+    peers = named(east=tmp_path / "east", south=tmp_path / "south")
+    node = sharing(tmp_path) | demand | {"peers": peers}
     config = run_config(
         tmp_path,
         rounds=1,
@@ -522,8 +523,8 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
 
     unmounted = answer(node, config)
     warned = "state has neither a privacy ledger nor a key of north" in capsys.readouterr().err
-    named(north=tmp_path / "state/sites/north")
-    mounted = answer(node, config)
+    own_key = named(north=tmp_path / "state/sites/north")
+    mounted = answer(node, signed(config, sites=f"{own_key},{peers}"))
 
     assert warned == bool(demand)
     assert unmounted.has_error() == bool(demand)

@@ -961,54 +961,6 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
     assert "fewer than 6" in str(rows[0])
 
 
-GAUSSIAN = {"algo": "gaussian", "backbones": "glyphs"}
-
-
-@pytest.mark.parametrize(("first", "second", "refused"), [
-    ({}, {}, True),
-    ({}, {"seed": 7, "lr": 0.02}, True),  # a setting may act on nothing
-    ({}, {"algo": "fedavg"}, False),  # other uploads
-    ({"algo": "fedper"}, {"algo": "protofed"}, True),  # the same weights, less a layer in the first
-    ({"algo": "lg-fedavg"}, {"algo": "fedper"}, True),  # weights, whatever a row calls them
-    ({"local_epochs": 0}, {"local_epochs": 0, "lr": 0.02}, True),
-    ({"dp": "sample", "norm": "group"}, {"dp": "sample", "norm": "group"}, False),
-    (GAUSSIAN, {**GAUSSIAN, "seed": 7, "gaussian__head": "qda"}, True),
-    (GAUSSIAN, {"algo": "fedproto"}, True),  # shares of classes are numbers of samples
-])  # fmt: skip
-def test_no_difference_of_two_sums_is_an_upload(
-    first: dict[str, Any],
-    second: dict[str, Any],
-    refused: bool,
-    hospitals: Hospitals,
-    monkeypatch: Patch,
-) -> None:
-    """Four sites are in a sum, then three of them, in the same round of whatever run.
-
-    The sites refuse where both runs send the same kind of upload.
-    """
-    weights = Weights(parts=("head.",), meaning="a layer")
-    monkeypatch.setitem(CATALOG["lg-fedavg"].exchange.up, "weights", weights)
-    nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
-    nodes[4] = nodes[3] | {"site-name": "west", "state-dir": str(hospitals.state("west"))}
-    both = {"secagg": True, "num_clients": 4, "min_clients": 3}
-    outcome = run_federation(hospitals.config(**both | first), nodes=nodes)
-    assert outcome.rows[0]["valid"] == 4
-
-    del nodes[4]
-    again = hospitals.folder / "again"
-    config = hospitals.config(**both | second, out_dir=str(again), run_name="three")
-    with suppress(FederationError):  # where the final evaluation is refused, too
-        run_federation(config, nodes=nodes, run_id=6)
-
-    row = RunFolder(again / "three").rows()[0]
-    assert row["void"] == refused
-    shown = (
-        "unmask: a sum that would show what west sent, beside an earlier one of other sites"
-        "; see Two sums over different clients in docs/secure-aggregation.md"
-    )
-    assert row["failed"] == (dict.fromkeys(NAMES, shown) if refused else {})
-
-
 # -- the audit log ---------------------------------------------------------------------------------
 def log_with(folder: Path, lines: int) -> Path:
     for number in range(lines):

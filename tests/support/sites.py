@@ -1,6 +1,6 @@
 """Sites with data of their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,10 @@ FILES = [f"benign/{i}.png" for i in range(4)] + [f"malignant/{i}.png" for i in r
 class Three:
     """Sites with eight images each; something is done to south before a run."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
         self.folder = folder
         self.nodes: dict[int, dict[str, Any]] = {}
-        for number, name in enumerate(NAMES, start=1):
+        for number, name in enumerate(names, start=1):
             self.nodes[number] = {
                 "site-name": name,
                 "dataset": "image-folder",

@@ -39,7 +39,7 @@ def facts(folder: Path, site: str) -> str:
             'approve=true allow-download=false allow-backbones="" allow-python=""',
             'allow-algorithms="fedproto,fedavg" allow-arch=""',
             "max-rounds=2 max-epochs=2 max-steps=1000 max-batch-size=256",
-            "max-image-size=64 max-text-length=64 min-class-samples=5",
+            "max-image-size=64 max-text-length=64 min-class-samples=5 accept-weights=true",
             'columns="x,y,z" drop="" one-hot="" impute="none" standardise="auto"',
             'require-secagg=true require-dp="epsilon<=8 delta<=1e-4"',
         ]
@@ -58,15 +58,16 @@ def strange_folder(folder: Path) -> Path:
 def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_path: Path) -> None:
     """They are started in folders with modules named as the project's: no line of these runs."""
     nodes = {site: facts(tmp_path, site) for site in SITES}
+    keys = {}
+    for site, node in nodes.items():
+        keys[site] = done(tmp_path, "key", "--node-config", node).strip()
+    nodes = {site: f'{node} peers="{",".join(keys.values())}"' for site, node in nodes.items()}
     assert {*node_config(nodes["north"]), *PARTITION_KEYS} == {*NODE_KEYS}
     # east has a file
     file = tmp_path / "node.toml"
     lines = [f"{key} = {json.dumps(value)}" for key, value in node_config(nodes["east"]).items()]
     file.write_text("\n".join(lines))
     nodes["east"] = str(file)
-    keys = {}
-    for site, node in nodes.items():
-        keys[site] = done(tmp_path, "key", "--node-config", node).strip()
     strict = study(tmp_path, "strict", keys)
     strange = strange_folder(tmp_path / "work")
 

@@ -36,8 +36,15 @@ from client_app.site.consent import (
 from protofl_common.basics.files import locked
 from protofl_common.basics.text import LONGEST_IN_LOG, in_order, is_plain_name, printable
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.sections import protections
-from protofl_common.experiment.node import OPERATORS, STRICT, site_folder, site_name
+from protofl_common.config.sections import DANGER_OF_WEIGHTS, protections
+from protofl_common.experiment.node import (
+    ON_RECORD,
+    OPERATORS,
+    NodeConfig,
+    problem_of_peers,
+    site_folder,
+    site_name,
+)
 from protofl_common.experiment.settings import (
     Settings,
     baselines_of,
@@ -87,12 +94,27 @@ def _asked_for(request: Request, node: Mapping[str, Scalar]) -> list[str]:
     what = "it"
     try:
         settings = Settings.from_run_config(default_run_config() | request.settings, node)
-        lines = list(described(settings))
+        lines = [*described(settings), *_about_peers(settings, node)]
         what = "a baseline"  # and takes part in the run without it
         baselines_of(settings, settings.given, node)
     except SettingsError as error:
         lines += [f"this site refuses {what}: {line}" for line in str(error).splitlines()]
     return lines
+
+
+def _about_peers(settings: Settings, node: Mapping[str, Scalar]) -> Iterator[str]:
+    """Yield lines on the sites of a run that this one does not know by their keys."""
+    named = settings.named_sites
+    site = NodeConfig.of(node)
+    strangers = named.keys() - site.known_among(named) - {site.name}
+    if strangers and site.peers:
+        names = ", ".join(in_order(strangers))
+        yield f"NEW        not in peers, so nobody here knows these keys: {names}"
+    elif strangers and settings.privacy.sums_only:
+        yield "NEW        without peers this site cannot know who the others are; compare the keys"
+    problem = problem_of_peers(node, settings.given)
+    if problem:
+        yield f"this site refuses it: {problem}"
 
 
 def state_of(request: Request) -> str:
@@ -133,6 +155,9 @@ def described(settings: Settings) -> Iterator[str]:
     against_all = ["by nothing: the server sees this site's exact values, maybe of one sample"]
     for line in protections(to_run_config(settings)) or against_all:
         yield f"protected  {line}"
+    for each in with_baselines:
+        if each.exchange.sends_weights and settings.privacy.dp == "none":
+            yield printable(f"DANGER     {each.row.title}: {DANGER_OF_WEIGHTS}", LONGEST_IN_LOG)
     if settings.privacy.sums_only and not study.sites:
         yield "           nobody vouches for the other sites: the run names none by its key"
     yield from _changed(with_baselines)
@@ -214,9 +239,13 @@ def decide(
         request = typed if typed and not path.exists() else read(path)
         study = request.study
         if decision == APPROVED:
-            Settings.from_run_config(default_run_config() | request.settings, node)
+            asked = default_run_config() | request.settings
+            Settings.from_run_config(asked, node)
             if study.sites and name not in study.sites:
                 raise SettingsError(f"{study} does not name {name}")
+            unknown_peers = problem_of_peers(node, asked)
+            if unknown_peers:
+                raise SettingsError(unknown_peers)
 
         decided = replace(
             request,
@@ -248,7 +277,7 @@ def decide(
             name=study.name,
             signed=study.by,
             purpose=study.purpose,
-            demands={key: node[key] for key in STRICT if key in node},
+            demands={key: node[key] for key in ON_RECORD if key in node},
         )
         write(path, decided)
 

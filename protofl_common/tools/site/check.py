@@ -24,14 +24,18 @@ from flwr.app import Message, MessageType, RecordDict
 from protofl_common.basics.code_version import AT_A_SITE, code_version
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import (
+    ACCEPT_WEIGHTS,
     DEMANDS,
+    FEWEST_KNOWN,
     LIMITS,
     REQUIRE_SECAGG,
+    NodeConfig,
     allowed_by,
     as_its_operator,
-    has_own_data,
+    asks_its_operator,
     site_name,
 )
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
@@ -300,7 +304,7 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     if modules:
         imported = f"a run may have these imported and called: {', '.join(modules)}"
         yield Finding(WARNING, "modules", imported)
-    if not node.get("approve", has_own_data(node)):
+    if not asks_its_operator(node):
         unseen = "none: a run takes part before its operator has seen it; set approve = true"
         yield Finding(WARNING, "approval", unseen)
     backbones = ["the embedded ones", *names_in(allowed["allow-backbones"])]
@@ -315,14 +319,18 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Say what leaves the site: for each kind of upload with which algorithms, and what always."""
     by_upload: dict[str, list[str]] = {}
     of_packages = []
+    with_weights = []
     for name in allowed_algorithms(node):
         if name not in CATALOG:
             of_packages.append(name)
         elif isinstance(least_demanding_settings(node, name), Settings):
             # others miss a demand, whatever they ask
-            entries = [entry.words for entry in CATALOG[name].exchange.up.values()]
+            exchange = CATALOG[name].exchange
+            entries = [entry.words for entry in exchange.up.values()]
             sent = " and ".join(entries) or "nothing of the model"
             by_upload.setdefault(sent, []).append(name)
+            if exchange.sends_weights:
+                with_weights.append(name)
 
     for sent, names in by_upload.items():
         level = WARNING if "weights" in sent else FACT
@@ -332,12 +340,22 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WARNING, "sends", declared)
 
     is_private = "require-dp" in node
+    if with_weights and not is_private:
+        cure = f"refuse them by {ACCEPT_WEIGHTS} = false, or set require-dp"
+        danger = f"{DANGER_OF_WEIGHTS}; {cure}: {', '.join(with_weights)}"
+        yield Finding(WARNING, "weights", danger)
     if allowed_by(node)[REQUIRE_SECAGG]:
         masks = (
             "all this, and all figures, under masks that cancel in the sum of several sites "
-            f"({REQUIRE_SECAGG}); without study-sites in a run its server can invent these sites"
+            f"({REQUIRE_SECAGG}); {PROMISE_OF_SUMS}"
         )
         yield Finding(FACT, "sends", masks)
+        if node.get("peers"):
+            peers = f"a sum needs {FEWEST_KNOWN} of {', '.join(NodeConfig.of(node).peers)}"
+            yield Finding(FACT, "peers", peers)
+        else:
+            unknown = "none: the site cannot know who the others are; compare the keys of a study"
+            yield Finding(WARNING, "peers", f"{unknown} by phone, and name them in peers")
         always = ["the number of training samples" if is_private else "seconds"]
     else:
         always = ["numbers of samples", "numbers of right predictions"]

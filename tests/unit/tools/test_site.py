@@ -409,8 +409,10 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
     assert f"writes state-dir {site / 'state'} (mode 0700)" in text
     assert f"writes FLWR_HOME {site / 'flwr'}: will be made, for this user only" in text
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
-    limits = "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024"
-    assert f"{limits}, max-honest-sites 1, max-image-size 512" in text
+    limits = (
+        "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-honest-sites 1"
+    )
+    assert f"{limits}, max-image-size 512" in text
 
     left = {path.name for path in (*site.iterdir(), *site.glob("[cs]*/*"))}
     assert left == {"data", "cache", "state"}  # as before
@@ -436,6 +438,7 @@ def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(
     assert not unable & algorithms
 
 
+PEERS = f"east:{'e' * 43},south:{'s' * 43}"
 LONG_PATH = "x" * 300  # pathlib's exists() raises for it
 WITHOUT_DATA = NODE.partition(" data-dir")[0]
 
@@ -449,8 +452,10 @@ WITHOUT_DATA = NODE.partition(" data-dir")[0]
     ([], NODE + " approve=false", "warning", "approval none: a run takes part"),
     ([], WITHOUT_DATA, "warning", "approval none: a run takes part"),
     ([], NODE + " partition-id=0", "warning", "approval none: a run takes part"),
-    ([], NODE + " require-secagg=true", "",
-        "without study-sites in a run its server can invent these sites"),
+    ([], NODE + " require-secagg=true", "warning", "cannot know who the others are"),
+    ([], f"{NODE} require-secagg=true peers={PEERS!r}", "", "peers a sum needs 2 of east, south"),
+    ([], NODE + ' require-secagg=true peers="east"', "WRONG", "peers: 'east' must be NAME:KEY"),
+    ([], NODE.replace("fedproto", "all"), "warning", "weights a server that chooses the weights"),
     ([], NODE + ' allow-python="mynets"', "warning", "imported and called: mynets"),
     ([], NODE.replace("fedproto", "all"), "warning", "all weights of the model: ditto, fedavg"),
     ([], NODE.replace("fedproto", "fedgen"), "warning",

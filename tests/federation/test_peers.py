@@ -1,0 +1,194 @@
+"""Whom a site is summed with: peers that it knows by their keys, over a year of runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import MessageType
+
+from protofl_common.experiment.node import problem_of_peers
+from protofl_common.experiment.study import Study
+from protofl_common.runs.folder import RunFolder
+from protofl_common.tools.site.approvals import decide, describe_requests
+from server_app.network.membership import FederationError
+from tests.support.attacks import by, silent, when
+from tests.support.harness import (
+    Nodes,
+    Outcome,
+    Tamper,
+    refusal,
+    run_config,
+    run_federation,
+    settings_of,
+)
+from tests.support.sites import NAMES, Three, named, signed
+
+FOUR = (*NAMES, "west")
+OWN: dict[str, Any] = {
+    "partition": "own",
+    "image_size": 8,
+    "train_samples": 0,
+    "models": "cnn4",
+    "secagg": True,
+    "join_timeout": 1.0,
+}
+
+
+class Hospitals(Three):
+    """Sites that know `friends` by their keys, and those that nobody knows."""
+
+    def __init__(self, folder: Path, friends: tuple[str, ...], strangers: tuple[str, ...] = ()):
+        super().__init__(folder, (*friends, *strangers))
+        self.names = (*friends, *strangers)
+        peers = self.keys(friends)
+        for node in self.nodes.values():
+            node["approve"] = False
+            if node["site-name"] in friends:
+                node |= {"peers": peers, "require-secagg": True}
+
+    def keys(self, names: tuple[str, ...]) -> str:
+        return named(**{name: self.folder / name / "state/sites" / name for name in names})
+
+    def without(self, *absent: str) -> Nodes:
+        return {n: node for n, node in self.nodes.items() if node["site-name"] not in absent}
+
+    def study(self, *sites: str, **settings: Any) -> dict[str, Any]:
+        """A signed study of these sites, or of all."""
+        config = run_config(self.folder, **OWN | settings)
+        return signed(config, sites=self.keys(sites or self.names))
+
+    def federate(
+        self, config: dict[str, Any], nodes: Nodes, run_id: int, tamper: Tamper | None = None
+    ) -> Outcome:
+        """One of several Flower runs; each has a folder of its own at the server."""
+        folder = self.folder / f"runs-{run_id}"
+        return run_federation(
+            config | {"out-dir": str(folder)}, nodes=nodes, run_id=run_id, tamper=tamper
+        )
+
+
+def ends_with_a_result(outcome: Outcome) -> bool:
+    return not any(row["void"] for row in outcome.rows)
+
+
+def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path: Path) -> None:
+    """West is away for two rounds, a fifth hospital joins, south leaves, a second study follows."""
+    hospitals = Hospitals(tmp_path, (*FOUR, "fifth"))
+    four = hospitals.without("fifth")
+    heart = hospitals.study(*FOUR, rounds=4, min_clients=3)
+
+    def west_is_away(message: Any, reply: Any) -> Any:
+        is_away = message.metadata.group_id in ("2", "3")
+        return by({4: silent})(message, reply) if is_away else reply
+
+    first = hospitals.federate(heart, four, 1, west_is_away)
+    assert [row["valid"] for row in first.rows] == [4, 3, 3, 4, 4]
+    assert ends_with_a_result(first)
+
+    again = hospitals.federate(heart, four, 2)
+    assert [row["valid"] for row in again.rows] == [4, 4, 4, 4, 4]
+
+    larger = hospitals.study(rounds=2, min_clients=3)
+    joined = hospitals.federate(larger, hospitals.nodes, 3)
+    assert [row["valid"] for row in joined.rows] == [5, 5, 5]
+
+    left = hospitals.federate(larger, hospitals.without("south"), 4)
+    assert [row["valid"] for row in left.rows] == [4, 4, 4]
+
+    second_study = hospitals.study(*FOUR, rounds=2, min_clients=3, algo="fedavg", seed=7)
+    assert ends_with_a_result(hospitals.federate(second_study, hospitals.without("east"), 5))
+    for later in (again, joined, left):
+        assert ends_with_a_result(later)
+
+
+def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Path) -> None:
+    """Who signs the study has made up two hospitals, or given known names other keys."""
+    hospitals = Hospitals(tmp_path, NAMES, ("st-mary", "university"))
+    north = hospitals.nodes[2]
+    invented = hospitals.study("north", "st-mary", "university")
+    renamed = invented["study-sites"].replace("st-mary", "east").replace("university", "south")
+
+    for sites in (invented["study-sites"], renamed, ""):
+        assert "study-sites: this site knows 0 of" in problem_of_peers(
+            north, invented | {"study-sites": sites}
+        )
+    assert not problem_of_peers(north, hospitals.study())
+
+    with pytest.raises(FederationError, match="north cannot take part: study-sites: this site"):
+        hospitals.federate(invented, {2: north}, 1)
+
+
+def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, NAMES)
+    for node in hospitals.nodes.values():
+        del node["peers"]
+    unasked = refusal({"secagg": True, "partition": "own"}, hospitals.nodes[1])
+    assert "node-config: approve = false: with require-secagg and without peers" in unasked
+    for node in hospitals.nodes.values():
+        node["approve"] = True
+
+    nobody = run_config(tmp_path, **OWN)
+    with pytest.raises(FederationError, match="study-sites: missing"):
+        hospitals.federate(nobody, hospitals.nodes, 1)
+    study = hospitals.study(rounds=1, min_clients=3)
+    with pytest.raises(FederationError, match="waiting for approval at north"):
+        hospitals.federate(study, hospitals.nodes, 2)
+
+    ((_, lines),) = describe_requests(hospitals.nodes[2])
+    assert "cannot know who the others are; compare the keys" in "\n".join(lines)
+    for node in hospitals.nodes.values():
+        decide(node, Study.of(study).id, "approved")
+    assert ends_with_a_result(hospitals.federate(study, hospitals.nodes, 3))
+
+
+def test_a_request_marks_the_keys_that_the_site_has_never_met(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, NAMES, ("st-mary",))
+    north = hospitals.nodes[2] | {"approve": True}
+    study = hospitals.study()
+    with pytest.raises(FederationError):
+        hospitals.federate(study, {2: north}, 1)
+
+    ((_, lines),) = describe_requests(north)
+
+    (marked,) = [line for line in lines if "NEW" in line]
+    assert marked.endswith("not in peers, so nobody here knows these keys: st-mary")
+
+
+def test_of_a_sum_two_peers_stay_to_its_end(tmp_path: Path) -> None:
+    """South is lost: of the other three, two may be the server's own, and north knows one."""
+    hospitals = Hospitals(tmp_path, NAMES, ("st-mary", "university"))
+    config = hospitals.study(rounds=1, min_clients=3, run_name="year")
+    assert ends_with_a_result(hospitals.federate(config, hospitals.nodes, 1))
+
+    south_is_lost = when(silent, MessageType.TRAIN, node=3)
+    outcome = hospitals.federate(config, hospitals.nodes, 2, south_is_lost)
+
+    row = outcome.rows[0]
+    assert row["void"]
+    assert row["failed"]["north"] == "unmask: a sum with 1 sites that north knows, fewer than 2"
+
+
+def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path: Path) -> None:
+    """Four of seven could hold as many shares as the server needs with one more."""
+    hospitals = Hospitals(tmp_path, NAMES, ("a", "b", "c", "d"))
+    config = hospitals.study(rounds=1, min_clients=3, run_name="year")
+
+    with pytest.raises(FederationError):
+        hospitals.federate(config, hospitals.nodes, 1)
+
+    row = RunFolder(tmp_path / "runs-1/year").rows()[0]
+    refused = "share: a sum with 4 sites that {} does not know, of 7"
+    for name in NAMES:
+        assert row["failed"][name] == refused.format(name)
+
+
+def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent() -> None:
+    """Where vectors come beside weights it does not."""
+    node = {"site-name": "north", "accept-weights": False}
+    for algo in ("fedavg", "protofed", "scaffold", "fedkd"):
+        refused = refusal({"algo": algo}, node)
+        assert f"algo = '{algo}': its server sends " in refused
+        assert "accepts no weights (node config: accept-weights)" in refused
+        assert "fedproto, fedsa, fedtgp, gaussian" in refused
+    for algo in ("fedproto", "fedtgp", "fedsa", "gaussian"):
+        assert not settings_of({"algo": algo}, node).exchange.sends_weights
