@@ -137,7 +137,7 @@ def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_pat
     ((_, lines),) = describe_requests(hospitals.nodes[2])
     assert "cannot know who the others are; compare the keys" in "\n".join(lines)
     for node in hospitals.nodes.values():
-        decide(node, Study.of(study).id, "approved")
+        decide(node, Study.of(study).id, "approved", key_file=None)
     assert ends_with_a_result(hospitals.federate(study, hospitals.nodes, 3))
 
 

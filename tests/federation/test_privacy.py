@@ -538,7 +538,7 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     for kind, figures in outcome.summary["accuracy"].items():
         assert lines[f"{kind}, mean"][-1] == 100 * figures["mean"]
     protected = str(protections(outcome.summary["settings"]))
-    assert "planned, of the client that the run costs most" in protected
+    assert "planned for the client that the run costs most" in protected
 
     plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
     ledgers = list(outcome.folder.glob("clients/*/privacy.json"))

@@ -188,7 +188,7 @@ def test_nothing_that_leaves_says_more_than_epsilon_allows(
 def multiply_noise(monkeypatch: Patch, factor: float) -> None:
     """Make all noise ``factor`` times as large, and let the ledger accept it."""
     monkeypatch.setattr(
-        "client_app.protections.differential_privacy.charge", lambda *costs, **kinds: 0.0
+        "client_app.protections.differential_privacy.charge_ledgers", lambda *costs, **kinds: 0.0
     )
     planned = Settings.plan
 

@@ -392,25 +392,25 @@ def test_sites_with_operators_are_bounded_by_default_and_simulated_clients_are_n
     assert bounds(cards(4), algo="fedavg", secagg=True) == Bounds()
     assert bounds(cards(3), algo="fedavg", liars=0) == Bounds()
     distilling = bounds(cards(5, real=False), algo="feddistill", liars=2)
-    assert distilling.prototypes == Aggregator("trimmed-mean", 2)
+    assert distilling.prototype_aggregator == Aggregator("trimmed-mean", 2)
 
 
 def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
     two_networks = cards(3, archs=("cnn4", "htcnn-1"))
-    assert bounds(cards(3)).prototypes == MEAN
-    assert bounds(cards(3), initial_weights="shared").prototypes == TRIMMED
-    assert bounds(two_networks, initial_weights="shared").prototypes == MEAN
+    assert bounds(cards(3)).prototype_aggregator == MEAN
+    assert bounds(cards(3), initial_weights="shared").prototype_aggregator == TRIMMED
+    assert bounds(two_networks, initial_weights="shared").prototype_aggregator == MEAN
 
     # one of three names another network than the run, which may be a lie; two of six do not lie
     one_other = cards(3, archs=("cnn4", "mlp-1"))
     shared = {"initial_weights": "shared", "models": "cnn4"}
-    assert bounds(one_other, **shared).prototypes == TRIMMED
-    assert bounds([*one_other, *one_other], **shared).prototypes == MEAN
+    assert bounds(one_other, **shared).prototype_aggregator == TRIMMED
+    assert bounds([*one_other, *one_other], **shared).prototype_aggregator == MEAN
 
-    assert bounds(cards(3), algo="fedproto-avg").prototypes == TRIMMED
-    assert bounds(cards(3), algo="feddistill").prototypes == TRIMMED
+    assert bounds(cards(3), algo="fedproto-avg").prototype_aggregator == TRIMMED
+    assert bounds(cards(3), algo="feddistill").prototype_aggregator == TRIMMED
     for algo in ("fedtgp", "fedplvm"):  # a server trains on them or clusters them
-        assert bounds(cards(3), algo=algo, initial_weights="shared").prototypes == MEAN
+        assert bounds(cards(3), algo=algo, initial_weights="shared").prototype_aggregator == MEAN
 
 
 @pytest.mark.parametrize("real", [True, False])

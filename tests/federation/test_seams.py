@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "node-config: partition-id: ",
     ),
     "a share of common data under masks": (
-        {"require-secagg": True, **SHARE},
+        {"require-secagg": True, "peers": f"south:{'S' * 43}, east:{'E' * 43}", **SHARE},
         {**DP, "secagg": True},
         "node-config: partition-id: ",
     ),

@@ -50,6 +50,7 @@ ELSEWHERE = {
         "study study-sites study-until study-runs study-purpose study-by study-signature"
     ),
     "test_secagg: what the server sees, and when a round has no sum": "secagg secagg-threshold",
+    "test_shared_noise: what each site of a sum draws": "dp-honest-sites",
     "tests/unit/protofl_common/data: they need files": (
         "data-dir download cache-dir classes test-from text-length"
     ),

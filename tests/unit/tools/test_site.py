@@ -865,7 +865,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(
     refused = {"algo": "fedpcl", "round": 9, "refused": "so nothing was sent"}
     append(state / "sites/north", kind="train", run=1, **refused)
 
-    assert site_command("status", f'{kept} require-dp="epsilon<=8"') == 0
+    assert site_command("status", f'{kept} require-dp="epsilon<=8"') == 1  # something is wrong
     lines = capsys.readouterr().out.splitlines()
     listed = ["first-1", "second-2", "caches/", "WRONG:", "privacy", "state-dir", "cache-dir"]
     assert [line.split()[0] for line in lines] == listed
