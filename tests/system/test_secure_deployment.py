@@ -182,7 +182,7 @@ def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path
 def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
     """Site -> (node, state), as `protofl status` shows them."""
     shown = machines.run("superlink", "protofl status federation", timeout=240)
-    assert shown.returncode == 0, shown.stderr
+    assert shown.returncode in (0, 3), shown.stderr  # 3: a site is offline, or the last run failed
     found = {}
     for line in shown.stdout.splitlines():
         name, node, state = line.split()[:3]

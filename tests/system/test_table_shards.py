@@ -38,7 +38,7 @@ def kill_within_a_run(process: subprocess.Popen[bytes], folder: Path) -> None:
     start = time.time()
 
     def is_within() -> bool:
-        for file in folder.glob("runs/*/checkpoints/00000[1-9]*"):
+        for file in folder.glob("runs/*/checkpoints/00000[1-9].safetensors"):
             is_finished = (file.parents[1] / "summary.json").exists()
             if file.stat().st_mtime >= start and not is_finished:
                 return True
