@@ -46,7 +46,7 @@ from protofl_common.experiment.node import FEWEST_KNOWN
 from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
-from protofl_common.privacy.release import step_of_features
+from protofl_common.privacy.release import unit_of_moments
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import (
     FINAL,
@@ -406,7 +406,7 @@ class SecureAggregation(Protection):
                 f" {fewest} sites; raise that, or choose {fewest} at most"
             )
         clip = privacy.dp_feature_clip
-        if step_of_features(clip) ** 2 * sums.scale(self.sum.num_sites) < 1:
+        if unit_of_moments("second", clip) * sums.scale(self.sum.num_sites) < 1:
             raise SettingsError(
                 f"{shared}: the sum of {self.sum.num_sites} sites is too coarse for the noise of"
                 f" dp-feature-clip = {clip:g}; choose a larger one"

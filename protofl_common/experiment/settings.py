@@ -463,20 +463,15 @@ def _backbone_problems(settings: Settings) -> Iterator[str]:
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
     privacy = settings.privacy
+    yield from _honest_sites_problems(settings)
     if privacy.dp == "none":
         if privacy.dp_epsilon != _defaults()["dp-epsilon"]:
             yield (
                 f"dp-epsilon = {privacy.dp_epsilon}: nothing is private with dp = 'none';"
                 " set dp = 'sample', or leave it out"
             )
-        if privacy.dp_honest_sites > 1:
-            yield (
-                f"dp-honest-sites = {privacy.dp_honest_sites}: with dp = 'none' there is no noise"
-                " to share; set dp = 'sample', or leave it out"
-            )
         return
 
-    yield from _honest_sites_problems(settings)
     for setting, only, why in _changed(settings, needed_with("with_dp")):
         yield f"dp = 'sample': {setting}: {why}; set {only!r}"
 
@@ -509,6 +504,12 @@ def _honest_sites_problems(settings: Settings) -> Iterator[str]:
     if settings.privacy.dp_honest_sites == 1:
         return
     shared = f"dp-honest-sites = {settings.privacy.dp_honest_sites}"
+    if settings.privacy.dp == "none":
+        yield (
+            f"{shared}: with dp = 'none' there is no noise to share; set dp = 'sample', or leave it"
+            " out"
+        )
+        return
     if not settings.privacy.secagg:
         yield f"{shared}: a server that sees single uploads sees a part of the noise; set secagg"
     if not _shares_noise(settings.row):

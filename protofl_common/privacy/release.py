@@ -206,9 +206,8 @@ def private_moments(
     moments.measure(to_steps(features_NF.double() / clip, clip / step), labels_N)
     for name, value in moments.named_buffers():
         part, power = MOMENT_PARTS[name]
-        unit = step**power
+        unit = unit_of_moments(name, clip)
         if name == "shares":
-            unit = 1 / STEPS_OF_FEATURES
             value /= unit
         shape = tuple(value.shape)
         deviation = noise * clip**power / (unit * math.sqrt(part))
@@ -219,6 +218,15 @@ def private_moments(
             drawn = torch.where(parts < 1, smaller, drawn)
         sums = (value * samples).round()  # `measure` has divided whole sums by the samples
         value.copy_((sums + drawn) * (unit / samples))
+
+
+def unit_of_moments(name: str, clip: float) -> float:
+    """The step of which the sums behind class moments of this name are whole numbers."""
+    if name == "shares":
+        return 1 / STEPS_OF_FEATURES
+    _, power = MOMENT_PARTS[name]
+    unit: float = step_of_features(clip) ** power
+    return unit
 
 
 def step_of_features(clip: float) -> float:

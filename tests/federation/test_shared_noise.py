@@ -59,7 +59,6 @@ def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum
 def test_a_sum_adds_up_what_sites_send_to_the_step(head: str, clip: float) -> None:
     """No site's numbers are rounded to another grid, for their noise is whole in the sum alone."""
     torch.manual_seed(0)
-    step = release.step_of_features(clip)
     samples = [37, 61, 50]
     totals: dict[str, np.ndarray[Any, Any]] = {}
     exact: dict[str, np.ndarray[Any, Any]] = {}
@@ -69,9 +68,7 @@ def test_a_sum_adds_up_what_sites_send_to_the_step(head: str, clip: float) -> No
         labels = torch.arange(n) % 3
         release.private_moments(moments, features, labels, clip, 3.0, release.fresh_draw())
         for name, value in moments.named_buffers():
-            unit = step ** release.MOMENT_PARTS[name][1]
-            if name == "shares":
-                unit = 1 / release.STEPS_OF_FEATURES
+            unit = release.unit_of_moments(name, clip)
             whole = sums.to_whole((n * value).numpy(), len(samples))
             totals[name] = totals.get(name, 0) + whole
             exact[name] = exact.get(name, 0) + np.rint((n * value / unit).numpy()) * unit

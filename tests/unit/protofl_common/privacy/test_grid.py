@@ -63,10 +63,7 @@ def test_class_moments_leave_as_whole_numbers_of_their_steps(head: str) -> None:
     labels = torch.arange(samples) % 3
     release.private_moments(moments, features, labels, clip, noise, release.fresh_draw())
     for name, value in moments.named_buffers():
-        _, power = release.MOMENT_PARTS[name]
-        unit = release.step_of_features(clip) ** power
-        if name == "shares":
-            unit = 1 / release.STEPS_OF_FEATURES
+        unit = release.unit_of_moments(name, clip)
         whole = value * samples / unit
         torch.testing.assert_close(whole, whole.round(), rtol=0, atol=1e-3)
 
