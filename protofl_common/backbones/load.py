@@ -76,6 +76,8 @@ class Backbone:
 def load_backbone(name: str, device: torch.device) -> Backbone:
     """Load a backbone by its name, and freeze it on the ``device``.
 
+    Whoever builds a network draws its first weights, which the loaded ones replace. Those draws
+    leave torch's generator as it was: what is drawn next must not depend on who loaded first.
     ValueError for a wrong name, BackboneError where its weights or its package are missing.
     """
     parsed = parse_name(name)
@@ -84,7 +86,8 @@ def load_backbone(name: str, device: torch.device) -> Backbone:
     if parsed.kind == "file" and parsed.arch == SMALL:
         reader = _from_json
     try:
-        parts = reader(parsed)
+        with torch.random.fork_rng(devices=[]):
+            parts = reader(parsed)
     except Exception as error:  # of JSON, base64, pickle, safetensors, a library or its hub
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise BackboneError(f"backbone {name}: cannot be had ({reason})") from error
