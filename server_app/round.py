@@ -9,7 +9,6 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import in_order, printable
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
-from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import DROPPED, Seconds
 from protofl_common.wire.payloads import pack_payload, payload_bytes
 from protofl_common.wire.records import head_of
@@ -286,7 +285,7 @@ def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
         declared=settings.due_up(exchanged.number) if is_training else {},
         limits=limits,
         losses=strategy.row.reported_losses if is_training else (),
-        metrics=declared_metrics(settings.reported_metrics, strategy.num_classes),
+        metrics=strategy.task.figure_names(settings.reported_metrics),
         counts_samples=is_training,
         evaluates=exchanged.final or settings.evaluates(exchanged.number),
     )

@@ -26,7 +26,6 @@ class, has d(P_i) = 0.
 """
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import (
     Batch,
@@ -71,7 +70,8 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
             terms["contrast"] = hparams.contrast * contrast
         if hparams.calibration > 0:
             classes_C = torch.arange(len(anchors_CD), device=anchors_CD.device)
-            calibration = cross_entropy(self.model.head(anchors_CD), classes_C)
+            labels_C = self.task.labels_of(classes_C)
+            calibration = self.task.loss(self.model.head(anchors_CD), labels_C)
             terms["calibration"] = hparams.calibration * calibration
         return terms
 

@@ -23,7 +23,7 @@ from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy import release
 from protofl_common.privacy.plan import Plan
-from protofl_common.runs.evaluation_metrics import declared_metrics
+from protofl_common.tasks import Task
 from protofl_common.wire.schema import Limits, Template
 
 FEWEST_CLIENTS = 10
@@ -136,8 +136,8 @@ class Workshop:
         cache = cache_folder(self.settings.data.cache_dir)
         key = f"{self.settings.data.dataset}-{self.name}"
         features_NF = cached_features(np.asarray(inputs), backbones, self.device, cache, key)
-        labels_N = torch.from_numpy(labels.astype(np.int64))
-        return split_unlabelled(features_NF.to(self.device), labels_N.to(self.device))
+        labels_N = self.task.tensor(labels).to(self.device)
+        return split_unlabelled(features_NF.to(self.device), labels_N)
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -158,7 +158,8 @@ class Workshop:
         """Return a model with the first weights of ``owner``: everybody's are ``"global"``."""
         settings = self.settings
         seed = settings.run.seed
-        model = initial_model(arch, self.input_shape, self.num_classes, settings.model, seed, owner)
+        outputs = self.task.num_outputs
+        model = initial_model(arch, self.input_shape, outputs, settings.model, seed, owner)
         return model if self.device.type == "cpu" else model.to(self.device)
 
     @property
@@ -169,8 +170,12 @@ class Workshop:
         return self.client.node.partition in drawn or self.data.domain == new_domain
 
     @property
+    def task(self) -> Task:
+        return self.data.task
+
+    @property
     def num_classes(self) -> int:
-        return len(self.data.classes)
+        return self.task.num_classes
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
         """Return the limits of a payload from the server.
@@ -190,7 +195,7 @@ class Workshop:
 
     @property
     def metrics(self) -> set[str]:
-        return declared_metrics(self.settings.reported_metrics, self.num_classes)
+        return self.task.figure_names(self.settings.reported_metrics)
 
     # -- what may leave ------------------------------------------------------------------------
     @cached_property

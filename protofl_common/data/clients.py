@@ -25,6 +25,7 @@ from protofl_common.data.raw import (
 )
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
+from protofl_common.tasks import Task, task_of
 
 Floats = tuple[float, ...]
 Scale = tuple[Floats, Floats, Floats]
@@ -63,6 +64,10 @@ class ClientData:
     """Samples that the share was taken from: of the data set, or of the domain that it names."""
     has_uneven_classes: bool = False
     """The data set that clients divide has a class of more than twice another's samples."""
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.classes)
 
 
 def open_client_data(

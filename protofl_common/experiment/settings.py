@@ -55,8 +55,8 @@ from protofl_common.experiment.node import (
     settings_of_site,
 )
 from protofl_common.privacy.plan import Plan, plan_of
-from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
+from protofl_common.tasks.metrics import BALANCED, metric_names
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
 

@@ -138,6 +138,35 @@ def test_only_two_files_import_what_flower_does_not_export() -> None:
     assert importing == {"protofl_common/flower.py", "protofl_common/tools/flower.py"}
 
 
+DECIDES_BY_LABELS = re.compile(r"\b(argmax|bincount|cross_entropy)\(")
+NOT_BY_LABELS = {
+    "client_app/learning/sample_use.py": "counts classes that the task has named",
+    "server_app/callbacks/metrics.py": "counts prototypes",
+    "protofl_common/wire/payloads.py": "counts prototypes",
+    "protofl_common/maths/prototypes.py": "means of each class, or of each cluster",
+    "protofl_common/maths/losses.py": "FedTGP's contrast of prototypes with prototypes (Eq. 10)",
+    "protofl_common/maths/gaussian.py": "the largest class",
+    "protofl_common/privacy/release.py": "noisy counts of classes, and the largest of them",
+    "protofl_common/data/raw.py": "counts pixels",
+    "protofl_common/data/partitions.py": "the client that has most to spare",
+    "protofl_common/data/division.py": "counts the task's strata",
+    "protofl_common/data/door.py": "checks a column before it is anybody's labels",
+    "protofl_common/data/table.py": "the first row that is wrong",
+}
+"""File with such a word -> what it does there."""
+
+
+def test_tasks_alone_decide_what_a_label_means() -> None:
+    """Others ask the `Task`: for a loss, for what is predicted, for the classes of samples."""
+    found = set()
+    for path in files_of(*PACKAGES):
+        if COMMON / "tasks" in path.parents:
+            continue
+        if DECIDES_BY_LABELS.search(path.read_text(encoding="utf-8")):
+            found.add(str(path.relative_to(ROOT)))
+    assert found == NOT_BY_LABELS.keys()
+
+
 def room_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 

@@ -323,6 +323,7 @@ def _rows_of_client(
     data = open_data(settings.data)
     rows_N = _test_rows(trained, data, settings, clients)
     predictor = Predictor(trained, device=arguments.device, allow=arguments.allow_backbones)
+    task = card.task
     labels_N = data.labels[rows_N]
     scores = predictor.scores(data.inputs[rows_N])
 
@@ -331,8 +332,9 @@ def _rows_of_client(
         row = {"client": card.site, "domain": card.domain, "sample": sample, "label": label}
         rows.append({**row, "name": card.classes[label]})
     for way, scores_NC in scores.items():
-        predicted_N = scores_NC.argmax(1)
-        accuracy = float((predicted_N.numpy() == labels_N).mean()) if rows else 0.0
+        predicted_N = task.predicted(scores_NC)
+        right = int(task.correct(predicted_N, task.tensor(labels_N)))
+        accuracy = right / max(1, len(rows))
         if abs(accuracy - card.accuracy[way]) > ACCURACY_TOLERANCE:
             in_run = 100 * card.accuracy[way]
             shares = f"{100 * accuracy:.1f} % right by {way}, {in_run:.1f} % in the run"
