@@ -62,11 +62,12 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
         terms = super().loss(batch)
         hparams = self.hparams
         anchors_CD = self.anchors_CD
+        features_MD, classes_M = self.task.assigned(batch.features, batch.labels)
         if hparams.regularization > 0:
-            distance = (batch.features - anchors_CD[batch.labels]).square().mean()
+            distance = (features_MD - anchors_CD[classes_M]).square().mean()
             terms["regularization"] = hparams.regularization * distance
         if hparams.contrast > 0:
-            contrast = margin_contrast(batch.features, batch.labels, anchors_CD, self.margin)
+            contrast = margin_contrast(features_MD, classes_M, anchors_CD, self.margin)
             terms["contrast"] = hparams.contrast * contrast
         if hparams.calibration > 0:
             classes_C = torch.arange(len(anchors_CD), device=anchors_CD.device)
