@@ -19,6 +19,7 @@ client's share of the samples and cuts gradients to the length 10; PFLlib's take
 
 from client_app.algorithms.scaffold import KeepsVariate
 from protofl_common.algorithms.feddyn import FedDynHparams
+from protofl_common.models.split import gradient_changes
 
 
 class FedDyn(KeepsVariate[FedDynHparams]):
@@ -36,6 +37,7 @@ class FedDyn(KeepsVariate[FedDynHparams]):
                     parameter.grad.add_(alpha * (parameter - received) - own)
 
         losses = self.train(self.step(corrected))
-        for change, parameter, received in zip(self.change, trained, start, strict=True):
-            change.copy_(-alpha * (parameter.detach() - received))
+        changes = self.privacy.post_processed(gradient_changes, trained, start, alpha)
+        for change, new in zip(self.change, changes, strict=True):
+            change.copy_(new)
         return losses

@@ -51,6 +51,14 @@ def variate_changes(
     return [total / steps.clamp(min=1) - own * (steps > 0) for total, own in pairs]
 
 
+def gradient_changes(
+    trained: Sequence[Tensor], received: Sequence[Tensor], alpha: float
+) -> list[Tensor]:
+    """Return by how much FedDyn's gradient g_k changes in a round: −α (θ_k − θ^t)."""
+    pairs = zip(trained, received, strict=True)
+    return [-alpha * (parameter.detach() - before) for parameter, before in pairs]
+
+
 class LinearHead(nn.Linear):
     """z [B, D] -> logits [B, C], with dropout on z while training.
 

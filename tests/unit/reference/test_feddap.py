@@ -16,7 +16,7 @@ DECLARED = Declared(
     PLAIN,
     weights=True,
     losses=("cross-entropy", "alignment", "contrast"),
-    acts={"lambda1": 9.0, "lambda2": 0.0, "temperature": 0.5, "fusion-temperature": 5.0},
+    acts={"lambda1": 9.0, "lambda2": 0.0, "temperature": 0.5},
 )
 
 Key = tuple[int, str]
