@@ -13,8 +13,8 @@ First round         g(z) and cross-entropy alone, until there is an m
 
 Down: the weights of the global model, and m once there is one. Up: the weights, and m_i. Stays: p.
 
-Deviations: equations and defaults are those of the authors' code (κ and μ of its run on
-Fashion-MNIST). It throws the weights of the first round away; here they are averaged, as any
+Deviations: equations are those of the authors' code, whose κ is 50, with more features and smaller
+steps. It throws the weights of the first round away; here they are averaged, as any
 round's. The model that a client leaves has p within the bias of its head: g(z + p) is W z + (W p +
 b).
 """

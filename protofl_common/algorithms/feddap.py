@@ -17,7 +17,7 @@ class FedDAPHparams(OwnHparams):
         help="weight of the contrast with prototypes of other domains",
     )
     temperature: float = option(
-        default=0.02,
+        default=0.2,
         above=0,
         help="τ of the contrast; the authors' code: 0.02, with a learning rate of 0.01",
     )

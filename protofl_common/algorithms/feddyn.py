@@ -7,11 +7,11 @@ from protofl_common.wire.schema import Exchange, Weights
 
 class FedDynHparams(OwnHparams):
     alpha: float = option(
-        default=0.01,
+        default=0.1,
         above=0,
         help=(
-            "α: how strongly clients are drawn to the global model, and how far it goes beyond"
-            " their mean (1/α); the authors' code: 0.01, PFLlib: 1"
+            "α: how strongly a client is drawn to the global model, and counts its gradient of"
+            " earlier rounds; the authors' code: 0.01, PFLlib: 1"
         ),
     )
 

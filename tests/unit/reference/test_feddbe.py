@@ -14,7 +14,7 @@ DECLARED = Declared(
     beside={"mean": "running"},
     keeps=("memory",),
     losses=("cross-entropy", "mean-regularization"),
-    acts={"kappa": 5.0, "momentum": 0.5},
+    acts={"kappa": 50.0, "momentum": 0.5},
 )
 
 
