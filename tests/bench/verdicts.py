@@ -20,9 +20,9 @@ from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 from scipy.special import stdtrit
 
 from protofl_common.config.options import key_of
+from protofl_common.runs.figures import Table
 from protofl_common.tools.tables.groups import CONFIDENCE
 from protofl_common.tools.tables.spec import read_table
-from tests.bench.printing import markdown
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -357,7 +357,8 @@ def written(exploration: bool) -> str:
         page = f"../{paper.page}" if exploration else paper.page
         part = f"### {name}\n\n[Its page]({page}). {paper.note}".rstrip()
         heads = ("claim", "the paper", "ours", "by the rule" if exploration else "verdict")
-        parts.append(f"{part}\n\n{markdown(heads, rows)}\n")
+        table = "\n".join(Table(heads, rows, words=range(len(heads))).as_markdown())
+        parts.append(f"{part}\n\n{table}\n")
     return "\n".join(parts)
 
 
