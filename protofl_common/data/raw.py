@@ -4,8 +4,9 @@ Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) o
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,9 @@ Place = Callable[[int], str]  # number of a sample -> its place in the file, for
 any_place: Place = "sample {}".format
 CHUNK = 2048  # images handled at a time: all at once they are too large to be made floating point
 MOST_BYTES_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
+
+
+NO_DIGESTS: Images = np.zeros((0, 0), np.uint8)
 
 
 class DataError(ValueError):
@@ -53,6 +57,9 @@ class RawData:
     """Of a table, in the order of its features: ``age``, ``sex:f|m``; of a text, those joined."""
     by_client: bool = False
     """The domains are a `client` column's, such as patients, whose samples stay together."""
+    contents: Images = NO_DIGESTS
+    """uint8 [N, 16]: a digest of each sample as its owner has it, whatever the settings make of it,
+    for ``test-from = "keyed"``; `NO_DIGESTS` where they are not known."""
     notes: tuple[str, ...] = ()
     """Lines for their owner: what was read, and what was left out."""
     place: Place = any_place
@@ -83,6 +90,12 @@ class StoredRows:
 def described(inputs: Inputs) -> str:
     """Type and shape of a sample: ``"float32 [30]"``."""
     return f"{inputs.dtype} {list(inputs.shape[1:])}"
+
+
+def digests(contents: Iterable[bytes]) -> Images:
+    """A digest of each, uint8 [N, 16]."""
+    parts = [blake2b(content, digest_size=16).digest() for content in contents]
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, 16)
 
 
 def are_images(inputs: Inputs) -> bool:
