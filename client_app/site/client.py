@@ -15,7 +15,7 @@ from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import names_in
 from protofl_common.config.python_names import allow
-from protofl_common.config.sections import KEYED
+from protofl_common.config.sections import KEYED, PER_UNIT
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config, digest_of
 from protofl_common.experiment.study import Study, about_site
@@ -108,8 +108,9 @@ class Client:
         """The folder of this client's state: at a real site, every study has one of its own."""
         settings = self.settings
         use = f"{settings.run.algo} ({digest(repr(settings.exchange))})"
-        if settings.privacy.dp != "none":
-            use += ", with differential privacy"
+        dp = settings.privacy.dp
+        if dp != "none":
+            use += f", with differential privacy{PER_UNIT[dp]}"
         if self.study and self.study.name:
             use += f", in the {self.study}"
 

@@ -5,7 +5,7 @@ Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) o
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,6 @@ Place = Callable[[int], str]  # number of a sample -> its place in the file, for
 any_place: Place = "sample {}".format
 CHUNK = 2048  # images handled at a time: all at once they are too large to be made floating point
 MOST_BYTES_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the disk (`StoredRows`)
-
-
-NO_DIGESTS: Images = np.zeros((0, 0), np.uint8)
 
 
 class DataError(ValueError):
@@ -57,9 +54,9 @@ class RawData:
     """Of a table, in the order of its features: ``age``, ``sex:f|m``; of a text, those joined."""
     by_client: bool = False
     """The domains are a `client` column's, such as patients, whose samples stay together."""
-    contents: Images = NO_DIGESTS
+    contents: Images = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     """uint8 [N, 16]: a digest of each sample as its owner has it, whatever the settings make of it,
-    for ``test-from = "keyed"``; `NO_DIGESTS` where they are not known."""
+    for ``test-from = "keyed"``; [0, 0] where that is not known."""
     notes: tuple[str, ...] = ()
     """Lines for their owner: what was read, and what was left out."""
     place: Place = any_place

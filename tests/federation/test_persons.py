@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from protofl_common.config.options import SettingsError
+from protofl_common.data.store import data_key
 from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import RunFolder
 from server_app.network.membership import FederationError
@@ -163,6 +164,7 @@ def test_charges_of_samples_say_nothing_of_persons(tmp_path: Path, capfd: Printe
 
     for number, name in enumerate(("north", "southern"), start=1):
         data_of(tmp_path / name, number)
+    data_key.cache_clear()  # a process looks once which files there are
     second = run_config(tmp_path / "2", **RUN | {"run_name": "second"})
     with pytest.raises(FederationError, match="earlier charges in this client's ledger are of"):
         run_federation(second, nodes=nodes, run_id=2)

@@ -18,10 +18,10 @@ SIDES = ("train", "test", "validation")
 
 
 class Owner:
-    """Who has a file of numbers, each row another, and divides it by a key."""
+    """Who has files of numbers, each row another, and divides them by a key."""
 
-    def __init__(self, file: Path, make: MakeSettings) -> None:
-        self.file = file
+    def __init__(self, folder: Path, make: MakeSettings) -> None:
+        self.folder = folder
         self.make = make
 
     def sides(
@@ -32,8 +32,9 @@ class Owner:
         arrays = {"inputs": np.stack([rows, rows % 7], 1).astype(np.float32), "labels": rows % 2}
         if of_person:
             arrays["client"] = rows // of_person
-        np.savez(self.file, **arrays)
-        named = {"dataset": "arrays", "data_dir": str(self.file), "test_from": "keyed"}
+        file = self.folder / f"{samples}.npz"
+        np.savez(file, **arrays)
+        named = {"dataset": "arrays", "data_dir": str(file), "test_from": "keyed"}
         own = {"partition": "own", "validation_fraction": 0.2}
         settings = self.make(**named, **own, **WHOLE, **changes)
         data = open_client_data(settings, seed=0, partition=0, num_partitions=1, key=key)
@@ -47,7 +48,7 @@ class Owner:
 
 @pytest.fixture
 def owner(tmp_path: Path, data_settings: MakeSettings) -> Owner:
-    return Owner(tmp_path / "data.npz", data_settings)
+    return Owner(tmp_path, data_settings)
 
 
 @pytest.mark.parametrize("of_person", [0, 3])
