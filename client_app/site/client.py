@@ -87,15 +87,14 @@ class Client:
         """
         return self.root / run_name / "clients" / self.name / name
 
-    @cached_property
     def division_key(self) -> bytes:
-        """The key by which a site divides data of its own (``test-from = "keyed"``).
+        """Return the key by which a site divides data of its own; b"" if it does not do it so.
 
-        It is made when it is first needed, and no other site, run or server has it: who had it
-        could say on which side a sample is. Without the file another key would be made, so that
-        tested samples become trained ones.
+        It is made when it is first needed (``test-from = "keyed"``), and nobody else has it: who
+        had it could say on which side a sample is. Without the file another key would be made, so
+        that tested samples become trained ones.
         """
-        if self.settings.data.test_from != KEYED:
+        if not self.node.has_own_data or self.settings.data.test_from != KEYED:
             return b""
         path = self.site_folder / DIVISION_KEY_FILE
         with locked(path):

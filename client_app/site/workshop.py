@@ -65,7 +65,7 @@ class Workshop:
             domain=self.client.node.domain,
             # a scale of one's own would tell of one's samples
             shared_scale=settings.privacy.dp != "none",
-            key=self.client.division_key if has_own_data else b"",
+            key=self.client.division_key(),
         )
         if has_own_data:
             data = self._protected(data)
