@@ -120,7 +120,7 @@ def without_chance(monkeypatch: Patch) -> None:
 def mechanisms_in(ledger: Path) -> list[Mechanism]:
     """What the only run in a ledger was charged for."""
     (entries,) = json.loads(ledger.read_text()).values()
-    return [Mechanism(*entry) for entry in entries]
+    return [Mechanism(rate, noise, times) for rate, noise, _, times in entries]
 
 
 @pytest.mark.parametrize(

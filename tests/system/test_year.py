@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.site.approvals import decide
 from protofl_common.tools.site.node import node_config
 from tests.support.operators import PROTOFL, approving, done, study
@@ -24,6 +23,8 @@ from tests.support.processes import Connection, superlink, supernode, wait_until
 pytestmark = [pytest.mark.system, pytest.mark.long]
 FOUR = ("east", "north", "south", "west")
 SITES = (*FOUR, "fifth")
+OF_FIFTH = 3
+"""How often this site evaluates a model for one study."""
 Rows = list[dict[str, Any]]
 
 
@@ -50,10 +51,13 @@ class Year:
         data = self.folder / f"{site}.csv"
         data.write_text("\n".join(lines))
         own = self.folder / site
-        return (
+        node = (
             f'site-name="{site}" data-dir="{data}" dataset="arrays" classes="sick,well"'
             f' state-dir="{own / "state"}" cache-dir="{own / "cache"}" require-secagg=true'
         )
+        if site == "fifth":
+            node += f" min-class-samples=2 max-evaluations={OF_FIFTH}"
+        return node
 
     def start(self, *sites: str) -> None:
         """Start the machines of these sites, and wait until they are connected."""
@@ -138,18 +142,19 @@ def test_every_run_of_a_year_ends_with_a_result(tmp_path: Path) -> None:
         run = year.submit(pool, "heart-2", FOUR, rounds=5)
         assert valid(year.result("heart-2", run)) == [4] * 6
 
-        # a fifth joins, and cannot write its model in the final evaluation
+        # a fifth joins; in the final evaluation of its second run it gives no more, and is lost
         year.start("fifth")
-        run = year.submit(pool, "larger-1", SITES, rounds=4)
-        state = tmp_path / "fifth" / "state"
-        (own,) = wait_until(lambda: [*state.glob("larger-1-*/clients/fifth")], year.logs)
-        (own / WEIGHTS).mkdir()
-        assert valid(year.result("larger-1", run)) == [5, 5, 5, 5, 4]
+        larger = {"rounds": 3, "evaluate_every": 3}  # two evaluations each
+        run = year.submit(pool, "larger", SITES, **larger)
+        assert valid(year.result("larger", run)) == [5, 5, 5, 5]
+        run = year.submit(pool, "larger", SITES, **larger, run_name="larger-2")
+        assert valid(year.result("larger-2", run)) == [5, 5, 5, 4]
+        assert "as often as max-evaluations" in str(year.rows("larger-2")[-1]["failed"])
 
         # south leaves
         year.stop("south")
-        run = year.submit(pool, "larger-2", SITES, rounds=2)
-        assert valid(year.result("larger-2", run)) == [4, 4, 4]
+        run = year.submit(pool, "smaller", SITES, rounds=2)
+        assert valid(year.result("smaller", run)) == [4, 4, 4]
 
         # east denies a second study over the same data
         year.denied = {"east"}
