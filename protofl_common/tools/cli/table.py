@@ -114,10 +114,10 @@ def act(arguments: argparse.Namespace) -> int | None:
     for _, cells in planned:
         unfinished += [run for run in runs_of(cells) if not runs.finished(run)]
     if unfinished:
-        from protofl_common.simulation.machine import workers_for  # PyTorch, two seconds
+        from protofl_common.simulation.machine import engine_for  # PyTorch, two seconds
 
         # before a thread draws on the screen (`simulation/pool.py`)
-        workers_for(resources(unfinished[0].federation), str(overrides.get("device", "auto")))
+        engine_for(resources(unfinished[0].federation), str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
     failed = execute(planned, runs, launch_here, out, console, trials, shard)
     if arguments.json:
