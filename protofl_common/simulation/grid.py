@@ -161,9 +161,7 @@ def simulate(
         nodes[partition + 1] = {"partition-id": partition, "num-partitions": clients}
     run_id = secrets.randbits(63)
     executor: Executor | None = cluster
-    if cluster:
-        cluster.begin(run_config, on_event)
-    elif workers > 1:
+    if workers > 1 and not cluster:
         executor = pool(workers)
     grid = LocalGrid(run_config, nodes, run_id, executor, threads)
     # frozen objects, here all of PyTorch's, are not searched for garbage, which would take a tenth
@@ -171,6 +169,8 @@ def simulate(
     gc.collect()
     gc.freeze()
     try:
+        if cluster:
+            cluster.begin(run_config, on_event)
         return federate(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)), on_event)
     except KeyboardInterrupt:
         if cluster:

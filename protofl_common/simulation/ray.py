@@ -18,7 +18,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.metadata import version
@@ -48,6 +47,8 @@ PACKAGES = ("torch", "numpy", "flwr", "scikit-learn")
 CONNECT_SECONDS = 5
 START_SECONDS = 120
 """How long the first process of a node may take until it answers; it imports PyTorch."""
+WAIT_SECONDS = 10
+"""How long the end of a run waits for nodes to remove their copies."""
 TRIES = 3
 """Processes that may die over one message before the run ends: it may be too large for each."""
 
@@ -119,6 +120,10 @@ class Worker:
         reply = answer(*arguments)
         return reply, ClientFiles.since(folder, before)
 
+    def forget(self) -> None:
+        """Remove the copies of all clients' folders on this node."""
+        _forget(self.copies)
+
 
 def _processor(device: str) -> str:
     """Return on what clients compute here: the last digits of figures depend on it."""
@@ -127,7 +132,7 @@ def _processor(device: str) -> str:
     return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _forget(copies: str) -> None:
+def _forget(copies: str | Path) -> None:
     shutil.rmtree(Path(gettempdir(), copies), ignore_errors=True)
 
 
@@ -165,6 +170,10 @@ class _Node:
     workers: dict[int, Any] = field(default_factory=dict)
     idle: int = 0  # how many of the workers wait for a task
 
+    @property
+    def first_worker(self) -> Any:
+        return next(iter(self.workers.values()))
+
 
 class Cluster:
     """A Ray cluster as an executor: `submit` gives a client's message to one of its processes.
@@ -178,7 +187,7 @@ class Cluster:
         self.address = address
         self.cpus = cpus
         self.gpus = gpus
-        self.copies = f"protofl-{token_hex(8)}"  # a folder on each node; nobody guesses its name
+        self._secret = token_hex(8)  # nobody on a node can have made its folder before
         self.nodes: dict[str, _Node] = {}
         self._tasks: list[_Task] = []
         self._under_way = 0
@@ -192,6 +201,11 @@ class Cluster:
 
         SettingsError with a line for each node that has other code, packages or data.
         """
+        if run_config["state-dir"]:
+            raise SettingsError(
+                f"state-dir = {run_config['state-dir']!r}: with --cluster the state of clients is "
+                "in out-dir, on this machine; leave it out"
+            )
         self._start_workers()
         if not self.nodes:
             raise SettingsError(
@@ -223,14 +237,8 @@ class Cluster:
         with self._changed:
             self._home.clear()
             self._shared.clear()
-        forget = ray.remote(_forget)
-        removals = []
-        for facts in _alive():
-            only_there = _only_on(facts["NodeID"])
-            on_node = forget.options(num_cpus=0, scheduling_strategy=only_there)
-            removals.append(on_node.remote(self.copies))
-        with suppress(RayError):
-            ray.wait(removals, num_returns=len(removals), timeout=10)
+            nodes = list(self.nodes.values())
+        _wait([node.first_worker.forget.remote() for node in nodes])
 
     def stop(self) -> None:
         """End all processes at once, whatever they do."""
@@ -240,7 +248,12 @@ class Cluster:
         for node in nodes:
             for worker in node.workers.values():
                 ray.kill(worker)
-        self.end()
+        forget = ray.remote(num_cpus=0)(_forget)
+        removals = []
+        for node in nodes:
+            on_node = forget.options(scheduling_strategy=_only_on(node.id))
+            removals.append(on_node.remote(self._copies_on(node)))
+        _wait(removals)
         ray.shutdown()
         _clusters.clear()
 
@@ -257,9 +270,12 @@ class Cluster:
                 there = on_cluster.options(
                     num_cpus=self.cpus, num_gpus=gpus, scheduling_strategy=_only_on(node.id)
                 )
-                node.workers[index] = there.remote(os.getcwd(), self.copies)
+                node.workers[index] = there.remote(os.getcwd(), self._copies_on(node))
                 self.nodes[node.id] = node
                 threading.Thread(target=self._work, args=(node, index), daemon=True).start()
+
+    def _copies_on(self, node: _Node) -> str:
+        return f"protofl-{self._secret}-{node.id}"
 
     def _share_on(self, resources: Config) -> float:
         """Return which share of a GPU each client gets on a node."""
@@ -271,8 +287,7 @@ class Cluster:
         """Ask each node; the text says why one does not answer."""
         asked = {}
         for node in list(self.nodes.values()):
-            first = next(iter(node.workers.values()))
-            asked[first.facts.remote(dict(run_config))] = node
+            asked[node.first_worker.facts.remote(dict(run_config))] = node
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=START_SECONDS)
         found: dict[_Node, NodeFacts | str] = {}
         for reference, node in asked.items():
@@ -285,7 +300,7 @@ class Cluster:
             except RayTaskError as error:
                 found[node] = str(error.cause)
             except RayError as error:
-                found[node] = f"its process has died: {error}"
+                found[node] = f"its process has died: {' '.join(str(error).split())}"
         return found
 
     # -- messages
@@ -484,6 +499,12 @@ def _connect(address: str) -> None:
         ) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place
+
+
+def _wait(references: list[Any]) -> None:
+    """Wait a while for what may as well not happen."""
+    if references:
+        ray.wait(references, num_returns=len(references), timeout=WAIT_SECONDS)
 
 
 def _alive() -> list[dict[str, Any]]:
