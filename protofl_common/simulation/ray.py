@@ -45,7 +45,7 @@ from protofl_common.simulation.client_files import ClientFiles, Listing, listed
 PACKAGES = ("torch", "numpy", "flwr", "scikit-learn")
 """On whose versions figures may depend."""
 CONNECT_SECONDS = 5
-START_SECONDS = 120
+START_SECONDS = 300
 """How long the first process of a node may take until it answers; it imports PyTorch."""
 WAIT_SECONDS = 10
 """How long the end of a run waits for nodes to remove their copies."""
@@ -160,7 +160,7 @@ class _Task:
     records: list[Any]  # of the message: what several have alike is a reference, put once
     folder: Path | None  # of the client, in the folder of its run
     reply: Future[Message] = field(default_factory=Future)
-    deaths: int = 0
+    died_on: list["_Node"] = field(default_factory=list)  # of processes that died over it
 
 
 @dataclass(eq=False)
@@ -213,7 +213,7 @@ class Cluster:
                 "share of a GPU (--gpus) that a client shall get; `ray status` says what nodes have"
             )
         workers = sum(len(node.workers) for node in self.nodes.values())
-        on_event(Said(f"{len(self.nodes)} nodes, {workers} clients at a time"))
+        on_event(Said(f"nodes: {len(self.nodes)} · clients at a time: {workers}"))
         here = NodeFacts.of(run_config)
         problems = []
         for node, facts in self._facts_of_nodes(run_config).items():
@@ -405,6 +405,9 @@ class Cluster:
     def _best_task(self, node: _Node) -> _Task | None:
         free = None
         for task in self._tasks:
+            untried = [each for each in self.nodes.values() if each not in task.died_on]
+            if node in task.died_on and untried:  # all of the node may be lost
+                continue
             home = self._home_of(task)
             if home is node:
                 return task
@@ -424,19 +427,20 @@ class Cluster:
         with self._changed:
             if self.nodes.get(node.id) is not node:  # it was stopped
                 return
-            del node.workers[index]
+            worker = node.workers.pop(index)
             if not node.workers:
                 del self.nodes[node.id]
             self._under_way -= 1
             self._tasks.insert(0, task)
-            task.deaths += 1
+            task.died_on.append(node)
             if not self.nodes:
                 failed = self._tasks
                 self._tasks = []
-            elif task.deaths == TRIES:
+            elif len(task.died_on) == TRIES:
                 failed = [self._tasks.pop(0)]
             self._changed.notify_all()
             left = [f"{len(each.workers)} on {each.name}" for each in self.nodes.values()]
+        ray.kill(worker)  # it may only be out of reach
         emit = import_module("server_app.run.log").emit
         died = f"node {node.name}: a process that simulates clients has died"
         cause = "the node is lost, or its memory has run out"

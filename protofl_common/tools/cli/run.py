@@ -1,12 +1,12 @@
-"""One federation, simulated on this machine by processes of this command: no SuperLink, no Ray.
+"""One federation, simulated by processes of this command: no SuperLink.
 
   protofl run algo=fedplvm rounds=20 --clients 20
   protofl run --recipe fedproto-mnist-3way data-dir=/data seed=2
 
 Settings are key=value, without further quotes; a wrong one is named before anything starts. Every
 key with its default and meaning stands in pyproject.toml under [tool.flwr.app.config]. Exits with 1
-when the run failed; Ctrl-C stops it. The figures are those of Flower's own `flwr run` to the last
-bit.
+when the run failed; Ctrl-C stops it. With --cluster the processes are on the nodes of a Ray
+cluster. The figures are those of Flower's own `flwr run` to the last bit.
 """
 
 import argparse
