@@ -7,17 +7,18 @@ A node keeps a copy of the folders of its clients, and gets those again before o
 """
 
 import copy
+import fcntl
 import hashlib
 import logging
 import os
 import platform
 import shutil
 import signal
-import socket
 import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.metadata import version
@@ -44,7 +45,8 @@ from protofl_common.simulation.client_files import ClientFiles, Listing, listed
 
 PACKAGES = ("torch", "numpy", "flwr", "scikit-learn")
 """On whose versions figures may depend."""
-CONNECT_SECONDS = 5
+IN_USE = "in-use"
+"""The file beside copies that all processes which use them lock."""
 START_SECONDS = 300
 """How long the first process of a node may take until it answers; it imports PyTorch."""
 WAIT_SECONDS = 10
@@ -96,8 +98,11 @@ class Worker:
         with_halves()
         if os.path.isdir(folder):
             os.chdir(folder)
+        _remove_abandoned()
         self.copies = Path(gettempdir(), copies)
         make_private(self.copies)
+        self.in_use = (self.copies / IN_USE).open("w")
+        fcntl.flock(self.in_use, fcntl.LOCK_SH)
 
     def facts(self, run_config: Values) -> NodeFacts:
         return NodeFacts.of(run_config)
@@ -122,7 +127,9 @@ class Worker:
 
     def forget(self) -> None:
         """Remove the copies of all clients' folders on this node."""
-        _forget(self.copies)
+        for out_dir in self.copies.iterdir():
+            if out_dir.is_dir():
+                shutil.rmtree(out_dir)
 
 
 def _processor(device: str) -> str:
@@ -132,8 +139,12 @@ def _processor(device: str) -> str:
     return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _forget(copies: str | Path) -> None:
-    shutil.rmtree(Path(gettempdir(), copies), ignore_errors=True)
+def _remove_abandoned() -> None:
+    """Remove copies of which all processes have ended, as after a kill, or Ctrl-C."""
+    for file in Path(gettempdir()).glob(f"protofl-*/{IN_USE}"):
+        with suppress(OSError), file.open() as in_use:  # another user's, or one in use
+            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(file.parent)
 
 
 # -- on the machine of the command
@@ -238,22 +249,19 @@ class Cluster:
             self._home.clear()
             self._shared.clear()
             nodes = list(self.nodes.values())
-        _wait([node.first_worker.forget.remote() for node in nodes])
+        removals = [node.first_worker.forget.remote() for node in nodes]
+        if removals:
+            ray.wait(removals, num_returns=len(removals), timeout=WAIT_SECONDS)
 
     def stop(self) -> None:
         """End all processes at once, whatever they do."""
         with self._changed:
             nodes = list(self.nodes.values())
             self.nodes = {}
+            self._changed.notify_all()
         for node in nodes:
             for worker in node.workers.values():
                 ray.kill(worker)
-        forget = ray.remote(num_cpus=0)(_forget)
-        removals = []
-        for node in nodes:
-            on_node = forget.options(scheduling_strategy=_only_on(node.id))
-            removals.append(on_node.remote(self._copies_on(node)))
-        _wait(removals)
         ray.shutdown()
         _clusters.clear()
 
@@ -481,34 +489,19 @@ def cluster_at(address: str, cpus: int, gpus: float | None) -> Cluster:
 
 
 def _connect(address: str) -> None:
-    """Make this process a driver of the cluster.
-
-    Ray itself would try for minutes, and then end the process.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise SettingsError(
-            f"--cluster {address!r}: must be HOST:PORT, as `ray start --head` prints it"
-        )
+    """Make this process a driver of the cluster."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(address, logging_level=logging.WARNING, ignore_reinit_error=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise SettingsError(
-            f"--cluster {address}: {error}; `ray start --head` must run there, and this machine be "
-            "one of its nodes (docs/machines.md)"
+            f"--cluster {address}: {error}; this machine must be one of its nodes, with the same "
+            "Python and Ray"
         ) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place
-
-
-def _wait(references: list[Any]) -> None:
-    """Wait a while for what may as well not happen."""
-    if references:
-        ray.wait(references, num_returns=len(references), timeout=WAIT_SECONDS)
 
 
 def _alive() -> list[dict[str, Any]]:

@@ -11,9 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
+from protofl_common.experiment.settings import default_run_config
 from protofl_common.simulation.grid import simulate
 from tests.support import ROOT
-from tests.support.harness import run_config
+from tests.support.harness import CACHE
 from tests.support.processes import BIN, environment, free_port, process, wait_until
 from tests.support.results import digests, without_times
 
@@ -50,14 +51,14 @@ def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(
     short: str, tmp_path: Path
 ) -> None:
     settings = {"algo": "fedproto", "models": "mlp-1", "rounds": 3, "run-name": "mine"}
-    data = {"dataset": "digits", "partition": "iid"}
-    config = run_config(tmp_path / "one", **settings, **data)
-    one = simulate(config, CLIENTS, lambda event: None)
+    settings |= {"dataset": "digits", "partition": "iid", "report": False, **CACHE}
+    config = default_run_config() | settings
+    one = simulate(config | {"out-dir": str(tmp_path / "one")}, CLIENTS, lambda event: None)
 
     port = free_port()
     address = f"127.0.0.1:{port}"
-    config["out-dir"] = str(tmp_path / "two")
-    words = [f"{key}={value}" for key, value in config.items() if value != ""]
+    settings["out-dir"] = str(tmp_path / "two")
+    words = [f"{key}={value}" for key, value in settings.items()]
     command = [sys.executable, str(BIN / "protofl"), "run", *words, "--cluster", address, "--json"]
     command += ["--clients", str(CLIENTS)]
     head = ("--head", f"--port={port}", f"--temp-dir={short}/ray", "--include-dashboard=false")
@@ -75,7 +76,7 @@ def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(
                 kill_at_once(second)
         errors = run.stderr.read()
         assert run.wait() == 0, errors
-        assert list((tmp_path / "first" / "copies").glob("protofl-*")) == []
+        assert list((tmp_path / "first" / "copies").glob("protofl-*/*/*")) == []
 
     said = "\n".join(event.get("text", "") for event in events)
     assert "nodes: 2 · clients at a time: 2" in said
