@@ -19,6 +19,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from protofl_common.basics.text import human_bytes, human_seconds, printable
+from protofl_common.config.sections import PER_UNIT
 from protofl_common.runs.folder import (
     TROUBLE,
     Accuracies,
@@ -64,12 +65,13 @@ def epsilon_of_ledgers(row: RoundRow) -> float | None:
     return max(told, default=None)
 
 
-def describe_epsilon(planned: float, of_ledgers: float | None) -> str:
+def describe_epsilon(planned: float, of_ledgers: float | None, unit: str) -> str:
     """Describe ε as it was ``planned`` for the client that the run costs most.
 
-    Where clients tell what their ledgers count, the largest of these stands beside it.
+    ``unit`` says whose it is, as ``dp`` does. Where clients tell what their ledgers count, the
+    largest of these stands beside it.
     """
-    text = f"ε ≤ {planned:.2f} planned"
+    text = f"ε ≤ {planned:.2f}{PER_UNIT[unit]} planned"
     if of_ledgers is not None:
         text += f", {of_ledgers:.2f} by the clients' ledgers"
     return text
@@ -223,9 +225,14 @@ def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], fl
 
     One that was missing in its round and counted in a later one is not lost.
     """
-    sizes = {way: sum(row["bytes"][way] for row in rows) for way in ("up", "down")}
-    lost: dict[str, int] = {kind: sum(len(row[kind]) for row in rows) for kind in TROUBLE}
-    lost["missing"] -= sum(len(row.get("counted-late", {})) for row in rows)
+    sizes = dict.fromkeys(("up", "down"), 0)
+    lost: dict[str, int] = dict.fromkeys(TROUBLE, 0)
+    for row in rows:
+        for way in sizes:
+            sizes[way] += row["bytes"][way]
+        for kind in TROUBLE:
+            lost[kind] += len(row[kind])
+        lost["missing"] -= len(row.get("counted-late", {}))
     seconds = math.fsum(row["seconds"]["total"] for row in rows)
     return sizes, lost, seconds
 
@@ -251,7 +258,8 @@ def final_table(summary: Summary) -> Table:
     costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
     if "epsilon" in summary:
         told = summary.get("epsilon-of-ledgers")
-        costs.insert(0, describe_epsilon(summary["epsilon"], told))
+        unit = str(summary["settings"]["dp"])
+        costs.insert(0, describe_epsilon(summary["epsilon"], told, unit))
     costs.append(f"lost replies: {', '.join(lost) or 'none'}")
     notes.append(" · ".join(costs))
 

@@ -102,7 +102,7 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
     (
         "test-from",
         "official-al",
-        "official, official-own, official-all (did you mean official-all?)",
+        "official, official-own, official-all, keyed (did you mean official-all?)",
     ),
     ("min-replies", 0, "must be a number at least 1"),
     ("fml.meme", "cnn5", "choose one of '', mnist-cnn, "),
