@@ -103,6 +103,7 @@ RoundRow = TypedDict(
         "validation": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
         "epsilon": NotRequired[float],  # by the plan, of the client that the run costs most
+        "epsilon-of": NotRequired[str],  # whose privacy it bounds: "sample" or "person"
         "bounded": NotRequired[list[str]],
         "liars": NotRequired[int],
     },
