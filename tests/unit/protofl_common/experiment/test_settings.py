@@ -31,8 +31,9 @@ def test_defaults_are_those_of_the_papers() -> None:
             "distance": "l2",
             "granularity": "class-mean",
             "margin": "adaptive",
-        }
-        | {"margin-threshold": 100.0, "transform": True, "server-epochs": 100},
+            "transform": True,
+            "server-epochs": 100,
+        },
         "fedpcl": {
             "temperature": 0.07,
             "prototypes": "both",
