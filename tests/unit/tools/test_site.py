@@ -860,7 +860,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(
 ) -> None:
     state = home / "state"
     (state / "privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
-    spent = '{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}'
+    spent = '{"first 1": [[1.0, 4.0, "sample", 1]], "second 2": [[1.0, 4.0, "sample", 1]]}'
     (state / "privacy/0123.json").write_text(spent)
     refused = {"algo": "fedpcl", "round": 9, "refused": "so nothing was sent"}
     append(state / "sites/north", kind="train", run=1, **refused)
