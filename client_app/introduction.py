@@ -11,7 +11,7 @@ from client_app.protections.differential_privacy import check_affordable
 from client_app.site.client import Client, open_client
 from client_app.site.log import log
 from client_app.site.workshop import Workshop, open_workshop
-from protofl_common.backbones.features import check_images
+from protofl_common.backbones.features import check_images, check_vectors
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
@@ -58,7 +58,8 @@ def _log_inputs(work: Workshop) -> None:
     if work.data.columns:
         columns = ", ".join(work.data.columns)
         log("INFO", f"run {work.client.run_id}: its inputs, in this order: {columns}")
-    if work.plan is not None and work.data.train_inputs.dtype.kind == "f":
+    are_unscaled = work.plan is not None and not work.settings.takes_vectors
+    if are_unscaled and work.data.train_inputs.dtype.kind == "f":
         why = "under dp its numbers are not standardised: scale them by known limits"
         log("WARNING", f"run {work.client.run_id}: {why}")
 
@@ -119,7 +120,9 @@ def _about_model(work: Workshop) -> tuple[int, str]:
 
     if settings.backbones:
         check_images(work.data.train_inputs, settings.backbones)
-    else:
+    elif settings.takes_vectors:
+        check_vectors(work.data.train_inputs, settings.run.algo)
+    if not settings.backbones:
         try:
             inputs = _zeros(work, 2)
             check_model(work.model, work.arch, inputs, settings.model.feature_dim)

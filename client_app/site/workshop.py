@@ -66,6 +66,8 @@ class Workshop:
         )
         if has_own_data:
             data = self._protected(data)
+        if settings.takes_vectors:
+            data = with_public_scale(data)
         augment_of(settings.training.augment, data, self.device)  # refuses what are no images
         noise = settings.noise.image_noise
         if noise == "none":
@@ -131,6 +133,8 @@ class Workshop:
 
     def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
         backbones = self.settings.backbones
+        if self.settings.takes_vectors:
+            inputs = np.asarray(inputs)  # features are always in memory
         if not backbones:
             return to_device(inputs, labels, self.data, self.device)
         cache = cache_folder(self.settings.data.cache_dir)
@@ -241,8 +245,9 @@ def with_public_scale(data: ClientData) -> ClientData:
     """Return the data with a mean and deviation by channel or feature that no sample changes.
 
     The data's own are made of every sample: whoever changes one changes what the model is given of
-    all others, which differential privacy does not cover. Images are centred; numbers stay as they
-    are, so their owner scales them by limits that are known without the data.
+    all others, which differential privacy does not cover; and moments of vectors that each client
+    scales its own way could not be added. Images are centred; numbers stay as they are, so their
+    owner scales them by limits that are known without the data.
     """
     are_images = data.train_inputs.dtype == np.uint8
     mean, deviation = (0.5, 0.25) if are_images else (0.0, 1.0)

@@ -636,7 +636,8 @@ class ModelSettings(Table):
         default="auto",
         help=(
             "frozen features in front of a small trained projection, instead of models: auto (the"
-            " embedded ones for fedpcl, mpft, gaussian), none, or names"
+            " embedded ones for fedpcl, mpft, gaussian), names, or none: mpft and gaussian then"
+            " take vectors that you have made yourself, as they are"
         ),
     )
     norm: str = option(
