@@ -54,7 +54,9 @@ def _log_ignored(client: Client, context: Context) -> None:
 
 
 def _log_inputs(work: Workshop) -> None:
-    """Say in which order a table's columns are inputs, and that dp leaves numbers as they are."""
+    """Say what was read and left out, in which order columns are inputs, and what dp leaves."""
+    for note in work.data.notes:
+        log("INFO", f"run {work.client.run_id}: {note}")
     if work.data.columns:
         columns = ", ".join(work.data.columns)
         log("INFO", f"run {work.client.run_id}: its inputs, in this order: {columns}")

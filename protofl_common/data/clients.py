@@ -61,6 +61,8 @@ class ClientData:
     """Of a table or texts, see `RawData`."""
     found: int
     """Samples that the share was taken from: of the data set, or of the domain that it names."""
+    notes: tuple[str, ...] = ()
+    """Lines for their owner, see `RawData`."""
     has_uneven_classes: bool = False
     """The data set that clients divide has a class of more than twice another's samples."""
 
@@ -114,6 +116,7 @@ def open_client_data(
         fill=fill,
         columns=data.columns,
         found=samples,
+        notes=data.notes,
         has_uneven_classes=settings.partition != "own" and data.has_uneven_classes,
     )
 

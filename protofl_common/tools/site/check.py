@@ -24,7 +24,7 @@ from flwr.app import Message, MessageType, RecordDict
 from protofl_common.basics.code_version import AT_A_SITE, code_version
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS
+from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS, DataSettings
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import (
     ACCEPT_WEIGHTS,
@@ -81,7 +81,7 @@ def findings(
         listed += _algorithms(node)
         listed += _device(node)
     if not refused:
-        listed += _data(node, asked)
+        listed += _data(node, asked, options.quality)
         from client_app import protections
 
         acting = protections.names(site_settings(node, asked), is_site=True)
@@ -383,7 +383,9 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WRONG, "device", str(error))
 
 
-def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
+def _data(
+    node: Mapping[str, Scalar], asked: Mapping[str, Scalar], quality: bool
+) -> Iterator[Finding]:
     """Ask this checkout's own ClientApp to introduce itself.
 
     It hides no numbers, and has folders that are thrown away.
@@ -408,10 +410,10 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
         grid = LocalGrid(config, {1: open_node}, run_id=1)
         content = RecordDict({**pack_settings(digest_of(config))})
         (reply,) = grid.send_and_receive([Message(content, 1, MessageType.QUERY)])
-
-    if reply.has_error():
-        yield Finding(WRONG, "data", refusal_in(reply).text)
-        return
+        if reply.has_error():
+            yield Finding(WRONG, "data", refusal_in(reply).text)
+            return
+        yield from _samples(Settings.from_run_config(config, open_node).data, quality)
     card = unpack_site_card(reply.content)
     samples = f"{card.train_samples} training"
     if card.validation_samples:
@@ -421,3 +423,18 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     yield Finding(FACT, "data", f"{samples}, {classes}")
     model = f"{card.arch}, {card.parameters} parameters, on {card.device}"
     yield Finding(FACT, "model", model)
+
+
+def _samples(settings: DataSettings, quality: bool) -> Iterator[Finding]:
+    """Say what was read and left out of the data, and with ``quality`` what is odd about them."""
+    from protofl_common.data.quality import label_rates, oddities
+    from protofl_common.data.store import open_data
+
+    data = open_data(settings)
+    for note in data.notes:
+        yield Finding(FACT, "data", note)
+    if quality:
+        for line in oddities(data, settings):
+            yield Finding(WARNING, "quality", line)
+        for line in label_rates(data):
+            yield Finding(FACT, "quality", line)
