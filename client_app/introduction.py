@@ -19,6 +19,8 @@ from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.build import check_model
 from protofl_common.wire import records
+from protofl_common.wire.payloads import DTYPES
+from protofl_common.wire.schema import Template
 
 _KNOWN_MODELS: dict[str, tuple[int, str]] = {}
 """Cache of `_about_model`, by what a model depends on."""
@@ -136,11 +138,24 @@ def _about_model(work: Workshop) -> tuple[int, str]:
 
     exchange = settings.exchange
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
+    for template in weights.values():
+        _check_sendable(template, work.arch)
     parameters = sum(parameter.numel() for parameter in work.model.parameters())
     about = (parameters, digest(weights) if weights else "")
     if algorithm.of_catalog:
         _KNOWN_MODELS[kind] = about
     return about
+
+
+def _check_sendable(template: Template, arch: str) -> None:
+    """SettingsError for a parameter or buffer of a type that no message carries."""
+    for name, (dtype, _) in template.items():
+        if dtype not in DTYPES:
+            kinds = ", ".join(DTYPES)
+            cure = "make it one of these, or a buffer that is not sent (persistent=False)"
+            raise SettingsError(
+                f"arch = {arch!r}: {name} is {dtype}, and weights travel as {kinds}; {cure}"
+            )
 
 
 def _check_batches(work: Workshop) -> None:

@@ -15,6 +15,7 @@ from client_app.site.log import log
 from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.devices import open_device
 from protofl_common.basics.files import cache_folder
+from protofl_common.basics.text import as_setting
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data import ClientData, open_client_data
@@ -86,7 +87,7 @@ class Workshop:
         has_dp = settings.privacy.dp != "none"
         least = settings.privacy.min_class_samples
         if is_own(settings.data.dataset) and not settings.data.classes:
-            names = f'classes="{",".join(data.classes)}"'
+            names = as_setting("classes", data.classes)
             log("WARNING", f"if these names may leave this site, add {names} to its node config")
             many = f"this site's data have {len(data.classes)} classes that nobody named"
             cure = "set classes, in label order, in its node config, or in the run"

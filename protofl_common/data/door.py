@@ -1,7 +1,7 @@
 """The door: whatever becomes samples passes it, for training and for prediction alike.
 
-`from_arrays` admits a data set, `inputs_for` the inputs that an exported model is given. What they
-do not admit they name, with its place and what would be right.
+`from_arrays` admits a data set, `checked_inputs` the inputs that an exported model is given, too
+(`objects.inputs_for`). What they do not admit they name, with its place and what would be right.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -309,32 +309,6 @@ def warn_of_rounding(
     seen = f"{exact[at]:.17g} is {rounded[at]:.17g} to a model (float32)"
     cure = "drop an id, or subtract what all share"
     say(f"{where}, {place(row)}, {name}: {seen}; {cure}")
-
-
-class Wanted(Protocol):
-    """What a model takes, as its card says."""
-
-    @property
-    def input_type(self) -> str: ...
-    @property
-    def input_shape(self) -> tuple[int, ...]: ...
-    @property
-    def fill(self) -> tuple[float, ...]: ...
-
-
-def inputs_for(card: Wanted, value: Any, where: str = "inputs", place: Place = any_place) -> Inputs:
-    """Inputs [N, …] as the model of the ``card`` takes them; DataError as for those of training."""
-    array = as_array(value, where)
-    is_whole = array.dtype.kind in "iu"
-    if is_whole and card.input_type == "float32":
-        array = array.astype(np.float64)
-    elif is_whole and card.input_type == "int64":
-        array = array.astype(np.int64)
-    inputs = checked_inputs(array, where, place, gaps=bool(card.fill))
-    if inputs.dtype != card.input_type or inputs.shape[1:] != card.input_shape:
-        wanted = f"the model takes {card.input_type} {list(card.input_shape)}"
-        raise DataError(f"{where}: a sample is {described(inputs)}; {wanted}")
-    return inputs
 
 
 # -- labels and names

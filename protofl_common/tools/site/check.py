@@ -19,7 +19,6 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
-from flwr.app import Message, MessageType, RecordDict
 
 from protofl_common.basics.code_version import AT_A_SITE, code_version
 from protofl_common.basics.text import names_in
@@ -38,7 +37,7 @@ from protofl_common.experiment.node import (
     asks_its_operator,
     site_name,
 )
-from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
+from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.experiment.study import Study
 from protofl_common.tools.federation import FEW_DAYS, ask_endpoint
 from protofl_common.tools.findings import (
@@ -57,8 +56,6 @@ from protofl_common.tools.site.node import (
     site_settings,
 )
 from protofl_common.tools.site.stored import lost_records, stored_at
-from protofl_common.wire.records import pack_settings, unpack_site_card
-from protofl_common.wire.refusal import refusal_in
 
 FEW_BYTES = 2**30  # free on a disk: less is a warning
 FULL_BYTES = 10**6  # less is wrong
@@ -390,7 +387,7 @@ def _data(
 
     It hides no numbers, and has folders that are thrown away.
     """
-    from protofl_common.simulation.grid import LocalGrid
+    from protofl_common.simulation.grid import introduced
 
     if not asked:
         yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
@@ -406,15 +403,12 @@ def _data(
             settings, {**node, "cache-dir": folder, "state-dir": folder}
         )
         open_node.pop("require-dp", None)  # which the settings meet: no ledger is charged
-        # the grid first: a message asks Flower which run it is of
-        grid = LocalGrid(config, {1: open_node}, run_id=1)
-        content = RecordDict({**pack_settings(digest_of(config))})
-        (reply,) = grid.send_and_receive([Message(content, 1, MessageType.QUERY)])
-        if reply.has_error():
-            yield Finding(WRONG, "data", refusal_in(reply).text)
+        try:
+            card = introduced(config, open_node)
+        except SettingsError as error:
+            yield Finding(WRONG, "data", str(error))
             return
         yield from _samples(Settings.from_run_config(config, open_node).data, quality)
-    card = unpack_site_card(reply.content)
     samples = f"{card.train_samples} training"
     if card.validation_samples:
         samples += f", {card.validation_samples} validation"
