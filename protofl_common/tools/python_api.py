@@ -107,8 +107,8 @@ def run(
 
     SettingsError or DataError has a line for each wrong setting.
 
-    ``data`` is a folder or file for ``data-dir``, inputs [N, …] and labels [N], or another object of
-    `TAKEN`; None: what ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the
+    ``data`` is a folder or file for ``data-dir``, inputs [N, …] and labels [N], or another object
+    of `TAKEN`; None: what ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the
     processes among which the clients are divided; more than 1 only before this process has computed
     with PyTorch.
     ``on_event`` is called with each of `protofl.events`; ``on_event=print`` shows the lines of
