@@ -4,6 +4,7 @@ import copy
 
 import torch
 from flwr.app import Context, Message, RecordDict
+from safetensors.torch import save
 
 from client_app.algorithms.base import build_half
 from client_app.protections import protections_of
@@ -13,6 +14,7 @@ from client_app.site.log import log
 from client_app.site.workshop import Workshop, open_workshop
 from protofl_common.backbones.features import check_images, check_vectors
 from protofl_common.basics.files import digest
+from protofl_common.basics.tensorfile import without_shared_memory
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
 from protofl_common.experiment.node import own_division
@@ -132,6 +134,8 @@ def _about_model(work: Workshop) -> tuple[int, str]:
             check_model(work.model, work.arch, inputs, settings.model.feature_dim)
         except ValueError as error:
             raise SettingsError(str(error)) from error
+    if is_python_name(work.arch):
+        _check_storable(work)
     algorithm = build_half(work, 0, protections_of(work))
     if (has_dp or settings.noise.gradient_noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
@@ -145,6 +149,20 @@ def _about_model(work: Workshop) -> tuple[int, str]:
     if algorithm.of_catalog:
         _KNOWN_MODELS[kind] = about
     return about
+
+
+def _check_storable(work: Workshop) -> None:
+    """SettingsError for a network of the user's own whose state no file can have, as a sparse one.
+
+    Else the run's only result, its models, would be missed after the last round.
+    """
+    try:
+        save(without_shared_memory(work.model.state_dict()))
+    except Exception as error:  # of torch, or safetensors
+        raise SettingsError(
+            f"arch = {work.arch!r}: its model cannot be written ({type(error).__name__}: {error});"
+            " it may have dense tensors only, and no extra state"
+        ) from error
 
 
 def _check_sendable(template: Template, arch: str) -> None:

@@ -54,6 +54,10 @@ class Half(Masked):
     kind = torch.float16
 class Complex(Masked):
     kind = torch.complex64
+class Sparse(Tiny):
+    def __init__(self, input_shape, feature_dim):
+        super().__init__(input_shape, feature_dim)
+        self.register_buffer("mask", torch.eye(3).to_sparse())
 class Wrong(Tiny):
     def forward(self, x):
         return x
@@ -347,6 +351,9 @@ def test_a_type_that_does_not_travel_is_named_before_the_first_round(
         run_federation(run_config(tmp_path, algo="fedavg", **settings), 2)
     run = run_federation(run_config(tmp_path / "fedproto", algo="fedproto", **settings), 2)
     assert list(run.folder.glob("clients/*/model.safetensors"))
+    settings["models"] = f"{nets}:Sparse"
+    with pytest.raises(FederationError, match="its model cannot be written"):
+        run_federation(run_config(tmp_path / "sparse", algo="fedproto", **settings), 2)
 
 
 def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(

@@ -220,7 +220,6 @@ def _settings(asked: argparse.Namespace) -> Found:
         data = None
         if is_own(settings.data.dataset):
             data = open_data(settings.data)
-        yield FACT, f"right; the data set {settings.data.dataset} is here", ""
         clients = asked.clients
         if data:
             if settings.data.partition == "natural" and asked.counts:
@@ -229,6 +228,7 @@ def _settings(asked: argparse.Namespace) -> Found:
         networks = dict.fromkeys(members_of(settings.model.models))
         if data or not networks.keys() <= ARCHITECTURES.keys():
             yield from _models(settings, clients, len(networks))
+        yield FACT, f"right; the data set {settings.data.dataset} is here", ""
     except (SettingsError, DataError) as error:
         text = str(error).replace("\n", f"\n{'':22}")
         yield WRONG, text, "correct that setting; protofl list shows choices"
