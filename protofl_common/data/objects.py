@@ -8,7 +8,7 @@ import numpy as np
 from protofl_common.data.door import as_array, checked_inputs
 from protofl_common.data.own import tokens
 from protofl_common.data.raw import DataError, Inputs, Place, any_place, described
-from protofl_common.data.table import Table, name_and_categories, read_columns
+from protofl_common.data.table import Columns, name_and_categories, read_columns
 
 PARTS = {2: ("inputs", "labels"), 4: ("x_train", "y_train", "x_test", "y_test")}
 TAKEN = (
@@ -69,8 +69,8 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
     ``data`` are arrays, a data frame, or a file that has been read; their labels are left out.
     """
     if is_frame(data):
-        data = Table.of_frame(data, where)
-    if isinstance(data, Table):
+        data = Columns.of_frame(data, where)
+    if isinstance(data, Columns):
         place = data.place
         data = _of_table(card, data)
     else:
@@ -93,7 +93,7 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
     return inputs
 
 
-def _of_table(card: Wanted, table: Table) -> Inputs:
+def _of_table(card: Wanted, table: Columns) -> Inputs:
     """The inputs in the columns that are called as those of the training."""
     is_text = card.input_type == "int64"
     wanted = list(card.columns)

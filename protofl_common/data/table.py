@@ -45,7 +45,7 @@ _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b.*")
 Floats = NDArray[np.float32]
 
 
-class Table:
+class Columns:
     """A table that has been read: its columns by name, and where each row stands."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Table:
         self.columns = dict(zip(names, values, strict=True))
 
     @classmethod
-    def of_frame(cls, frame: Any, where: str) -> "Table":
+    def of_frame(cls, frame: Any, where: str) -> "Columns":
         """The columns of a data frame of pandas."""
         return cls(where, "row", *_columns_in(arrow_of(frame, where)))
 
@@ -114,7 +114,7 @@ class Table:
         return [" ".join(parts) for parts in zip(*columns, strict=True)]
 
 
-class TableFile(Table):
+class TableFile(Columns):
     """A CSV or Parquet file, read."""
 
     def __init__(self, file: Path, header: list[str] | None = None) -> None:
