@@ -227,7 +227,7 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise DataError(f"{what} differ in shape ({error})") from error
-    if array.dtype.kind in "biuf" or array.ndim > 1:
+    if array.dtype.kind in "biuf" or array.ndim != 1:
         return array
 
     texts = []

@@ -45,6 +45,8 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
         return {str(name): value for name, value in data.items()}
     if alone and not isinstance(data, tuple):
         return {"inputs": data}
+    if alone and len(data) == 1:
+        return {"inputs": data[0]}
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_pair, data)):
         data = (*data[0], *data[1])  # as Keras loads a data set
     if isinstance(data, tuple | list) and len(data) in PARTS:
