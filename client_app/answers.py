@@ -175,7 +175,12 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         error = TrainingError(MEMORY_FULL)  # the one is NumPy's, the other PyTorch's on a CPU
 
     is_expected = isinstance(error, (*OPEN_ERRORS, *KINDS, UntoldError))
-    text = str(error) if is_expected else fault_of(error)
+    if is_expected:
+        text = str(error)
+    elif isinstance(error, OSError):  # of the machine
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = fault_of(error)
     if not isinstance(error, WaitingForApproval):
         say = log if at_site else log_once
         say("ERROR", f"{asked}: {text}" if asked else text)
