@@ -217,7 +217,7 @@ def test_any_command_ends_with_the_place_of_a_fault(monkeypatch: Patch, capsys: 
 
 
 @pytest.mark.parametrize(("options", "level", "said"), [
-    ("models=mlp-1", "ok", "mlp-1, 5002 parameters, tried on two samples"),
+    ("models=mlp-1", "ok", "mlp-1, 4482 parameters, tried on two samples"),
     ("models=cnn4", "wrong", "arch 'cnn4' is for square images"),
 ])  # fmt: skip
 def test_the_model_is_tried_on_two_samples(
