@@ -272,7 +272,7 @@ def with_images(
     rows = [row for row in range(len(files)) if row not in decoded.unreadable]
     for position, row in enumerate(rows):
         decoded.images[position] = decoded.images[row]
-    kept = {key: [values[row] for row in rows] for key, values in arrays.items()}
+    kept: dict[str, Any] = {key: [values[row] for row in rows] for key, values in arrays.items()}
     kept["inputs"] = decoded.images[: len(rows)]
     data = from_arrays(kept, where, settings.classes, lambda row: place(rows[row]))
     lost = [name for name in first.classes if name not in data.classes]
