@@ -57,6 +57,7 @@ ALGORITHM = Algorithm(
     hparams=FedTGPHparams,
     exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors()}),
     losses=("cross-entropy", "prototype"),
+    aligning=("prototype",),
     supports=("merging",),
     private=("prototypes",),
 )

@@ -727,6 +727,14 @@ class TrainingSettings(Table):
             " the papers do"
         ),
     )
+    alignment_warmup: int = option(
+        default=0,
+        minimum=0,
+        help=(
+            "rounds in which the loss terms that draw features to what was received grow evenly,"
+            " from nothing in the first round to their weight; 0: they have it at once"
+        ),
+    )
     eval_batch_size: int = option(
         default=250,
         minimum=1,

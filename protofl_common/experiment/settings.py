@@ -109,6 +109,13 @@ class Settings(Sections):
             return training.lr * training.lr_decay ** (rounds_before // training.lr_step)
         return training.lr
 
+    def alignment_in(self, round_number: int) -> float:
+        """Return the part of their weight that aligning terms have in a round, counted from 1."""
+        warmup = self.training.alignment_warmup
+        if not warmup:
+            return 1.0
+        return min(1.0, (round_number - 1) / warmup)
+
     @property
     def starts_alike(self) -> bool:
         """Return whether clients of one architecture begin with equal weights.
@@ -390,6 +397,13 @@ def _run_problems(settings: Settings) -> Iterator[str]:
         if name not in CATALOG:
             choices = f"{', '.join(CATALOG)}{did_you_mean(name, CATALOG)}"
             yield f"baselines = {name!r}: choose among {choices}"
+    warmup = settings.training.alignment_warmup
+    if warmup and not settings.row.aligning:
+        able = [name for name, row in CATALOG.items() if row.aligning]
+        yield (
+            f"alignment-warmup = {warmup}: {run.algo} has no term that aligns features; choose 0,"
+            f" or an algo of {', '.join(able)}"
+        )
     try:
         metric_names(run.metrics)
     except SettingsError as error:

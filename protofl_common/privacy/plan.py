@@ -102,8 +102,11 @@ def _renyi(rate: float, noise: float) -> NDArray[Any]:
 def _of_order(order: int, rate: float, noise: float) -> float:
     """ε_α of the sampled Gaussian mechanism for a whole order."""
     k = np.arange(order + 1)
-    log_binomials = _LOG_FACTORIALS[order] - _LOG_FACTORIALS[k] - _LOG_FACTORIALS[order - k]
-    log_chances = log_binomials + (order - k) * math.log1p(-rate) + k * math.log(rate)
+    rest = order - k
+    log_binomials = _LOG_FACTORIALS[order] - _LOG_FACTORIALS[k] - _LOG_FACTORIALS[rest]
+    log_drawn = k * math.log(rate)
+    log_not_drawn = rest * math.log1p(-rate)
+    log_chances = log_binomials + log_not_drawn + log_drawn
     exponents = (k * k - k) / (2 * noise**2)
     log_moment = np.logaddexp.reduce(log_chances + exponents)
     return float(log_moment) / (order - 1)

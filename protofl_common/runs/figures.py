@@ -223,9 +223,14 @@ def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], fl
 
     One that was missing in its round and counted in a later one is not lost.
     """
-    sizes = {way: sum(row["bytes"][way] for row in rows) for way in ("up", "down")}
-    lost: dict[str, int] = {kind: sum(len(row[kind]) for row in rows) for kind in TROUBLE}
-    lost["missing"] -= sum(len(row.get("counted-late", {})) for row in rows)
+    sizes = dict.fromkeys(("up", "down"), 0)
+    lost: dict[str, int] = dict.fromkeys(TROUBLE, 0)
+    for row in rows:
+        for way in sizes:
+            sizes[way] += row["bytes"][way]
+        for kind in TROUBLE:
+            lost[kind] += len(row[kind])
+        lost["missing"] -= len(row.get("counted-late", {}))
     seconds = math.fsum(row["seconds"]["total"] for row in rows)
     return sizes, lost, seconds
 

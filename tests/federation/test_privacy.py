@@ -208,6 +208,7 @@ def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_na
         "mpft",
         "feddistill",
         "fedfa",
+        "feddbe",
         "fedrep",
         "per-fedavg",
         "ditto",

@@ -75,7 +75,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="show what would run, and start nothing"
     )
     parser.add_argument(
-        "--search", action="store_true", help="choose settings on validation data first (Optuna)"
+        "--search", action="store_true", help="choose settings on validation data first"
     )
     parser.add_argument(
         "--keep-models",
@@ -268,7 +268,7 @@ def _show_search(
         if cell.runs and not now.runs:
             waiting.append(cell)
     if waiting:
-        made = sum(len(Search(table, cell, trials).made) for cell in waiting)
+        made = sum(Search(table, cell, trials).made for cell in waiting)
         left = (len(waiting) * table.trials - made) * len(table.trial_seeds)
         final = len(runs_of(waiting))
         console.print(f"to search: {left} runs of trials; then {final} runs of what they choose")
