@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.text import (
     LONGEST_NAME,
+    as_list,
     first_of,
     is_short_and_printable,
     parts_of,
@@ -383,7 +384,7 @@ def _labels(
     if len(wrong):
         row = int(wrong[0])
         which = f"{place(row)} has the label '{printable(str(column[row]), 40)}', which is none of"
-        key = f"classes = {','.join(names)!r}" if from_setting else f"classes {', '.join(names)}"
+        key = f"classes = {as_list(names)!r}" if from_setting else f"classes {', '.join(names)}"
         raise DataError(f"{where}: {which} {key}")
     return labels, names
 
