@@ -27,7 +27,7 @@ from protofl_common.basics.files import cache_folder, make_private
 from protofl_common.basics.text import first_of, with_composed_letters
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import class_names, counted, from_arrays
-from protofl_common.data.raw import DataError, Images, Place, RawData
+from protofl_common.data.raw import DataError, Images, Place, RawData, digests
 
 EXTENSIONS = frozenset(
     (
@@ -99,7 +99,9 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     else:
         _check_classes_of_folders(samples, folders, root, settings)
     files = [image.file for image in samples]
-    data = with_images(arrays, files, str(root), settings, lambda row: str(files[row]))
+    data = with_images(
+        arrays, files, str(root), settings, lambda row: str(files[row]), keyed=not by_domain
+    )
     note = f"{root}: {len(data.labels)} images of {first_of(data.classes)}"
     if left_out:
         note += f"; left out: {counts_of(left_out)}"
@@ -255,21 +257,27 @@ def with_images(
     where: str,
     settings: DataSettings,
     place: Place,
+    *,
+    keyed: bool,
 ) -> RawData:
     """The data set of these image files, of which ``arrays`` has labels and all else.
 
     These are checked before an image is decoded. Files that cannot be read are left out and named,
-    as if they were not there, where ``max-unreadable`` lets some be.
+    as if they were not there, where ``max-unreadable`` lets some be. ``keyed``: with a digest of
+    each file.
     """
     decoded = Decoded(files, settings)
     most = math.floor(settings.max_unreadable * len(files) + 1e-9)
     first = from_arrays(
         {**arrays, "inputs": lambda: decoded.read(most)}, where, settings.classes, place
     )
-    if not decoded.unreadable:
-        return first
-
     rows = [row for row in range(len(files)) if row not in decoded.unreadable]
+    contents = first.contents
+    if keyed:
+        contents = digests(files[row].read_bytes() for row in rows)
+    if not decoded.unreadable:
+        return replace(first, contents=contents)
+
     for position, row in enumerate(rows):
         decoded.images[position] = decoded.images[row]
     kept: dict[str, Any] = {key: [values[row] for row in rows] for key, values in arrays.items()}
@@ -280,7 +288,8 @@ def with_images(
         none = f"no image of {first_of(lost)} can be read"
         raise DataError(f"{where}: {none} ({decoded.unreadable[min(decoded.unreadable)]})")
     count = f"{len(decoded.unreadable)} of {len(files)} images cannot be read, and are left out"
-    return replace(data, notes=(f"{where}: {count}", *map(str, decoded.unreadable.values())))
+    notes = (f"{where}: {count}", *map(str, decoded.unreadable.values()))
+    return replace(data, contents=contents, notes=notes)
 
 
 def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
