@@ -23,6 +23,7 @@ from client_app.site.log import UntoldError, log, log_once
 from client_app.site.record import LedgerError, StateError
 from client_app.site.state import LostStateError
 from protofl_common.backbones.load import BackboneError
+from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError, read_section
 from protofl_common.config.sections import StudySettings
@@ -174,7 +175,12 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         error = TrainingError(MEMORY_FULL)  # the one is NumPy's, the other PyTorch's on a CPU
 
     is_expected = isinstance(error, (*OPEN_ERRORS, *KINDS, UntoldError))
-    text = str(error) if is_expected else f"{type(error).__name__}: {error}"
+    if is_expected:
+        text = str(error)
+    elif isinstance(error, OSError):  # of the machine
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = fault_of(error)
     if not isinstance(error, WaitingForApproval):
         say = log if at_site else log_once
         say("ERROR", f"{asked}: {text}" if asked else text)

@@ -269,13 +269,14 @@ def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
     settings = strategy.settings
     is_training = not exchanged.final
     plan = settings.plan(1)  # The noise of tables is the same for any number of samples
+    has_features = bool(settings.backbones) or settings.takes_vectors
     limits = Limits(
         num_classes=strategy.num_classes,
         feature_dim=settings.model.feature_dim,
         max_norm=settings.bounds.max_prototype_norm,
         max_per_class=settings.bounds.max_prototypes_per_class,
         weights=strategy.templates(),
-        frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
+        frozen_dim=strategy.card.input_shape[0] if has_features else 0,
         # Eight deviations, which no honest client exceeds
         moment_noise=8 * count_noise(plan.table_noise) if plan else 0.0,
         max_feature_norm=settings.privacy.dp_feature_clip,

@@ -15,6 +15,7 @@ from client_app.site.log import log
 from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.devices import open_device
 from protofl_common.basics.files import cache_folder
+from protofl_common.basics.text import as_setting
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data import ClientData, open_client_data
@@ -69,6 +70,8 @@ class Workshop:
         )
         if has_own_data:
             data = self._protected(data)
+        if settings.takes_vectors:
+            data = with_public_scale(data)
         data = self._once_a_person(data)
         augment_of(settings.training.augment, data, self.device)  # refuses what are no images
         noise = settings.noise.image_noise
@@ -109,7 +112,7 @@ class Workshop:
         has_dp = settings.privacy.dp != "none"
         least = settings.privacy.min_class_samples
         if is_own(settings.data.dataset) and not settings.data.classes:
-            names = f'classes="{",".join(data.classes)}"'
+            names = as_setting("classes", data.classes)
             log("WARNING", f"if these names may leave this site, add {names} to its node config")
             many = f"this site's data have {len(data.classes)} classes that nobody named"
             cure = "set classes, in label order, in its node config, or in the run"
@@ -156,6 +159,8 @@ class Workshop:
 
     def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
         backbones = self.settings.backbones
+        if self.settings.takes_vectors:
+            inputs = np.asarray(inputs)  # features are always in memory
         if not backbones:
             return to_device(inputs, labels, self.data, self.device)
         cache = cache_folder(self.settings.data.cache_dir)
@@ -297,8 +302,9 @@ def with_public_scale(data: ClientData) -> ClientData:
     """Return the data with a mean and deviation by channel or feature that no sample changes.
 
     The data's own are made of every sample: whoever changes one changes what the model is given of
-    all others, which differential privacy does not cover. Images are centred; numbers stay as they
-    are, so their owner scales them by limits that are known without the data.
+    all others, which differential privacy does not cover; and moments of vectors that each client
+    scales its own way could not be added. Images are centred; numbers stay as they are, so their
+    owner scales them by limits that are known without the data.
     """
     are_images = data.train_inputs.dtype == np.uint8
     mean, deviation = (0.5, 0.25) if are_images else (0.0, 1.0)

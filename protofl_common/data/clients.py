@@ -62,6 +62,8 @@ class ClientData:
     """Of a table or texts, see `RawData`."""
     found: int
     """Samples that the share was taken from: of the data set, or of the domain that it names."""
+    notes: tuple[str, ...] = ()
+    """Lines for their owner, see `RawData`."""
     persons: Share | None = None
     """Whose each sample of a part is, as numbers; None where the data do not say it."""
     has_uneven_classes: bool = False
@@ -126,6 +128,7 @@ def open_client_data(
         fill=fill,
         columns=data.columns,
         found=samples,
+        notes=data.notes,
         persons=persons,
         has_uneven_classes=settings.partition != "own" and data.has_uneven_classes,
     )

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import key_of
 from protofl_common.runs import figures
@@ -152,7 +153,9 @@ class Failed(Event):
     @classmethod
     def of(cls, error: Exception, is_expected: bool) -> "Failed":
         """Describe an error; ``is_expected``: the user can mend it."""
-        trace = "" if is_expected else "".join(traceback.format_exception(error))
+        trace = ""
+        if not is_expected:
+            trace = "".join(traceback.format_exception(error)) + f"protofl: {fault_of(error)}\n"
         return cls(type(error).__name__, str(error), trace)
 
     @property

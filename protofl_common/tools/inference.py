@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
-from protofl_common.data.door import inputs_for
+from protofl_common.data.objects import inputs_for
 from protofl_common.data.raw import Inputs, filled, normalised
 from protofl_common.maths.prototypes import distances, unknown_above
 from protofl_common.models.trained import TrainedModel
@@ -120,9 +120,9 @@ class Predictor:
         return by
 
     def predict(
-        self, inputs: Inputs, by: str | None = None, batch_size: int = 256
+        self, inputs: Any, by: str | None = None, batch_size: int = 256
     ) -> list[Prediction]:
-        """Predict for inputs [N, …] that are not normalised.
+        """Predict for inputs [N, …] that are not normalised, or a data frame with their columns.
 
         SettingsError if the model does not predict ``by`` this; DataError for unfit inputs.
         """
@@ -132,7 +132,7 @@ class Predictor:
             predictions += self._predictions(scores, distances_NP, by)
         return predictions
 
-    def scores(self, inputs: Inputs, batch_size: int = 256) -> dict[str, Tensor]:
+    def scores(self, inputs: Any, batch_size: int = 256) -> dict[str, Tensor]:
         """Return the scores [N, C] of each way to predict, on the CPU.
 
         They are logits of the head, and −d²/T from each class's nearest prototype, −∞ for a class
@@ -141,13 +141,13 @@ class Predictor:
         parts = [scores for scores, _ in self._batches(inputs, batch_size)]
         return {way: torch.cat([part[way] for part in parts]) for way in self.inferences}
 
-    def _batches(self, inputs: Inputs, size: int) -> Iterator[Outputs]:
+    def _batches(self, inputs: Any, size: int) -> Iterator[Outputs]:
         """Yield the outputs of one batch after another; there is one even for no inputs."""
         inputs = inputs_for(self.card, inputs)
         for start in range(0, max(1, len(inputs)), size):
             yield self._outputs(inputs[start : start + size])
 
-    def outputs(self, inputs: Inputs) -> Outputs:
+    def outputs(self, inputs: Any) -> Outputs:
         return self._outputs(inputs_for(self.card, inputs))
 
     @torch.inference_mode()

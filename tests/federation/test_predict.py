@@ -496,7 +496,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
     files = [tmp_path / "some.npz", tmp_path / "none.npz"]
     (found,) = predict.read_batches(files, card_of((1, 8, 8)))
     assert (found.inputs == pixels).all()
-    assert found.problems == {str(files[1]): "has no array 'inputs', only 'x_train'"}
+    assert found.problems == {str(files[1]): f"{files[1]}: has no array 'inputs', only 'x_train'"}
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedpcl"])

@@ -10,11 +10,13 @@ import argparse
 import os
 import signal
 import sys
+import traceback
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
 from typing import NoReturn
 
+from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
@@ -93,6 +95,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nprotofl: stopped", file=sys.stderr)
         return STOPPED
+    except Exception as error:
+        traceback.print_exc()
+        print(f"protofl: {fault_of(error)}", file=sys.stderr)
+        return 1
 
 
 def program() -> NoReturn:

@@ -70,6 +70,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "read as it would have them"
     )
     checking.add_argument("settings", nargs="*", metavar="KEY=VALUE|FILE.toml", help=settings)
+    quality = "also look for odd samples: images unlike the rest, or of one colour, and label rates"
+    checking.add_argument("--quality", action="store_true", help=quality)
     add_supernode_options(checking)
     add_json(checking)
 

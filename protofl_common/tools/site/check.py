@@ -19,12 +19,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
-from flwr.app import Message, MessageType, RecordDict
 
 from protofl_common.basics.code_version import AT_A_SITE, code_version
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS
+from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS, DataSettings
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import (
     ACCEPT_WEIGHTS,
@@ -38,7 +37,7 @@ from protofl_common.experiment.node import (
     asks_its_operator,
     site_name,
 )
-from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
+from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.experiment.study import Study
 from protofl_common.tools.federation import FEW_DAYS, ask_endpoint
 from protofl_common.tools.findings import (
@@ -57,8 +56,6 @@ from protofl_common.tools.site.node import (
     site_settings,
 )
 from protofl_common.tools.site.stored import lost_records, stored_at
-from protofl_common.wire.records import pack_settings, unpack_site_card
-from protofl_common.wire.refusal import refusal_in
 
 FEW_BYTES = 2**30  # free on a disk: less is a warning
 FULL_BYTES = 10**6  # less is wrong
@@ -81,7 +78,7 @@ def findings(
         listed += _algorithms(node)
         listed += _device(node)
     if not refused:
-        listed += _data(node, asked)
+        listed += _data(node, asked, options.quality)
         from client_app import protections
 
         acting = protections.names(site_settings(node, asked), is_site=True)
@@ -383,12 +380,14 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WRONG, "device", str(error))
 
 
-def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
+def _data(
+    node: Mapping[str, Scalar], asked: Mapping[str, Scalar], quality: bool
+) -> Iterator[Finding]:
     """Ask this checkout's own ClientApp to introduce itself.
 
     It hides no numbers, and has folders that are thrown away.
     """
-    from protofl_common.simulation.grid import LocalGrid
+    from protofl_common.simulation.grid import introduced
 
     if not asked:
         yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
@@ -404,15 +403,12 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
             settings, {**node, "cache-dir": folder, "state-dir": folder}
         )
         open_node.pop("require-dp", None)  # which the settings meet: no ledger is charged
-        # the grid first: a message asks Flower which run it is of
-        grid = LocalGrid(config, {1: open_node}, run_id=1)
-        content = RecordDict({**pack_settings(digest_of(config))})
-        (reply,) = grid.send_and_receive([Message(content, 1, MessageType.QUERY)])
-
-    if reply.has_error():
-        yield Finding(WRONG, "data", refusal_in(reply).text)
-        return
-    card = unpack_site_card(reply.content)
+        try:
+            card = introduced(config, open_node)
+        except SettingsError as error:
+            yield Finding(WRONG, "data", str(error))
+            return
+        yield from _samples(Settings.from_run_config(config, open_node).data, quality)
     samples = f"{card.train_samples} training"
     if card.validation_samples:
         samples += f", {card.validation_samples} validation"
@@ -421,3 +417,18 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     yield Finding(FACT, "data", f"{samples}, {classes}")
     model = f"{card.arch}, {card.parameters} parameters, on {card.device}"
     yield Finding(FACT, "model", model)
+
+
+def _samples(settings: DataSettings, quality: bool) -> Iterator[Finding]:
+    """Say what was read and left out of the data, and with ``quality`` what is odd about them."""
+    from protofl_common.data.quality import label_rates, oddities
+    from protofl_common.data.store import open_data
+
+    data = open_data(settings)
+    for note in data.notes:
+        yield Finding(FACT, "data", note)
+    if quality:
+        for line in oddities(data, settings):
+            yield Finding(WARNING, "quality", line)
+        for line in label_rates(data):
+            yield Finding(FACT, "quality", line)
