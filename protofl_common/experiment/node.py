@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from protofl_common.basics.code_version import version_of
+from protofl_common.basics.code_version import code_version, version_of
 from protofl_common.basics.text import as_file_name, is_site_name, names_in, with_composed_letters
 from protofl_common.config import python_names
 from protofl_common.config.architectures import OTHER_NETWORKS
@@ -614,6 +614,11 @@ def own_code(config: Values, without: Collection[str] = AT_THE_SERVER) -> dict[s
     server imports.
     """
     return {module: version_of(module) for _, module in _modules_named(config, without)}
+
+
+def code_at_server(config: Values) -> str:
+    """Return the version of the code with which the server's half of a run is done."""
+    return "-".join([code_version(), *own_code(config, without=("callback",)).values()])
 
 
 def _named_in(config: Values) -> Iterator[tuple[str, str]]:

@@ -22,6 +22,7 @@ from protofl_common.config.options import Config
 from protofl_common.flower import ErrorCode, needing_flowers_names
 
 FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a late part of a message
+APP_ERROR = "ServerApp failed with exception"  # how Flower begins to say that the app raised one
 
 with needing_flowers_names():
     # the function with which a process of a message loads the ClientApp
@@ -33,7 +34,7 @@ with needing_flowers_names():
     # the seconds that a site's clock may be off, and those that a process has from when Flower
     # gives out its task to its first call; the states of a task that may still be worked on
     from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL as TASK_START_SECONDS
-    from flwr.common.constant import TIMESTAMP_TOLERANCE, Status
+    from flwr.common.constant import TIMESTAMP_TOLERANCE, Status, SubStatus
 
     # what a SuperLink says of its nodes and runs
     from flwr.common.serde import run_from_proto
@@ -207,6 +208,19 @@ def superlink_named(name: str) -> Any:
     """Return the address and certificate of a SuperLink in Flower's config.toml."""
     read_connection, _, _ = _names_of_flwr()
     return read_connection(name)
+
+
+def superlink_at(name: str, address: str, root_certificates: str | None) -> Any:
+    """Return a SuperLink as if Flower's config.toml named it; without certificates by no TLS."""
+    with needing_flowers_names():
+        from flwr.cli.typing import SuperLinkConnection
+    return SuperLinkConnection(name, address, root_certificates, not root_certificates)
+
+
+def has_crashed(run: Run) -> bool:
+    """Return whether a run has ended without an error of its app, and nobody has stopped it."""
+    status = run.status
+    return status.sub_status == SubStatus.FAILED and not status.details.startswith(APP_ERROR)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import HEADS
-from protofl_common.tools.cli.runs import KnownRun
+from protofl_common.tools.known_runs import KnownRun
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.network.exchange import MessageExchange

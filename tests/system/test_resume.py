@@ -1,4 +1,4 @@
-"""A deployed run whose SuperLink and server are killed in the middle.
+"""A deployed run whose SuperLink and worker are killed in the middle.
 
 `test_table_shards` kills simulated ones.
 """
@@ -14,13 +14,14 @@ from tests.support.standing import Standing
 pytestmark = pytest.mark.system
 
 
-def test_a_deployed_run_outlives_its_superlink_and_is_resumed_after_its_server(
+def test_a_deployed_run_outlives_its_superlink_and_is_goes_on_by_itself_after_its_worker(
     tmp_path: Path,
 ) -> None:
     with ExitStack() as running:
         standing = Standing(tmp_path, running)
         standing.start_superlink()
-        standing.start_worker()
+        worker = f"protofl worker --out-dir {tmp_path / 'runs'}"
+        standing.start_worker(worker)
         for index, site in enumerate(("north", "south")):
             standing.start_site(site, index, 2)
         config = {"rounds": 4, "run-name": "stopped", "num-clients": 2}
@@ -30,8 +31,8 @@ def test_a_deployed_run_outlives_its_superlink_and_is_resumed_after_its_server(
         standing.start_superlink()
         standing.wait_for_rounds("stopped", 2)
         standing.kill("worker")
-        standing.start_worker()
-        standing.submit(config | {"resume": True})
+        standing.start_worker(worker)
+        standing.wait(lambda: len(standing.runs()) == 2, pause=1)
         assert standing.finished() == "finished:completed", standing.logs()
         summary = json.loads((tmp_path / "runs" / "stopped" / "summary.json").read_text())
         assert summary["resumed-after-rounds"] in ([2], [3])

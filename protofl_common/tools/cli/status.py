@@ -17,9 +17,9 @@ from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.arguments import add_json, print_json
-from protofl_common.tools.cli.runs import KnownRun, KnownSite, runs_in
 from protofl_common.tools.federation import FEW_DAYS, Federation, ask
 from protofl_common.tools.flower import Run
+from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in, stopped_runs
 
 SOMEBODY_IS_NEEDED = 3  # exit status
 
@@ -64,7 +64,7 @@ def needs(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     for submission in federation.submissions[:1]:
         if submission.status.sub_status == "failed":
             yield f"run {submission.run_id} failed"
-    for run in _stopped(runs):
+    for run in stopped_runs(runs):
         yield f"{run.path} stopped"
     days = federation.shown.days
     if days is not None and days < FEW_DAYS:
@@ -96,7 +96,7 @@ def _as_dict(federation: Federation, runs: list[KnownRun], needed: list[str]) ->
         "needs": needed,
         "sites": sites,
         "submissions": submissions,
-        "stopped": [str(run.path) for run in _stopped(runs)],
+        "stopped": [str(run.path) for run in stopped_runs(runs)],
         "certificate-days": federation.shown.days,
     }
 
@@ -133,7 +133,7 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     for submission in federation.submissions:
         yield _submission(submission)
 
-    for run in _stopped(runs):
+    for run in stopped_runs(runs):
         done, wanted = run.rounds
         resume = f"flwr run . FEDERATION --stream --run-config {run.path}/resume.toml"
         yield f"{run.path}: stopped after round {done} of {wanted}; it goes on by {resume}"
@@ -168,10 +168,6 @@ def _trouble(site: KnownSite) -> str:
         return ""
     numbers = [f"{number} {kind}" for kind, number in site.trouble.items()]
     return f"  {', '.join(numbers)}; {site.reason}"
-
-
-def _stopped(runs: list[KnownRun]) -> list[KnownRun]:
-    return [run for run in runs if not run.summary() and not run.goes_on]
 
 
 def _known(runs: list[KnownRun]) -> dict[str, dict[str, KnownSite]]:
