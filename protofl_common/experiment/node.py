@@ -21,6 +21,7 @@ from protofl_common.privacy.masks import FEWEST_SUMMED
 REQUIRE_SECAGG = "require-secagg"
 MAX_EVALUATIONS = "max-evaluations"
 ON_REQUEST = "on-request"
+ON_TROUBLE = "on-trouble"
 OPERATORS = "operators"
 ACCEPT_WEIGHTS = "accept-weights"
 FEWEST_KNOWN = FEWEST_SUMMED - 1
@@ -80,6 +81,13 @@ NODE_ROWS: dict[str, NodeKey] = {
             "a program of the operator's that is started for each new request, with its id as the"
             " only argument: it can send a mail. No shell reads this; the program has ten seconds,"
             " and its failure is logged and changes nothing"
+        ),
+    ),
+    ON_TROUBLE: NodeKey(
+        default="",
+        help=(
+            "likewise, with one word: `refused` (a message), `disk` (less than 1 GB is free where"
+            " it writes) or `certificate` (one ends within 30 days); for each word once a day"
         ),
     ),
     "allow-download": NodeKey(

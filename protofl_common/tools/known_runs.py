@@ -17,6 +17,8 @@ from protofl_common.runs.folder import (
     unused_replies,
 )
 
+SECONDS_PER_DAY = 86400
+
 
 @dataclass
 class KnownSite:

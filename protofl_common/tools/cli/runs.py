@@ -17,13 +17,12 @@ from protofl_common.config.options import SettingsError
 from protofl_common.runs.figures import best_text
 from protofl_common.runs.folder import MALFORMED
 from protofl_common.tools.arguments import RUNS, add_json, print_json
-from protofl_common.tools.known_runs import KnownRun, runs_in
+from protofl_common.tools.known_runs import SECONDS_PER_DAY, KnownRun, runs_in
 
 NOTE = (
     "Mean test accuracy over the clients, %; @ after which round.\n"
     "* chosen on test data, and so too good."
 )
-SECONDS_PER_DAY = 86400
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

@@ -37,11 +37,15 @@ class Stored(NamedTuple):
     def bytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
 
+    @property
+    def changed(self) -> float:
+        """When the newest file was changed, in seconds since 1970; 0 without any."""
+        return max((file.stat().st_mtime for file in self.files), default=0.0)
+
     def __str__(self) -> str:
-        changed = [file.stat().st_mtime for file in self.files]
         when = "-"
-        if changed:
-            when = f"{datetime.fromtimestamp(max(changed)):%Y-%m-%d %H:%M}"
+        if self.changed:
+            when = f"{datetime.fromtimestamp(self.changed):%Y-%m-%d %H:%M}"
         return f"{self.name:40} {self.bytes / 1e6:10.1f} MB  {when}"
 
 
@@ -106,10 +110,10 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
     for name in names:
         text = f"removed {stored[name]}"
         for path in stored[name].paths:
-            remove(path)
-            if name != CACHES:
-                _remove_if_empty(path.parent)
-                _remove_if_empty(path.parents[1])
+            if name == CACHES:
+                remove(path)
+            else:
+                remove_model(path)
         yield text
 
     beginnings = tuple(re.sub(r"\d+$", "", name) for name in names)
@@ -125,6 +129,13 @@ def _whole_name(name: str, stored: Mapping[str, Stored]) -> str:
         return name
     folders = numbered(name, stored)
     return folders[0] if len(folders) == 1 else name
+
+
+def remove_model(path: Path) -> None:
+    """Remove a site's model of a run, and the run's folder where no other site has one in it."""
+    remove(path)
+    _remove_if_empty(path.parent)
+    _remove_if_empty(path.parents[1])
 
 
 def _remove_if_empty(folder: Path) -> None:
