@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofl_common.basics.files import TensorFileError
-from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import SettingsError
-from protofl_common.data import DataError, check_data_settings
-from protofl_common.experiment.node import allow_named
-from protofl_common.experiment.settings import Settings, baselines_of
-from protofl_common.experiment.study import Study, is_past
+from protofl_common.data import DataError
 from protofl_common.runs.events import Failed, OnEvent, Started
-from protofl_common.runs.folder import (
-    SUMMARY,
-    RoundRow,
-    RunFolder,
-    baseline_folder,
-    checkpoints,
-    unused_replies,
-)
+from protofl_common.runs.folder import RoundRow, unused_replies
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
@@ -36,8 +24,9 @@ from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError
 from server_app.protections.secure_sum import SecureSums
 from server_app.round import final_evaluation, train_round
-from server_app.run.checkpoint import check_free, check_same, locked_run, starting_point
+from server_app.run.checkpoint import locked_run, starting_point
 from server_app.run.flow import uploads_of
+from server_app.run.job import Job, as_far_as_begun, open_jobs
 from server_app.run.log import emit, listening, logged, say
 from server_app.run.replies import RoundResult
 from server_app.strategies.base import build_strategy
@@ -68,72 +57,41 @@ def federate(grid: Grid, context: Context, on_event: OnEvent) -> Path:
     find_messages_by_node(grid)
     try:
         with listening(on_event):
-            return _run_with_baselines(grid, context)
+            return do_all(grid, open_jobs(context))
     except EXPECTED as error:
         raise error.with_traceback(None) from None
 
 
-def _run_with_baselines(grid: Grid, context: Context) -> Path:
-    allow_named(context.run_config)  # Whoever submits a run, unless a worker's operator has said
-    settings = Settings.from_run_config(context.run_config)
-    until = Study.of(context.run_config).until
-    if is_past(until):
-        raise SettingsError(f"study-until = {until!r}: the study is over")
-    check_data_settings(settings.data)
-    baselines = baselines_of(settings, context.run_config)
-
-    folder = _folder_of(settings, context.run_id)
-    if not settings.run.resume:
-        check_free(folder)
-        for algo in baselines:
-            check_free(baseline_folder(folder, algo))
-
-    if settings.run.resume and (folder / SUMMARY).exists():
-        check_same(RunFolder(folder).finished_summary()["settings"], settings, folder)
-        say(f"{folder.name} is complete: nothing of it is left to do")
+def do_all(grid: Grid, jobs: Sequence[Job]) -> Path:
+    """Do a run and then its baselines, as far as they are not complete; return the run's folder."""
+    run, *baselines = jobs
+    if run.is_complete():
+        say(f"{run.folder.name} is complete: nothing of it is left to do")
     else:
-        one_run(grid, settings, folder, context.run_id, len(baselines))
-
-    later = len(baselines)
-    for settings_of_baseline in baselines.values():
-        later -= 1
-        baseline_run(grid, settings_of_baseline, folder, context.run_id, later)
-    conclude(settings, folder)
-    return folder
+        one_run(grid, run)
+    for baseline in baselines:
+        do_baseline(grid, baseline)
+    conclude(run.settings, run.folder)
+    return run.folder
 
 
-def _folder_of(settings: Settings, run_id: int) -> Path:
-    """Return the run's folder: of the name that the user gave, or of time, algorithm and data."""
-    name = settings.run.run_name
-    if not name:
-        began = time.strftime("%Y%m%d-%H%M%S")
-        data = as_file_name(settings.data.dataset)
-        if settings.data.partition == "own":
-            data = "own-data"
-        name = f"{began}-{settings.run.algo}-{data}-{str(run_id)[:6]}"
-    return (Path(settings.run.out_dir).expanduser() / name).resolve()
-
-
-def one_run(
-    grid: Grid, settings: Settings, main_folder: Path, run_id: int, later: int, baseline: str = ""
-) -> None:
-    """Do a run from the introductions of its clients to the summary.
-
-    ``later``: how many runs follow; ``baseline``: the algorithm, if this run is a baseline of that
-    in ``main_folder``.
-    """
-    folder = baseline_folder(main_folder, baseline) if baseline else main_folder
+def one_run(grid: Grid, job: Job) -> None:
+    """Do a run from the introductions of its clients to the summary."""
+    settings = job.settings
+    folder = job.folder
     with locked_run(folder):
-        run = ActiveRun(settings, folder, starting_point(settings, folder, run_id), later)
+        start = starting_point(settings, folder, job.run_id)
+        run = ActiveRun(settings, folder, start, job.runs_later)
         callbacks = callbacks_of(run)
-        federation = Federation(grid, settings, run.start, baseline)
+        federation = Federation(grid, settings, run.start, job.baseline)
         federation.gather()
         run.strategy = build_strategy(federation)
         run.strategy.restore(run.start.state)
         try:
             with logged(folder / "run.log"):
                 algorithm = run.strategy.row
-                emit(Started(main_folder, algorithm.title, algorithm.paper, bool(baseline)))
+                is_baseline = bool(job.baseline)
+                emit(Started(job.main_folder, algorithm.title, algorithm.paper, is_baseline))
                 run_rounds(run, callbacks)
         except (FederationError, TensorFileError, OSError):
             report = draw_page(settings, folder)
@@ -142,20 +100,13 @@ def one_run(
             raise
 
 
-def baseline_run(
-    grid: Grid, settings: Settings, main_folder: Path, run_id: int, later: int
-) -> None:
+def do_baseline(grid: Grid, job: Job) -> None:
     """Do a baseline, unless a resumed run has finished it; that it fails costs only a line."""
-    folder = baseline_folder(main_folder, settings.run.algo)
-    resumed = settings.run.resume
-    if resumed and (folder / SUMMARY).exists():
-        return
-    has_begun = resumed and bool(checkpoints(folder))
-    settings = replace(settings, run=replace(settings.run, resume=has_begun))
     try:
-        one_run(grid, settings, main_folder, run_id, later, baseline=settings.run.algo)
+        if not job.is_complete():
+            one_run(grid, as_far_as_begun(job))
     except EXPECTED as error:
-        say(f"baseline {settings.run.algo}: not finished: {error}")
+        say(f"baseline {job.baseline}: not finished: {error}")
 
 
 def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:

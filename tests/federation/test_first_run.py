@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
@@ -30,6 +31,7 @@ from protofl_common.runs.folder import RunFolder, baseline_folder
 from protofl_common.tools.arguments import read_assignments
 from protofl_common.tools.cli import parsed
 from server_app.network.membership import FederationError
+from server_app.run.job import Job
 from tests.support import ROOT
 from tests.support.given import Patch, Printed
 from tests.support.harness import CACHE, RUN_ID, reason_in, refusal, run_federation, settings_of
@@ -217,10 +219,10 @@ def test_a_baseline_that_cannot_go_on_costs_only_itself(
 ) -> None:
     one_run = server_app.app.one_run
 
-    def failing_baseline(*args: Any, baseline: str = "") -> None:
-        if baseline:
+    def failing_baseline(grid: Grid, job: Job) -> None:
+        if job.baseline:
             raise FederationError("nobody came")
-        one_run(*args)
+        one_run(grid, job)
 
     monkeypatch.setattr(server_app.app, "one_run", failing_baseline)
     settings = as_table(tmp_path) | {"run-name": "mine", "baselines": "local"}

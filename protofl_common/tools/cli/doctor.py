@@ -34,6 +34,7 @@ from protofl_common.data.division import client_and_number, shares_of
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
+from protofl_common.flower import TRIED_ON
 from protofl_common.tools.arguments import (
     add_allow_python,
     add_json,
@@ -136,7 +137,8 @@ def _flower(asked: argparse.Namespace) -> Found:
     except SettingsError as error:
         yield WRONG, str(error), f"{sys.executable} -m pip install flwr==VERSION"
         return
-    yield FACT, "has all private names that ProtoFL uses", ""
+    tried_on = f"tests have passed with {' and '.join(TRIED_ON)}"
+    yield FACT, f"{version('flwr')} has all private names that ProtoFL uses; {tried_on}", ""
 
 
 def _torch(asked: argparse.Namespace) -> Found:
