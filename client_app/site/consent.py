@@ -249,8 +249,17 @@ def _check_approved(
     covered = request.covered
     if code not in (request.code, covered[0]):
         covered = (code, RELEASE)
-        about = {"study": study.id, "name": study.name, "by": request.by}
-        audit.append(path.parents[1], decision=COVERED, **about, code=code, release=RELEASE)
+        audit.append(
+            path.parents[1],
+            decision=COVERED,
+            by=request.by,
+            code=code,
+            release=RELEASE,
+            study=study.id,
+            name=study.name,
+            signed=study.by,
+            purpose=study.purpose,
+        )
     write(path, replace(replace(request, covered=covered), run_ids=run_ids, **{kind: number}))
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from protofl_common.basics.text import in_order
@@ -28,7 +29,8 @@ class Waits:
         slowest = {site: self.times.slowest(kind, site) for site in in_order(sites)}
         since = time.time() - seconds
         awaited = Awaited(round=number, since=since, until=since + longest, sites=slowest)
-        self.folder.write(WAITING, awaited)
+        with suppress(OSError):  # a full disk, which must not end the run before it has to
+            self.folder.write(WAITING, awaited)
         if seconds >= self.next_word:
             self.next_word *= 2
             emit(Waiting(number, seconds, longest - seconds, slowest))

@@ -4,11 +4,14 @@
 """
 
 import json
-from contextlib import ExitStack
+import sqlite3
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
+from protofl_common.runs.folder import HEADS
+from tests.support.processes import output_of
 from tests.support.standing import Standing
 
 pytestmark = pytest.mark.system
@@ -37,3 +40,14 @@ def test_a_deployed_run_outlives_its_superlink_and_is_goes_on_by_itself_after_it
         summary = json.loads((tmp_path / "runs" / "stopped" / "summary.json").read_text())
         assert summary["resumed-after-rounds"] in ([2], [3])
         assert sum(summary["trouble"].values()) == 0, standing.printed()
+
+        database = tmp_path / "superlink.db"
+        options = ["--days", "0", "--runs", str(tmp_path / "runs"), "--database", str(database)]
+        report = output_of(["protofl", "retain", *options], standing.env)
+        assert f"removed  {tmp_path / 'runs' / 'stopped'}, ended " in report
+        assert not (tmp_path / "runs" / "stopped").exists()
+        assert (tmp_path / "runs" / HEADS).exists()
+        with closing(sqlite3.connect(database)) as link:
+            for table in ("message_ins", "message_res", "message", "objects", "task_logs"):
+                assert link.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), report
+        assert len(standing.runs()) == 2, "the SuperLink goes on"
