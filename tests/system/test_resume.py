@@ -17,7 +17,7 @@ from tests.support.standing import Standing
 pytestmark = pytest.mark.system
 
 
-def test_a_deployed_run_outlives_its_superlink_and_is_goes_on_by_itself_after_its_worker(
+def test_a_deployed_run_outlives_its_superlink_and_goes_on_by_itself_after_its_worker(
     tmp_path: Path,
 ) -> None:
     with ExitStack() as running:
