@@ -158,9 +158,11 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
     if shown.days is None:
         yield Finding(FACT, "superlink", f"{address}: answers; no certificate")
     else:
-        level = WARNING if shown.days < FEW_DAYS else FACT
-        days = f"its certificate: {shown.days} days left"
-        yield Finding(level, CERTIFICATES, f"{address}: answers; {days}")
+        answers = f"{address}: answers; its certificate: {shown.days} days left"
+        if shown.days < FEW_DAYS:
+            yield Finding(WARNING, CERTIFICATES, answers)
+        else:
+            yield Finding(FACT, "superlink", answers)
 
     seconds_apart = abs(shown.ahead)
     direction = "ahead of" if shown.ahead > 0 else "behind"
