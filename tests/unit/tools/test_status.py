@@ -27,7 +27,7 @@ from tests.support.attacks import interrupted
 from tests.support.commands import SCHEMA, output, told
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
-from tests.support.processes import free_port, name_superlink
+from tests.support.processes import free_port, name_superlink, wait_until
 from tests.support.programs import program
 from tests.support.sites import Three, found, level_of
 
@@ -262,6 +262,30 @@ def test_the_superlinks_certificate_is_tried(door: HTTPServer, tmp_path: Path) -
     answers = f"{address}: answers; its certificate: 8 days left"
     assert level_of(findings, answers) == "warning"
     assert abs(ask_endpoint(address, "ca.crt").ahead) < 60
+
+
+def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate_that_ends(
+    door: HTTPServer, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**7))
+    told = tmp_path / "told"
+    tell = tmp_path / "tell"
+    tell.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    tell.chmod(0o700)
+    words: list[str] = []
+
+    def supernode(*_: object) -> None:
+        wait_until(lambda: told.exists() and len(told.read_text().split()) == 2, timeout=60)
+        words.extend(told.read_text().split())
+
+    monkeypatch.setattr("protofl_common.tools.site.supernode.start", supernode)
+    options = ["--superlink", address_of(door), "--root-certificates", "ca.crt", "--port", "0"]
+    node = f'{NODE} state-dir="state" on-trouble="{tell}"'
+    assert main(["site", "run", *options, "--node-config", node]) == 0
+
+    assert sorted(words) == ["certificate", "disk"]
+    assert json.loads((tmp_path / "state/sites/north/told.json").read_text()).keys() == {*words}
 
 
 @pytest.mark.parametrize(("days", "host", "reason"), [
