@@ -92,11 +92,11 @@ def crashed_runs(runs: list[KnownRun], submitted: list[Run]) -> list[KnownRun]:
     """
     known = {run.run_id: run for run in submitted}
     resumed_last: dict[Any, str] = {}  # name -> when it was resumed
-    for flowers_run in submitted:
-        config = flowers_run.override_config
+    for submission in submitted:
+        config = submission.override_config
         if config.get("resume"):
             name = config.get("run-name")
-            resumed_last[name] = max(resumed_last.get(name, ""), flowers_run.pending_at)
+            resumed_last[name] = max(resumed_last.get(name, ""), submission.pending_at)
 
     crashed: list[KnownRun] = []
     for run in stopped_runs(runs):

@@ -235,11 +235,11 @@ class MessageExchange:
                 federation.look_around()
                 tell_silence(now)
                 self._ask_again(now)
-                awaited = {*self._pending, *self._away}
+                silent = {*self._pending, *self._away}
                 if self._awaits_late(result):
-                    awaited |= {overdue.site for overdue in self._overdue}
-                if awaited and not federation.simulated:
-                    self.waits.tell(result.number, kind, awaited, now - start, longest)
+                    silent |= {overdue.site for overdue in self._overdue}
+                if silent and not federation.simulated:
+                    self.waits.tell(result.number, kind, silent, now - start, longest)
             elif self._away or not has_answers:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
 
