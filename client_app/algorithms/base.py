@@ -8,7 +8,7 @@ in `state`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
@@ -205,11 +205,16 @@ class ClientAlgorithm(Generic[H]):
     def labelled_loss(self) -> Loss:
         """`loss` of the labelled samples; where labels are few, with FedPU's term for the rest.
 
-        The term is `positive_unlabelled_risk` (`maths/losses.py`).
+        The term is `positive_unlabelled_risk` (`maths/losses.py`). Terms that align features have
+        the weight that ``alignment-warmup`` leaves them in this round.
         """
+        loss = self.loss
+        alignment = self.settings.alignment_in(self.round)
+        if alignment < 1:
+            loss = partial(self._softened, alignment)
         data = self.client.train_set
         if data.unlabelled is None:
-            return self.loss
+            return loss
         settings = self.training
         num_unlabelled = len(data.unlabelled)
         counts_C = data.labels.bincount(minlength=self.client.num_classes)
@@ -218,7 +223,7 @@ class ClientAlgorithm(Generic[H]):
             known_B = batch.labels != UNLABELLED
             terms: LossTerms = {}  # of a batch without a label there is nothing to learn by `loss`
             if bool(known_B.any()):
-                terms = self.loss(batch.only(known_B))
+                terms = loss(batch.only(known_B))
             if settings.pu_weight > 0:
                 bounded = settings.pu_risk == "non-negative"
                 risk = positive_unlabelled_risk(
@@ -228,6 +233,14 @@ class ClientAlgorithm(Generic[H]):
             return terms
 
         return both
+
+    def _softened(self, alignment: float, batch: Batch) -> LossTerms:
+        """`loss`, whose aligning terms have this part of their weight."""
+        terms = self.loss(batch)
+        for name in self.settings.row.aligning:
+            if name in terms:
+                terms[name] = alignment * terms[name]
+        return terms
 
     def step(
         self, correction: Correction | None = None, gradient_sums: GradientSums | None = None

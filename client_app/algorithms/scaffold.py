@@ -18,22 +18,25 @@ plain SGD, and needs no correction for ``momentum``, ``weight-decay`` or Adam. T
 settings' optimizer, momentum included; the paper has none.
 """
 
-from client_app.algorithms.base import ClientView, Payload
+from client_app.algorithms.base import ClientView, H, Payload
 from client_app.algorithms.fedavg import FedAvg
 from client_app.learning.training import GradientSums
 from protofl_common.algorithms.scaffold import SCAFFOLDHparams
 from protofl_common.models.split import control_variate, variate_changes
 
 
-class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
-    """FedAvg whose steps are corrected: ``own`` is c_i, ``control`` is c, and ``change`` Δc_i."""
+class KeepsVariate(FedAvg[H]):
+    """FedAvg whose clients keep a variate c_i, ``own``, and its last ``change`` Δc_i.
+
+    The variate changes once the server says that the change counted: the mean of all clients'
+    variates is then what the server makes of their changes, whatever becomes of single replies.
+    """
 
     state: tuple[str, ...] = ("own", "change")
 
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.own = control_variate(self.model)
-        self.control = control_variate(self.model)
         self.change = control_variate(self.model)
 
     def receive(self, payload: Payload) -> None:
@@ -42,6 +45,14 @@ class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
         if self.last_round == self.client.instructions.counted:
             for own, change in zip(self.own, self.change, strict=True):
                 own.add_(change, alpha=self.client.instructions.part)
+
+
+class SCAFFOLD(KeepsVariate[SCAFFOLDHparams]):
+    """FedAvg whose steps are corrected by c_i and the server's ``control`` c."""
+
+    def __init__(self, client: ClientView, round_number: int) -> None:
+        super().__init__(client, round_number)
+        self.control = control_variate(self.model)
 
     def fit(self) -> dict[str, float]:
         """Train by Eq. 3; `change` becomes Δc_i of Eq. 4."""

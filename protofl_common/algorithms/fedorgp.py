@@ -31,6 +31,7 @@ ALGORITHM = Algorithm(
     hparams=FedORGPHparams,
     exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors()}),
     losses=("cross-entropy", "prototype"),
+    aligning=("prototype",),
     supports=("merging",),
     private=("prototypes",),
 )

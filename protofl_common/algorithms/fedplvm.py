@@ -64,5 +64,6 @@ ALGORITHM = Algorithm(
         up={"weights": Weights(), "prototypes": Vectors(several=True)},
     ),
     losses=("cross-entropy", "contrast", "correction"),
+    aligning=("contrast", "correction"),
     supports=("merging",),
 )

@@ -43,6 +43,7 @@ ALGORITHM = Algorithm(
         up={"weights": Weights(), "prototypes": Vectors()},
     ),
     losses=("cross-entropy", "contrast", "consistency"),
+    aligning=("contrast", "consistency"),
     supports=("merging",),
     private=("weights", "prototypes"),
 )

@@ -109,6 +109,13 @@ class Settings(Sections):
             return training.lr * training.lr_decay ** (rounds_before // training.lr_step)
         return training.lr
 
+    def alignment_in(self, round_number: int) -> float:
+        """Return the part of their weight that aligning terms have in a round, counted from 1."""
+        warmup = self.training.alignment_warmup
+        if not warmup:
+            return 1.0
+        return min(1.0, (round_number - 1) / warmup)
+
     @property
     def starts_alike(self) -> bool:
         """Return whether clients of one architecture begin with equal weights.
@@ -342,8 +349,7 @@ def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
     config: dict[str, Scalar] = {}
     limits = required_dp(node)
     if limits:
-        epsilon, delta = limits
-        config |= {"dp": "sample", "dp-epsilon": epsilon, "dp-delta": delta}
+        config |= {"dp": limits.unit, "dp-epsilon": limits.epsilon, "dp-delta": limits.delta}
     if node.get(REQUIRE_SECAGG):
         config |= {key: needed.value for key, needed in needed_with("with_secagg").items()}
         config["secagg"] = True
@@ -381,6 +387,13 @@ def _run_problems(settings: Settings) -> Iterator[str]:
         if name not in CATALOG:
             choices = f"{', '.join(CATALOG)}{did_you_mean(name, CATALOG)}"
             yield f"baselines = {name!r}: choose among {choices}"
+    warmup = settings.training.alignment_warmup
+    if warmup and not settings.row.aligning:
+        able = [name for name, row in CATALOG.items() if row.aligning]
+        yield (
+            f"alignment-warmup = {warmup}: {run.algo} has no term that aligns features; choose 0,"
+            f" or an algo of {', '.join(able)}"
+        )
     try:
         metric_names(run.metrics)
     except SettingsError as error:
@@ -464,17 +477,18 @@ def _backbone_problems(settings: Settings) -> Iterator[str]:
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
     privacy = settings.privacy
+    private = f"dp = {privacy.dp!r}"
     yield from _honest_sites_problems(settings)
     if privacy.dp == "none":
         if privacy.dp_epsilon != _defaults()["dp-epsilon"]:
             yield (
                 f"dp-epsilon = {privacy.dp_epsilon}: nothing is private with dp = 'none';"
-                " set dp = 'sample', or leave it out"
+                " set dp = 'sample' or 'person', or leave it out"
             )
         return
 
     for setting, only, why in _changed(settings, needed_with("with_dp")):
-        yield f"dp = 'sample': {setting}: {why}; set {only!r}"
+        yield f"{private}: {setting}: {why}; set {only!r}"
 
     algo = settings.run.algo
     choices = ", ".join(_able(settings))
@@ -482,21 +496,20 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
     if algo not in CATALOG:
         # nobody here has read how it trains, and a row's word for it proves nothing
         yield (
-            f"dp = 'sample': {algo} is of another package, whose steps are not covered;"
+            f"{private}: {algo} is of another package, whose steps are not covered;"
             f" choose among {choices}"
         )
     elif uncovered:
         yield (
-            f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover;"
+            f"{private}: {algo} sends {', '.join(uncovered)}, which it does not cover;"
             f" choose among {choices}"
         )
     if settings.hparams.uncovered_by_dp:
-        yield f"dp = 'sample': {settings.hparams.uncovered_by_dp}"
+        yield f"{private}: {settings.hparams.uncovered_by_dp}"
     least = privacy.min_class_samples
     if least > 1 and any(entry.joins_all_classes for entry in settings.exchange.up.values()):
         yield (
-            f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes;"
-            " choose 1"
+            f"{private}: min-class-samples = {least}: {algo} sends sums over all classes; choose 1"
         )
 
 

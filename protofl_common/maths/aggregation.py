@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from protofl_common.maths.prototypes import Prototypes
 
@@ -154,6 +155,24 @@ def merge_by_class(
     sums_CD = weights_P.new_zeros(len(labels_C), joined.means.shape[1])
     sums_CD.index_add_(0, class_P, weights_P.unsqueeze(1) * joined.means.double())
     return Prototypes((sums_CD / totals_C.unsqueeze(1)).float(), labels_C)
+
+
+def fuse_by_similarity(sets: Sequence[Prototypes], temperature: float) -> Prototypes:
+    """Average each class's prototypes, of which those most like the others weigh most (FedDAP).
+
+    Σ_i a_i p_i with a = softmax_i(Σ_j cos(p_i, p_j) / ``temperature``), over all that have the
+    class. At least one set has a prototype.
+    """
+    joined = Prototypes.joined(sets)
+    labels_C = joined.labels.unique()
+    fused = []
+    for label in labels_C:
+        means_ND = joined.means[joined.labels == label].double()
+        units_ND = normalize(means_ND)
+        likeness_N = (units_ND @ units_ND.T).sum(dim=1)
+        weights_N = torch.softmax(likeness_N / temperature, dim=0)
+        fused.append((weights_N @ means_ND).float())
+    return Prototypes(torch.stack(fused), labels_C)
 
 
 def _distances_from_median(sets: Sequence[Prototypes]) -> Tensor:

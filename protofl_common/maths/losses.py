@@ -203,6 +203,19 @@ def _over_present(loss_B: Tensor, own_BG: Tensor) -> Tensor:
     return torch.where(own_BG.any(dim=1), loss_B, 0.0).sum() / len(loss_B)
 
 
+def model_contrast(
+    features_BD: Tensor, received_BD: Tensor, previous_BD: Tensor, temperature: float
+) -> Tensor:
+    """MOON's contrast of models (Li et al., CVPR 2021, Eq. 3), averaged over the batch; a scalar.
+
+    −log [ e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) ]: the features of
+    each sample shall be like those of the model that was received, and unlike the previous one's.
+    """
+    to_received_B = cosine_similarity(features_BD, received_BD)
+    to_previous_B = cosine_similarity(features_BD, previous_BD)
+    return softplus((to_previous_B - to_received_B) / temperature).mean()
+
+
 # -- losses over client prototypes, at the server (FedTGP, FedORGP)
 def margin_contrast(
     samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, margin: float

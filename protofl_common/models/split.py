@@ -3,7 +3,7 @@
 Heads z -> logits are one linear layer, or two; trainable, or with fixed directions of the classes.
 The last layer of every head is ``weight`` [C, H] and ``bias`` [C], and a head without a hidden
 layer has nothing else (H = D), so heads of such models can be exchanged whatever their bodies.
-Beside the heads stand SCAFFOLD's control variates and FedGen's generator.
+Beside the heads stand SCAFFOLD's control variates, FedDBE's mean feature and FedGen's generator.
 """
 
 from collections.abc import Sequence
@@ -49,6 +49,14 @@ def variate_changes(
     """
     pairs = zip(totals, variate, strict=True)
     return [total / steps.clamp(min=1) - own * (steps > 0) for total, own in pairs]
+
+
+def gradient_changes(
+    trained: Sequence[Tensor], received: Sequence[Tensor], alpha: float
+) -> list[Tensor]:
+    """Return by how much FedDyn's gradient g_k changes in a round: −α (θ_k − θ^t)."""
+    pairs = zip(trained, received, strict=True)
+    return [-alpha * (parameter.detach() - before) for parameter, before in pairs]
 
 
 class LinearHead(nn.Linear):
@@ -114,6 +122,32 @@ def class_directions(classes: int, width: int) -> Tensor:
         step = 0.9 / kappa * (push / push.sum(1, keepdim=True))
         rows = F.normalize(rows - step @ rows)
     return rows
+
+
+def first_layer(head: nn.Module) -> nn.Linear:
+    """Return the layer of a linear head, or of two layers, that sees the features."""
+    layer = head.hidden if isinstance(head, HiddenHead) else head
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+class FeatureMean(nn.Module):
+    """A running mean of features [D], and of how many batches it is (FedDBE)."""
+
+    mean: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def updated(self, features_BD: Tensor, momentum: float) -> Tensor:
+        """Return the mean after this batch, through which the batch learns, and keep its value."""
+        mean_D = self.mean.lerp(features_BD.mean(dim=0), momentum)
+        self.mean = mean_D.detach()
+        self.num_batches_tracked += 1
+        return mean_D
 
 
 class Generator(nn.Module):

@@ -1,23 +1,22 @@
-"""What is older than a contract allows, and is removed: at the server, and at a site.
+"""What the server keeps that is older than a contract allows, and is removed.
 
-Never an unfinished run, the witness of the sites' logs (heads.jsonl), a privacy ledger, an approval
-or an audit log.
+Never an unfinished run, nor the witness of the sites' logs (heads.jsonl). What a site keeps is in
+`site/stored.py`.
 """
 
 import argparse
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 from protofl_common.basics.files import remove
 from protofl_common.basics.text import human_bytes
-from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.runs.folder import SUMMARY, WEIGHTS
+from protofl_common.config.options import SettingsError
+from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.known_runs import SECONDS_PER_DAY, runs_in
-from protofl_common.tools.site.stored import CACHES, Stored, remove_model, stored_at
 
 LOCK_SECONDS = 30.0  # that the database may be at work for the SuperLink
 WITH_RUN = ("message_ins", "message_res", "message", "task_message", "task_event")
@@ -122,30 +121,6 @@ def _remove_old(link: sqlite3.Connection, before: float, dry_run: bool) -> dict[
         numbers[table] = link.execute(statement).rowcount
     link.execute("ROLLBACK" if dry_run else "COMMIT")
     return numbers
-
-
-def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> Iterator[str]:
-    """Remove a site's models of finished runs, and caches, of earlier; yield a line for each."""
-    *runs, caches = stored_at(node)
-    for run in runs:
-        if run.changed >= before:
-            continue
-        (folder,) = run.paths
-        if not (folder / WEIGHTS).exists():
-            yield f"kept     {run}: not finished; protofl site purge {run.name} removes it"
-            continue
-        text = f"removed  {run}"
-        if not dry_run:
-            remove_model(folder)
-        yield text
-
-    old = [path for path in caches.paths if Stored(CACHES, (path,)).changed < before]
-    if old:
-        text = f"removed  {Stored(CACHES, tuple(old))}"
-        if not dry_run:
-            for path in old:
-                remove(path)
-        yield text
 
 
 def _day(seconds: float) -> str:

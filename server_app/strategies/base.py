@@ -27,6 +27,7 @@ from server_app.run.replies import Upload, all_vectors, vectors_of
 __all__ = [  # What an algorithm's file needs
     "Federation",
     "FederationError",
+    "H",
     "Payload",
     "Prototypes",
     "ServerStrategy",

@@ -63,10 +63,13 @@ class FedAvg(ServerStrategy[H]):
         self.weights = self.averaged(uploads)
         return {}
 
-    def averaged(self, uploads: list[Upload]) -> StateDict:
-        """Return Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place."""
+    def averaged(self, uploads: list[Upload], name: str = "weights") -> StateDict:
+        """Return Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place.
+
+        The w_i are what clients sent as the entry ``name``.
+        """
         total = sum(upload.weight for upload in uploads)
-        sent = [upload.payload.weights() or {} for upload in uploads]
+        sent = [upload.payload.weights(name) or {} for upload in uploads]
         shares = [upload.weight / total for upload in uploads]
         return self.federation.bounds.weight_aggregator.merge_weights(sent, shares)
 

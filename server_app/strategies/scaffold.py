@@ -21,52 +21,56 @@ import torch
 
 from protofl_common.algorithms.scaffold import SCAFFOLDHparams
 from protofl_common.models.split import control_variate
-from server_app.strategies.base import Federation, StateDict, Upload
+from server_app.strategies.base import Federation, H, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
 
 
-class SCAFFOLD(FedAvg[SCAFFOLDHparams]):
-    """Keeps the global model, c, and N of the last merged round."""
+class KeepsMeanVariate(FedAvg[H]):
+    """FedAvg that keeps ``control``, the mean of N clients' variates, and N of the last merge."""
 
     state: tuple[str, ...] = ("weights", "control", "clients")
 
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
-        self.control = dict(control_variate(self.first_model()).state_dict())
+        self.control: StateDict = {}
         self.clients = torch.tensor(0)
 
-    def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        weights = self._moved(uploads)
-        change = self._mean_change(uploads)
-
-        # c ← (N_before / N) c + (|S| / N) · mean of the Δc_i
+    def add_to_control(self, change: StateDict, sites: int) -> None:
+        """Do c ← (N_before / N) c + (|S| / N) · ``change``, the mean of the Δc_i of so many."""
         federation = self.federation
         known = federation.cards.keys() | federation.counted
         num_clients = len(known - federation.new_clients)
         scale = int(self.clients) / num_clients
-        part = len(uploads) / num_clients
+        part = sites / num_clients
         self.control = {
             name: scale * value + part * change[name] for name, value in self.control.items()
         }
-        self.weights = weights
         self.clients = torch.tensor(num_clients)
+
+
+class SCAFFOLD(KeepsMeanVariate[SCAFFOLDHparams]):
+    """Keeps the global model and c."""
+
+    def __init__(self, federation: Federation) -> None:
+        super().__init__(federation)
+        self.control = dict(control_variate(self.first_model()).state_dict())
+
+    def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        alike = [replace(upload, max_weight=1) for upload in uploads]
+        weights = self._moved(alike)
+        self.add_to_control(self.averaged(alike, "control"), len(uploads))
+        self.weights = weights
         return {}
 
     def _moved(self, uploads: list[Upload]) -> StateDict:
         """Return x + η_g · (mean of the y_i − x)."""
-        mean = self.averaged([replace(upload, max_weight=1) for upload in uploads])
+        mean = self.averaged(uploads)
         for name, before in self.weights.items():
             if before.is_floating_point():
                 # Buffers have rate 1: beyond the mean, a variance could be negative
                 rate = self.hparams.server_lr if name in self.parameters else 1.0
                 mean[name] = before + rate * (mean[name] - before)
         return mean
-
-    def _mean_change(self, uploads: list[Upload]) -> StateDict:
-        """Return the mean of the Δc_i."""
-        changes = [upload.payload.weights("control") or {} for upload in uploads]
-        shares = [1 / len(changes)] * len(changes)
-        return self.federation.bounds.weight_aggregator.merge_weights(changes, shares)
 
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
         if name != "control":

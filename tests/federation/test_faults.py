@@ -28,7 +28,15 @@ from tests.support.attacks import (
     when,
 )
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, Nodes, Outcome, Tamper, run_config, run_federation
+from tests.support.harness import (
+    LocalGrid,
+    Nodes,
+    Outcome,
+    Tamper,
+    client_of,
+    run_config,
+    run_federation,
+)
 from tests.support.results import assert_same, digests
 from tests.support.sites import real_sites
 
@@ -571,13 +579,14 @@ def control_of(client: Path, number: int, part: float) -> list[torch.Tensor]:
     return [state[f"own/{i}"] + counted * state[f"change/{i}"] for i in tensors]
 
 
-def test_scaffolds_c_is_the_mean_of_its_clients_whatever_becomes_of_their_replies(
-    tmp_path: Path,
+@pytest.mark.parametrize("algo", ["scaffold", "feddyn"])
+def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies(
+    algo: str, tmp_path: Path
 ) -> None:
     """One is lost, one refused, some cut, a client comes late, and the server dies and goes on."""
     nodes = four()
     late = nodes.pop(1003)
-    config = run_config(tmp_path, algo="scaffold", num_clients=3, max_update_ratio=1.0, **SMALL)
+    config = run_config(tmp_path, algo=algo, num_clients=3, max_update_ratio=1.0, **SMALL)
     tamper: Tamper = on_round(2, 1000, meanwhile(lambda: nodes.setdefault(1003, late)))
     for accident in (
         on_round(2, 1002, fails),
@@ -600,4 +609,8 @@ def test_scaffolds_c_is_the_mean_of_its_clients_whatever_becomes_of_their_replie
         controls.append(control_of(outcome.folder / "clients" / site, number, part))
     means = [torch.stack(tensors).mean(dim=0) for tensors in zip(*controls, strict=True)]
     assert means[0].any()
-    torch.testing.assert_close(means, [server.state[f"control/{i}"] for i in range(len(means))])
+    keys = [f"control/{i}" for i in range(len(means))]
+    if algo == "feddyn":
+        model = client_of(config, **nodes[1000]).model
+        keys = [f"control/{name}" for name, _ in model.named_parameters()]
+    torch.testing.assert_close(means, [server.state[key] for key in keys])

@@ -19,6 +19,7 @@ HEADS = {"initial_weights": "own", "head": "orthogonal-shared"}
 """They do not train."""
 IDENTITIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fedprox": ("fedavg", {"fedprox__mu": 0.0}, {}),
+    "moon": ("fedavg", {"moon__mu": 0.0}, {}),
     "fedper": ("fedavg", {"fedper__personal_layers": 0}, {}),
     "fedgen": ("lg-fedavg", {"fedgen__lambda": 0.0}, {}),
     "fesem": ("fedavg", {"fesem__centres": 1}, {}),

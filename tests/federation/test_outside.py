@@ -66,7 +66,7 @@ STRIPES: dict[str, Any] = {
     "train_samples": 30,
 }
 VIT = "outside_moon.net:TinyViT"
-MOON: dict[str, Any] = {"algo": "moon", "models": VIT, **STRIPES}
+MOON: dict[str, Any] = {"algo": "my-moon", "models": VIT, **STRIPES}
 
 
 def forget() -> None:
@@ -117,7 +117,7 @@ def own(tmp_path: Path, monkeypatch: Patch) -> str:
 
 
 def row() -> Algorithm:
-    return plugins.algorithm_named("moon")
+    return plugins.algorithm_named("my-moon")
 
 
 def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
@@ -127,7 +127,7 @@ def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
 
 
 def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
-    assert plugins.installed()["moon"].value == "outside_moon.method:ROW"
+    assert plugins.installed()["my-moon"].value == "outside_moon.method:ROW"
     assert row().title == "MOON"
     method = sys.modules[client_half(row()).__module__]
     for module in (method, import_module("outside_moon.net"), import_module("outside_moon.data")):
@@ -142,16 +142,17 @@ def test_it_never_takes_the_fused_step(models: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
-    ({"algo": "mooon"}, r"algo = 'mooon': choose one of ditto, .*, moon \(did you mean moon\?\)"),
-    ({"moon.mu": 2.0},
-     "^moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
+    ({"algo": "my-mooon"},
+     r"algo = 'my-mooon': choose one of ditto, .*, my-moon \(did you mean my-moon\?\)"),
+    ({"my-moon.mu": 2.0},
+     "^my-moon.mu: unknown key; hyper-parameters of a package's algorithm stand in hparams$"),
     ({"algo": "fedprox", "hparams": "mu=1"},
      r"only for algorithms of other packages; set fedprox\.KEY instead"),
 ])  # fmt: skip
 def test_another_name_another_key_and_hparams_of_our_own_are_refused(
     changes: dict[str, Any], reason: str
 ) -> None:
-    assert re.search(reason, refusal({"algo": "moon"} | changes))
+    assert re.search(reason, refusal({"algo": "my-moon"} | changes))
 
 
 @pytest.mark.parametrize("models", ["small3", "resnet4-imagenet-stem", VIT])
@@ -159,7 +160,7 @@ def test_without_its_term_it_is_fedavg_to_the_last_bit(models: str, tmp_path: Pa
     """Though a catalog's method may take the fused step on a CPU, and a package's never does."""
     settings = STRIPES | {"models": models, "test_samples": 30}
     fedavg = run_config(tmp_path / "fedavg", algo="fedavg", **settings)
-    moon = run_config(tmp_path / "moon", algo="moon", hparams="mu=0", **settings)
+    moon = run_config(tmp_path / "moon", algo="my-moon", hparams="mu=0", **settings)
 
     wanted = run_federation(fedavg, clients=3)
     found = run_federation(moon, clients=3)
@@ -263,7 +264,7 @@ HAS = "it has mu, temperature"
      "hparams: temperature = -2.0: must be a number above 0"),
 ])  # fmt: skip
 def test_wrong_hparams_are_all_named_with_key_and_value(text: str, reason: str) -> None:
-    assert refusal({"algo": "moon", "hparams": text}) == reason
+    assert refusal({"algo": "my-moon", "hparams": text}) == reason
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,9 +317,9 @@ def test_hparams_need_their_decorator() -> None:
 
 
 def test_a_setting_of_another_algorithm_says_where_those_of_a_package_stand() -> None:
-    no_effect = r"no effect on moon, which reads mu in hparams, temperature in hparams$"
+    no_effect = r"no effect on my-moon, which reads mu in hparams, temperature in hparams$"
     with pytest.raises(SettingsError, match=no_effect):
-        check_settings_act({"fedprox.mu": 2.0}, settings_of({"algo": "moon"}))
+        check_settings_act({"fedprox.mu": 2.0}, settings_of({"algo": "my-moon"}))
 
 
 class Summing(FedAvg[Any]):
@@ -337,21 +338,21 @@ def change(monkeypatch: Patch, **fields: Any) -> None:
     monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", lambda name: moon)
 
 
-UNDECLARED = "the row of moon does not declare that its server merges by it; choose"
+UNDECLARED = "the row of my-moon does not declare that its server merges by it; choose"
 
 
 @pytest.mark.parametrize(("key", "value", "sent", "why"), [
     ("secagg", True, Weights(),
-     "moon needs single uploads, for its row does not declare support for secagg; choo"),
+     "my-moon needs single uploads, for its row does not declare support for secagg; choo"),
     ("secagg", True, Vectors(),
      "for its server does more with the clients' prototypes than average them; choo"),
     ("secagg", True, Vectors(several=True),
      "for a sum has one vector of each class, where its clients send several"),
     ("merging", "median", Weights(), f"{UNDECLARED} mean"),
-    ("merging", "trimmed-mean", Weights(), "the row of moon does not declare"),
+    ("merging", "trimmed-mean", Weights(), "the row of my-moon does not declare"),
     ("liars", 1, Weights(), f"liars = 1: {UNDECLARED} 0"),
     ("max-update-ratio", 2.0, Weights(),
-     "max-update-ratio = 2.0: the row of moon does not declare"),
+     "max-update-ratio = 2.0: the row of my-moon does not declare"),
 ])  # fmt: skip
 def test_what_a_row_does_not_declare_is_refused(
     key: str, value: Any, sent: Any, why: str, monkeypatch: Patch
@@ -360,8 +361,8 @@ def test_what_a_row_does_not_declare_is_refused(
 
     Or it would leave the setting aside.
     """
-    config = {"algo": "moon", key: value}
-    assert settings_of(config).run.algo == "moon"
+    config = {"algo": "my-moon", key: value}
+    assert settings_of(config).run.algo == "my-moon"
 
     several = sent == Vectors(several=True)
     exchange = Exchange(up={"sent": sent})
@@ -438,7 +439,7 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
     model = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-0", "--out", str(model)]) == 0
     card = json.loads((model / "model.json").read_text())
-    assert (card["algorithm"], card["arch"]) == ("moon", VIT)
+    assert (card["algorithm"], card["arch"]) == ("my-moon", VIT)
     assert card["classes"] == ["horizontal", "rising", "falling"]
     data = client_of(config, 0, 2).data
     found = [prediction.label for prediction in Predictor.load(model).predict(data.test_inputs)]
@@ -488,7 +489,7 @@ def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) 
     assert run.rows[1]["losses"]["contrast"] > 0
 
     del nodes[1001]["allow-python"]
-    refused = r"site-1 .*: algo = 'moon': not allowed on this site; .*name outside"
+    refused = r"site-1 .*: algo = 'my-moon': not allowed on this site; .*name outside"
     with pytest.raises(FederationError, match=refused):
         run_federation(run_config(tmp_path / "refused", **MOON), nodes=nodes)
 
@@ -512,7 +513,7 @@ def test_its_row_and_entry_point_are_the_packages() -> None:
     assert method.endswith(uncommented)
     (points,) = blocks("toml")
     assert points in (OUTSIDE / "pyproject.toml").read_text(encoding="utf-8")
-    assert "moon" in pyproject()["project"]["entry-points"][plugins.GROUP]
+    assert "my-moon" in pyproject()["project"]["entry-points"][plugins.GROUP]
 
 
 def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch: Patch) -> None:

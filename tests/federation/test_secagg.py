@@ -963,7 +963,7 @@ def test_the_error_about_a_damaged_secret_does_not_show_it(damaged: str, tmp_pat
 
 
 # -- settings --------------------------------------------------------------------------------------
-OF_PROTOTYPES = ("fedtgp", "mpft", "fedplvm", "fpl", "fedorgp", "fedgh")
+OF_PROTOTYPES = ("fedtgp", "mpft", "fedplvm", "fpl", "fedorgp", "fedgh", "feddap")
 WHY = {
     **dict.fromkeys(
         OF_PROTOTYPES, "its server does more with the clients' prototypes than average them"
@@ -973,7 +973,7 @@ WHY = {
     "feddistill": "what teaches a client is the mean of the others' outputs",
     "fesem": "its server groups the clients by their models",
     "fedkd": "its updates travel as factors, which cannot be added",
-    "scaffold": "its server gives every client the same weight",
+    **dict.fromkeys(("scaffold", "feddyn"), "its server gives every client the same weight"),
     "fedfa": "its server takes the variance over the clients",
 }
 """By hand, from the papers: what no sum can give."""

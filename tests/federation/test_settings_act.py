@@ -22,6 +22,8 @@ fpl.lambda fpl.temperature fpl.contrast fpl.consistency
 protofed.prototypes
 fedproto-avg.lambda fedproto-avg.distance fedproto-avg.granularity
 fedorgp.lambda fedsa.smoothing
+moon.mu moon.temperature feddbe.kappa feddbe.momentum
+feddap.lambda1 feddap.lambda2 feddap.temperature
 feddistill.gamma feddistill.outputs fedgen.lambda fedkd.energy-start
 """
 """What acts only once the server has answered.

@@ -348,7 +348,7 @@ def test_a_run_makes_no_more_threads_than_a_site_has_processors(tmp_path: Path) 
 
 VIT = "absent_moon.net:TinyViT"
 PYTHON = {
-    "algo": "moon",
+    "algo": "my-moon",
     "arch": VIT,
     "models": f"cnn4, {VIT}",
     "metrics": "auc, absent_moon.figures:brier",
@@ -363,13 +363,13 @@ def test_a_site_imports_what_its_operator_named_only(key: str, monkeypatch: Patc
 
     There is no such package, so that an import would fail.
     """
-    points = {"moon": EntryPoint("moon", "absent_moon.method:ROW", plugins.GROUP)}
+    points = {"my-moon": EntryPoint("my-moon", "absent_moon.method:ROW", plugins.GROUP)}
     monkeypatch.setattr("protofl_common.experiment.node.installed", lambda: points)
     monkeypatch.setattr(plugins, "installed", lambda: points)
     plugins.algorithm_named.cache_clear()
     run = {key: PYTHON[key]}
 
-    for node in (SITE, SITE | {"allow-python": "absent, absent_moo, moon"}):
+    for node in (SITE, SITE | {"allow-python": "absent, absent_moo, my-moon"}):
         line = refusal(run, node)
         assert line.startswith(f"{key} = ")
         assert "name absent_moon" in line

@@ -28,6 +28,7 @@ VALIDATED = {"validation_fraction": 0.3, "train_samples": 30}
 CLUSTERS = {"algo": "fedplvm", "train_samples": 40}
 NEED_AN_EARLIER_RUN = {"gaussian.revocable", "gaussian.start-from"}
 """They act in tests/federation/test_forget.py."""
+ONE_DOMAIN = {"clients": 3, "clients_per_domain": "3,0,0,0,0"}
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "algo": ({}, "fedavg"),
     "rounds": ({}, 3),
@@ -88,6 +89,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "momentum": ({"batch_size": 4}, 0.9),
     "weight-decay": ({}, 0.1),
     "keep-optimizer": ({}, True),
+    "alignment-warmup": ({"rounds": 2}, 5),
     "predict-among": (UNEQUAL | {"partition": "pathological", "clients": 5, "rounds": 3}, "own"),
     "pu-weight": (FEW_LABELS, 1.0),
     "pu-risk": (FEW_LABELS | {"pu_weight": 1.0, "local_epochs": 10}, "non-negative"),
@@ -109,6 +111,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "fedplvm.similarity-floor": (CLUSTERS, 0.9),
     "fedplvm.local-clusters": (CLUSTERS, "average"),
     "fedplvm.global-clusters": (CLUSTERS, "none"),
+    "feddap.fusion-temperature": (ONE_DOMAIN | {"algo": "feddap"}, 5.0),
     "fedplvm.kmeans-clusters": (CLUSTERS | {"fedplvm__local_clusters": "kmeans"}, 3),
 }
 """Key -> (the settings under which it acts, another value than its default)."""

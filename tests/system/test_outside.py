@@ -106,7 +106,7 @@ def test_the_pages_command_resumes_and_predicts(
     image = tmp_path / "stripes.png"
     output_of(("protofl", "export", str(folder), "--site", "site-1", "--out", str(model)), env)
     card = json.loads((model / "model.json").read_text())
-    assert card["algorithm"] == "moon"
+    assert card["algorithm"] == "my-moon"
     assert card["arch"] == "outside_moon.net:TinyViT"
     assert card["classes"] == CLASSES
     draw = "import sys, outside_moon.data; from PIL import Image; "

@@ -28,7 +28,7 @@ from protofl_common.tools.arguments import (
 )
 from protofl_common.tools.executor import START_METHOD
 from protofl_common.tools.findings import WRONG, nearest_existing, show
-from protofl_common.tools.retention import add_days, days_ago, retain_at_site
+from protofl_common.tools.retention import add_days, days_ago
 from protofl_common.tools.retention import show as show_removed
 from protofl_common.tools.site import approvals, stored
 from protofl_common.tools.site.node import (
@@ -205,7 +205,7 @@ def purge(arguments: argparse.Namespace) -> None:
 
 def retain(arguments: argparse.Namespace) -> None:
     before = days_ago(arguments.days)
-    lines = retain_at_site(arguments.node, before, arguments.dry_run)
+    lines = stored.retain_at_site(arguments.node, before, arguments.dry_run)
     show_removed(list(lines), arguments)
 
 

@@ -13,7 +13,9 @@ from typing import NamedTuple
 from protofl_common.basics.files import remove
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import PER_UNIT
 from protofl_common.experiment.node import DELTA, required_dp, site_name
+from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.findings import WRONG, nearest_existing
 from protofl_common.tools.site.node import site_folders
 
@@ -79,17 +81,19 @@ def lost_records(node: Mapping[str, Scalar]) -> str:
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``."""
-    from client_app.site.privacy_ledger import epsilon_spent
+    from client_app.site.privacy_ledger import epsilon_of, read_ledger, total, unit_of
 
     lost = lost_records(node)
     if lost:
         yield f"{WRONG}: {lost}"
     states, _ = site_folders(node)
-    most, delta = required_dp(node) or (None, DELTA)
-    share = f" of {most:g}" if most else ""
+    limits = required_dp(node)
+    delta = limits.delta if limits else DELTA
+    share = f" of {limits.epsilon:g}{limits.per_unit}" if limits else ""
     for file in sorted((states / "privacy").glob("*.json")):
-        epsilon = f"ε = {epsilon_spent(file, delta):.3g}{share} is spent (δ = {delta:g})"
-        yield f"privacy ledger {file.name}: {epsilon}"
+        spent = total(read_ledger(file))
+        epsilon = f"ε = {epsilon_of(spent, delta):.3g}{PER_UNIT[unit_of(spent)]}"
+        yield f"privacy ledger {file.name}: {epsilon}{share} is spent (δ = {delta:g})"
 
 
 def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
@@ -121,6 +125,33 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
     if left:
         cure = "name each baseline, or other run of a like name, to remove it too"
         yield f"still here: {', '.join(left)}; {cure}"
+
+
+def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> Iterator[str]:
+    """Remove the models of finished runs, and caches, of earlier; yield a line for each.
+
+    Never an unfinished run, a privacy ledger, an approval or the audit log.
+    """
+    *runs, caches = stored_at(node)
+    for run in runs:
+        if run.changed >= before:
+            continue
+        (folder,) = run.paths
+        if not (folder / WEIGHTS).exists():
+            yield f"kept     {run}: not finished; protofl site purge {run.name} removes it"
+            continue
+        text = f"removed  {run}"
+        if not dry_run:
+            remove_model(folder)
+        yield text
+
+    old = [path for path in caches.paths if Stored(CACHES, (path,)).changed < before]
+    if old:
+        text = f"removed  {Stored(CACHES, tuple(old))}"
+        if not dry_run:
+            for path in old:
+                remove(path)
+        yield text
 
 
 def _whole_name(name: str, stored: Mapping[str, Stored]) -> str:

@@ -19,7 +19,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
 from tests.support.given import Patch
-from tests.support.harness import client_of, run_config, run_federation
+from tests.support.harness import client_of, refusal, run_config, run_federation
 
 SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 
@@ -163,7 +163,7 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
     """But those whose loss looks at the weights, or uses the head twice, do not."""
     assert type(algorithm(tmp_path, algo).step()) is (
-        Step if algo in ("fedprox", "fedgen", "fedsa") else FusedStep
+        Step if algo in ("fedprox", "fedgen", "fedsa", "feddbe") else FusedStep
     )
 
 
@@ -238,3 +238,29 @@ def test_own_prototypes_are_those_of_the_training_classes(
     for known in (first, second, third):
         assert len(known.labels) == 4
     assert len(tested.labels.unique()) < 4
+
+
+# -- a warm-up of the alignment --------------------------------------------------------------
+@pytest.mark.parametrize("algo", [name for name, row in CATALOG.items() if row.aligning])
+def test_what_aligns_has_a_part_of_its_weight_during_the_warm_up(algo: str, tmp_path: Path) -> None:
+    """A quarter in the second round of a warm-up of four; all other terms are as without it."""
+    settings = {"algo": algo, "rounds": 2, "local_steps": 1, "batch_size": 20, **SMALL}
+
+    told = {}
+    for warmup in (0, 4):
+        config = run_config(tmp_path / str(warmup), alignment_warmup=warmup, **settings)
+        rows = run_federation(config, clients=2).rows
+        told[warmup] = rows[1]["clients"]["site-1"]["losses"]
+
+    for name in CATALOG[algo].aligning:
+        assert told[0][name] > 0
+    if algo != "fedsa":  # which aligns in the first round, too, so that the models differ
+        for name, value in told[0].items():
+            part = 0.25 if name in CATALOG[algo].aligning else 1.0
+            if name != "total":
+                assert told[4][name] == pytest.approx(part * value, rel=1e-5)
+
+
+def test_a_method_that_aligns_nothing_refuses_a_warm_up() -> None:
+    refused = refusal({"algo": "fedavg", "alignment-warmup": 3})
+    assert "alignment-warmup = 3: fedavg has no term that aligns features; choose 0, or" in refused

@@ -127,7 +127,7 @@ def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: R
 
 @pytest.mark.parametrize(("content", "reason"), [
     (None, "no such file; give that of the SuperLink"),
-    ("", "no such table: task; is it the SuperLink's?"),
+    ("", "no such table: run; is it the SuperLink's?"),
 ])  # fmt: skip
 def test_another_file_is_refused(
     content: str | None, reason: str, tmp_path: Path, capsys: Printed

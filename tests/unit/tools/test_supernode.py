@@ -145,6 +145,7 @@ from protofl_common.tools.flower import require_for_site
 from protofl_common.tools.site import check, supernode
 parser_of("site")
 require_for_site()
+list(check.folders({"site-name": "north"}))
 print([name for name in ("torch", "scipy", "matplotlib") if name in sys.modules])
 """
 

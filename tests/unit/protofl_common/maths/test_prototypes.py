@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protofl_common.maths.aggregation import MEAN, merge_by_class
+from protofl_common.maths.aggregation import MEAN, fuse_by_similarity, merge_by_class
 from protofl_common.maths.prototypes import Prototypes, by_class, chosen, class_means, distances
 
 
@@ -88,3 +88,17 @@ def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
     assert both.means[:, 0].tolist() == [1, 0, 0]
     assert both.counts.tolist() == [3, 5, 6]
     assert Prototypes.joined([one, other.without_counts()]).counts is None
+
+
+def test_fusion_goes_by_how_alike_prototypes_are() -> None:
+    """Two of three point in one direction; at a high temperature all weigh the same."""
+    sets = [
+        prototypes([[1.0, 0.0], [7.0, 7.0]], [0, 3]),
+        prototypes([[3.0, 0.0]], [0]),
+        prototypes([[0.0, 8.0]], [0]),
+    ]
+    cold = fuse_by_similarity(sets, 0.01)
+    assert cold.labels.tolist() == [0, 3]
+    torch.testing.assert_close(cold.means, torch.tensor([[2.0, 0.0], [7.0, 7.0]]))
+    warm = fuse_by_similarity(sets, 1e6)
+    torch.testing.assert_close(warm.means[0], torch.tensor([4 / 3, 8 / 3]), rtol=1e-4, atol=0)

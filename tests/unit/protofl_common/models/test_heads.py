@@ -10,7 +10,13 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.build import build_model, initial_model
 from protofl_common.models.fused_linear import fused_linears
-from protofl_common.models.split import HiddenHead, SplitModel, class_directions
+from protofl_common.models.split import (
+    HiddenHead,
+    LinearHead,
+    SplitModel,
+    class_directions,
+    first_layer,
+)
 from tests.support.fakes import server_of
 
 
@@ -148,3 +154,17 @@ def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> Non
         10,
         512,
     )  # which cannot be imported here
+
+
+@pytest.mark.parametrize("head", [LinearHead(3, 4), HiddenHead(3, 5, 4)])
+def test_a_move_of_the_features_can_stand_in_the_bias_of_the_first_layer(head: nn.Module) -> None:
+    """As in the model that a client of FedDBE leaves."""
+    torch.manual_seed(0)
+    features_BD, move_D = torch.randn(6, 3), torch.randn(3)
+    wanted = head(features_BD + move_D)
+
+    layer = first_layer(head)
+    with torch.no_grad():
+        layer.bias += layer.weight @ move_D
+
+    torch.testing.assert_close(head(features_BD), wanted)

@@ -1,0 +1,29 @@
+"""FedDyn: its hyper-parameters, and what it exchanges."""
+
+from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.config.options import option
+from protofl_common.wire.schema import Exchange, Weights
+
+
+class FedDynHparams(OwnHparams):
+    alpha: float = option(
+        default=0.1,
+        above=0,
+        help=(
+            "α: how strongly a client is drawn to the global model, and counts its gradient of"
+            " earlier rounds; the authors' code: 0.01, PFLlib: 1"
+        ),
+    )
+
+
+ALGORITHM = Algorithm(
+    title="FedDyn",
+    paper="Acar et al., ICLR 2021",
+    client="client_app.algorithms.feddyn",
+    server="server_app.strategies.feddyn",
+    hparams=FedDynHparams,
+    exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    supports=("merging",),
+    private=("weights",),
+    single_uploads="its server gives every client the same weight",
+)

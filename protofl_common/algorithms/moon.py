@@ -1,0 +1,30 @@
+"""MOON: its hyper-parameters, and what it exchanges."""
+
+from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.config.options import option
+from protofl_common.wire.schema import Exchange, Weights
+
+
+class MOONHparams(OwnHparams):
+    mu: float = option(
+        default=1.0,
+        minimum=0,
+        help=(
+            "weight μ of the contrast of models (Eq. 4); the paper: 5 on CIFAR-10, else 1;"
+            " PFLlib: 0; 0: FedAvg"
+        ),
+    )
+    temperature: float = option(default=0.5, above=0, help="τ (Eq. 3); PFLlib: 1")
+
+
+ALGORITHM = Algorithm(
+    title="MOON",
+    paper="Li et al., CVPR 2021",
+    client="client_app.algorithms.moon",
+    server="server_app.strategies.fedavg",
+    hparams=MOONHparams,
+    exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    losses=("cross-entropy", "contrast"),
+    supports=("merging", "secagg", "late"),
+    private=("weights",),
+)

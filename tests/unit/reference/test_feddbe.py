@@ -1,0 +1,81 @@
+"""FedDBE, three rounds: bias memory, mean feature and its regularization again, batch by batch."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support import plain
+from tests.support.declaration import Declared
+
+DECLARED = Declared(
+    weights=True,
+    beside={"mean": "running"},
+    keeps=("memory",),
+    losses=("cross-entropy", "mean-regularization"),
+    acts={"kappa": 50.0, "momentum": 0.5},
+)
+
+
+class FedDBEClient(plain.PlainClient):
+    def train(
+        self, number: int, weights: plain.State, consensus: torch.Tensor | None
+    ) -> plain.State:
+        """θ and p move along one gradient; m_i is of this round alone."""
+        self.model = self.model_of("global")
+        self.model.load_state_dict(weights)
+        if number == 1:
+            self.memory = torch.zeros(self.dim, requires_grad=True)
+        self.mean = torch.zeros(self.dim)
+        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
+        velocity_of_memory = torch.zeros(self.dim)
+        for batch in self.batches(number):
+            labels = [self.y[i] for i in batch]
+            z = self.model.body(self.x[batch])
+            mu = self.hparams.momentum
+            mean = (1 - mu) * self.mean + mu * sum(z) / len(batch)
+            self.mean = mean.detach()
+            if consensus is None:
+                self.step(plain.cross_entropy(self.model.head(z), labels), self.model, velocity)
+                continue
+            loss = plain.cross_entropy(self.model.head(z + self.memory), labels)
+            squares = [0.5 * (a - b) ** 2 for a, b in zip(mean, consensus, strict=True)]
+            loss = loss + self.hparams.kappa * sum(squares) / self.dim
+            (gradient,) = torch.autograd.grad(loss, self.memory, retain_graph=True)
+            self.step(loss, self.model, velocity)
+            velocity_of_memory = self.momentum * velocity_of_memory + gradient
+            with torch.no_grad():
+                self.memory -= self.lr * velocity_of_memory
+        return plain.copied(self.model)
+
+    def left(self, weights: plain.State) -> plain.State:
+        """The model with p in its head's bias."""
+        moved = weights["head.bias"] + weights["head.weight"] @ self.memory.detach()
+        return weights | {"head.bias": moved}
+
+
+@pytest.mark.parametrize(("kappa", "mu", "momentum"), [(50.0, 1.0, 0.0), (5.0, 0.3, 0.5)])
+def test_three_rounds_equal_an_independent_script(
+    kappa: float, mu: float, momentum: float, tmp_path: Path
+) -> None:
+    more = {"rounds": 3, "feature_dim": 16, "momentum": momentum, **plain.LABEL_SHIFT}
+    more |= {"feddbe__kappa": kappa, "feddbe__momentum": mu}
+    outcome, clients = plain.side_by_side(tmp_path, FedDBEClient, algo="feddbe", **more)
+    weights = plain.copied(clients[0].model_of("global"))
+    sizes = [len(client.y) for client in clients]
+    consensus = None
+    for number in (1, 2, 3):
+        weights = plain.averaged(
+            [client.train(number, weights, consensus) for client in clients], sizes
+        )
+        if consensus is None:
+            means = [client.mean for client in clients]
+            consensus = sum(n * mean for n, mean in zip(sizes, means, strict=True)) / sum(sizes)
+
+    plain.assert_close(plain.weights_left(outcome), weights)
+    state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
+    torch.testing.assert_close(state["mean/mean"], consensus, rtol=1e-4, atol=1e-5)
+    for client in clients:
+        assert client.memory.any()
+        plain.assert_close(plain.model_left(outcome.folder, client.name), client.left(weights))

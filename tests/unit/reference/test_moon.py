@@ -1,0 +1,71 @@
+"""MOON, three rounds: the contrast of each sample by hand, the models' mean by samples."""
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import plain
+from tests.support.declaration import Declared
+
+DECLARED = Declared(
+    weights=True,
+    keeps=("previous",),
+    losses=("cross-entropy", "contrast"),
+    acts={"mu": 5.0, "temperature": 0.1},
+)
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a * b).sum() / (a.norm() * b.norm())
+
+
+class MOONClient(plain.PlainClient):
+    previous: torch.nn.Module | None = None
+
+    def train(self, number: int, weights: plain.State) -> plain.State:
+        """One round on L_CE + μ L_con; from the second on there is something to contrast with."""
+        self.model = self.model_of("global")
+        self.model.load_state_dict(weights)
+        self.received = copy.deepcopy(self.model)
+        self.contrasts: list[float] = []
+        self.sgd(number, loss=self.whole_loss)
+        self.previous = copy.deepcopy(self.model)
+        return plain.copied(self.model)
+
+    def whole_loss(self, batch: list[int]) -> torch.Tensor:
+        loss = self.cross_entropy(batch)
+        if self.previous is None:
+            return loss
+        z = self.model.body(self.x[batch])
+        z_glob = self.received.body(self.x[batch]).detach()
+        z_prev = self.previous.body(self.x[batch]).detach()
+        tau = self.hparams.temperature
+        terms = []
+        for row in range(len(batch)):
+            like = torch.exp(cosine(z[row], z_glob[row]) / tau)
+            unlike = torch.exp(cosine(z[row], z_prev[row]) / tau)
+            terms.append(-torch.log(like / (like + unlike)))
+        self.contrasts += [self.hparams.mu * float(term.detach()) for term in terms]
+        return loss + self.hparams.mu * sum(terms) / len(batch)
+
+
+@pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 0.1)])
+def test_three_rounds_equal_an_independent_script(mu: float, tau: float, tmp_path: Path) -> None:
+    more = {"moon__mu": mu, "moon__temperature": tau, "rounds": 3, "feature_dim": 16}
+    outcome, clients = plain.side_by_side(
+        tmp_path, MOONClient, algo="moon", **more, **plain.LABEL_SHIFT
+    )
+    weights = plain.copied(clients[0].model_of("global"))
+    sizes = [len(client.y) for client in clients]
+    for number in (1, 2, 3):
+        weights = plain.averaged([client.train(number, weights) for client in clients], sizes)
+
+    plain.assert_close(plain.weights_left(outcome), weights)
+    assert "contrast" not in outcome.rows[0]["clients"]["site-0"]["losses"]
+    for client in clients:
+        told = outcome.rows[2]["clients"][client.name]["losses"]["contrast"]
+        assert told == pytest.approx(sum(client.contrasts) / len(client.contrasts), rel=1e-3)
+        assert told != pytest.approx(mu * math.log(2), rel=1e-3)  # it is not that of equal models
