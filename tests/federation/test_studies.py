@@ -374,11 +374,10 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     program.chmod(0o700)
     hospitals.nodes[2]["on-trouble"] = str(program)
 
+    assert WAITING in hospitals.answer("north", hospitals.config(lr=0.1))
+    assert not told.exists()
     for lr in (0.1, 0.2):
-        is_first = not told.exists()
-        assert WAITING in hospitals.answer("north", hospitals.config(lr=lr))
-        assert told.exists() is not is_first
-        hospitals.decide(hospitals.config(lr=lr), "north", words=("deny",))
+        hospitals.ask_and_decide(hospitals.config(lr=lr), "north", words=("deny",))
         assert "denied at north" in hospitals.answer("north", hospitals.config(lr=lr))
         assert told.read_text() == "refused\n"
 
