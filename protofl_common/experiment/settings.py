@@ -8,6 +8,7 @@ allow (`node.py`).
 import json
 import math
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -654,6 +655,12 @@ def app_folder() -> Path:
     if (package / "app").is_dir():
         return package / "app"
     return package.parent
+
+
+def release() -> str:
+    """Return the version of ProtoFL that is installed here."""
+    project = tomllib.loads((app_folder() / "pyproject.toml").read_text(encoding="utf-8"))
+    return str(project["project"]["version"])
 
 
 def with_halves() -> None:

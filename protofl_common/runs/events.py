@@ -81,6 +81,28 @@ class RoundTrouble(Event):
 
 
 @dataclass(frozen=True)
+class Waiting(Event):
+    """A round has waited for sites for a while, and goes on waiting."""
+
+    round: int
+    seconds: float
+    """That it has waited."""
+    seconds_left: float
+    """Until it closes without them, if no other site answers before."""
+    sites: dict[str, float]
+    """Awaited site -> the seconds of its slowest reply so far, 0 where it has sent none."""
+
+    def __str__(self) -> str:
+        awaited = []
+        for site, slowest in self.sites.items():
+            usual = f"took up to {human_seconds(slowest)} before" if slowest else "no reply before"
+            awaited.append(f"{site} ({usual})")
+        so_far = f"  round {self.round}: waiting for {', '.join(awaited)} for"
+        closes = f"closes without in {human_seconds(max(0.0, self.seconds_left))}"
+        return f"{so_far} {human_seconds(self.seconds)}; {closes}"
+
+
+@dataclass(frozen=True)
 class RoundDone(Event):
     """A round of training is over; the final evaluation is none."""
 

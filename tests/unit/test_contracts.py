@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
+from protofl_common.basics.code_version import NOT_AT_A_SITE
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG, half
 from server_app.strategies.base import ServerStrategy, server_half
@@ -206,6 +207,22 @@ def test_no_folder_imports_one_that_imports_it() -> None:
     client, server = ROOT / "client_app", ROOT / "server_app"
     assert not [folder for folder in graph[str(client / "learning")] if str(client) in folder]
     assert not [folder for folder in graph[str(server / "run")] if str(server) in folder]
+
+
+def test_what_no_site_runs_is_imported_by_no_client() -> None:
+    """A change of it asks no operator."""
+    files = {module_of(path): path for path in files_of(*PACKAGES)}
+    reached: set[str] = set()
+    to_read = {name for name, path in files.items() if path.is_relative_to(ROOT / "client_app")}
+    to_read |= {name for name in files if name.startswith("protofl_common.algorithms")}
+    while to_read:
+        name = to_read.pop()
+        reached.add(name)
+        to_read |= (modules_in(files[name]) & files.keys()) - reached
+
+    for place in NOT_AT_A_SITE:
+        assert (COMMON / place).exists()
+        assert not [name for name in reached if files[name].is_relative_to(COMMON / place)]
 
 
 DATA_LIBRARIES = ("datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL")

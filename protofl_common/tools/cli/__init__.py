@@ -39,6 +39,7 @@ COMMANDS = {  # name of each file beside this one -> what it does
     "status": (
         "a federation of separate machines: who is online, who submitted what, what went wrong"
     ),
+    "retain": "what the server keeps of runs that ended long ago, removed",
     "study": "a file of settings that you sign: who asks which sites for what, and until when",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
     "worker": (

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
-from protofl_common.basics.code_version import AT_A_SITE, code_version
+from client_app.site.hooks import CERTIFICATE, DISK
+from protofl_common.basics.code_version import code_version_at_site
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS, DataSettings
@@ -57,6 +58,9 @@ from protofl_common.tools.site.node import (
 )
 from protofl_common.tools.site.stored import lost_records, stored_at
 
+CERTIFICATES = "certificates"  # topics, with the word by which an operator hears of each
+FREE_SPACE = "disk"
+TOLD = {CERTIFICATES: CERTIFICATE, FREE_SPACE: DISK}
 FEW_BYTES = 2**30  # free on a disk: less is a warning
 FULL_BYTES = 10**6  # less is wrong
 
@@ -86,6 +90,15 @@ def findings(
     return worst_first(listed)
 
 
+def troubles(options: argparse.Namespace, node: Mapping[str, Scalar]) -> list[str]:
+    """Return the words for what will stop the site if its operator does nothing."""
+    topics = set()
+    for finding in (*network(options), *folders(node)):
+        if finding.level != FACT:
+            topics.add(finding.topic)
+    return [word for topic, word in TOLD.items() if topic in topics]
+
+
 def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Say why the site refuses a run with the settings ``asked``; without them, any run."""
     try:
@@ -99,7 +112,7 @@ def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterato
 
 
 def _code_and_user() -> Iterator[Finding]:
-    version = code_version(AT_A_SITE)
+    version = code_version_at_site()
     own = f"that of {app_folder()} (version {version}), whatever a run brings"
     yield Finding(FACT, "code", f"{own}; with `protofl site run`")
     if os.geteuid():
@@ -132,7 +145,7 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
             "its operator renews it (certificates.py --renew server), brings its authority's, "
             "or this clock is wrong"
         )
-        yield Finding(WRONG, "superlink", f"{address}: {error.verify_message}: {cure}")
+        yield Finding(WRONG, CERTIFICATES, f"{address}: {error.verify_message}: {cure}")
         return
     except (OSError, ValueError) as error:
         unreachable = f"{address}: cannot be reached from here ({error})"
@@ -142,9 +155,11 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
     if shown.days is None:
         yield Finding(FACT, "superlink", f"{address}: answers; no certificate")
     else:
-        level = WARNING if shown.days < FEW_DAYS else FACT
-        days = f"its certificate: {shown.days} days left"
-        yield Finding(level, "superlink", f"{address}: answers; {days}")
+        answers = f"{address}: answers; its certificate: {shown.days} days left"
+        if shown.days < FEW_DAYS:
+            yield Finding(WARNING, CERTIFICATES, answers)
+        else:
+            yield Finding(FACT, "superlink", answers)
 
     seconds_apart = abs(shown.ahead)
     direction = "ahead of" if shown.ahead > 0 else "behind"
@@ -161,12 +176,12 @@ def _certificates(path: Path) -> Finding:
         certificates = load_pem_x509_certificates(path.read_bytes())
         ends = min(certificate.not_valid_after_utc for certificate in certificates)
     except (OSError, ValueError) as error:
-        return Finding(WRONG, "certificates", f"{path}: {error}")
+        return Finding(WRONG, CERTIFICATES, f"{path}: {error}")
     days = (ends - datetime.now(UTC)).days
     if days < 0:
-        return Finding(WRONG, "certificates", f"{path}: expired {ends:%F}")
+        return Finding(WRONG, CERTIFICATES, f"{path}: expired {ends:%F}")
     level = WARNING if days < FEW_DAYS else FACT
-    return Finding(level, "certificates", f"{path}: {days} days left")
+    return Finding(level, CERTIFICATES, f"{path}: {days} days left")
 
 
 def _key(path: Path) -> Finding:
@@ -273,7 +288,7 @@ def _written_folder(key: str, folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(nearest).free
     if free < FEW_BYTES:
         level = WRONG if free < FULL_BYTES else WARNING
-        yield Finding(level, "writes", f"{name}: {free / 1e6:.0f} MB free")
+        yield Finding(level, FREE_SPACE, f"{name}: {free / 1e6:.0f} MB free")
 
 
 def _has_access(path: Path, mode: int) -> bool:

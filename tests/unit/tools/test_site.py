@@ -79,6 +79,7 @@ def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE)
     started = MagicMock()
     started.return_value.poll.return_value = None
     exits = MagicMock()
+    monkeypatch.setenv("FLWR_LOG_LEVEL", "INFO")  # the command would change the log of this process
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("subprocess.Popen", started)
     monkeypatch.setattr("flwr.supernode.cli.flower_supernode", flower)
