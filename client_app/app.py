@@ -23,8 +23,8 @@ from client_app.site.client import Client, open_client
 from client_app.site.log import log
 from client_app.site.workshop import Workshop, open_workshop
 from client_app.trained_model import EvaluatedModel, choose_best, export_best, export_model
-from protofl_common.basics.devices import seed_torch
 from protofl_common.maths.prototypes import Prototypes, chosen
+from protofl_common.models.devices import seed_torch
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire import records
 from protofl_common.wire.payloads import Payload, pack_payload, unpack_payload

@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import in_order, printable
+from protofl_common.models.devices import seeded
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
 from protofl_common.runs.folder import DROPPED, Seconds

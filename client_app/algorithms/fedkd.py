@@ -38,9 +38,9 @@ from client_app.algorithms.base import (
 )
 from client_app.site.record import StateError
 from protofl_common.algorithms.fedkd import FedKDHparams
-from protofl_common.basics.devices import seeded
 from protofl_common.maths.losses import adaptive, divergence
 from protofl_common.maths.low_rank import apply_change, change_of, compress
+from protofl_common.models.devices import seeded
 
 
 class FedKD(ClientAlgorithm[FedKDHparams]):

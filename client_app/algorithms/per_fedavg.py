@@ -28,7 +28,7 @@ from client_app.algorithms.base import LossTerms, SplitModel, Step
 from client_app.algorithms.fedavg import FedAvg
 from client_app.learning.training import make_optimizer, shuffled_batches
 from protofl_common.algorithms.per_fedavg import PerFedAvgHparams
-from protofl_common.basics.devices import seed_torch
+from protofl_common.models.devices import seed_torch
 
 
 @dataclass(eq=False)

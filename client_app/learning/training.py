@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from client_app.learning.data import Samples
-from protofl_common.basics.devices import seed_torch
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.experiment.settings import Settings
+from protofl_common.models.devices import seed_torch
 from protofl_common.models.fused_linear import fused_linears
 from protofl_common.models.split import SplitModel
 

@@ -13,8 +13,8 @@ from torch.func import functional_call, grad, vmap
 
 from client_app.learning.data import Samples
 from client_app.learning.training import Batches, LossTerms, Step
-from protofl_common.basics.devices import seed_torch
 from protofl_common.config.options import SettingsError
+from protofl_common.models.devices import seed_torch
 from protofl_common.privacy.grid import STEPS, longest_before_rounding, whole_noise
 from protofl_common.privacy.persons import Persons, few_at_a_time
 from protofl_common.privacy.plan import Plan

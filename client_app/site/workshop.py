@@ -13,7 +13,6 @@ from client_app.learning.data import Samples, augment_of, split_unlabelled, to_d
 from client_app.site.client import Client
 from client_app.site.log import log
 from protofl_common.backbones.features import cached_features, feature_widths
-from protofl_common.basics.devices import open_device
 from protofl_common.basics.files import cache_folder
 from protofl_common.basics.text import as_setting
 from protofl_common.config.datasets import is_own
@@ -22,6 +21,7 @@ from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.division import Share
 from protofl_common.data.raw import StoredRows
 from protofl_common.models.build import initial_model
+from protofl_common.models.devices import open_device
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy import release
 from protofl_common.privacy.persons import Persons

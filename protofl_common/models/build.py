@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from protofl_common.backbones.load import classifier_name, timm
-from protofl_common.basics.devices import seeded
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.architectures import (
     ARCHITECTURES,
@@ -32,6 +31,7 @@ from protofl_common.models.bodies import (
     reach_width,
     torchvision_trunk,
 )
+from protofl_common.models.devices import seeded
 from protofl_common.models.split import HiddenHead, LinearHead, SplitModel, class_directions
 
 M = TypeVar("M", bound=nn.Module)

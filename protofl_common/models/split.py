@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofl_common.basics.devices import seeded
+from protofl_common.models.devices import seeded
 
 
 class SplitModel(nn.Module):

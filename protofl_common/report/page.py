@@ -178,7 +178,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     counted_late = sum(len(row.get("counted-late", {})) for row in run.rows)
     if counted_late:
         tiles.append((str(counted_late), "replies that counted in a later round"))
-    per_unit = PER_UNIT.get(str(run.settings["dp"]), "")
+    per_unit = PER_UNIT.get(str(run.settings.get("dp")), "")
     if "epsilon" in run.rows[-1]:
         delta = f"{run.settings['dp-delta']:g}"
         planned = f"planned for the client that the run costs most, δ = {delta}"

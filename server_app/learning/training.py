@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from protofl_common.algorithms.base import ServerTrainingHparams
-from protofl_common.basics.devices import open_device
 from protofl_common.config.sections import MachineSettings
+from protofl_common.models.devices import open_device
 from protofl_common.tasks import Task
 
 SMALL_STEP = 2**24  # Multiplications of a forward pass that threads make no faster

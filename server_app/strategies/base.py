@@ -12,12 +12,12 @@ from typing import Any, Generic, TypeVar, cast
 from torch import Tensor
 
 from protofl_common.algorithms.base import Algorithm, Hparams
-from protofl_common.basics.devices import seeded
 from protofl_common.basics.files import digest
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.maths.prototypes import Prototypes
+from protofl_common.models.devices import seeded
 from protofl_common.runs.attributes import restore_attributes, tensors_of
 from protofl_common.tasks import task_of
 from protofl_common.wire.payloads import Payload, StateDict, template_of

@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import normalize
 
 from protofl_common.algorithms.fednh import FedNHHparams
-from protofl_common.basics.devices import seeded
+from protofl_common.models.devices import seeded
 from protofl_common.models.split import CosineHead, HiddenHead, SplitModel, class_directions
 from server_app.strategies.base import (
     Federation,

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from protofl_common.algorithms.fedsa import FedSAHparams
-from protofl_common.basics.devices import seeded
+from protofl_common.models.devices import seeded
 from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload
 
 

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 
 from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.algorithms.fedtgp import FedTGPHparams
-from protofl_common.basics.devices import seeded
 from protofl_common.maths.losses import margin_contrast, nearest_distances
 from protofl_common.maths.prototypes import class_means
+from protofl_common.models.devices import seeded
 from server_app.learning.training import server_device, train
 from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, all_vectors
 

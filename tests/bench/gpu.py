@@ -23,13 +23,13 @@ from torch.nn import functional
 
 from client_app.learning.data import Samples
 from client_app.learning.training import Batch, Loss, LossTerms, Step, make_optimizer, train
-from protofl_common.basics.devices import open_device
 from protofl_common.config.architectures import GROUPS
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.losses import prototype_alignment
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
+from protofl_common.models.devices import open_device
 from protofl_common.models.split import SplitModel
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report

@@ -387,7 +387,7 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     name = str(node.get("device", ""))
     if not name:
         return
-    from protofl_common.basics.devices import open_device
+    from protofl_common.models.devices import open_device
 
     try:
         open_device(name, "fp32")

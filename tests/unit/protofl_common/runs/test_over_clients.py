@@ -239,4 +239,5 @@ def test_a_method_that_breaks_at_some_clients(
     monkeypatch.setattr(FedAvg, "fit", broken)
     config = written(tmp_path, ["no", "yes"] * 60) | {"rounds": 2, "min-replies": 1}
     doubt, *_ = run_federation(config, clients=2).summary["warnings"]
-    assert doubt.startswith("2 of 6 replies failed or were refused, the last: AttributeError")
+    lost = "2 of 6 replies failed or were refused, the last: a fault of ProtoFL: AttributeError"
+    assert doubt.startswith(lost)
