@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help run table reproduce quick test test-system test-long coverage docs test-gpu fuzz mutants lint format bench bench-gpu bench-peers bench-scale bench-deployment clean certificates demo demo-down faults
+.PHONY: help run table reproduce quick test test-system test-long coverage docs verdicts test-gpu fuzz mutants lint format bench bench-gpu bench-peers bench-scale bench-deployment clean certificates demo demo-down faults
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ coverage: $(BIN)/.installed  ## the lines that `make test` does not run
 docs: $(BIN)/.installed  ## the references anew, from the code; the site in site/, where a warning is an error
 	$(BIN)/python -m tests.bench.reference
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+verdicts: $(BIN)/.installed  ## the verdicts of docs/papers.md anew, by its rule, from docs/papers/claims.yaml and measured.csv
+	$(BIN)/python -m tests.bench.verdicts
 
 test-gpu: $(BIN)/.installed  ## on a machine with a CUDA device: every algorithm, seeds, resuming, memory
 	$(BIN)/python -m pytest tests/federation/test_cuda.py -n 0 --durations=15

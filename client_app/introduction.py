@@ -87,7 +87,7 @@ def card_of(work: Workshop, parameters: int, weights: str) -> records.SiteCard:
         present=present if row.tells_classes and not hidden else (),
         weights=weights,
         device=str(work.device),
-        found=0 if hidden else data.found - len(data.train_labels) + work.stated_samples,
+        found=0 if hidden else work.found_samples,
         validation_samples=0 if hidden else len(data.validation_labels),
         real=work.client.node.is_site,
         signature=work.client.signature("introduction").hex(),

@@ -37,7 +37,7 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     """No test is about a power cut; tests of a failing fsync put their own in its place."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
-        patch.setattr("os.sync", lambda: None)
+        patch.setattr("server_app.callbacks.checkpoints.sync_disk_of", lambda path: None)
         yield
 
 

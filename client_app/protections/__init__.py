@@ -32,7 +32,8 @@ def names(settings: Settings, is_site: bool) -> str:
 def protections_of(work: Workshop) -> Protections:
     """Make the protections that act on the message of this client, in their order."""
     settings = work.settings
-    released = Released(settings.run.algo) if settings.privacy.dp != "none" else None
+    dp = settings.privacy.dp
+    released = Released(settings.run.algo, dp) if dp != "none" else None
     is_site = work.client.node.is_site
     acting = [kind for kind in PROTECTIONS if kind.acts(settings, is_site)]
     return Protections(*(kind(work, released) for kind in acting))

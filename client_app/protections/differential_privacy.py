@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from client_app.learning.evaluation import Evaluation
@@ -27,12 +28,14 @@ from client_app.site.privacy_ledger import (
     spending_of,
     spent_by,
     total,
+    unit_of,
     write_ledger,
 )
 from client_app.site.record import LedgerError, record_in
 from client_app.site.workshop import Workshop
 from protofl_common.basics.files import locked
 from protofl_common.config.options import SettingsError
+from protofl_common.experiment.node import PrivacyLimits
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
@@ -45,10 +48,11 @@ from protofl_common.wire.records import Report
 
 
 class DifferentialPrivacy(Protection, SampleUse):
-    """``dp = "sample"``: a message is charged to the ledger before a model trains or is evaluated.
+    """``dp``: a message is charged to the ledger before a model trains or is evaluated for it.
 
-    An algorithm's tables of classes are made here, and its training begins here, so what the ledger
-    does not cover is refused.
+    What is counted once is a sample or a person, as ``dp`` says (`privacy/persons.py`). An
+    algorithm's tables of classes are made here, and its training begins here, so what
+    the ledger does not cover is refused.
     """
 
     name = "differential privacy"
@@ -77,10 +81,10 @@ class DifferentialPrivacy(Protection, SampleUse):
         if self.client.trains_now:
             self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
         if self.client.evaluates:
-            self._released.allow(evaluations=2)  # a sample is in one part, so both cost as one
+            self._released.allow(evaluations=2)  # nobody is in both parts, so both cost as one
 
     def step(self, step: Step) -> Step:
-        return PrivateStep.of(step, self._plan, self._released)
+        return PrivateStep.of(step, self._plan, self._released, self.work.persons)
 
     def sample_use(self, use: SampleUse) -> SampleUse:
         """Count trainings and tables; SettingsError for more than the ledger was charged for."""
@@ -130,14 +134,15 @@ class DifferentialPrivacy(Protection, SampleUse):
     def class_means(self, features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
         clip = self.client.settings.privacy.dp_feature_clip
         noise = self._table_noise()
+        rows_P = self._one_of_each(labels_N)
         prototypes = release.private_class_means(
-            features_ND, labels_N, num_classes, clip, noise, fresh_draw()
+            features_ND[rows_P], labels_N[rows_P], num_classes, clip, noise, fresh_draw()
         )
         self._released.add(prototypes)
         return prototypes
 
     def class_counts(self, labels_N: Tensor, num_classes: int) -> Tensor:
-        counts_C = super().class_counts(labels_N, num_classes)
+        counts_C = super().class_counts(labels_N[self._one_of_each(labels_N)], num_classes)
         noisy_C = release.private_counts(counts_C, self._table_noise(), fresh_draw())
         self._released.add(noisy_C)
         return noisy_C
@@ -145,7 +150,10 @@ class DifferentialPrivacy(Protection, SampleUse):
     def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor) -> None:
         clip = self.client.settings.privacy.dp_feature_clip
         noise = self._table_noise() * self._plan.part_of_each
-        release.private_moments(moments, features_NF, labels_N, clip, noise, fresh_draw())
+        rows_P = self._one_of_each(labels_N)
+        release.private_moments(
+            moments, features_NF[rows_P], labels_N[rows_P], clip, noise, fresh_draw()
+        )
         self._released.add(moments)
 
     def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
@@ -171,6 +179,12 @@ class DifferentialPrivacy(Protection, SampleUse):
         assert self.released is not None
         return self.released
 
+    def _one_of_each(self, labels_N: Tensor) -> Tensor:
+        """The rows of a table of all training samples: one of each person."""
+        persons = self.work.persons
+        self._released.check(persons.samples == len(labels_N))
+        return torch.from_numpy(persons.one_of_each(fresh_draw()))
+
     def _table_noise(self) -> float:
         """σ of a further table; SettingsError where the ledger was charged for fewer."""
         self._released.use_table()
@@ -180,8 +194,9 @@ class DifferentialPrivacy(Protection, SampleUse):
 def charge_ledgers(client: Client, run_name: str, costs: Sequence[Mechanism]) -> float:
     """Enter the cost of an answer in the ledgers, and return the ε that they count for the run.
 
-    SettingsError beyond ``dp-epsilon``, or beyond what this site lets all runs spend; LedgerError
-    where a ledger cannot be used, or is not complete.
+    It is of a sample or a person, as ``dp`` says. SettingsError beyond ``dp-epsilon``, beyond what
+    this site lets all runs spend, and for persons where samples were charged; LedgerError where a
+    ledger cannot be used, or is not complete.
     """
     files = ledgers_of(client, run_name)
     privacy = client.settings.privacy
@@ -192,10 +207,10 @@ def charge_ledgers(client: Client, run_name: str, costs: Sequence[Mechanism]) ->
             ledgers = {file: read_ledger(file) for file in files}
             for ledger in ledgers.values():
                 own = ledger.setdefault(f"{run_name} {client.run_id}", Spending())
-                own.update(spending_of(costs))  # a counter's update adds
+                own.update(spending_of(costs, privacy.dp))  # a counter's update adds
                 of_run = spent_by(ledger, run_name, client.run_id)
-                of_ledger = _check(of_run, privacy.dp_epsilon, privacy.dp_delta, "dp-epsilon")
-                epsilon = max(epsilon, of_ledger)
+                limits = PrivacyLimits(privacy.dp_epsilon, privacy.dp_delta, privacy.dp)
+                epsilon = max(epsilon, _check(of_run, limits, "dp-epsilon"))
                 _check_all_runs(client, total(ledger))
             # nothing is written before all have passed
             for file, ledger in ledgers.items():
@@ -219,7 +234,7 @@ def check_affordable(work: Workshop) -> None:
     client = work.client
     if work.plan is None or client.node.required_dp is None:
         return
-    first_round = spending_of(work.plan.of_round(1, True))
+    first_round = spending_of(work.plan.of_round(1, True), client.settings.privacy.dp)
     for file in ledgers_of(client, ""):
         _check_all_runs(client, total(read_ledger(file)) + first_round)
 
@@ -230,15 +245,26 @@ def _check_all_runs(client: Client, spending: Spending) -> None:
     lost = missing_records(client.root, client.name, remembers=True)
     if lost:
         raise LedgerError(lost)
-    most, delta = client.node.required_dp
+    limits = client.node.required_dp
+    if client.settings.privacy.dp == "person":  # that its data have persons, they say themselves
+        limits = limits._replace(unit="person")
     cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
-    _check(spending, most, delta, "require-dp, over all runs,", cure)
+    _check(spending, limits, "require-dp, over all runs,", cure)
 
 
-def _check(spending: Spending, most: float, delta: float, what: str, cure: str = "") -> float:
-    """Return the ε of what is spent; SettingsError above ``most``."""
-    epsilon = epsilon_of(spending, delta)
-    if epsilon > most:
-        would = f"this message would bring this client to ε = {epsilon:.3g} (δ = {delta:g})"
-        raise SettingsError(f"{what} = {most:g}: {would}{cure}")
+def _check(spending: Spending, limits: PrivacyLimits, what: str, cure: str = "") -> float:
+    """Return the ε of what is spent.
+
+    SettingsError above the limit, or where the limit is for a person and some of the noise was not.
+    """
+    if limits.unit == "person" and unit_of(spending) == "sample":
+        charges = "earlier charges in this client's ledger are of samples"
+        unknown = "what they cost a person is not known"
+        raise SettingsError(
+            f"{what} = {limits.epsilon:g}: {charges}, and {unknown} (docs/privacy.md)"
+        )
+    epsilon = epsilon_of(spending, limits.delta)
+    if epsilon > limits.epsilon:
+        would = f"this message would bring this client to ε = {epsilon:.3g}{limits.per_unit}"
+        raise SettingsError(f"{what} = {limits.epsilon:g}: {would} (δ = {limits.delta:g}){cure}")
     return epsilon

@@ -16,12 +16,15 @@ from client_app.learning.training import Batches, LossTerms, Step
 from protofl_common.basics.devices import seed_torch
 from protofl_common.config.options import SettingsError
 from protofl_common.privacy.grid import STEPS, longest_before_rounding, whole_noise
+from protofl_common.privacy.persons import Persons, few_at_a_time
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
 from protofl_common.privacy.released import Released
 
 NUMBERS_AT_ONCE = 2**24  # In all gradients of single samples that are in memory: 64 MiB
 ADDED_EXACTLY = 2**24 // STEPS  # Gradients of whole steps whose sums float32 holds exactly
+SAMPLES_OF_A_PERSON = 16
+"""In a step: memory is needed for the gradients of all of them at once."""
 PART = 1024  # Squares that float32 adds at a time
 FLOAT32_LENGTHS = 2**-13  # So much, at most, is a length off: PART roundings of its square
 Gradients = dict[str, Tensor]  # By the name of the weight
@@ -35,6 +38,9 @@ class PrivateStep(Step):
 
     Symbols: g_i gradient of the loss of sample i alone, over all modules; C = ``dp-clip``; σ the
     noise multiplier; q the rate at which samples are drawn, each by itself; N training samples.
+    With `persons` (``dp = "person"``) they are drawn in place of samples, N is their number, and
+    g_i the mean gradient of person i's samples, of `SAMPLES_OF_A_PERSON` of them drawn anew if
+    there are more.
 
         ḡ = 1/(q·N) · ( Σ_{i drawn} g_i · min(1, C / ‖g_i‖) + N(0, σ² C² I) )
 
@@ -42,10 +48,10 @@ class PrivateStep(Step):
     step that depends on settings alone (`protofl_common/privacy/grid.py`). What follows, the
     optimizer and the weights that leave, is computed from such ḡ and from what was sent.
 
-    A loss is that of a batch of one sample, so no sample shapes another's gradient, whatever the
-    loss. A gradient with NaN or infinity, or whose length overflows, counts as zero: neither passes
-    a clip. Who was drawn, the noise, dropout and ``augment`` come from the system's entropy: from
-    the run's seed a server could tell at which place of a batch a sample was. An optimizer's
+    The loss of a sample is that of a batch of one, so no sample shapes another's gradient, whatever
+    the loss. A gradient with NaN or infinity, or whose length overflows, counts as zero: neither
+    passes a clip. Who was drawn, the noise, dropout and ``augment`` come from the system's entropy:
+    from the run's seed a server could tell at which place of a batch a sample was. An optimizer's
     momentum and weight decay follow from ḡ.
 
     SettingsError for batch normalisation, in which samples shape each other's features, and for a
@@ -55,11 +61,21 @@ class PrivateStep(Step):
     plan: Plan = field(kw_only=True)
     released: Released | None = field(default=None, kw_only=True)
     """Where what it trains becomes released; None where no ledger pays (``gradient-noise``)."""
+    persons: Persons | None = field(default=None, kw_only=True)
+    """Whose the training samples are; None: each is of its own."""
+    sizes: Sequence[int] | None = None
+    """How many samples of the present batch are of each person in it; None: each is of its own."""
     private = True
-    empty = False  # Whether no sample was drawn into the present batch (`batches`)
+    empty = False  # Whether nobody was drawn into the present batch (`batches`)
 
     @classmethod
-    def of(cls, step: Step, plan: Plan, released: Released | None = None) -> Self:
+    def of(
+        cls,
+        step: Step,
+        plan: Plan,
+        released: Released | None = None,
+        persons: Persons | None = None,
+    ) -> Self:
         return cls(
             step.modules,
             step.optimizer,
@@ -68,6 +84,7 @@ class PrivateStep(Step):
             step.gradient_sums,
             plan=plan,
             released=released,
+            persons=persons,
         )
 
     def __post_init__(self) -> None:
@@ -103,27 +120,30 @@ class PrivateStep(Step):
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool
     ) -> Batches:
-        """Yield the batches of an epoch, into which each sample is drawn by itself, at the rate q.
+        """Yield the batches of an epoch, into which each person is drawn by itself, at the rate q.
 
-        For a batch into which none is drawn, the first sample stands in, and `empty` says so: its
+        For a batch into which nobody is drawn, the first person stands in, and `empty` says so: its
         gradient counts nothing, and the step has its noise all the same.
         """
+        persons = self.persons or Persons.apart(len(data))
+        if self.released is not None:
+            self.released.check(persons.samples == len(data))
         seed_torch(generator.seed())  # not the run's seed: see the class
         for _ in range(self.plan.batches):
-            drawn = np.flatnonzero(self.draw.random(len(data)) < self.plan.rate)
+            drawn = np.flatnonzero(self.draw.random(len(persons)) < self.plan.rate)
             self.empty = len(drawn) == 0
             if self.empty:
                 drawn = np.zeros(1, np.int64)
-            yield data.batch(torch.from_numpy(drawn).to(data.labels.device), generator)
+            rows, self.sizes = persons.rows_of(drawn, SAMPLES_OF_A_PERSON, self.draw)
+            yield data.batch(torch.from_numpy(rows).to(data.labels.device), generator)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         buffers_before = {name: value.clone() for name, value in self.alone.named_buffers()}
         terms = self.terms(self.model, inputs, labels, index)
         for name, value in self.alone.named_buffers():
             if not torch.equal(value, buffers_before[name]):
-                raise SettingsError(
-                    f"dp = 'sample': this network changes {name} while it trains, without noise"
-                )
+                changes = f"this network changes {name} while it trains, without noise"
+                raise SettingsError(f"dp = {self.plan.privacy.dp!r}: {changes}")
         if terms:
             weights = self._weights_of(terms)
             self._release(weights, self._sums(weights, (inputs, labels, index)))
@@ -136,11 +156,15 @@ class PrivateStep(Step):
         return {name: weight for name, weight in named if weight.grad is not None}
 
     def _sums(self, weights: Mapping[str, nn.Parameter], batch: tuple[Tensor, ...]) -> Gradients:
-        """The sums of the batch's gradients, cut; of large models few samples at a time."""
+        """The sums of persons' gradients, cut; of large models few samples at a time."""
         sums = dict.fromkeys(weights, torch.zeros(()))
-        size = max(1, NUMBERS_AT_ONCE // sum(weight.numel() for weight in weights.values()))
-        for samples in zip(*(part.split(size) for part in batch), strict=True):
-            for name, total in self._cut(self._of_each(weights, samples)).items():
+        most = max(1, NUMBERS_AT_ONCE // sum(weight.numel() for weight in weights.values()))
+        sizes_of_parts = [*few_at_a_time(self.sizes or [1] * len(batch[0]), most)]
+        lengths = [sum(sizes) for sizes in sizes_of_parts]
+        parts = zip(*(values.split(lengths) for values in batch), strict=True)
+        for sizes, samples in zip(sizes_of_parts, parts, strict=True):
+            gradients = _means(self._of_each(weights, samples), sizes)
+            for name, total in self._cut(gradients).items():
                 sums[name] = sums[name] + total
         return sums
 
@@ -158,7 +182,7 @@ class PrivateStep(Step):
             return {name: torch.stack([gradients[name] for gradients in each]) for name in weights}
 
     def _cut(self, gradients: Gradients) -> Gradients:
-        """The sums of the samples' gradients, each cut to the length C, in steps of C / `STEPS`.
+        """The sums of persons' gradients, each cut to the length C, in steps of C / `STEPS`.
 
         A gradient without a finite length counts as zero.
         """
@@ -195,6 +219,16 @@ class PrivateStep(Step):
             noisy_sum = sums[name] + noise.to(sums[name])
             weight.grad = (noisy_sum * (step / expected)).to(weight)
         self.descend()
+
+
+def _means(gradients: Gradients, sizes: Sequence[int]) -> Gradients:
+    """The mean gradient of each person, [P, …], who has so many of the samples' [B, …]."""
+    if max(sizes) == 1:
+        return gradients
+    means = {}
+    for name, gradient in gradients.items():
+        means[name] = torch.stack([of_one.mean(0) for of_one in gradient.split([*sizes])])
+    return means
 
 
 def _lengths(parts: Sequence[Tensor]) -> Tensor:

@@ -151,9 +151,13 @@ class SecureSum:
         return len(self._opened.keys)
 
     @property
-    def fewest_sites(self) -> int:
-        """How many sites this sum has at least, once the shares are open."""
-        return self._threshold(self._opened.keys)
+    def fewest_known(self) -> int:
+        """How many sites of this sum at least are no strangers, itself included.
+
+        Once the shares are open.
+        """
+        keys = self._opened.keys
+        return self._threshold(keys) - len(self._strangers(keys))
 
     def mask(self, vector: NDArray[np.uint64]) -> tuple[Payload, dict[str, ConfigRecord]]:
         """The vector [L] under its masks, and this site's keys for the next sum, if one follows."""
@@ -269,19 +273,25 @@ class SecureSum:
         The server may have invented the others, so they count as its helpers: c of n sites, where
         n + c < 2t. Without `peers` a site knows nobody, and trusts its operator's approval.
         """
-        node = self.client.node
-        if not node.peers:
+        if not self.client.node.peers:
             return
-        known = node.known_among(self.client.settings.named_sites) & {*sites}
-        if len(known) < FEWEST_KNOWN:
+        strangers = len(self._strangers(sites))
+        known = len(sites) - 1 - strangers
+        if known < FEWEST_KNOWN:
             raise RefusedMessage(
-                f"a sum with {len(known)} sites that {self.name} knows, fewer than {FEWEST_KNOWN}"
+                f"a sum with {known} sites that {self.name} knows, fewer than {FEWEST_KNOWN}"
             )
-        strangers = len(sites) - 1 - len(known)
         if len(sites) + strangers >= 2 * self._threshold(sites):
             raise RefusedMessage(
                 f"a sum with {strangers} sites that {self.name} does not know, of {len(sites)}"
             )
+
+    def _strangers(self, sites: Collection[str]) -> set[str]:
+        """Those of ``sites`` that this one does not know by their keys; nobody without `peers`."""
+        node = self.client.node
+        if not node.peers:
+            return set()
+        return {*sites} - node.known_among(self.client.settings.named_sites) - {self.name}
 
     def _threshold(self, keys: Collection[str]) -> int:
         """How many sites must stay: of those that the study names, however few the server shows."""
@@ -391,19 +401,21 @@ class SecureAggregation(Protection):
     def _check_shared_noise(self) -> None:
         """SettingsError where noise that sites share would not be whole in this sum.
 
-        A sum may have too few sites, or steps that are larger than those of the noise: what each
-        site rounds would then not add up to what one site's noise hides.
+        A sum may have too few sites: strangers (`peers`) do not count, who may be the server's own.
+        Or its steps may be larger than those of the noise: what each site rounds would then not add
+        up to what one site's noise hides.
         """
         privacy = self.client.settings.privacy
         honest_sites = privacy.dp_honest_sites
         if honest_sites == 1:
             return
         shared = f"dp-honest-sites = {honest_sites}"
-        fewest = self.sum.fewest_sites
+        fewest = self.sum.fewest_known
         if fewest < honest_sites:
+            known = " that this one knows (node config: peers)" if self.client.node.peers else ""
             raise SettingsError(
                 f"{shared}: with secagg-threshold = {privacy.secagg_threshold:g} a sum may have"
-                f" {fewest} sites; raise that, or choose {fewest} at most"
+                f" {fewest} sites{known}; raise that, or choose {fewest} at most"
             )
         clip = privacy.dp_feature_clip
         if unit_of_moments("second", clip) * sums.scale(self.sum.num_sites) < 1:
@@ -441,7 +453,7 @@ class SecureAggregation(Protection):
             uploaded = ", ".join(upload.entries)
             raise ValueError(f"uploaded: {uploaded}; declared for this sum: {', '.join(due)}")
 
-        samples = len(self.work.data.train_labels)
+        samples = self.work.counted_samples
         sites = self.sum.num_sites
         names = sums.figure_names(settings.row.reported_losses, self.work.metrics)
         figures = sums.to_whole(sums.weighted_figures(reply.report, samples, names), sites)

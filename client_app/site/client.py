@@ -3,17 +3,19 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from secrets import token_hex
 
 from flwr.app import Context, Message, MessageType, RecordDict
 
 from client_app.site import audit
 from client_app.site.consent import check_consent, site_key
 from client_app.site.state import StateFolder
-from protofl_common.basics.files import digest
+from protofl_common.basics.files import digest, locked, write_text
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import names_in
 from protofl_common.config.python_names import allow
+from protofl_common.config.sections import KEYED, PER_UNIT
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder
 from protofl_common.experiment.settings import Settings, baseline_config, digest_of
 from protofl_common.experiment.study import Study, about_site
@@ -27,6 +29,8 @@ from protofl_common.wire.records import (
     unpack_instructions,
 )
 from protofl_common.wire.schema import RefusedMessage
+
+DIVISION_KEY_FILE = "division.key"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,13 +87,29 @@ class Client:
         """
         return self.root / run_name / "clients" / self.name / name
 
+    def division_key(self) -> bytes:
+        """Return the key by which a site divides data of its own; b"" if it does not do it so.
+
+        It is made when it is first needed (``test-from = "keyed"``), and nobody else has it: who
+        had it could say on which side a sample is. Without the file another key would be made, so
+        that tested samples become trained ones.
+        """
+        if not self.node.has_own_data or self.settings.data.test_from != KEYED:
+            return b""
+        path = self.site_folder / DIVISION_KEY_FILE
+        with locked(path):
+            if not path.exists():
+                write_text(path, token_hex(32), private=True)
+            return bytes.fromhex(path.read_text(encoding="utf-8"))
+
     @cached_property
     def states(self) -> StateFolder:
         """The folder of this client's state: at a real site, every study has one of its own."""
         settings = self.settings
         use = f"{settings.run.algo} ({digest(repr(settings.exchange))})"
-        if settings.privacy.dp != "none":
-            use += ", with differential privacy"
+        dp = settings.privacy.dp
+        if dp != "none":
+            use += f", with differential privacy{PER_UNIT[dp]}"
         if self.study and self.study.name:
             use += f", in the {self.study}"
 

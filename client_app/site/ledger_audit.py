@@ -82,10 +82,12 @@ def _lost_rounds(answers: Answers, lines: Iterable[Line]) -> Iterator[str]:
     """What was answered, by the log, and is not in the record of answers."""
     last_sent: dict[tuple[str, int], int] = {}
     for _, entry, _ in lines:
-        kind, number = entry.get("kind"), entry.get("round")
+        kind = entry.get("kind")
+        number = entry.get("round")
         if kind in ("train", "evaluate") and "sent" in entry and type(number) is int:
+            key = f"{entry.get('run')} {entry.get('algo')}"
             which = 0 if kind == "train" else 1  # its place in the record
-            last_sent[f"{entry.get('run')} {entry.get('algo')}", which] = max(1, number)
+            last_sent[key, which] = max(1, number)
 
     for (key, which), number in last_sent.items():
         if answers.get(key, (0, 0))[which] < number:

@@ -7,7 +7,7 @@ one for each run.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from client_app.site.client import Client
@@ -15,7 +15,8 @@ from client_app.site.record import LedgerError
 from protofl_common.basics.files import digest, write_text
 from protofl_common.privacy.plan import Mechanism, epsilon
 
-Spending = Counter[tuple[float, float]]  # (q, σ) -> how many times
+Spending = Counter[tuple[float, float, str]]
+"""(q, σ, whether noise was for a "sample" or a "person") -> how many times"""
 Ledger = dict[str, Spending]
 """By the names of a run and of its Flower run, as in "heart 4711": a server may change either."""
 
@@ -43,7 +44,7 @@ def read_ledger(file: Path) -> Ledger:
             return {}
         runs = json.loads(file.read_text(encoding="utf-8"))
         return {
-            run: Counter({(rate, noise): times for rate, noise, times in rows})
+            run: Counter({(rate, noise, unit): times for rate, noise, unit, times in rows})
             for run, rows in runs.items()
         }
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -53,16 +54,17 @@ def read_ledger(file: Path) -> Ledger:
 
 def write_ledger(file: Path, ledger: Ledger) -> None:
     runs = {
-        run: [[rate, noise, times] for (rate, noise), times in spending.items() if times]
+        run: [[*kind, times] for kind, times in spending.items() if times]
         for run, spending in ledger.items()
     }
     write_text(file, json.dumps(runs) + "\n", private=True)
 
 
-def spending_of(costs: Sequence[Mechanism]) -> Spending:
+def spending_of(costs: Sequence[Mechanism], unit: str) -> Spending:
+    """What answers cost each ``unit``: a value of ``dp``."""
     spending: Spending = Counter()
     for rate, noise, times in costs:
-        spending[rate, noise] += times
+        spending[rate, noise, unit] += times
     return spending
 
 
@@ -89,11 +91,16 @@ def charges_in(ledger: Ledger) -> int:
     return sum(spending.total() for spending in ledger.values())
 
 
-def epsilon_of(spending: Mapping[tuple[float, float], int], delta: float) -> float:
-    mechanisms = [Mechanism(rate, noise, times) for (rate, noise), times in spending.items()]
+def unit_of(spending: Spending) -> str:
+    """Of what ε can be said of all that was spent: a "sample", or a "person" if all was for these.
+
+    Noise for a person covers each of its samples. Noise for a sample says nothing of the person,
+    who may have had any number of them.
+    """
+    units = {unit for _, _, unit in spending}
+    return "sample" if "sample" in units else "person"
+
+
+def epsilon_of(spending: Spending, delta: float) -> float:
+    mechanisms = [Mechanism(rate, noise, times) for (rate, noise, _), times in spending.items()]
     return epsilon(mechanisms, delta)
-
-
-def epsilon_spent(file: Path, delta: float) -> float:
-    """Return ε at ``delta`` of all that a ledger contains."""
-    return epsilon_of(total(read_ledger(file)), delta)

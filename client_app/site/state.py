@@ -25,7 +25,7 @@ from protofl_common.basics.tensorfile import read_tensors, write_tensors
 FORMAT = "protofl-client-state-3"
 LOST = (
     "Put this folder back, and resume; or begin the run anew. "
-    "Several machines that simulate clients must share the out-dir"
+    "Machines of one `flwr run` must share the out-dir; those of `protofl run --cluster` need not"
 )
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
 

@@ -18,10 +18,12 @@ from protofl_common.basics.files import cache_folder
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data import ClientData, open_client_data
+from protofl_common.data.division import Share
 from protofl_common.data.raw import StoredRows
 from protofl_common.models.build import initial_model
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy import release
+from protofl_common.privacy.persons import Persons
 from protofl_common.privacy.plan import Plan
 from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.wire.schema import Limits, Template
@@ -63,9 +65,11 @@ class Workshop:
             domain=self.client.node.domain,
             # a scale of one's own would tell of one's samples
             shared_scale=settings.privacy.dp != "none",
+            key=self.client.division_key(),
         )
         if has_own_data:
             data = self._protected(data)
+        data = self._once_a_person(data)
         augment_of(settings.training.augment, data, self.device)  # refuses what are no images
         noise = settings.noise.image_noise
         if noise == "none":
@@ -73,6 +77,27 @@ class Workshop:
         images = np.asarray(data.train_inputs)
         seed = self.seed_for("image-noise")
         return replace(data, train_inputs=release.noised_images(images, noise, seed))
+
+    def _once_a_person(self, data: ClientData) -> ClientData:
+        """Return the data with one test or validation sample of each person, if these count.
+
+        SettingsError where ``dp`` does not fit: a column ``client`` says that persons count, and
+        nothing else does. Who has the data writes that column, and no run chooses another.
+        """
+        dp = self.settings.privacy.dp
+        if dp == "sample" and data.persons is not None:
+            whose = "this client's data say whose each sample is (column client)"
+            raise SettingsError(
+                f"dp = 'sample': {whose}, so what is protected is a person, not a sample; set"
+                " dp = 'person'"
+            )
+        if dp != "person":
+            return data
+        if data.persons is None:
+            why = "this client's data do not say whose each sample is"
+            cure = "who has them may add a column client, by which no partition or domain divides"
+            raise SettingsError(f"dp = 'person': {why}; {cure}")
+        return with_persons_once(data, data.persons)
 
     def _protected(self, data: ClientData) -> ClientData:
         """Return a site's own data as messages may tell of them.
@@ -196,13 +221,39 @@ class Workshop:
     @cached_property
     def plan(self) -> Plan | None:
         """How what this site sends is made private; None where it is not."""
-        return self.settings.plan(len(self.data.train_labels))
+        return self.settings.plan(self.counted_samples)
+
+    @cached_property
+    def persons(self) -> Persons:
+        """Whose its training samples are: each one's own, unless ``dp`` counts persons."""
+        owners = self.data.persons
+        if self.settings.privacy.dp != "person" or owners is None:
+            return Persons.apart(len(self.data.train_labels))
+        return Persons(owners.train)
+
+    @property
+    def counted_samples(self) -> int:
+        """The number of its training samples, or of the persons that they are of, if these count.
+
+        It is what this client weighs, and what it states.
+        """
+        return len(self.persons)
 
     @property
     def stated_samples(self) -> int:
-        """Its training samples, as it tells them: 0 if they are only in a sum."""
-        stated = release.stated_samples(self.data.train_labels, self.settings.privacy)
-        return 0 if self.settings.hides_samples else stated
+        """What counts of its training samples, as it tells them: 0 if they are only in a sum."""
+        if self.settings.hides_samples:
+            return 0
+        if self.settings.privacy.dp == "person":
+            return self.counted_samples
+        return release.stated_samples(self.data.train_labels, self.settings.privacy)
+
+    @property
+    def found_samples(self) -> int:
+        """What counts of the samples that its share was taken from, as it tells them."""
+        if self.settings.privacy.dp == "person":
+            return len(self.persons) + len(self.data.test_labels) + len(self.data.validation_labels)
+        return self.data.found - len(self.data.train_labels) + self.stated_samples
 
     @cached_property
     def large_classes(self) -> torch.Tensor:
@@ -248,6 +299,23 @@ def with_public_scale(data: ClientData) -> ClientData:
     mean, deviation = (0.5, 0.25) if are_images else (0.0, 1.0)
     width = len(data.mean)
     return replace(data, mean=(mean,) * width, std=(deviation,) * width)
+
+
+def with_persons_once(data: ClientData, owners: Share) -> ClientData:
+    """Return the data with one test or validation sample of each person, in one of both parts.
+
+    Who is tested is not validated on. What is left depends on each person alone.
+    """
+    changes: dict[str, Any] = {}
+    test = Persons(owners.test).first_of_each()
+    validation = Persons(owners.validation).first_of_each()
+    is_tested = np.isin(owners.validation[validation], owners.test)
+    validation = validation[~is_tested]
+    for part, rows in (("test", test), ("validation", validation)):
+        changes[f"{part}_inputs"] = StoredRows(getattr(data, f"{part}_inputs"), rows)
+        changes[f"{part}_labels"] = getattr(data, f"{part}_labels")[rows]
+    owners = Share(owners.train, owners.test[test], owners.validation[validation])
+    return replace(data, persons=owners, **changes)
 
 
 def without_rare_tests(data: ClientData, least: int) -> ClientData:

@@ -7,11 +7,11 @@ from protofl_common.wire.schema import Exchange, Vectors
 
 class FedDistillHparams(OwnHparams):
     gamma: float = option(
-        default=1.0,
+        default=0.3,
         minimum=0,
         help=(
-            "γ, weight of the distance to the teacher; the paper gives none, 1 is FedTGP's; 0:"
-            " Local"
+            "γ, weight of the distance to the teacher; the paper gives none, FedTGP's has 1, with"
+            " which a client's network may die; 0: Local"
         ),
     )
     outputs: str = option(

@@ -36,9 +36,12 @@ class FedTGPHparams(ServerTrainingHparams, AlignmentHparams):
         ),
     )
     margin_threshold: float = option(
-        default=100.0,
+        default=10.0,
         minimum=0,
-        help="τ, the largest adaptive margin, or the fixed one",
+        help=(
+            "τ, the largest adaptive margin, or the fixed one; the paper has 100, with which"
+            " training breaks down at our lr and momentum"
+        ),
     )
     transform: bool = option(
         default=True,

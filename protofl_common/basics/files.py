@@ -4,11 +4,13 @@ A process that is killed while it writes leaves the old file; so does a full dis
 writes tensors in this way: this module loads no torch.
 """
 
+import ctypes
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import escape
@@ -25,7 +27,7 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
 
     After an error ``path`` is as it was, and nothing is left beside it. A ``private`` file is
     written in a folder of its own, into which no other user can look. A power cut may undo what is
-    not ``durable``, until `os.sync`.
+    not ``durable``, until `sync_disk_of`.
     """
     if private:
         make_private(path.parent)
@@ -81,6 +83,23 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_disk_of(path: Path) -> None:
+    """Wait until all that was written beside ``path``, and elsewhere on its disk, is there.
+
+    Linux alone can leave out other disks, of which one may hang.
+    """
+    if sys.platform != "linux":
+        os.sync()
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(descriptor)
 

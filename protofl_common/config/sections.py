@@ -21,6 +21,8 @@ from protofl_common.config.options import Affects, Needed, Scalar, Table, key_of
 
 TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 """Experiment trackers (`server_app/callbacks/trackers.py`)."""
+KEYED = "keyed"
+"""The value of ``test-from`` with which a sample's side depends on nothing but the sample."""
 FEWEST_TESTED = 20
 """Samples of a figure under ``min-class-samples``, at least: a figure of few says which of them are
 right."""
@@ -541,15 +543,18 @@ class DataSettings(Table):
     )
     test_from: str = option(
         default="split",
-        choices=("split", "balanced", "official", "official-own", "official-all"),
+        choices=("split", "balanced", "official", "official-own", "official-all", KEYED),
         site=(
             "[which samples are for testing](data.md#training-and-test-samples); with data of"
-            " its own only, and never as the run says"
+            " its own only, and never as the run says; if not set, `split`, or with `require-dp`"
+            " `keyed`"
         ),
         help=(
             "split: each client's own share; balanced: what nobody trains on of the client's"
             " domain, each class as often; official: the data set's test part, the client's"
-            " classes; official-own: what of it is in the client's share; official-all: all of it"
+            " classes; official-own: what of it is in the client's share; official-all: all of it;"
+            " keyed: at a site with data of its own, by a keyed hash of each sample, so that one"
+            " sample more moves no other"
         ),
     )
     train_fraction: float = option(
@@ -756,6 +761,10 @@ class TrainingSettings(Table):
     )
 
 
+PER_UNIT = {"sample": "", "person": " per person"}
+"""What is written behind ε, by ``dp``: whose privacy it bounds."""
+
+
 class PrivacySettings(Table):
     """The protection of a client's data, beside that they stay where they are (`privacy`)."""
 
@@ -770,8 +779,11 @@ class PrivacySettings(Table):
     )
     dp: str = option(
         default="none",
-        choices=("none", "sample"),
-        help="differential privacy: sample (of each sample, in all that a client sends), none",
+        choices=("none", "sample", "person"),
+        help=(
+            "differential privacy in all that a client sends: sample (of each sample), person (of"
+            " all samples of a person together, as the column `client` of its data says), none"
+        ),
     )
     dp_epsilon: float = option(
         default=8.0,
@@ -782,13 +794,13 @@ class PrivacySettings(Table):
         default=1e-05,
         above=0,
         maximum=0.1,
-        help="δ at which ε is meant; well below 1 / training samples",
+        help="δ at which ε is meant; well below 1 / training samples, or persons",
     )
     dp_clip: float = option(
         default=1.0,
         minimum=1e-06,
         maximum=1000000.0,
-        help="a sample's gradient is cut to this length",
+        help="the gradient of a sample, or of a person, is cut to this length",
     )
     dp_feature_clip: float = option(
         default=1.0,
@@ -1011,9 +1023,11 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
             f" figures or classes; {PROMISE_OF_SUMS}; no bound on single sites (liars) can act"
         )
     if settings.get("dp", "none") != "none":
+        units = {"sample": "sample of a client", "person": "person of a client (all samples of it)"}
         lines.append(
             f"differential privacy: at most ε = {settings['dp-epsilon']},"
-            f" δ = {settings['dp-delta']} for each sample of a client, of all that it sends,"
+            f" δ = {settings['dp-delta']} for each {units[str(settings['dp'])]},"
+            " of all that the client sends,"
             f"{_on_honest_sites(settings)}"
             " with noise: weights, prototypes, class moments, numbers of right predictions;"
             " not covered: numbers of samples, times of replies;"

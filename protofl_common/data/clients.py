@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.division import client_and_number, shares_of
+from protofl_common.data.division import Share, client_and_number, names_persons, shares_of
 from protofl_common.data.partitions import shuffled_by_class
 from protofl_common.data.raw import (
     MOST_BYTES_IN_MEMORY,
@@ -61,6 +61,8 @@ class ClientData:
     """Of a table or texts, see `RawData`."""
     found: int
     """Samples that the share was taken from: of the data set, or of the domain that it names."""
+    persons: Share | None = None
+    """Whose each sample of a part is, as numbers; None where the data do not say it."""
     has_uneven_classes: bool = False
     """The data set that clients divide has a class of more than twice another's samples."""
 
@@ -73,30 +75,35 @@ def open_client_data(
     num_partitions: int,
     domain: str = "",
     shared_scale: bool = False,
+    key: bytes = b"",
 ) -> ClientData:
     """The data of client ``partition`` of ``num_partitions``: the same for the same arguments.
 
     With ``domain``, from the client's own configuration, and the partitions ``own``,
     ``feature-shift`` and ``feature-label-shift`` it gets that domain as if it were its only client.
-    With ``shared_scale`` all clients standardise alike. The first call on a machine decodes the
+    ``key`` is what a site with data of its own divides them by (``test-from = "keyed"``). With
+    ``shared_scale`` all clients standardise alike. The first call on a machine decodes the
     data set into the cache; later ones take milliseconds.
     """
     check_data_settings(settings)
     data = open_data(settings)
     client, clients = client_and_number(settings, partition, num_partitions, domain)
-    share = shares_of(data, settings, seed, clients, domain)[client]
+    share = shares_of(data, settings, seed, clients, domain, key)[client]
     if settings.standardise == "auto" and are_images(data.inputs):
         fill = Floats()
         mean = data.mean
         std = data.std
     elif shared_scale or settings.standardise == "pooled":
-        fill, mean, std = _pooled_scale(data, settings, seed, clients, domain)
+        fill, mean, std = _pooled_scale(data, settings, seed, clients, domain, key)
     else:
         fill, mean, std = _fitted(data, settings, share.train)
 
     hiding_seed = derive_seed(seed, "labelled", client, domain)
     train_labels = _rows(data.labels, share.train)
     rows = np.concatenate(share) if settings.partition == "own" else share.train
+    persons = None
+    if names_persons(data, settings, domain):
+        persons = Share(*(_rows(data.domains, part) for part in share))
     samples = len(data.labels)
     if domain:
         samples = int((data.domains == data.domain_names.index(domain)).sum())
@@ -114,6 +121,7 @@ def open_client_data(
         fill=fill,
         columns=data.columns,
         found=samples,
+        persons=persons,
         has_uneven_classes=settings.partition != "own" and data.has_uneven_classes,
     )
 
@@ -134,10 +142,10 @@ def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
 
 @lru_cache(maxsize=8)
 def _pooled_scale(
-    data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str
+    data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str, key: bytes
 ) -> Scale:
     """The scale of the training samples of all clients, found once per process."""
-    rows = [share.train for share in shares_of(data, settings, seed, clients, domain)]
+    rows = [share.train for share in shares_of(data, settings, seed, clients, domain, key)]
     return _fitted(data, settings, np.unique(np.concatenate(rows)))
 
 

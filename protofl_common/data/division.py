@@ -9,11 +9,15 @@ The seed alone decides: every process divides alike. Steps: choose the pool (``t
   clients may share samples, the pool is split before it is dealt.
 - ``official-own``: the data set marks the test samples, which are dealt like the others.
 - ``balanced``: the pool is split first; training samples alone are dealt, the others are for tests.
+- ``keyed``: at a site with data of its own a keyed hash of each sample, or of whose it is, decides,
+  with a key that the site keeps. So one sample more, or less, moves no other; how many samples are
+  on a side is left to chance.
 - ``official``, ``official-all``: the data set marks the test samples, and nobody's share has them.
 """
 
 from dataclasses import replace
 from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +25,7 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.datasets import PARTITIONS, is_own
-from protofl_common.config.sections import DataSettings
+from protofl_common.config.sections import KEYED, DataSettings
 from protofl_common.data.partitions import (
     DIVIDE,
     Generator,
@@ -68,17 +72,37 @@ def client_and_number(
 
 @lru_cache(maxsize=8)
 def shares_of(
-    data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str = ""
+    data: StoredData,
+    settings: DataSettings,
+    seed: int,
+    clients: int,
+    domain: str = "",
+    key: bytes = b"",
 ) -> list[Share]:
-    """The share of each client, made once per process; with ``domain`` of that domain alone."""
-    return Division(data, settings, seed, domain).shares(clients)
+    """The share of each client, made once per process; with ``domain`` of that domain alone.
+
+    ``key`` is that of a site with data of its own.
+    """
+    return Division(data, settings, seed, domain, key).shares(clients)
+
+
+def names_persons(data: StoredData, settings: DataSettings, domain: str) -> bool:
+    """True where a column ``client`` of the user's own data says whose each sample is.
+
+    With a ``domain``, or a partition by domains, each of its values is a client of a run instead.
+    """
+    by_domain = bool(domain) or PARTITIONS[settings.partition].needs_domains
+    return data.by_client and is_own(settings.dataset) and not by_domain
 
 
 class Division:
     """Divides the data set; the settings have passed `check_data_settings`."""
 
-    def __init__(self, data: StoredData, settings: DataSettings, seed: int, domain: str) -> None:
+    def __init__(
+        self, data: StoredData, settings: DataSettings, seed: int, domain: str, key: bytes = b""
+    ) -> None:
         self.data = data
+        self.key = key
         self.seed = seed
         self.domain = domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings
@@ -89,12 +113,13 @@ class Division:
 
         # samples of one `client` of the user's own data, as a patient, stay together: nobody trains
         # on some of them and is tested on others
-        named = data.by_client and is_own(settings.dataset) and len(data.domain_names) > 1
-        self.by_client = named and not domain and not self.partition.needs_domains
+        several = len(data.domain_names) > 1
+        self.by_client = several and names_persons(data, settings, domain)
         self.domains = np.zeros_like(self.owners) if self.by_client else self.owners
 
         self.marked = self.official == VALIDATION
         self.reserved = self.marked  # for validation: the marked samples, or else whole clients
+        self.is_keyed = settings.test_from == KEYED
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
     def random(self, *purpose: str | int) -> Generator:
@@ -120,8 +145,11 @@ class Division:
             pool = pool.take(np.flatnonzero(pool.for_training))
             least = 1
 
-        if self.by_client and settings.validation_fraction and not self.marked.any():
-            self._reserve_clients(pool)
+        if settings.validation_fraction and not self.marked.any():
+            if self.is_keyed:
+                self._reserve_by_hash(pool)
+            elif self.by_client:
+                self._reserve_clients(pool)
         dealt = self._dealt(pool, clients)
         for client, positions in enumerate(dealt):
             many = int((~self.reserved[pool.rows[positions]]).sum())
@@ -194,6 +222,8 @@ class Division:
             return np.asarray(self.official[pool.rows] == 0)
         if settings.test_from in COMMON_TESTS:
             return None
+        if self.is_keyed:
+            return self._hashes("test", pool.rows) < settings.train_fraction
         is_balanced = settings.test_from == "balanced"
         if not (is_balanced or self.by_client or self.partition.shares_samples):
             return None
@@ -205,6 +235,35 @@ class Division:
         rng = self.random("split", self.domain)
         test = split(groups, settings.train_fraction, rng)[1]
         return ~np.isin(pool.rows, self._rows_aside(free.rows, test, rng, for_testing=True))
+
+    def _hashes(self, purpose: str, rows: Ints) -> NDArray[np.float64]:
+        """A number from 0 to 1 for each of these rows, which follows from the sample and the key.
+
+        Samples of one `client` have one in common.
+        """
+        if not self.key:
+            which = f"test-from = {KEYED!r}"
+            raise DataError(f"{which}: only in the node config of a site with data of its own")
+        if self.by_client:
+            contents = [self.data.domain_names[owner].encode() for owner in self.owners[rows]]
+        else:
+            contents = [digest.tobytes() for digest in self.data.contents[rows]]
+            if contents and not contents[0]:
+                cure = "choose split, or keep them as files"
+                raise DataError(f"test-from = {KEYED!r}: not with {self.settings.dataset}; {cure}")
+        hashes = [
+            blake2b(content, key=self.key, person=purpose.encode(), digest_size=8).digest()
+            for content in contents
+        ]
+        return np.frombuffer(b"".join(hashes), "<u8") / 2**64
+
+    def _reserve_by_hash(self, pool: Pool) -> None:
+        """Reserve about ``validation-fraction`` of the training samples, each by itself."""
+        assert pool.for_training is not None
+        rows = pool.rows[pool.for_training]
+        is_reserved = self._hashes("validation", rows) < self.settings.validation_fraction
+        self.reserved = np.zeros_like(self.marked)
+        self.reserved[rows[is_reserved]] = True
 
     def _reserve_clients(self, pool: Pool) -> None:
         """Reserve about ``validation-fraction`` of the training samples: those of whole clients."""
@@ -377,7 +436,7 @@ class Division:
                 of_classes = np.isin(self.labels[validation], self.labels[train])
                 validation = validation[of_classes]
             return train, validation
-        if is_marked or self.by_client:
+        if is_marked or self.by_client or self.is_keyed:
             return train, np.sort(share[self.reserved[share]])
         if not settings.validation_fraction:
             return train, train[:0]

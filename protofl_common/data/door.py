@@ -204,8 +204,9 @@ def without_copies(data: RawData, where: str) -> RawData:
     example = data.place(int(copies[0]))
     note = f"{where}: left out {len(copies)} copies of other samples, such as {example}"
     kept = {}
-    for field in ("inputs", "labels", "domains", "official"):
-        kept[field] = getattr(data, field)[is_first]
+    for field in ("inputs", "labels", "domains", "official", "contents"):
+        value = getattr(data, field)
+        kept[field] = value[is_first] if len(value) else value
     return replace(data, **kept, notes=(*data.notes, note))
 
 

@@ -27,7 +27,7 @@ from protofl_common.basics.files import cache_folder, make_private
 from protofl_common.basics.text import first_of, with_composed_letters
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import class_names, counted, from_arrays
-from protofl_common.data.raw import DataError, Images, RawData
+from protofl_common.data.raw import DataError, Images, RawData, digests
 
 EXTENSIONS = frozenset(
     (
@@ -108,6 +108,8 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
         names = sorted({with_composed_letters(folder.name) for folder in folders})
         indices = np.array([names.index(name) for name in data.domain_names], np.int64)
         data = replace(data, domains=indices[data.domains], domain_names=tuple(names))
+    if not by_domain:
+        data = replace(data, contents=digests(file.read_bytes() for file in files))
     return replace(data, notes=(note,))
 
 

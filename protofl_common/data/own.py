@@ -28,7 +28,7 @@ from protofl_common.data.images import (
     read_images,
     square_rgb,
 )
-from protofl_common.data.raw import DataError, Ints, RawData
+from protofl_common.data.raw import DataError, Ints, RawData, digests
 from protofl_common.data.table import (
     ANNOTATION_COLUMNS,
     TableFile,
@@ -82,7 +82,8 @@ def read_manifest(settings: DataSettings) -> RawData:
             place = rows.place(row)
             raise DataError(f"{rows.file}, {place}, column 'file': there is no file {name!r}")
     columns["inputs"] = lambda: read_images(files, settings)
-    return from_arrays(columns, str(rows.file), settings.classes, rows.place)
+    data = from_arrays(columns, str(rows.file), settings.classes, rows.place)
+    return replace(data, contents=digests(file.read_bytes() for file in files))
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
@@ -105,7 +106,7 @@ def read_arrays(settings: DataSettings) -> RawData:
         if named:
             raise DataError(f"{file} has no columns that could be named; leave out {named!r}")
         arrays = _npz(file)
-        data = from_arrays(arrays, where, settings.classes, gaps=gaps)
+        data = _with_digests(from_arrays(arrays, where, settings.classes, gaps=gaps))
         others = [name for name in arrays if name not in KEYS and name[2:] not in SPLITS]
         if others:
             data = replace(data, notes=(f"{file}: left out the arrays {first_of(others)}",))
@@ -119,7 +120,12 @@ def read_arrays(settings: DataSettings) -> RawData:
     used = {name: rows.columns[name] for name in names}
     check_no_label(used, arrays["labels"], where, numbers=True)
     data = from_arrays(arrays, where, settings.classes, rows.place, gaps=gaps, columns=chosen)
-    return replace(data, notes=rows.notes)
+    return _with_digests(replace(data, notes=rows.notes))
+
+
+def _with_digests(data: RawData) -> RawData:
+    """The data with digests of the inputs, which must be as their owner has them."""
+    return replace(data, contents=digests(one.tobytes() for one in data.inputs))
 
 
 def locate_arrays(settings: DataSettings) -> tuple[Path, ...]:
@@ -152,11 +158,13 @@ def read_text(settings: DataSettings) -> RawData:
     check_no_label(texts_of, arrays["labels"], where)
     if len(parts) == 2 and "split" not in arrays:
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
-    arrays["inputs"] = tokens(chain.from_iterable(texts), settings.text_length)
+    all_texts = [*chain.from_iterable(texts)]
+    arrays["inputs"] = tokens(all_texts, settings.text_length)
     places = [f"{rows.file.name}, line {line}" for rows in parts for line in rows.lines]
     columns = joined if parts[0].has_header else ()
     data = from_arrays(arrays, where, settings.classes, places.__getitem__, columns=columns)
-    return replace(data, notes=tuple(chain.from_iterable(rows.notes for rows in parts)))
+    notes = tuple(chain.from_iterable(rows.notes for rows in parts))
+    return replace(data, contents=digests(text.encode() for text in all_texts), notes=notes)
 
 
 def locate_text(settings: DataSettings) -> tuple[Path, ...]:
@@ -294,7 +302,8 @@ def read_python(name: str, settings: DataSettings) -> RawData:
     for key in data:
         if key not in KEYS and not str(key).startswith("_"):
             raise DataError(f"{where}: it returned {key!r}; choose among {', '.join(KEYS)}")
-    return from_arrays(data, where, settings.classes, gaps=settings.impute != "none")
+    gaps = settings.impute != "none"
+    return _with_digests(from_arrays(data, where, settings.classes, gaps=gaps))
 
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:

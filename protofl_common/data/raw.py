@@ -4,8 +4,9 @@ Inputs [N, …] are images uint8 [N, channels, H, W], numbers (floating point) o
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +54,9 @@ class RawData:
     """Of a table, in the order of its features: ``age``, ``sex:f|m``; of a text, those joined."""
     by_client: bool = False
     """The domains are a `client` column's, such as patients, whose samples stay together."""
+    contents: Images = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    """uint8 [N, 16]: a digest of each sample as its owner has it, whatever the settings make of it,
+    for ``test-from = "keyed"``; [0, 0] where that is not known."""
     notes: tuple[str, ...] = ()
     """Lines for their owner: what was read, and what was left out."""
     place: Place = any_place
@@ -83,6 +87,12 @@ class StoredRows:
 def described(inputs: Inputs) -> str:
     """Type and shape of a sample: ``"float32 [30]"``."""
     return f"{inputs.dtype} {list(inputs.shape[1:])}"
+
+
+def digests(contents: Iterable[bytes]) -> Images:
+    """A digest of each, uint8 [N, 16]."""
+    parts = [blake2b(content, digest_size=16).digest() for content in contents]
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, 16)
 
 
 def are_images(inputs: Inputs) -> bool:

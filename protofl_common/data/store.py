@@ -26,10 +26,10 @@ from protofl_common.data.raw import DataError, RawData, are_images, resized, sta
 from protofl_common.data.sources import source_of
 
 T = TypeVar("T")
-FORMAT = 11
+FORMAT = 12
 """Raise it when the content of the files, or of a data set that a source delivers, changes."""
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
-ARRAYS = ("inputs", "labels", "domains", "official")
+ARRAYS = ("inputs", "labels", "domains", "official", "contents")
 NAMES = ("classes", "domain_names", "columns", "notes")
 
 
@@ -143,7 +143,8 @@ def _build(folder: Path, settings: DataSettings) -> StoredData | None:
         raw = without_copies(raw, settings.data_dir or settings.dataset)
     for note in raw.notes:
         say(note)
-    raw = replace(raw, inputs=resized(raw.inputs, settings.image_size))
+    contents = raw.contents if len(raw.contents) else np.zeros((len(raw.labels), 0), np.uint8)
+    raw = replace(raw, inputs=resized(raw.inputs, settings.image_size), contents=contents)
     measured = raw.inputs
     if not are_images(measured):
         measured = measured[raw.official == 0]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from protofl_common.basics.code_version import version_of
 from protofl_common.basics.text import as_file_name, is_site_name, names_in, with_composed_letters
@@ -14,6 +14,7 @@ from protofl_common.config.architectures import OTHER_NETWORKS
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.options import Scalar, SettingsError, Values
+from protofl_common.config.sections import KEYED, PER_UNIT
 from protofl_common.experiment.catalog import CATALOG, installed, options_of_a_run
 from protofl_common.experiment.study import keys_of_sites, problems_of_keys, wrong_key
 from protofl_common.privacy.masks import FEWEST_SUMMED
@@ -174,11 +175,13 @@ NODE_ROWS: dict[str, NodeKey] = {
     ),
     "require-dp": NodeKey(
         help=(
-            '`"epsilon<=2"`, or `"epsilon<=2 delta<=1e-6"` (1e-5 if not set): only runs with'
-            ' `dp = "sample"`, which together cost no more; the default `dp-epsilon`, 8, is above'
-            " that. `privacy/` under `state-dir` has a ledger of the site's name and one of its"
-            " data (`data-dir`, `domain`, `partition-id`): renaming the site, or moving its data,"
-            " does not reset the budget. Both at once, or another `state-dir`, do: never do that"
+            '`"epsilon<=2"`, or `"epsilon<=2 delta<=1e-6"` (1e-5 if not set): only runs with `dp`,'
+            ' which together cost no more. `"epsilon<=2 per person"`: only runs with'
+            ' `dp = "person"`; its data need [a column `client`](privacy.md#persons), and where'
+            " there is one, ε is of a person anyway. The default `dp-epsilon`, 8, is above that."
+            " `privacy/` under `state-dir` has a ledger of the site's name and one of its data"
+            " (`data-dir`, `domain`, `partition-id`): renaming the site, or moving its data, does"
+            " not reset the budget. Both at once, or another `state-dir`, do: never do that"
         ),
     ),
 }
@@ -226,7 +229,20 @@ DEFAULTS: dict[str, Scalar] = {
 }
 NODE_KEYS = (*NODE_ROWS, *NODE_OVERRIDES)
 DELTA = 1e-5  # δ of a site that demands ε alone
-_DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?")
+_DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?( per person)?")
+
+
+class PrivacyLimits(NamedTuple):
+    """What may be spent of the privacy of each ``unit``, "sample" or "person"."""
+
+    epsilon: float
+    delta: float
+    unit: str
+
+    @property
+    def per_unit(self) -> str:
+        """What is written behind ε; "" for a sample."""
+        return PER_UNIT[self.unit]
 
 
 @dataclass(frozen=True)
@@ -241,7 +257,7 @@ class NodeConfig:
     has_own_data: bool  # they are then no share of a data set that several divide
     approves: bool  # its operator approves each run before anything is read for it
     peers: dict[str, str]  # the sites that it knows, each with its key
-    required_dp: tuple[float, float] | None  # (ε, δ) that all runs together may spend, if limited
+    required_dp: PrivacyLimits | None  # what all runs together may spend, if limited
     max_evaluations: int  # of exact figures, for each approval
 
     @classmethod
@@ -336,12 +352,13 @@ def problem_of_peers(node: Values, config: Values) -> str:
     return ""
 
 
-def required_dp(node: Values) -> tuple[float, float] | None:
-    """(ε, δ) that this site lets all runs together spend, of ``require-dp``; None without."""
+def required_dp(node: Values) -> PrivacyLimits | None:
+    """What this site lets all runs together spend, of ``require-dp``; None without."""
     limits = _DP.fullmatch(str(node.get("require-dp")))
     if limits is None:
         return None
-    return float(limits[1]), float(limits[3] or DELTA)
+    unit = "person" if limits[4] else "sample"
+    return PrivacyLimits(float(limits[1]), float(limits[3] or DELTA), unit)
 
 
 def allowed_by(node: Values) -> dict[str, Scalar]:
@@ -364,7 +381,10 @@ def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
     """
     if not has_own_data(node):
         return {}
-    return UNDIVIDED | {key: node.get(key, defaults[key]) for key in DIVISION}
+    division = {key: node.get(key, defaults[key]) for key in DIVISION}
+    if "require-dp" in node and "test-from" not in node:  # then ε is with and without a sample
+        division["test-from"] = KEYED
+    return UNDIVIDED | division
 
 
 def settings_of_site(node: Values, defaults: Values) -> dict[str, Scalar]:
@@ -403,7 +423,8 @@ def _demanded(node: Values, config: dict[str, Scalar]) -> Iterator[str]:
     demand = f"require-dp = {node['require-dp']!r}"
     limits = required_dp(node)
     if limits is None:
-        yield f"node-config: {demand}: say 'epsilon<=8', or 'epsilon<=8 delta<=1e-6'"
+        choices = "'epsilon<=8', 'epsilon<=8 per person' or 'epsilon<=8 delta<=1e-6 per person'"
+        yield f"node-config: {demand}: say {choices}"
         return
     state_dir = str(node.get("state-dir", ""))
     if not Path(state_dir).is_absolute():
@@ -411,13 +432,14 @@ def _demanded(node: Values, config: dict[str, Scalar]) -> Iterator[str]:
             f"node-config: state-dir = {node.get('state-dir', '')!r}: with require-dp it must be"
             " absolute, so that the privacy ledger is found again"
         )
-    epsilon, delta = limits
-    if config.get("dp") != "sample":
+    # noise for a person covers each of its samples
+    if config.get("dp") not in (limits.unit, "person"):
         yield (
-            f"dp = {config.get('dp')!r}: this site takes part only with dp = 'sample', dp-epsilon"
-            f" at most {epsilon:g} and dp-delta at most {delta:g} (node config: {demand})"
+            f"dp = {config.get('dp')!r}: this site takes part only with dp = {limits.unit!r},"
+            f" dp-epsilon at most {limits.epsilon:g} and dp-delta at most {limits.delta:g} (node"
+            f" config: {demand})"
         )
-    for key, most in (("dp-epsilon", epsilon), ("dp-delta", delta)):
+    for key, most in (("dp-epsilon", limits.epsilon), ("dp-delta", limits.delta)):
         value = config.get(key)
         if isinstance(value, int | float) and value > most:
             yield f"{key} = {value}: this site takes at most {most:g} (node config: {demand})"

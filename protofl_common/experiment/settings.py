@@ -348,8 +348,7 @@ def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
     config: dict[str, Scalar] = {}
     limits = required_dp(node)
     if limits:
-        epsilon, delta = limits
-        config |= {"dp": "sample", "dp-epsilon": epsilon, "dp-delta": delta}
+        config |= {"dp": limits.unit, "dp-epsilon": limits.epsilon, "dp-delta": limits.delta}
     if node.get(REQUIRE_SECAGG):
         config |= {key: needed.value for key, needed in needed_with("with_secagg").items()}
         config["secagg"] = True
@@ -477,17 +476,18 @@ def _backbone_problems(settings: Settings) -> Iterator[str]:
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
     privacy = settings.privacy
+    private = f"dp = {privacy.dp!r}"
     yield from _honest_sites_problems(settings)
     if privacy.dp == "none":
         if privacy.dp_epsilon != _defaults()["dp-epsilon"]:
             yield (
                 f"dp-epsilon = {privacy.dp_epsilon}: nothing is private with dp = 'none';"
-                " set dp = 'sample', or leave it out"
+                " set dp = 'sample' or 'person', or leave it out"
             )
         return
 
     for setting, only, why in _changed(settings, needed_with("with_dp")):
-        yield f"dp = 'sample': {setting}: {why}; set {only!r}"
+        yield f"{private}: {setting}: {why}; set {only!r}"
 
     algo = settings.run.algo
     choices = ", ".join(_able(settings))
@@ -495,21 +495,20 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
     if algo not in CATALOG:
         # nobody here has read how it trains, and a row's word for it proves nothing
         yield (
-            f"dp = 'sample': {algo} is of another package, whose steps are not covered;"
+            f"{private}: {algo} is of another package, whose steps are not covered;"
             f" choose among {choices}"
         )
     elif uncovered:
         yield (
-            f"dp = 'sample': {algo} sends {', '.join(uncovered)}, which it does not cover;"
+            f"{private}: {algo} sends {', '.join(uncovered)}, which it does not cover;"
             f" choose among {choices}"
         )
     if settings.hparams.uncovered_by_dp:
-        yield f"dp = 'sample': {settings.hparams.uncovered_by_dp}"
+        yield f"{private}: {settings.hparams.uncovered_by_dp}"
     least = privacy.min_class_samples
     if least > 1 and any(entry.joins_all_classes for entry in settings.exchange.up.values()):
         yield (
-            f"dp = 'sample': min-class-samples = {least}: {algo} sends sums over all classes;"
-            " choose 1"
+            f"{private}: min-class-samples = {least}: {algo} sends sums over all classes; choose 1"
         )
 
 

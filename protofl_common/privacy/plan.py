@@ -22,8 +22,9 @@ Noise is drawn rounded to whole steps of a grid on which exact values lie too (`
 rounding the result of the Gaussian mechanism, so these bounds hold for it.
 
 Two data sets are neighbours if they differ in one sample of one client, of its training, test or
-validation part, which in one of them counts nothing; how many samples each part has is public. Only
-whole orders are tried, which makes ε a little too large, never too small.
+validation part, which in one of them counts nothing; how many samples each part has is public.
+Where persons count (`persons.py`), read person for sample. Only whole orders are tried, which makes
+ε a little too large, never too small.
 """
 
 import math
@@ -102,8 +103,11 @@ def _renyi(rate: float, noise: float) -> NDArray[Any]:
 def _of_order(order: int, rate: float, noise: float) -> float:
     """ε_α of the sampled Gaussian mechanism for a whole order."""
     k = np.arange(order + 1)
-    log_binomials = _LOG_FACTORIALS[order] - _LOG_FACTORIALS[k] - _LOG_FACTORIALS[order - k]
-    log_chances = log_binomials + (order - k) * math.log1p(-rate) + k * math.log(rate)
+    rest = order - k
+    log_binomials = _LOG_FACTORIALS[order] - _LOG_FACTORIALS[k] - _LOG_FACTORIALS[rest]
+    log_drawn = k * math.log(rate)
+    log_not_drawn = rest * math.log1p(-rate)
+    log_chances = log_binomials + log_not_drawn + log_drawn
     exponents = (k * k - k) / (2 * noise**2)
     log_moment = np.logaddexp.reduce(log_chances + exponents)
     return float(log_moment) / (order - 1)
@@ -117,7 +121,7 @@ class Plan:
     """The privacy cost of one client's messages."""
 
     privacy: PrivacySettings
-    samples: int  # N, its training samples
+    samples: int  # N, its training samples, or the persons that they are of
     rate: float  # q: the part of them that is expected in a batch
     batches: int  # steps of DP-SGD in an epoch
     epochs: int  # in a round

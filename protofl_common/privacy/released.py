@@ -27,8 +27,9 @@ class Released:
     made of samples.
     """
 
-    def __init__(self, algo: str) -> None:
+    def __init__(self, algo: str, dp: str) -> None:
         self.algo = algo
+        self.dp = dp
         self.tables_left = 0
         self.steps_left = 0
         self.evaluations_left = 0
@@ -80,7 +81,7 @@ class Released:
         """SettingsError unless the ledger covers what this client is about to do."""
         if not covered:
             does = f"{self.algo} makes use of training data that the privacy ledger does not cover"
-            raise SettingsError(f"dp = 'sample': {does}")
+            raise SettingsError(f"dp = {self.dp!r}: {does}")
 
     def check_entries(self, entries: Mapping[str, object]) -> None:
         """SettingsError that names an entry of an upload with an array that is not released."""
@@ -88,7 +89,7 @@ class Released:
             if not self.covers(value):
                 made = "neither private steps nor tables with noise have made them"
                 sends = f"{self.algo} sends {name} that the privacy ledger does not cover: {made}"
-                raise SettingsError(f"dp = 'sample': {sends}")
+                raise SettingsError(f"dp = {self.dp!r}: {sends}")
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from protofl_common.config.sections import PER_UNIT
 from protofl_common.report import drawing as plot
 from protofl_common.report.reading import Floats, Ints, RecordedRun
 from protofl_common.runs.evaluation_metrics import RECALL
@@ -401,7 +402,7 @@ def spent(run: RecordedRun) -> Iterator[Markup]:
         [after[row["evaluated-after-round"]] for row in rows],
         {f"{kind}, mean": _over_rounds(rows, kind) for kind in run.last},
         "test accuracy, %",
-        "ε spent",
+        f"ε spent{PER_UNIT[str(run.settings['dp'])]}",
     )
 
 

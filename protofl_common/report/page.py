@@ -14,7 +14,7 @@ from markupsafe import Markup
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import Scalar
-from protofl_common.config.sections import protections
+from protofl_common.config.sections import PER_UNIT, protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report import charts
 from protofl_common.report.reading import RecordedRun
@@ -178,14 +178,15 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     counted_late = sum(len(row.get("counted-late", {})) for row in run.rows)
     if counted_late:
         tiles.append((str(counted_late), "replies that counted in a later round"))
+    per_unit = PER_UNIT.get(str(run.settings["dp"]), "")
     if "epsilon" in run.rows[-1]:
         delta = f"{run.settings['dp-delta']:g}"
         planned = f"planned for the client that the run costs most, δ = {delta}"
-        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}", planned))
+        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}{per_unit}", planned))
     told = figures.epsilon_of_ledgers(run.rows[-1])
     if told is not None:
         counted = "the most that a client's own ledger counts for this run"
-        tiles.append((f"ε = {told:.2f}", counted))
+        tiles.append((f"ε = {told:.2f}{per_unit}", counted))
     return tiles
 
 

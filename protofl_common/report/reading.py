@@ -1,7 +1,4 @@
-"""A run's folder -> what the page shows.
-
-Takes runs that still go on, that failed, and those of older versions.
-"""
+"""A run's folder -> what the page shows, also of a run that still goes on or has failed."""
 
 import json
 from contextlib import suppress
@@ -83,11 +80,7 @@ class RecordedRun:
 
     def _sites(self) -> dict[str, SiteFacts]:
         """Return what is known of each site: of those introduced, and of those with a reply."""
-        sites: dict[str, SiteFacts] = {}
-        if self.facts.get("sites"):
-            sites |= self.facts["sites"]
-        elif self.summary:
-            sites |= self.summary["clients"]
+        sites = dict(self.facts.get("sites", {}))
         for row in self.rows:
             for site in row["clients"]:
                 sites.setdefault(site, {})

@@ -109,7 +109,8 @@ class RoundDone(Event):
             if kind in KINDS:
                 parts.append(f"validation {kind} {_percent(accuracy['mean'])}")
         if "epsilon" in row:
-            parts.append(figures.describe_epsilon(row["epsilon"], figures.epsilon_of_ledgers(row)))
+            told = figures.epsilon_of_ledgers(row)
+            parts.append(figures.describe_epsilon(row["epsilon"], told, row["epsilon-of"]))
         up = human_bytes(row["bytes"]["up"])
         down = human_bytes(row["bytes"]["down"])
         parts.append(f"↑{up} ↓{down}")

@@ -19,6 +19,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from protofl_common.basics.text import human_bytes, human_seconds, printable
+from protofl_common.config.sections import PER_UNIT
 from protofl_common.runs.folder import (
     TROUBLE,
     Accuracies,
@@ -64,12 +65,13 @@ def epsilon_of_ledgers(row: RoundRow) -> float | None:
     return max(told, default=None)
 
 
-def describe_epsilon(planned: float, of_ledgers: float | None) -> str:
+def describe_epsilon(planned: float, of_ledgers: float | None, unit: str) -> str:
     """Describe ε as it was ``planned`` for the client that the run costs most.
 
-    Where clients tell what their ledgers count, the largest of these stands beside it.
+    ``unit`` says whose it is, as ``dp`` does. Where clients tell what their ledgers count, the
+    largest of these stands beside it.
     """
-    text = f"ε ≤ {planned:.2f} planned"
+    text = f"ε ≤ {planned:.2f}{PER_UNIT[unit]} planned"
     if of_ledgers is not None:
         text += f", {of_ledgers:.2f} by the clients' ledgers"
     return text
@@ -223,9 +225,14 @@ def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], fl
 
     One that was missing in its round and counted in a later one is not lost.
     """
-    sizes = {way: sum(row["bytes"][way] for row in rows) for way in ("up", "down")}
-    lost: dict[str, int] = {kind: sum(len(row[kind]) for row in rows) for kind in TROUBLE}
-    lost["missing"] -= sum(len(row.get("counted-late", {})) for row in rows)
+    sizes = dict.fromkeys(("up", "down"), 0)
+    lost: dict[str, int] = dict.fromkeys(TROUBLE, 0)
+    for row in rows:
+        for way in sizes:
+            sizes[way] += row["bytes"][way]
+        for kind in TROUBLE:
+            lost[kind] += len(row[kind])
+        lost["missing"] -= len(row.get("counted-late", {}))
     seconds = math.fsum(row["seconds"]["total"] for row in rows)
     return sizes, lost, seconds
 
@@ -251,7 +258,8 @@ def final_table(summary: Summary) -> Table:
     costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
     if "epsilon" in summary:
         told = summary.get("epsilon-of-ledgers")
-        costs.insert(0, describe_epsilon(summary["epsilon"], told))
+        unit = str(summary["settings"]["dp"])
+        costs.insert(0, describe_epsilon(summary["epsilon"], told, unit))
     costs.append(f"lost replies: {', '.join(lost) or 'none'}")
     notes.append(" · ".join(costs))
 
@@ -294,6 +302,11 @@ COMPARED_HEADS = ("", "accuracy", "against alone", "worst 10 %", "exchanged", "m
 COMPARED_NOTE = (
     "Mean test accuracy over the clients, after the last round; the same clients and data."
 )
+OTHER_NETWORKS = "other networks"
+NETWORKS_NOTE = (
+    f" {OTHER_NETWORKS.capitalize()}: the clients alone had other networks, which may be worth as"
+    " much as the method."
+)
 
 
 def compared(folder: Path, baselines: Iterable[str]) -> list[Summary]:
@@ -322,21 +335,31 @@ def is_alone(run: Summary) -> bool:
     return run["settings"]["algo"] == "local"
 
 
+def networks(run: Summary) -> dict[str, str]:
+    """Return the architecture of each client."""
+    return {site: client["arch"] for site, client in run["clients"].items()}
+
+
 def harmed(runs: Sequence[Summary]) -> str:
     """Say how many clients each run leaves worse off than training alone, client by client.
 
-    "" without a run of clients alone.
+    Clients count that have the same network in both. "" without a run of clients alone.
     """
-    alone = next((run["accuracy-of-clients"] for run in runs if is_alone(run)), {})
+    alone = next((run for run in runs if is_alone(run)), None)
+    if alone is None:
+        return ""
+    networks_alone = networks(alone)
     texts = []
     for run in runs:
         if is_alone(run):
             continue
         compared_clients = 0
         worse = 0
+        networks_here = networks(run)
         for site, accuracy in run["accuracy-of-clients"].items():
-            before = alone.get(site)
-            if accuracy and before:
+            before = alone["accuracy-of-clients"].get(site)
+            same_network = networks_here.get(site) == networks_alone.get(site)
+            if accuracy and before and same_network:
                 compared_clients += 1
                 worse += by_head(accuracy) < by_head(before)
         if compared_clients:
@@ -356,11 +379,9 @@ def sentence(runs: Sequence[Summary]) -> str:
     """
     texts = []
     for run in runs:
-        name = run["algorithm"]
-        architectures = len({client["arch"] for client in run["clients"].values()})
-        if is_alone(run):
-            name = "alone"
-        elif architectures > 1:
+        name = "alone" if is_alone(run) else run["algorithm"]
+        architectures = len(set(networks(run).values()))
+        if architectures > 1:
             name += f" over {architectures} architectures"
 
         percent = {kind: 100 * figures["mean"] for kind, figures in run["accuracy"].items()}
@@ -373,30 +394,32 @@ def sentence(runs: Sequence[Summary]) -> str:
 
 
 def side_by_side(runs: Sequence[Summary]) -> Table:
-    """Compare runs of the same clients with each other and, if it is there, with training alone."""
-    alone = None
-    for run in runs:
-        if is_alone(run):
-            alone = 100 * by_head(run["accuracy"])["mean"]
-            break
-
+    """Compare runs of the same clients with each other and, on equal networks, with Local."""
+    alone = next((run for run in runs if is_alone(run)), None)
     rows = []
     is_hidden = False
+    have_others = False
     for run in runs:
         figures = {name: 100 * share for name, share in by_head(run["accuracy"]).items()}
         gain = "–"
         if alone is not None and not is_alone(run):
-            gain = f"{figures['mean'] - alone:+.1f} points"
+            if networks(run) == networks(alone):
+                gain = f"{figures['mean'] - 100 * by_head(alone['accuracy'])['mean']:+.1f} points"
+            else:
+                gain = OTHER_NETWORKS
+                have_others = True
         worst = "–"
         if "worst-10%" in figures:
             worst = f"{figures['worst-10%']:.1f} %"
         else:  # only means over all samples are known: secure aggregation hid the single sites
             is_hidden = True
         exchanged = human_bytes(sum(run["bytes"].values()))
-        models = counted(client["arch"] for client in run["clients"].values())
+        models = counted(networks(run).values())
         rows.append([run["algorithm"], f"{figures['mean']:.1f} %", gain, worst, exchanged, models])
 
     note = COMPARED_NOTE
+    if have_others:
+        note += NETWORKS_NOTE
     if is_hidden:
         note += f" {HIDDEN}"
     words = (0, 5)  # the columns of the algorithm and of its models

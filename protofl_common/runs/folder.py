@@ -103,6 +103,7 @@ RoundRow = TypedDict(
         "validation": NotRequired[Accuracies],
         "server": NotRequired[dict[str, float]],
         "epsilon": NotRequired[float],  # by the plan, of the client that the run costs most
+        "epsilon-of": NotRequired[str],  # whose privacy it bounds: "sample" or "person"
         "bounded": NotRequired[list[str]],
         "liars": NotRequired[int],
     },
@@ -267,6 +268,10 @@ class RunFolder:
         """Read the rows one by one: with the figures of many clients all may exceed the memory."""
         return _read(self.path / METRICS)
 
+    def latest_rows(self) -> Iterator[RoundRow]:
+        """Read the rows one by one, the last first: those before are not parsed."""
+        return _read(self.path / METRICS, latest_first=True)
+
     def margins(self) -> list[MarginRow]:
         """Read all rows of ``prototypes.jsonl``."""
         return list(_read(self.path / MARGINS))
@@ -324,8 +329,10 @@ def _json_line(row: RoundRow | MarginRow) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def _read(path: Path) -> Iterator[Any]:
-    """Yield the JSON objects in a file; SettingsError for one of a later format.
+def _read(path: Path, *, latest_first: bool = False) -> Iterator[Any]:
+    """Yield the JSON objects in a file, maybe the last first.
+
+    SettingsError for one of a later format.
 
     A line that is still being written is left out. A stranger's file may hold numbers and nests
     without end, which count as damaged.
@@ -334,6 +341,8 @@ def _read(path: Path) -> Iterator[Any]:
         parts: Iterable[str] = file
         if path.suffix != ".jsonl":
             parts = [file.read()]
+        elif latest_first:
+            parts = reversed(file.readlines())
         for part in parts:
             content = None
             with suppress(ValueError, RecursionError):

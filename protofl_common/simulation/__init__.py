@@ -1,1 +1,1 @@
-"""The engine of `protofl run`: a federation on this machine, without SuperLink and Ray."""
+"""The engine of `protofl run`: a federation without SuperLink."""

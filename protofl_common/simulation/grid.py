@@ -1,4 +1,4 @@
-"""A federation in this process: the apps that Flower starts, without SuperLink and Ray.
+"""A federation in this process: the apps that Flower starts, without SuperLink.
 
 Each client computes with as many threads as it gets processors, as in Flower's simulation, and each
 message is handled as there: all figures are the same to the last bit. Errors of one's own code keep
@@ -9,11 +9,11 @@ import gc
 import secrets
 import uuid
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, current_process
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -23,14 +23,23 @@ from protofl_common.config.options import SettingsError, Values
 from protofl_common.experiment.settings import with_halves
 from protofl_common.flower import be_server_of, set_message_id, set_sender
 from protofl_common.runs.events import Failed, OnEvent
-from protofl_common.simulation.machine import CPUS, workers_for
+from protofl_common.simulation.machine import CPUS, engine_for
 from protofl_common.simulation.pool import pool
+
+if TYPE_CHECKING:
+    from protofl_common.simulation.ray import Cluster  # Ray, a second
+
+
+class Executor(Protocol):
+    """Other processes, which call `answer`: the pool on this machine, or a cluster."""
+
+    def submit(self, function: Any, /, *arguments: Any) -> Future[Message]: ...
 
 
 class LocalGrid(Grid):
-    """Flower's grid of messages, for clients that are all on this machine.
+    """Flower's grid of messages, for clients that all are simulated.
 
-    They are handled in this process, or by ``workers`` processes.
+    They are handled in this process, or by those of an ``executor``.
     """
 
     def __init__(
@@ -38,7 +47,7 @@ class LocalGrid(Grid):
         run_config: Values,
         nodes: Mapping[int, Values],
         run_id: int,
-        workers: int = 1,
+        executor: Executor | None = None,
         threads: int = 1,
     ) -> None:
         be_server_of(run_id)
@@ -46,9 +55,7 @@ class LocalGrid(Grid):
         self.run_config = dict(run_config)
         self.nodes = dict(nodes)
         self.threads = threads
-        self._pool: ProcessPoolExecutor | None = None
-        if workers > 1:
-            self._pool = pool(workers)
+        self._executor = executor
         self._replies: dict[str, Future[Message]] = {}
 
     def set_run(self, run: Any) -> None:
@@ -71,8 +78,8 @@ class LocalGrid(Grid):
             set_message_id(message, key)
             node = self.nodes[message.metadata.dst_node_id]
             task = (message, self.run_id, node, self.run_config, self.threads)
-            if self._pool:
-                self._replies[key] = self._pool.submit(answer, *task)
+            if self._executor:
+                self._replies[key] = self._executor.submit(answer, *task)
             else:
                 self._replies[key] = Future[Message]()
                 self._replies[key].set_result(answer(*task))
@@ -134,12 +141,14 @@ def simulate(
     on_event: OnEvent,
     workers: int = 1,
     threads: int = 1,
+    cluster: "Cluster | None" = None,
 ) -> Path:
     """Run a federation of ``clients`` clients; return the folder of its results.
 
     ``run_config`` has every key of a run's settings; ``on_event`` is called with each event of the
-    run. The clients are divided among ``workers`` processes; 1: all are handled in this one. Each
-    computes with so many ``threads``, on which sums of floats depend.
+    run. The clients are divided among the processes of a ``cluster``, else among ``workers``
+    processes; 1: all are handled in this one. Each computes with so many ``threads``, on which sums
+    of floats depend.
     """
     asked = run_config["num-clients"]
     if int(asked) > clients:
@@ -151,20 +160,29 @@ def simulate(
     for partition in range(clients):
         nodes[partition + 1] = {"partition-id": partition, "num-partitions": clients}
     run_id = secrets.randbits(63)
-    grid = LocalGrid(run_config, nodes, run_id, workers, threads)
+    executor: Executor | None = cluster
+    if workers > 1 and not cluster:
+        executor = pool(workers)
+    grid = LocalGrid(run_config, nodes, run_id, executor, threads)
     # frozen objects, here all of PyTorch's, are not searched for garbage, which would take a tenth
     # of a client's time beside training; garbage itself must go before, or it would stay
     gc.collect()
     gc.freeze()
     try:
+        if cluster:
+            cluster.begin(run_config, on_event)
         return federate(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)), on_event)
     except KeyboardInterrupt:
+        if cluster:
+            cluster.stop()
         for process in active_children():
             process.kill()
         pool.cache_clear()
         raise
     finally:
         gc.unfreeze()
+        if cluster:
+            cluster.end()
 
 
 def attempt(run_config: Values, federation: Values, on_event: OnEvent) -> Path | Failed:
@@ -173,9 +191,9 @@ def attempt(run_config: Values, federation: Values, on_event: OnEvent) -> Path |
 
     clients = int(federation["num-supernodes"])
     threads = int(federation.get(CPUS, 1))
-    workers = workers_for(federation, str(run_config["device"]))
     try:
-        return simulate(run_config, clients, on_event, workers, threads)
+        workers, cluster = engine_for(federation, str(run_config["device"]))
+        return simulate(run_config, clients, on_event, workers, threads, cluster)
     except Exception as error:
         failure = Failed.of(error, is_expected=isinstance(error, EXPECTED))
     on_event(failure)

@@ -2,19 +2,57 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 
-from protofl_common.config.options import Scalar, Values
+from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.simulation.pool import pool
+
+if TYPE_CHECKING:
+    from protofl_common.simulation.ray import Cluster  # Ray, a second
 
 CPUS = "client-resources-num-cpus"  # Flower's names
 GPUS = "client-resources-num-gpus"
+CLUSTER = "cluster"  # the address of Ray's head
+CONNECT_SECONDS = 5
 CLIENT_MEGABYTES = 3000  # of a GPU's free memory: 500 of CUDA, and a ResNet on small images
 MOST_CLIENTS_ON_A_GPU = 8  # at a time: it has enough to do then
+
+
+def engine_for(federation: Values, device: str) -> "tuple[int, Cluster | None]":
+    """Return how many processes of this machine simulate clients, or the cluster that does.
+
+    Processes are started, or the cluster is connected with, unless they are there.
+    """
+    address = str(federation.get(CLUSTER, ""))
+    if not address:
+        return workers_for(federation, device), None
+    _check_reachable(address)
+    from protofl_common.simulation.ray import cluster_at
+
+    share = federation.get(GPUS)
+    gpus = None if share is None else float(share)
+    return 1, cluster_at(address, int(federation.get(CPUS, 1)), gpus)
+
+
+def _check_reachable(address: str) -> None:
+    """SettingsError where nobody listens: Ray would try for minutes, and then end the process."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(
+            f"--cluster {address!r}: must be HOST:PORT, as `ray start --head` prints it"
+        )
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise SettingsError(
+            f"--cluster {address}: {error}; `ray start --head` must run there (docs/machines.md)"
+        ) from error
 
 
 def workers_for(federation: Values, device: str) -> int:

@@ -35,6 +35,7 @@ from protofl_common.experiment.settings import Settings, default_run_config, wit
 from protofl_common.runs import events
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.simulation.grid import LocalGrid, simulate
+from protofl_common.simulation.machine import CLUSTER, engine_for
 from protofl_common.tools.arguments import check_settings
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
@@ -104,6 +105,7 @@ def run(
     *,
     clients: int = 4,
     workers: int = 1,
+    cluster: str = "",
     on_event: events.OnEvent | None = None,
     **settings: Scalar,
 ) -> Run:
@@ -114,7 +116,8 @@ def run(
     ``data`` is a folder or file for ``data-dir``, inputs [N, …] and labels [N], or another of
     `TAKEN`; None: what ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the
     processes among which the clients are divided; more than 1 only before this process has computed
-    with PyTorch.
+    with PyTorch. ``cluster`` is the address of a Ray cluster's head, whose nodes do it in their
+    place.
     ``on_event`` is called with each of `protofl.events`; ``on_event=print`` shows the lines of
     ``protofl run``, and without it nothing is shown.
     """
@@ -123,7 +126,11 @@ def run(
     checked = check_settings(config, settings)
     if data is not None and workers == 1:  # reading may compute with PyTorch
         _check_data(data, checked)
-    folder = simulate(config, index(clients), on_event or (lambda event: None), workers)
+    nodes = None
+    if cluster:
+        _, nodes = engine_for({CLUSTER: cluster}, str(config["device"]))
+    on_event = on_event or (lambda event: None)
+    folder = simulate(config, index(clients), on_event, workers, cluster=nodes)
     return Run(folder)
 
 

@@ -1,13 +1,12 @@
 """A checkpoint after each round, and the settings by which the run can be repeated or resumed."""
 
 import json
-import os
 import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from protofl_common.basics.files import sync, write_text
+from protofl_common.basics.files import sync, sync_disk_of, write_text
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import METRICS, SETTINGS, RoundRow
 from server_app.callbacks.base import ActiveRun, Callback
@@ -24,7 +23,10 @@ class Checkpoints(Callback):
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         if not all(card.real for card in run.federation.cards.values()):
             # Simulated clients do not sync what they have written, which the checkpoint relies on
-            os.sync()
+            sync_disk_of(run.folder)
+            state_dir = Path(run.settings.machine.state_dir).expanduser()
+            if run.settings.machine.state_dir and state_dir.is_dir():
+                sync_disk_of(state_dir)
         if not result.final:
             write_checkpoint(run, result.number)
 

@@ -39,7 +39,10 @@ from server_app.run.replies import RoundResult
 from server_app.strategies.base import Strategy
 
 Row = TypeVar("Row", RoundRow, ClientRow)
-OPTIONAL = {*RoundRow.__optional_keys__, *ClientRow.__optional_keys__} - {"epsilon"}
+OPTIONAL = {*RoundRow.__optional_keys__, *ClientRow.__optional_keys__} - {
+    "epsilon",
+    "epsilon-of",
+}
 
 
 class Metrics(Callback):
@@ -132,6 +135,7 @@ def row_of(
     }
     if epsilon is not None:
         row["epsilon"] = epsilon
+        row["epsilon-of"] = strategy.settings.privacy.dp
     return _without_empty(row)
 
 

@@ -185,7 +185,9 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
     shown = sentence(compared(folder, summaries))
     both = r"[\d.]+ %( by its head, [\d.]+ % by prototypes)?"
     prototypes = rf"FedProto over 2 architectures {both}, FedProto \+ averaging {both}"
-    wanted = rf"alone [\d.]+ %, FedAvg [\d.]+ %, {prototypes}; [\d.]+ .B exchanged"
+    wanted = (
+        rf"alone over 2 architectures [\d.]+ %, FedAvg [\d.]+ %, {prototypes}; [\d.]+ .B exchanged"
+    )
     assert re.fullmatch(wanted, shown)
     assert f"result: {shown}" in console.splitlines()
     assert escape(shown) in (folder / "report.html").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """Whom a site is summed with: peers that it knows by their keys, over a year of runs."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,30 @@ def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent() -> N
         assert "fedproto, fedsa, fedtgp, gaussian" in refused
     for algo in ("fedproto", "fedtgp", "fedsa", "gaussian"):
         assert not settings_of({"algo": algo}, node).exchange.sends_weights
+
+
+@pytest.mark.parametrize(
+    ("friends", "strangers"), [(FOUR, ("st-mary",)), (NAMES, ("st-mary", "university"))]
+)
+def test_strangers_are_counted_on_for_no_noise(
+    friends: tuple[str, ...], strangers: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Of five sites four must stay, so that with one stranger three are friends, and with two not.
+
+    Strangers may be the server's own, which add no noise.
+    """
+    hospitals = Hospitals(tmp_path, friends, strangers)
+    for node in hospitals.nodes.values():
+        node["max-honest-sites"] = 3
+    noise = {"dp": "sample", "dp_honest_sites": 3}
+    gaussian = {"algo": "gaussian", "backbones": "glyphs"}
+    config = hospitals.study(rounds=1, run_name="year", **noise, **gaussian)
+
+    with suppress(FederationError):
+        hospitals.federate(config, hospitals.nodes, 1)
+
+    row = RunFolder(tmp_path / "runs-1/year").rows()[0]
+    refused = "a sum may have 2 sites that this one knows (node config: peers)"
+    refusing = {site for site, text in row["failed"].items() if refused in text}
+    assert refusing == ({*friends} if len(strangers) == 2 else set())
+    assert row["void"] == (len(strangers) == 2)

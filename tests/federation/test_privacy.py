@@ -120,7 +120,7 @@ def without_chance(monkeypatch: Patch) -> None:
 def mechanisms_in(ledger: Path) -> list[Mechanism]:
     """What the only run in a ledger was charged for."""
     (entries,) = json.loads(ledger.read_text()).values()
-    return [Mechanism(*entry) for entry in entries]
+    return [Mechanism(rate, noise, times) for rate, noise, _, times in entries]
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_figures_without_noise_are_refused(
     ({"dp_feature_clip": 1e-307}, "dp-feature-clip = 1e-307: must be a number at least 1e-06"),
     ({"dp_feature_clip": 1e7}, "dp-feature-clip = 10000000.0: must be a number at least 1e-06"),
     ({"dp": "none", "dp_epsilon": 1.0},
-        "dp-epsilon = 1.0: nothing is private with dp = 'none'; set dp = 'sample'"),
+        "dp-epsilon = 1.0: nothing is private with dp = 'none'; set dp = 'sample' or 'person'"),
 ])  # fmt: skip
 def test_what_it_cannot_hold_is_refused(
     changes: dict[str, Any], reason: str, tmp_path: Path
@@ -560,7 +560,8 @@ def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(
     spent = {}
     for site, row in final["clients"].items():
         (ledger,) = tmp_path.rglob(f"{site}/privacy.json")
-        spent[site] = privacy_ledger.epsilon_spent(ledger, 1e-5)
+        whole = privacy_ledger.total(privacy_ledger.read_ledger(ledger))
+        spent[site] = privacy_ledger.epsilon_of(whole, 1e-5)
         assert row["epsilon"] == pytest.approx(spent[site])
 
     assert min(spent.values()) < final["epsilon"]
@@ -706,7 +707,9 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
 @pytest.mark.parametrize(("demand", "changes", "reason"), [
     ("epsilon<=8", {"dp": "none"},
      "dp = 'none': this site takes part only with dp = 'sample', dp-epsilon at most 8 and"),
-    ("epsilon<=8", {"dp": "weights"}, "dp = 'weights': choose one of none, sample"),
+    ("epsilon<=8", {"dp": "weights"}, "dp = 'weights': choose one of none, sample, person"),
+    ("epsilon<=8 per person", {"dp": "sample"},
+     "dp = 'sample': this site takes part only with dp = 'person', dp-epsilon at most 8 and"),
     ("epsilon<=2", {"dp": "sample"}, "dp-epsilon = 8.0: this site takes at most 2"),
     ("epsilon<=8", {"dp": "sample", "dp_delta": 0.01},
      "dp-delta = 0.01: this site takes at most 1e-05"),

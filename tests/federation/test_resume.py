@@ -264,11 +264,12 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
             raise OSError(errno.ENOSPC, "No space left on device")
         save_file(tensors, path, metadata)
 
-    def sync() -> None:
+    def sync(path: Path) -> None:
+        assert path == tmp_path / "runs" / "mine"
         checkpoints_when_synced.append(len(checkpoints(tmp_path / "runs" / "mine")))
 
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
-    monkeypatch.setattr("os.sync", sync)
+    monkeypatch.setattr("server_app.callbacks.checkpoints.sync_disk_of", sync)
     said = r"checkpoints/000002.safetensors could not be written.*No space left"
     with pytest.raises(TensorFileError, match=said):
         run_federation(config, CLIENTS, run_id=1)

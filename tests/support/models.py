@@ -30,7 +30,7 @@ def some_model(arch: str = "cnn4") -> SplitModel:
 
 def privacy(**changes: object) -> PrivacySettings:
     defaults = Settings.from_run_config(default_run_config()).privacy
-    return dataclasses.replace(defaults, dp="sample", **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(defaults, **{"dp": "sample", **changes})  # type: ignore[arg-type]
 
 
 CLASSES = 10

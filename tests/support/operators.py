@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from protofl_common.config.options import Scalar
 from tests.support.processes import BIN, environment, output_of
 
 PROTOFL = str(BIN / "protofl")
@@ -44,33 +45,39 @@ def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[
     return approving({site: folder / site / "state" / "sites" / site for site in nodes}, approve)
 
 
-def study(folder: Path, name: str, sites: Mapping[str, str]) -> Path:
-    """A study that Jane has signed; its run ``name`` keeps what strict sites demand."""
-    settings = f'''study = "{name}"
-study-sites = "{",".join(sites.values())}"
-study-purpose = "who is sick"
-run-name = "{name}"
-out-dir = "{folder / "runs"}"
-algo = "fedproto"
-partition = "own"
-models = "mlp-1"
-rounds = 1
-local-epochs = 1
-batch-size = 16
-eval-batch-size = 64
-threads = 1
-norm = "group"
-join-timeout = 90.0
-seed = 9
-secagg = true
-dp = "sample"
-dp-epsilon = 8.0
-dp-delta = 1e-4
-train-samples = 7
-train-fraction = 0.5
-'''
+def study(folder: Path, name: str, sites: Mapping[str, str], **changes: Scalar) -> Path:
+    """A study that Jane has signed; its run ``name`` keeps what strict sites demand.
+
+    Underscores in the ``changes`` of its settings stand for hyphens.
+    """
+    settings: dict[str, Scalar] = {
+        "study": name,
+        "study-sites": ",".join(sites.values()),
+        "study-purpose": "who is sick",
+        "run-name": name,
+        "out-dir": str(folder / "runs"),
+        "algo": "fedproto",
+        "partition": "own",
+        "models": "mlp-1",
+        "rounds": 1,
+        "local-epochs": 1,
+        "batch-size": 16,
+        "eval-batch-size": 64,
+        "threads": 1,
+        "norm": "group",
+        "join-timeout": 90.0,
+        "seed": 9,
+        "secagg": True,
+        "train-samples": 7,
+        "train-fraction": 0.5,
+        "dp": "sample",
+        "dp-epsilon": 8.0,
+        "dp-delta": 1e-4,
+        **{key.replace("_", "-"): value for key, value in changes.items()},
+    }
     file = folder / f"{name}.toml"
-    file.write_text(settings)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    file.write_text("\n".join(lines))
     env = environment(folder / "home")
     key = folder / "jane"
     if not key.exists():

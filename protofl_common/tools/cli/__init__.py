@@ -20,7 +20,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 
 COMMANDS = {  # name of each file beside this one -> what it does
-    "run": "one federation, simulated on this machine",
+    "run": "one federation, simulated on this machine, or on a Ray cluster",
     "list": "algorithms, data sets, partitions, models that the settings can name",
     "table": "a matrix of runs: a paper's table rebuilt, or a comparison of your own",
     "compare": "finished runs side by side",

@@ -129,6 +129,11 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     run = RecordedRun(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
     RunFolder(folder).check_division(settings.data.partition)
+    if settings.privacy.dp == "person":
+        raise SettingsError(
+            f"{folder}: the attacks look for single samples; dp = 'person' protects persons as a"
+            " whole, and nothing here attacks these"
+        )
     if settings.privacy.sums_only:
         raise SettingsError(
             f"{folder}: nothing to attack: with secure aggregation no message is that of one client"

@@ -1,12 +1,12 @@
-"""One federation, simulated on this machine by processes of this command: no SuperLink, no Ray.
+"""One federation, simulated by processes of this command: no SuperLink.
 
   protofl run algo=fedplvm rounds=20 --clients 20
   protofl run --recipe fedproto-mnist-3way data-dir=/data seed=2
 
 Settings are key=value, without further quotes; a wrong one is named before anything starts. Every
 key with its default and meaning stands in pyproject.toml under [tool.flwr.app.config]. Exits with 1
-when the run failed; Ctrl-C stops it. The figures are those of Flower's own `flwr run` to the last
-bit.
+when the run failed; Ctrl-C stops it. With --cluster the processes are on the nodes of a Ray
+cluster. The figures are those of Flower's own `flwr run` to the last bit.
 """
 
 import argparse
@@ -67,6 +67,8 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpus", type=int, metavar="N", help=cpus)
     gpus = "share of a GPU for each client that trains at once; default: by free memory"
     parser.add_argument("--gpus", type=float, metavar="F", help=gpus)
+    cluster = "simulate on the machines of a Ray cluster, whose head is there (docs/machines.md)"
+    parser.add_argument("--cluster", default="", metavar="HOST:PORT", help=cluster)
 
 
 def with_resources(
@@ -91,6 +93,8 @@ def with_resources(
         changed[key] = number
     if problems:
         raise SettingsError("\n".join(problems))
+    if arguments.cluster:
+        changed["cluster"] = arguments.cluster
     return changed
 
 
@@ -101,10 +105,10 @@ def act(arguments: argparse.Namespace) -> int:
     settings = check_settings(config, chosen)
     clients = _clients(arguments, settings.data)
     federation = with_resources(recipe.federation, arguments, clients)
-    from protofl_common.simulation.machine import workers_for  # PyTorch, two seconds
+    from protofl_common.simulation.machine import engine_for  # PyTorch, two seconds
 
     # before a thread draws on the screen (`simulation/pool.py`)
-    workers_for(federation, settings.machine.device)
+    engine_for(federation, settings.machine.device)
     run = _run_for_programs if arguments.json else _run_for_people
     ended = run(config, federation, arguments.quiet)
     return 1 if isinstance(ended, Failed) else 0

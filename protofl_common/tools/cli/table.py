@@ -75,7 +75,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="show what would run, and start nothing"
     )
     parser.add_argument(
-        "--search", action="store_true", help="choose settings on validation data first (Optuna)"
+        "--search", action="store_true", help="choose settings on validation data first"
     )
     parser.add_argument(
         "--keep-models",
@@ -114,10 +114,10 @@ def act(arguments: argparse.Namespace) -> int | None:
     for _, cells in planned:
         unfinished += [run for run in runs_of(cells) if not runs.finished(run)]
     if unfinished:
-        from protofl_common.simulation.machine import workers_for  # PyTorch, two seconds
+        from protofl_common.simulation.machine import engine_for  # PyTorch, two seconds
 
         # before a thread draws on the screen (`simulation/pool.py`)
-        workers_for(resources(unfinished[0].federation), str(overrides.get("device", "auto")))
+        engine_for(resources(unfinished[0].federation), str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
     failed = execute(planned, runs, launch_here, out, console, trials, shard)
     if arguments.json:
@@ -193,7 +193,7 @@ def execute(
             left = runs_of(cells)
             if not trials:
                 left = left[shard]
-            write = partial(_write, table, cells, runs, out)
+            write = partial(_write, table, cells, runs, out, {})
             write()
             for run in progress.track(left, total=len(left), description=table.name):
                 if make(run, runs):
@@ -268,7 +268,7 @@ def _show_search(
         if cell.runs and not now.runs:
             waiting.append(cell)
     if waiting:
-        made = sum(len(Search(table, cell, trials).made) for cell in waiting)
+        made = sum(Search(table, cell, trials).made for cell in waiting)
         left = (len(waiting) * table.trials - made) * len(table.trial_seeds)
         final = len(runs_of(waiting))
         console.print(f"to search: {left} runs of trials; then {final} runs of what they choose")
@@ -322,10 +322,17 @@ def _make_one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bo
     return is_ours
 
 
-def _write(table: TableFile, cells: list[Cell], runs: Runs, out: Path) -> None:
-    """Write all files of a table."""
+def _write(
+    table: TableFile, cells: list[Cell], runs: Runs, out: Path, done: render.Results
+) -> None:
+    """Write all files of a table; ``done`` keeps the results of cells that will not change."""
     with runs.lock("tables"):  # of several processes the last one knows all runs that have ended
-        results = {(cell.row, cell.column): render.result_of(cell, runs) for cell in cells}
+        results: render.Results = {}
+        for cell in cells:
+            place = (cell.row, cell.column)
+            results[place] = done.get(place) or render.result_of(cell, runs)
+            if results[place].state == "done":
+                done[place] = results[place]
         content = render.as_dict(table, results)
         files = {
             ".json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from protofl_common.basics.files import remove
 from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.sections import PER_UNIT
 from protofl_common.experiment.node import DELTA, required_dp, site_name
 from protofl_common.tools.findings import WRONG, nearest_existing
 from protofl_common.tools.site.node import site_folders
@@ -75,17 +76,19 @@ def lost_records(node: Mapping[str, Scalar]) -> str:
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``."""
-    from client_app.site.privacy_ledger import epsilon_spent
+    from client_app.site.privacy_ledger import epsilon_of, read_ledger, total, unit_of
 
     lost = lost_records(node)
     if lost:
         yield f"{WRONG}: {lost}"
     states, _ = site_folders(node)
-    most, delta = required_dp(node) or (None, DELTA)
-    share = f" of {most:g}" if most else ""
+    limits = required_dp(node)
+    delta = limits.delta if limits else DELTA
+    share = f" of {limits.epsilon:g}{limits.per_unit}" if limits else ""
     for file in sorted((states / "privacy").glob("*.json")):
-        epsilon = f"ε = {epsilon_spent(file, delta):.3g}{share} is spent (δ = {delta:g})"
-        yield f"privacy ledger {file.name}: {epsilon}"
+        spent = total(read_ledger(file))
+        epsilon = f"ε = {epsilon_of(spent, delta):.3g}{PER_UNIT[unit_of(spent)]}"
+        yield f"privacy ledger {file.name}: {epsilon}{share} is spent (δ = {delta:g})"
 
 
 def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ A figure has four parts (`LEGAL`, docs/tables.md); a table, its columns and its 
 import re
 import statistics
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -78,22 +79,20 @@ class Figure:
     def read(self, folder: Path) -> float:
         """Return the figure of the finished run in ``folder``; NoFigure when it has none."""
         run = RunFolder(folder)
-        rows = run.rows()
         if self.when == "best":
-            rows = self._candidates(rows)
+            rows = [row for row in self._candidates(run.rows()) if self._is_in(row)]
+        else:
+            rows = list(islice(filter(self._is_in, run.latest_rows()), self._last))
+        if not rows:
+            raise NoFigure(f"no evaluation of {self.what}")
+
         clients = run.finished_summary()["clients"]
         domains = {site: facts["domain"] for site, facts in clients.items()}
-
         values = []
         for row in rows:
-            if self._is_in(row):
-                is_count = self.what in COUNTS
-                values.append(self._count(row) if is_count else self._accuracy(row, domains))
-        if not values:
-            raise NoFigure(f"no evaluation of {self.what}")
-        if self.when == "best":
-            return max(values)
-        return statistics.fmean(values[-self._last :])
+            is_count = self.what in COUNTS
+            values.append(self._count(row) if is_count else self._accuracy(row, domains))
+        return max(values) if self.when == "best" else statistics.fmean(values)
 
     @property
     def _last(self) -> int:

@@ -7,16 +7,19 @@ import pytest
 
 from client_app.site.privacy_ledger import (
     charges_in,
-    epsilon_spent,
+    epsilon_of,
     read_ledger,
     spending_of,
     spent_by,
+    total,
+    unit_of,
     write_ledger,
 )
 from client_app.site.record import LedgerError
 from protofl_common.privacy.plan import Mechanism, epsilon
 
-STEPS, TABLE = (0.1, 2.0), (1.0, 5.0)
+STEPS, TABLE = (0.1, 2.0, "sample"), (1.0, 5.0, "sample")
+OF_PERSONS = (0.1, 2.0, "person")
 LEDGER = {
     "heart 1": Counter({STEPS: 4, TABLE: 1}),
     "heart 2": Counter({STEPS: 2}),
@@ -33,7 +36,7 @@ LEDGER = {
     ("liver", 9, {}),
 ])  # fmt: skip
 def test_a_new_name_and_a_new_flower_run_are_no_new_budget(
-    run_name: str, run_id: int, wanted: dict[tuple[float, float], int]
+    run_name: str, run_id: int, wanted: dict[tuple[float, float, str], int]
 ) -> None:
     assert spent_by(LEDGER, run_name, run_id) == wanted
 
@@ -44,13 +47,20 @@ def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path: Path) -> None:
     write_ledger(file, LEDGER)
     assert read_ledger(file) == LEDGER
     assert charges_in(LEDGER) == 4 + 1 + 2 + 3 + 100 + 100
-    mechanisms = [Mechanism(*STEPS, 6), Mechanism(*TABLE, 204)]
-    assert epsilon_spent(file, 1e-5) == pytest.approx(epsilon(mechanisms, 1e-5))
+    mechanisms = [Mechanism(0.1, 2.0, 6), Mechanism(1.0, 5.0, 204)]
+    assert epsilon_of(total(LEDGER), 1e-5) == pytest.approx(epsilon(mechanisms, 1e-5))
     file.write_text('{"heart 1": 3}')
     with pytest.raises(LedgerError, match=r"north\.json cannot be read .*: what was spent"):
         read_ledger(file)
 
 
 def test_costs_of_one_kind_are_added() -> None:
-    costs = [Mechanism(*STEPS, 4), Mechanism(*TABLE, 1), Mechanism(*TABLE, 1)]
-    assert spending_of(costs) == {STEPS: 4, TABLE: 2}
+    costs = [Mechanism(0.1, 2.0, 4), Mechanism(1.0, 5.0, 1), Mechanism(1.0, 5.0, 1)]
+    assert spending_of(costs, "sample") == {STEPS: 4, TABLE: 2}
+
+
+def test_what_was_spent_is_of_persons_only_if_all_of_it_is() -> None:
+    """Noise for a person covers each of its samples, and noise for a sample no person."""
+    assert unit_of(Counter({OF_PERSONS: 3})) == "person"
+    assert unit_of(Counter({OF_PERSONS: 3, TABLE: 1})) == "sample"
+    assert epsilon_of(Counter({OF_PERSONS: 3}), 1e-5) == epsilon_of(Counter({STEPS: 3}), 1e-5)

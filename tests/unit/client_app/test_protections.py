@@ -23,6 +23,7 @@ from client_app.protections.base import Protection
 from client_app.protections.private_step import PrivateStep
 from client_app.protections.uploads import SmallClasses
 from protofl_common.config.options import SettingsError
+from protofl_common.config.sections import protections as lines_for_people
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import with_group_norm
 from protofl_common.models.split import SplitModel
@@ -52,8 +53,14 @@ ROUNDED = 3e-4
 def test_protections_follow_from_settings_and_node(
     node: Any, settings: Any, wanted: Any, tmp_path: Path
 ) -> None:
-    client = client_of(run_config(tmp_path, algo="fedproto", **settings), **node)
+    """Screen and page name each that a setting asks for, but the noise that protects nothing."""
+    config = run_config(tmp_path, algo="fedproto", **settings)
+    client = client_of(config, **node)
     assert [protection.name for protection in protections_of(client).in_order] == wanted
+
+    by_simulation = protections_of(client_of(config, **SIMULATED)).in_order
+    told = {line.partition(":")[0] for line in lines_for_people(config)}
+    assert told == {protection.name for protection in by_simulation} - {"a paper's noise"}
 
 
 def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts(

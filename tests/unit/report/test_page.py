@@ -1,4 +1,4 @@
-"""The page of hand-made folders: hostile names, unfinished, old and damaged runs, many clients."""
+"""The page of hand-made folders: hostile names, unfinished and damaged runs, many clients."""
 
 import json
 import sys
@@ -141,21 +141,6 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, [])
     assert "No round has been finished yet." in page.texts
     assert not page.figures
-
-
-def test_a_run_of_an_older_version_lacks_what_was_not_recorded(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    draw_only(monkeypatch, *FIGURES["Data"], *FIGURES["Prototypes"])
-    folder = write(tmp_path / "run", [row(1, ["a"]), row(1, ["a"], "final")])
-    clients = {"a": {"arch": "cnn4", "domain": "", "parameters": 9}}
-    summary = {"clients": clients, "seconds": 61.0}
-    (folder / "summary.json").write_text(json.dumps(summary))
-
-    page = Page(write_report(folder))
-    (client,) = page.table("client", "domain")
-    assert client == ["a", "–", "cnn4", "9", "–", "–", "0.5", "1.0"]
-    assert not {"distribution", "margins-by-class", "prototypes-map"} & set(page.figures)
 
 
 @pytest.fixture

@@ -671,7 +671,7 @@ DEMANDS = {
 def strict(site: Path, demand: str) -> str:
     """The node config of a site with these demands, without a list of algorithms."""
     node = NODE.replace('allow-algorithms="fedproto"', "").replace('state-dir="state"', "")
-    return f'{node} state-dir="{site / "state"}" {DEMANDS[demand]}'
+    return f'{node} state-dir="{site / "state"}" test-from="split" {DEMANDS[demand]}'
 
 
 @pytest.mark.parametrize("form", ["typed", "toml"])

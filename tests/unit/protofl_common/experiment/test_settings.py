@@ -31,8 +31,9 @@ def test_defaults_are_those_of_the_papers() -> None:
             "distance": "l2",
             "granularity": "class-mean",
             "margin": "adaptive",
-        }
-        | {"margin-threshold": 100.0, "transform": True, "server-epochs": 100},
+            "transform": True,
+            "server-epochs": 100,
+        },
         "fedpcl": {
             "temperature": 0.07,
             "prototypes": "both",
@@ -101,7 +102,7 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
     (
         "test-from",
         "official-al",
-        "official, official-own, official-all (did you mean official-all?)",
+        "official, official-own, official-all, keyed (did you mean official-all?)",
     ),
     ("min-replies", 0, "must be a number at least 1"),
     ("fml.meme", "cnn5", "choose one of '', mnist-cnn, "),

@@ -25,7 +25,7 @@ def noisy() -> Prototypes:
 
 @pytest.fixture
 def released() -> Released:
-    return Released("fedproto")
+    return Released("fedproto", "sample")
 
 
 def test_an_array_is_known_by_its_content(released: Released) -> None:

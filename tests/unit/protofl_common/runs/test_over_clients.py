@@ -124,6 +124,17 @@ def test_clients_are_compared_one_by_one() -> None:
     assert "worse off" not in side_by_side(single_clients_hidden).note
 
 
+def test_a_gain_over_training_alone_is_that_of_the_same_networks() -> None:
+    alone = result("local", a=0.3, b=0.4) | {"clients": {"a": {"arch": "x"}, "b": {"arch": "y"}}}
+    fedproto = result("fedproto", a=0.4, b=0.3) | {"clients": alone["clients"]}
+    fedavg = result("fedavg", a=0.2, b=0.3) | {"clients": {"a": {"arch": "x"}, "b": {"arch": "x"}}}
+    table = side_by_side([alone, fedproto, fedavg])
+    assert [row[2] for row in table.rows] == ["–", "+0.0 points", "other networks"]
+    assert table.note.endswith("Clients worse off than alone: Fedproto 1 of 2, Fedavg 1 of 1.")
+    assert "the clients alone had other networks" in table.note
+    assert "other networks" not in side_by_side([alone, fedproto]).note
+
+
 SCORES = np.array([[3.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [2.0, 1.0, 0.0]])
 LABELS = np.array([0, 0, 1, 1])
 """Predicted 0, 0, 1, 0; nobody is of class 2.

@@ -23,7 +23,6 @@ from tests.support.fakes import Accuracies, write_run
 from tests.support.given import Printed
 from tests.support.harness import CACHE, run_federation
 
-pytest.importorskip("optuna")
 TABLE = """
 title: Tuned
 recipe: digit-domains
@@ -142,12 +141,15 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
     trials = [run for run in launcher.runs if is_trial(run)]
     finals = [run for run in launcher.runs if not is_trial(run)]
     assert {run.settings.run.seed for run in finals} == {1, 2}
+    tried_by = {}
     for algo in ("local", "fedproto"):
         tried = {lr_of(run) for run in trials if run.settings.run.algo == algo}
         assert len(tried) == 7
         assert 0.05 in tried, "the row's own setting is the first trial"
         taken = {lr_of(run) for run in finals if run.settings.run.algo == algo}
         assert taken == {min(tried)}
+        tried_by[algo] = tried
+    assert tried_by["local"] == tried_by["fedproto"], "rows try the same values of a setting"
 
 
 def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:

@@ -1,0 +1,48 @@
+"""A client's folder on its way to another machine and back: what has changed in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofl_common.basics.files import replacing
+
+Listing = Mapping[str, tuple[int, int, int]]
+"""Name of a file -> its inode, size and time: another one where it has been written again."""
+
+
+@dataclass(frozen=True)
+class ClientFiles:
+    """The files of a folder, and the content of those that its copy elsewhere lacks."""
+
+    names: frozenset[str]
+    content: Mapping[str, bytes]
+
+    @classmethod
+    def since(cls, folder: Path, known: Listing) -> "ClientFiles":
+        """Read the files of which the copy has another version than ``known``, or none."""
+        listing = listed(folder)
+        content = {}
+        for name, version in listing.items():
+            if known.get(name) != version:
+                content[name] = (folder / name).read_bytes()
+        return cls(frozenset(listing), content)
+
+    def put_into(self, folder: Path) -> None:
+        """Make the copy the same: write what it lacks, and remove what the folder does not have."""
+        for name, content in self.content.items():
+            with replacing(folder / name, private=True, durable=False) as beside:
+                beside.write_bytes(content)
+        for name in listed(folder).keys() - self.names:
+            (folder / name).unlink()
+
+
+def listed(folder: Path) -> Listing:
+    """List the files of a folder, which may not be there."""
+    if not folder.is_dir():
+        return {}
+    files = {}
+    for path in folder.iterdir():
+        if path.is_file():
+            facts = path.stat()
+            files[path.name] = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    return files

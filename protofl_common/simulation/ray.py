@@ -1,0 +1,528 @@
+"""Clients that are simulated on a Ray cluster: many machines, which need not share a disk.
+
+The folder of the run is on this machine alone. A message takes its client's folder along, and the
+reply brings back what has changed in there. So any node may answer for any client with the same
+bits, and a node that is lost takes nothing with it: what it had not answered is asked elsewhere.
+A node keeps a copy of the folders of its clients, and gets those again before others do.
+"""
+
+import copy
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from secrets import token_hex
+from tempfile import gettempdir
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from protofl_common.basics.code_version import code_version
+from protofl_common.basics.files import digest, make_private
+from protofl_common.config.options import Config, SettingsError, Values
+from protofl_common.data.store import open_data
+from protofl_common.experiment.node import allow_named, own_code, site_name
+from protofl_common.experiment.settings import Settings, with_halves
+from protofl_common.runs.events import OnEvent, Said, Warned
+from protofl_common.simulation.client_files import ClientFiles, Listing, listed
+
+PACKAGES = ("torch", "numpy", "flwr", "scikit-learn")
+"""On whose versions figures may depend."""
+IN_USE = "in-use"
+"""The file beside copies that all processes which use them lock."""
+START_SECONDS = 300
+"""How long the first process of a node may take until it answers; it imports PyTorch."""
+WAIT_SECONDS = 10
+"""How long the end of a run waits for nodes to remove their copies."""
+TRIES = 3
+"""Processes that may die over one message before the run ends: it may be too large for each."""
+
+Answer = Callable[[Message, int, Values, Values, int], Message]
+
+
+# -- on a node
+@dataclass(frozen=True)
+class NodeFacts:
+    """What must be the same on all nodes, lest their figures differ."""
+
+    code: str
+    python: str
+    packages: str
+    modules: str
+    data: str
+    processor: str
+
+    @classmethod
+    def of(cls, run_config: Values) -> "NodeFacts":
+        """Look at this machine; SettingsError or DataError where the data cannot be read here."""
+        allow_named(run_config)
+        settings = Settings.from_run_config(run_config)
+        data = open_data(settings.data)
+        content = hashlib.sha256()
+        for array in (data.labels, data.domains, data.official):
+            content.update(np.ascontiguousarray(array).data)
+        inputs = (data.inputs.shape, str(data.inputs.dtype), data.mean, data.std)
+        versions = own_code(run_config, without=("callback",))
+        return cls(
+            code=code_version(),
+            python=platform.python_version(),
+            packages=", ".join(f"{package} {version(package)}" for package in PACKAGES),
+            modules=", ".join(f"{name} {code}" for name, code in versions.items()) or "none",
+            data=digest(content.hexdigest(), inputs, data.classes, data.domain_names),
+            processor=_processor(settings.machine.device),
+        )
+
+
+class Worker:
+    """A process on a node, which answers for one client at a time."""
+
+    def __init__(self, folder: str, copies: str) -> None:
+        """Begin, in the ``folder`` of the command if this machine has it: paths may be relative."""
+        with_halves()
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        _remove_abandoned()
+        self.copies = Path(gettempdir(), copies)
+        make_private(self.copies)
+        self.in_use = (self.copies / IN_USE).open("w")
+        fcntl.flock(self.in_use, fcntl.LOCK_SH)
+
+    def facts(self, run_config: Values) -> NodeFacts:
+        return NodeFacts.of(run_config)
+
+    def answer(
+        self, answer: Answer, question: "_Question", names: list[str], *records: Any
+    ) -> tuple[Message, ClientFiles]:
+        """Answer for a client, beside its files, which come from the folder of its run."""
+        message = question.message
+        message.content = RecordDict(dict(zip(names, records, strict=True)))
+        out_dir = self.copies / digest(question.run_config["out-dir"])
+        run_config = {**question.run_config, "out-dir": str(out_dir)}
+        arguments = (message, question.run_id, question.node, run_config, question.threads)
+        if question.place is None:
+            return answer(*arguments), ClientFiles(frozenset(), {})
+
+        folder = out_dir / question.place
+        question.files.put_into(folder)
+        before = listed(folder)
+        reply = answer(*arguments)
+        return reply, ClientFiles.since(folder, before)
+
+    def forget(self) -> None:
+        """Remove the copies of all clients' folders on this node."""
+        for out_dir in self.copies.iterdir():
+            if out_dir.is_dir():
+                shutil.rmtree(out_dir)
+
+
+def _processor(device: str) -> str:
+    """Return on what clients compute here: the last digits of figures depend on it."""
+    if device.startswith(("auto", "cuda")) and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _remove_abandoned() -> None:
+    """Remove copies of which all processes have ended, as after a kill, or Ctrl-C."""
+    for file in Path(gettempdir()).glob(f"protofl-*/{IN_USE}"):
+        with suppress(OSError), file.open() as in_use:  # another user's, or one in use
+            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(file.parent)
+
+
+# -- on the machine of the command
+@dataclass
+class _Question:
+    """A message to a client, and what its answer needs beside its arrays."""
+
+    message: Message
+    run_id: int
+    node: Values
+    run_config: Values
+    threads: int
+    place: Path | None  # of the client's folder below out-dir; None in an introduction
+    files: ClientFiles = field(default_factory=lambda: ClientFiles(frozenset(), {}))
+
+
+@dataclass(eq=False)
+class _Task:
+    """A question that is not answered yet."""
+
+    answer: Answer
+    question: _Question
+    names: list[str]
+    records: list[Any]  # of the message: what several have alike is a reference, put once
+    folder: Path | None  # of the client, in the folder of its run
+    reply: Future[Message] = field(default_factory=Future)
+    died_on: list["_Node"] = field(default_factory=list)  # of processes that died over it
+
+
+@dataclass(eq=False)
+class _Node:
+    id: str
+    name: str
+    workers: dict[int, Any] = field(default_factory=dict)
+    idle: int = 0  # how many of the workers wait for a task
+
+    @property
+    def first_worker(self) -> Any:
+        return next(iter(self.workers.values()))
+
+
+class Cluster:
+    """A Ray cluster as an executor: `submit` gives a client's message to one of its processes.
+
+    Each process is a Ray actor with so many ``cpus`` and ``gpus`` (a share; None: one, on nodes
+    that have any), and has a thread here that hands it one task after another.
+    """
+
+    def __init__(self, address: str, cpus: int, gpus: float | None) -> None:
+        _connect(address)
+        self.address = address
+        self.cpus = cpus
+        self.gpus = gpus
+        self._secret = token_hex(8)  # nobody on a node can have made its folder before
+        self.nodes: dict[str, _Node] = {}
+        self._tasks: list[_Task] = []
+        self._under_way = 0
+        self._changed = threading.Condition()
+        self._home: dict[Path, tuple[_Node, Listing]] = {}
+        self._shared: dict[int, tuple[ArrayRecord, Any]] = {}
+
+    # -- before a run, and after it
+    def begin(self, run_config: Values, on_event: OnEvent) -> None:
+        """Start processes on the nodes that have none yet, and compare all nodes with this machine.
+
+        SettingsError with a line for each node that has other code, packages or data.
+        """
+        if run_config["state-dir"]:
+            raise SettingsError(
+                f"state-dir = {run_config['state-dir']!r}: with --cluster the state of clients is "
+                "in out-dir, on this machine; leave it out"
+            )
+        self._start_workers()
+        if not self.nodes:
+            raise SettingsError(
+                f"--cluster {self.address}: no node has the CPUs (--cpus {self.cpus}) and the "
+                "share of a GPU (--gpus) that a client shall get; `ray status` says what nodes have"
+            )
+        workers = sum(len(node.workers) for node in self.nodes.values())
+        on_event(Said(f"nodes: {len(self.nodes)} · clients at a time: {workers}"))
+        here = NodeFacts.of(run_config)
+        problems = []
+        for node, facts in self._facts_of_nodes(run_config).items():
+            if isinstance(facts, str):
+                problems.append(f"node {node.name}: {facts}")
+                continue
+            for fact in fields(NodeFacts):
+                there = getattr(facts, fact.name)
+                mine = getattr(here, fact.name)
+                text = f"node {node.name}: {fact.name} is {there}, and {mine} on this machine"
+                if there != mine and fact.name == "processor":
+                    on_event(Warned(f"{text}: figures may differ in their last digits"))
+                elif there != mine:
+                    problems.append(text)
+        if problems:
+            lines = "\n".join(problems)
+            raise SettingsError(f"--cluster {self.address}: all nodes must be alike\n{lines}")
+
+    def end(self) -> None:
+        """Remove the copies of clients' folders from all nodes."""
+        with self._changed:
+            self._home.clear()
+            self._shared.clear()
+            nodes = list(self.nodes.values())
+        removals = [node.first_worker.forget.remote() for node in nodes]
+        if removals:
+            ray.wait(removals, num_returns=len(removals), timeout=WAIT_SECONDS)
+
+    def stop(self) -> None:
+        """End all processes at once, whatever they do."""
+        with self._changed:
+            nodes = list(self.nodes.values())
+            self.nodes = {}
+            self._changed.notify_all()
+        for node in nodes:
+            for worker in node.workers.values():
+                ray.kill(worker)
+        ray.shutdown()
+        _clusters.clear()
+
+    def _start_workers(self) -> None:
+        """Start the processes that nodes have room for and lack, as those that have joined."""
+        on_cluster = ray.remote(Worker)
+        for facts in _alive():
+            gpus = self._share_on(facts["Resources"])
+            new = _Node(facts["NodeID"], facts["NodeName"])
+            node = self.nodes.get(new.id, new)
+            for index in range(_clients_at_once(facts["Resources"], self.cpus, gpus)):
+                if index in node.workers:
+                    continue
+                there = on_cluster.options(
+                    num_cpus=self.cpus, num_gpus=gpus, scheduling_strategy=_only_on(node.id)
+                )
+                node.workers[index] = there.remote(os.getcwd(), self._copies_on(node))
+                self.nodes[node.id] = node
+                threading.Thread(target=self._work, args=(node, index), daemon=True).start()
+
+    def _copies_on(self, node: _Node) -> str:
+        return f"protofl-{self._secret}-{node.id}"
+
+    def _share_on(self, resources: Config) -> float:
+        """Return which share of a GPU each client gets on a node."""
+        if self.gpus is None:
+            return min(1.0, float(resources.get("GPU", 0)))
+        return self.gpus
+
+    def _facts_of_nodes(self, run_config: Values) -> dict[_Node, NodeFacts | str]:
+        """Ask each node; the text says why one does not answer."""
+        asked = {}
+        for node in list(self.nodes.values()):
+            asked[node.first_worker.facts.remote(dict(run_config))] = node
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=START_SECONDS)
+        found: dict[_Node, NodeFacts | str] = {}
+        for reference, node in asked.items():
+            if reference not in answered:
+                busy = "other work may have its CPUs (`ray status`)"
+                found[node] = f"no answer within {START_SECONDS} s; {busy}"
+                continue
+            try:
+                found[node] = ray.get(reference)
+            except RayTaskError as error:
+                found[node] = str(error.cause)
+            except RayError as error:
+                found[node] = f"its process has died: {' '.join(str(error).split())}"
+        return found
+
+    # -- messages
+    def submit(
+        self,
+        answer: Answer,
+        message: Message,
+        run_id: int,
+        node: Values,
+        run_config: Values,
+        threads: int,
+    ) -> Future[Message]:
+        """Let a node ``answer`` a client's message; the client's folder is as after it then."""
+        place = _place_of(message, node)
+        folder = None
+        if place is not None:
+            folder = Path(str(run_config["out-dir"])).expanduser() / place
+        stripped = copy.copy(message)
+        stripped.content = RecordDict()
+        question = _Question(stripped, run_id, node, run_config, threads, place)
+        with self._changed:
+            if not (self._tasks or self._under_way):
+                self._shared.clear()
+            records = [self._put(record) for record in message.content.values()]
+            task = _Task(answer, question, list(message.content), records, folder)
+            self._tasks.append(task)
+            self._changed.notify_all()
+        return task.reply
+
+    def _put(self, record: Any) -> Any:
+        """Return a reference to arrays, the same for those that several messages have alike.
+
+        Ray brings what it refers to once to each node.
+        """
+        if not isinstance(record, ArrayRecord):
+            return record
+        if id(record) not in self._shared:
+            self._shared[id(record)] = (record, ray.put(record))
+        return self._shared[id(record)][1]
+
+    def _work(self, node: _Node, index: int) -> None:
+        """Hand one task after another to a process, until it dies or is ended."""
+        worker = node.workers[index]
+        while True:
+            task = self._next(node)
+            if task is None:
+                return
+            try:
+                reply = self._answered(task, node, worker)
+            except RayActorError as error:
+                self._lose(node, index, task, error)
+                return
+            except RayTaskError as error:
+                self._close(task, error.cause, from_node=error)
+            except Exception as error:
+                self._close(task, error)
+            else:
+                with self._changed:
+                    self._under_way -= 1
+                task.reply.set_result(reply)
+
+    def _answered(self, task: _Task, node: _Node, worker: Any) -> Message:
+        question = task.question
+        known: Listing = {}
+        if task.folder is not None:
+            with self._changed:
+                home, of_copy = self._home.pop(task.folder, (None, {}))
+            if home is node:
+                known = of_copy
+            question.files = ClientFiles.since(task.folder, known)
+        asked = worker.answer.remote(task.answer, question, task.names, *task.records)
+        reply: Message
+        files: ClientFiles
+        reply, files = ray.get(asked)
+        if task.folder is not None:
+            files.put_into(task.folder)
+            with self._changed:
+                self._home[task.folder] = (node, listed(task.folder))
+        return reply
+
+    def _next(self, node: _Node) -> _Task | None:
+        """Wait for a task that a process of this node may take; None once the cluster is stopped.
+
+        The clients come first whose folders the node has. Another node's it takes where all of that
+        one's processes are at work.
+        """
+        with self._changed:
+            node.idle += 1
+            try:
+                while self.nodes.get(node.id) is node:
+                    task = self._best_task(node)
+                    if task:
+                        self._tasks.remove(task)
+                        self._under_way += 1
+                        return task
+                    self._changed.wait()
+                return None
+            finally:
+                node.idle -= 1
+                self._changed.notify_all()
+
+    def _best_task(self, node: _Node) -> _Task | None:
+        free = None
+        for task in self._tasks:
+            untried = [each for each in self.nodes.values() if each not in task.died_on]
+            if node in task.died_on and untried:  # all of the node may be lost
+                continue
+            home = self._home_of(task)
+            if home is node:
+                return task
+            if free is None and (home is None or not home.idle):
+                free = task
+        return free
+
+    def _home_of(self, task: _Task) -> _Node | None:
+        if task.folder is None or task.folder not in self._home:
+            return None
+        home, _ = self._home[task.folder]
+        return home
+
+    def _lose(self, node: _Node, index: int, task: _Task, error: RayActorError) -> None:
+        """Let others do what a process was about to do that has died, or whose node is lost."""
+        failed: list[_Task] = []
+        with self._changed:
+            if self.nodes.get(node.id) is not node:  # it was stopped
+                return
+            worker = node.workers.pop(index)
+            if not node.workers:
+                del self.nodes[node.id]
+            self._under_way -= 1
+            self._tasks.insert(0, task)
+            task.died_on.append(node)
+            if not self.nodes:
+                failed = self._tasks
+                self._tasks = []
+            elif len(task.died_on) == TRIES:
+                failed = [self._tasks.pop(0)]
+            self._changed.notify_all()
+            left = [f"{len(each.workers)} on {each.name}" for each in self.nodes.values()]
+        ray.kill(worker)  # it may only be out of reach
+        emit = import_module("server_app.run.log").emit
+        died = f"node {node.name}: a process that simulates clients has died"
+        cause = "the node is lost, or its memory has run out"
+        text = (
+            f"{died} ({type(error).__name__}: {cause}); processes left: {', '.join(left) or 'none'}"
+        )
+        emit(Warned(text))
+        for each in failed:
+            each.reply.set_exception(
+                OSError(
+                    f"{text}. Let fewer clients work at once (--cpus) where memory was short. This "
+                    "round does not count; resume.toml in the run's folder lets it go on, on any "
+                    "nodes or on this machine alone"
+                )
+            )
+
+    def _close(
+        self, task: _Task, error: BaseException, from_node: BaseException | None = None
+    ) -> None:
+        with self._changed:
+            self._under_way -= 1
+        error.__cause__ = from_node  # its text has the traceback on the node
+        task.reply.set_exception(error)
+
+
+_clusters: dict[tuple[str, int, float | None], Cluster] = {}
+"""The one that this process uses, by what it was asked for."""
+
+
+def cluster_at(address: str, cpus: int, gpus: float | None) -> Cluster:
+    """Return the cluster of Ray's head at ``address``; SettingsError if it cannot be reached."""
+    asked = (address, cpus, gpus)
+    if asked not in _clusters:
+        for other in list(_clusters.values()):
+            other.stop()
+        _clusters[asked] = Cluster(*asked)
+    return _clusters[asked]
+
+
+def _connect(address: str) -> None:
+    """Make this process a driver of the cluster."""
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address, logging_level=logging.WARNING, ignore_reinit_error=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SettingsError(
+            f"--cluster {address}: {error}; this machine must be one of its nodes, with the same "
+            "Python and Ray"
+        ) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place
+
+
+def _alive() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node for node in nodes if node["Alive"]]
+
+
+def _clients_at_once(resources: Config, cpus: int, gpus: float) -> int:
+    number = int(float(resources.get("CPU", 0)) / cpus)
+    if gpus:
+        number = min(number, int(float(resources.get("GPU", 0)) / gpus + 1e-6))
+    return number
+
+
+def _only_on(node: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+def _place_of(message: Message, node: Values) -> Path | None:
+    """Return where a client's folder is below ``out-dir``: where a message names its run."""
+    about = message.content.config_records.get("round")
+    if about is None:
+        return None
+    return Path(str(about["run_name"]), "clients", site_name(node))

@@ -1,0 +1,172 @@
+"""Sites whose data say whose each sample is: ε is of a person, and nothing else is accepted."""
+
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofl_common.config.options import SettingsError
+from protofl_common.data.store import data_key
+from protofl_common.experiment.settings import Settings
+from protofl_common.runs.folder import RunFolder
+from server_app.network.membership import FederationError
+from tests.support.given import Printed
+from tests.support.harness import CACHE, client_of, run_config, run_federation
+from tests.support.sites import named
+
+PERSONS = 40
+RUN: dict[str, Any] = {
+    "algo": "fedproto",
+    "dataset": "arrays",
+    "classes": "well,ill",
+    "partition": "own",
+    "num_clients": 2,
+    "models": "mlp-1",
+    "feature_dim": 8,
+    "norm": "group",
+    "batch_size": 10,
+    "rounds": 1,
+    "dp": "person",
+}
+
+
+def data_of(folder: Path, seed: int, *, names_persons: bool = True) -> Path:
+    """Numbers of `PERSONS` people, each with two to eight samples, or with seventy."""
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(2, 9, size=PERSONS)
+    sizes[0] = 70
+    owners = np.repeat(np.arange(PERSONS), sizes)
+    labels = owners % 2
+    inputs = (draw.normal(size=(len(owners), 6)) + labels[:, None]).astype(np.float32)
+    arrays = {"inputs": inputs, "labels": np.array(["well", "ill"])[labels]}
+    if names_persons:
+        arrays["client"] = np.array([f"patient {owner}" for owner in owners])
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "data.npz", **arrays)
+    return folder / "data.npz"
+
+
+def site(folder: Path, name: str, **more: Any) -> dict[str, Any]:
+    number = len(name)
+    return {
+        "site-name": name,
+        "dataset": "arrays",
+        "classes": "well,ill",
+        "data-dir": str(data_of(folder / name, number)),
+        "state-dir": str(folder / name / "state"),
+        "approve": False,
+        **CACHE,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("changes", [
+    {"algo": "fedproto", "validation_fraction": 0.2},
+    {"algo": "fedavg"},
+    {"algo": "fedgen", "fedgen__server_steps": 2},
+])  # fmt: skip
+def test_persons_are_counted_in_all_that_leaves(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Numbers of samples, weights, figures and counts are of persons; ε is said to be, too."""
+    nodes = {1: site(tmp_path, "north"), 2: site(tmp_path, "southern")}
+    outcome = run_federation(run_config(tmp_path, **RUN | changes), nodes=nodes)
+
+    assert not any(outcome.summary["trouble"].values())
+    for facts in RunFolder(outcome.folder).sites()["sites"].values():
+        samples = facts["train-samples"] + facts["test-samples"]
+        assert samples + facts.get("validation-samples", 0) == PERSONS
+    assert outcome.rows[-1]["epsilon-of"] == "person"
+    for row in outcome.rows[-1]["clients"].values():
+        persons = row["test-samples"]
+        for share in row["accuracy"].values():
+            assert share * persons == pytest.approx(round(share * persons))
+
+    ledgers = [*tmp_path.glob("*/state/privacy/*.json")]
+    assert len(ledgers) == 4
+    for ledger in ledgers:
+        (rows,) = json.loads(ledger.read_text()).values()
+        assert {unit for _, _, unit, _ in rows} == {"person"}
+
+
+def test_moments_of_persons_are_summed_with_shared_noise(tmp_path: Path) -> None:
+    """Gaussian heads under secure aggregation: three sites, each of which draws its part."""
+    draw = np.random.default_rng(0)
+    nodes = {}
+    for number, name in enumerate(("east", "north", "southern"), start=1):
+        node = site(tmp_path, name, **{"max-honest-sites": 3})
+        file = Path(node["data-dir"])
+        arrays = dict(np.load(file))
+        arrays["inputs"] = draw.integers(0, 255, (len(arrays["labels"]), 3, 8, 8), dtype=np.uint8)
+        np.savez(file, **arrays)
+        nodes[number] = node
+    gaussian = {"algo": "gaussian", "backbones": "glyphs", "secagg": True, "dp_honest_sites": 3}
+    outcome = run_federation(
+        run_config(tmp_path, **RUN | {"num_clients": 3} | gaussian), nodes=nodes
+    )
+    assert not any(outcome.summary["trouble"].values())
+    assert outcome.summary["accuracy"]["head"]["mean"] >= 0
+
+
+def test_whose_samples_they_are_decides_what_is_protected(tmp_path: Path) -> None:
+    """By the data, which the site's operator has: no run can choose a sample in their place."""
+
+    def reason(folder: Path, **changes: Any) -> str:
+        node = {**site(tmp_path, "north"), "data-dir": str(folder)}
+        config = run_config(tmp_path, **RUN | changes)
+        with pytest.raises(SettingsError) as caught:
+            _ = client_of(config, **node).data
+        return str(caught.value)
+
+    with_persons = data_of(tmp_path / "with", 1)
+    without = data_of(tmp_path / "without", 1, names_persons=False)
+    assert "dp = 'sample': this client's data say whose each sample is" in reason(
+        with_persons, dp="sample"
+    )
+    assert "dp = 'person': this client's data do not say whose each sample is" in reason(without)
+
+    # here each value of the column is a client of the run
+    natural = run_config(tmp_path, **RUN | {"partition": "natural", "data_dir": str(with_persons)})
+    with pytest.raises(SettingsError, match="dp = 'person': this client's data do not say"):
+        _ = client_of(natural, 0, PERSONS).data
+
+
+def test_a_demand_per_person_is_met_by_no_run_per_sample(tmp_path: Path) -> None:
+    demand = {"require-dp": "epsilon<=8 per person"}
+    node = site(tmp_path, "north", **demand)
+    with pytest.raises(SettingsError, match="this site takes part only with dp = 'person'"):
+        Settings.from_run_config(run_config(tmp_path, **RUN | {"dp": "sample"}), node)
+    Settings.from_run_config(run_config(tmp_path, **RUN), node)
+
+
+def test_charges_of_samples_say_nothing_of_persons(tmp_path: Path, capfd: Printed) -> None:
+    """A ledger from before the data said whose each sample is ends what persons would spend.
+
+    The other way round a person's charges cover each of its samples.
+    """
+    nodes = {}
+    for number, name in enumerate(("north", "southern"), start=1):
+        nodes[number] = site(tmp_path, name, **{"require-dp": "epsilon<=20"})
+        data_of(tmp_path / name, number, names_persons=False)
+        named(**{name: tmp_path / name / "state/sites" / name})
+    # with require-dp a site divides its data by a key that it keeps
+    keys = [
+        tmp_path / name / "state/sites" / name / "division.key" for name in ("north", "southern")
+    ]
+    first = run_config(tmp_path / "1", **RUN | {"dp": "sample", "run_name": "first"})
+    assert not any(run_federation(first, nodes=nodes, run_id=1).summary["trouble"].values())
+
+    made = [key.read_text() for key in keys]
+    assert made[0] != made[1]
+    assert all(stat.S_IMODE(key.stat().st_mode) == 0o600 for key in keys)
+
+    for number, name in enumerate(("north", "southern"), start=1):
+        data_of(tmp_path / name, number)
+    data_key.cache_clear()  # a process looks once which files there are
+    second = run_config(tmp_path / "2", **RUN | {"run_name": "second"})
+    with pytest.raises(FederationError, match="earlier charges in this client's ledger are of"):
+        run_federation(second, nodes=nodes, run_id=2)
+    assert [key.read_text() for key in keys] == made
+    assert re.search("require-dp, over all runs, = 20: earlier charges", capfd.readouterr().err)

@@ -1,0 +1,84 @@
+"""``protofl run --cluster``: two Ray nodes with folders of their own, and one of them is killed."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from protofl_common.experiment.settings import default_run_config
+from protofl_common.simulation.grid import simulate
+from tests.support import ROOT
+from tests.support.harness import CACHE
+from tests.support.processes import BIN, environment, free_port, process, wait_until
+from tests.support.results import digests, without_times
+
+pytestmark = pytest.mark.system
+CLIENTS = 4
+
+
+@contextmanager
+def ray_node(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A node for one client at a time, which stores all that it has in ``folder``."""
+    copies = folder / "copies"
+    copies.mkdir(parents=True)
+    env = environment(folder / "home") | {"TMPDIR": str(copies), "RAY_USAGE_STATS_ENABLED": "0"}
+    log = folder / "log"
+    command = [str(BIN / "ray"), "start", "--block", "--num-cpus=1", *options]
+    with process([*command, "--object-store-memory=100000000"], env, log) as started:
+        wait_until(lambda: "Ray runtime started" in log.read_text(), log.read_text, started=started)
+        yield started
+
+
+def kill_at_once(started: subprocess.Popen[bytes]) -> None:
+    """Kill a node as a power cut would: all of its processes, without a signal to end."""
+    parent = psutil.Process(started.pid)
+    for one in [*parent.children(recursive=True), parent]:
+        one.kill()
+
+
+def rows_and_digests(run: Path) -> Any:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return without_times(rows), digests(run)
+
+
+def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(
+    short: str, tmp_path: Path
+) -> None:
+    settings = {"algo": "fedproto", "models": "mlp-1", "rounds": 3, "run-name": "mine"}
+    settings |= {"dataset": "digits", "partition": "iid", "report": False, **CACHE}
+    config = default_run_config() | settings
+    one = simulate(config | {"out-dir": str(tmp_path / "one")}, CLIENTS, lambda event: None)
+
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    settings["out-dir"] = str(tmp_path / "two")
+    words = [f"{key}={value}" for key, value in settings.items()]
+    command = [sys.executable, str(BIN / "protofl"), "run", *words, "--cluster", address, "--json"]
+    command += ["--clients", str(CLIENTS)]
+    head = ("--head", f"--port={port}", f"--temp-dir={short}/ray", "--include-dashboard=false")
+    with (
+        ray_node(tmp_path / "first", *head),
+        ray_node(tmp_path / "second", f"--address={address}") as second,
+    ):
+        run = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        events = []
+        for line in run.stdout:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "RoundDone" and events[-1]["row"]["round"] == 1:
+                kill_at_once(second)
+        errors = run.stderr.read()
+        assert run.wait() == 0, errors
+        assert list((tmp_path / "first" / "copies").glob("protofl-*/*/*")) == []
+
+    said = "\n".join(event.get("text", "") for event in events)
+    assert "nodes: 2 · clients at a time: 2" in said
+    assert "processes left: 1 on" in said
+    assert rows_and_digests(tmp_path / "two" / "mine") == rows_and_digests(one)

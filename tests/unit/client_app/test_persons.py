@@ -1,0 +1,254 @@
+"""``dp = "person"``: what a person changes of what leaves, however many samples are theirs.
+
+Each test searches over neighbours: the data of some persons with and without one more, who has any
+number of samples of any size and class. Without noise the two may differ by what the noise is for.
+The samples of each other person are alike, so that it does not matter which of them are drawn.
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client_app.learning.data import Samples
+from client_app.protections import private_step
+from client_app.protections.differential_privacy import DifferentialPrivacy
+from client_app.protections.private_step import SAMPLES_OF_A_PERSON, PrivateStep
+from client_app.site.workshop import with_persons_once
+from protofl_common.data import ClientData
+from protofl_common.data.division import Share
+from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.models.split import SplitModel
+from protofl_common.privacy import release
+from protofl_common.privacy.grid import STEPS
+from protofl_common.privacy.persons import Persons, few_at_a_time
+from protofl_common.privacy.plan import plan_of
+from protofl_common.privacy.released import Released
+from tests.support.given import Patch
+from tests.support.models import privacy
+from tests.unit.client_app.test_protections import downhill, linear
+
+CLASSES = 3
+CLIP = 1.0
+TRIES = 40
+
+
+def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:
+    """Features [N, 2], labels [N] and owners [N]; so many rows at the front are without the last.
+
+    Half of the time the last one's samples all pull in one direction, as strongly as they can.
+    """
+    for seed in range(TRIES):
+        draw = np.random.default_rng(seed)
+        sizes = draw.integers(1, 5, size=6)
+        features = np.repeat(draw.normal(size=(6, 2)), sizes, axis=0)
+        labels = np.repeat(draw.integers(CLASSES, size=6), sizes)
+        owners = np.repeat(np.arange(6), sizes)
+
+        number = int(draw.integers(1, 3 * SAMPLES_OF_A_PERSON))
+        more = draw.normal(size=(number, 2)) * 10.0 ** draw.integers(-2, 4)
+        more_labels = draw.integers(CLASSES, size=number)
+        if seed % 2:
+            more[:] = [1e3, 1e3]
+            more_labels[:] = 1
+        yield (
+            torch.from_numpy(np.concatenate([features, more])).float(),
+            torch.from_numpy(np.concatenate([labels, more_labels])),
+            np.concatenate([owners, np.full(number, 6)]),
+            len(labels),
+        )
+
+
+@pytest.fixture
+def without_noise(monkeypatch: Patch) -> None:
+    def nothing(deviation: float, shape: tuple[int, ...], draw: np.random.Generator) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+    monkeypatch.setattr(release, "whole_noise", nothing)
+    monkeypatch.setattr(private_step, "whole_noise", nothing)
+
+
+def protection(owners: np.ndarray[Any, Any]) -> DifferentialPrivacy:
+    """The protection of a client whose ledger was charged for one table."""
+    released = Released("fedproto", "person")
+    released.allow(tables=1)
+    settings = SimpleNamespace(privacy=privacy(dp="person", dp_feature_clip=CLIP))
+    work = SimpleNamespace(
+        client=SimpleNamespace(settings=settings),
+        persons=Persons(owners),
+        plan=SimpleNamespace(table_noise=1e-9, part_of_each=1.0),
+    )
+    return DifferentialPrivacy(work, released)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("without_noise")
+def test_a_person_adds_to_class_sums_and_counts_as_one_sample(monkeypatch: Patch) -> None:
+    """The sums behind the means, before anything is made of them, are what has noise."""
+    monkeypatch.setattr(release, "bounded_counts", lambda noisy_C, samples: noisy_C)
+    for features, labels, owners, before in neighbours():
+        tables = []
+        for rows in (slice(before), slice(None)):
+            made = protection(owners[rows]).class_means(features[rows], labels[rows], CLASSES)
+            sums = torch.zeros(CLASSES, 3, dtype=torch.float64)
+            assert made.counts is not None
+            sums[made.labels, :2] = made.means.double() * made.counts[:, None]
+            sums[made.labels, 2] = made.counts.double()
+            tables.append(sums)
+        assert float((tables[1] - tables[0]).norm()) <= 2**0.5 * (1 + 1e-5)
+
+
+@pytest.mark.usefixtures("without_noise")
+def test_a_person_counts_once(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(release, "bounded_counts", lambda noisy_C, samples: noisy_C)
+    for _, labels, owners, before in neighbours():
+        without = protection(owners[:before]).class_counts(labels[:before], CLASSES)
+        with_one_more = protection(owners).class_counts(labels, CLASSES)
+        assert float((with_one_more - without).norm()) == 1
+        assert float(with_one_more.sum()) == 7
+
+
+@pytest.mark.usefixtures("without_noise")
+@pytest.mark.parametrize("head", ["lda", "qda", "naive-bayes"])
+def test_a_person_adds_to_moments_as_one_sample(head: str) -> None:
+    for features, labels, owners, before in neighbours():
+        sums = []
+        for rows in (slice(before), slice(None)):
+            moments = ClassMoments(CLASSES, 2, head)
+            protection(owners[rows]).measure(moments, features[rows], labels[rows])
+            persons = len(Persons(owners[rows]))
+            sums.append({name: persons * value for name, value in moments.named_buffers()})
+        squared = 0.0
+        for name, (part, power) in release.MOMENT_PARTS.items():
+            difference = (sums[1][name] - sums[0][name]) / CLIP**power
+            squared += part * float(difference.square().sum())
+        assert squared <= 1 + 1e-4
+
+
+@pytest.mark.usefixtures("without_noise")
+@pytest.mark.parametrize("at_once", [1, 2**24])
+def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Patch) -> None:
+    """What is cut is the mean gradient of a person's samples, in whole steps."""
+    monkeypatch.setattr(private_step, "NUMBERS_AT_ONCE", at_once)
+
+    def step_of(features: Tensor, owners: np.ndarray[Any, Any]) -> Tensor:
+        persons = Persons(owners)
+        plan = plan_of(privacy(dp="person"), len(persons), len(persons), 1, (0,), 0)
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        one = PrivateStep([model], optimizer, downhill, plan=plan, persons=persons)
+        samples = Samples(features, torch.zeros(len(features), dtype=torch.int64))
+        start = model.body.weight.detach().clone()
+        for batch in one.batches(samples, 10, torch.Generator().manual_seed(0), drop_last=False):
+            one(*batch)
+        moved: Tensor = (start - model.body.weight.detach()).double() * len(persons)
+        return moved
+
+    for features, _, owners, before in neighbours():
+        without = step_of(features[:before], owners[:before])
+        with_one_more = step_of(features, owners)
+        assert float((with_one_more - without).norm()) <= CLIP * (1 + 1e-5)
+
+
+def test_what_leaves_of_persons_is_whole_numbers_of_steps_too() -> None:
+    """With all noise: the lowest bits of a mean over a person's samples are not in it."""
+    width = 2000
+    persons = Persons(np.repeat(np.arange(8), 3))
+    plan = plan_of(privacy(dp="person"), 8, 8, 1, (0,), 0)
+    model = SplitModel(nn.Linear(width, 1, bias=False), nn.Identity())
+    nn.init.zeros_(model.body.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    one = PrivateStep([model], optimizer, downhill, plan=plan, persons=persons)
+    samples = Samples(torch.randn(24, width), torch.zeros(24, dtype=torch.int64))
+    for batch in one.batches(samples, 8, torch.Generator().manual_seed(0), drop_last=False):
+        one(*batch)
+    step = CLIP / STEPS / 8
+    sent = model.body.weight.detach().numpy().ravel().astype(np.float64) / step
+    exact = sent[np.abs(sent) < 2**20]  # others are rounded to float32
+    assert len(exact) > 20
+    np.testing.assert_allclose(exact, np.rint(exact), rtol=0, atol=0.1)
+
+    moments = ClassMoments(2, 5, "qda")
+    owners = np.repeat(np.arange(10), 2)
+    protection(owners).measure(moments, torch.randn(20, 5), torch.arange(20) % 2)
+    for name, value in moments.named_buffers():
+        steps = 10 * value.double() / release.unit_of_moments(name, CLIP)
+        torch.testing.assert_close(steps, steps.round(), rtol=0, atol=0.02)
+
+
+def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples() -> None:
+    """q · N of 100 persons are expected, and none comes without the others of the same person."""
+    sizes = np.array([1, 40] + [3] * 98)
+    owners = np.repeat(np.arange(100), sizes)
+    np.random.default_rng(0).shuffle(owners)
+    samples = Samples(torch.from_numpy(owners)[:, None].float(), torch.zeros(len(owners)).long())
+    plan = plan_of(privacy(dp="person"), 100, 20, 1, (0,), 0)
+    assert (plan.rate, plan.batches) == (0.2, 5)
+    model = nn.Linear(1, 1)
+    numbers = []
+    for _ in range(40):
+        one = PrivateStep(
+            [model],
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            downhill,
+            plan=plan,
+            persons=Persons(owners),
+        )
+        generator = torch.Generator().manual_seed(1)
+        for drawn, _, _ in one.batches(samples, 20, generator, drop_last=False):
+            who, counts = np.unique(drawn[:, 0].long().numpy(), return_counts=True)
+            numbers.append(len(who))
+            assert one.sizes == counts.tolist()
+            wanted = np.minimum(sizes[who], SAMPLES_OF_A_PERSON)
+            assert counts.tolist() == wanted.tolist()
+    assert np.mean(numbers) == pytest.approx(20, abs=1.5)
+    assert np.std(numbers) == pytest.approx(16**0.5, rel=0.25)
+
+
+def test_parts_of_a_batch_do_not_divide_a_person() -> None:
+    assert [*few_at_a_time([1, 1, 1, 5, 2, 2], 4)] == [[1, 1, 1], [5], [2, 2]]
+    assert [*few_at_a_time([3], 1)] == [[3]]
+
+
+def test_each_sample_of_a_person_is_drawn_as_often() -> None:
+    persons = Persons(np.array([7, 2, 7, 7, 2, 5]))
+    draw = np.random.default_rng(0)
+    times = np.zeros(6)
+    for _ in range(3000):
+        times[persons.one_of_each(draw)] += 1
+    np.testing.assert_allclose(times / 3000, [1 / 3, 1 / 2, 1 / 3, 1 / 3, 1 / 2, 1], atol=0.04)
+
+
+def test_a_person_is_evaluated_once_and_changes_nobody_else() -> None:
+    """Whatever is predicted, one more person changes one number of right predictions by one."""
+
+    def rows_of(owners: Share) -> list[list[int]]:
+        rows = Share(*(np.arange(len(part)) for part in owners))
+        inputs = [part[:, None].astype(np.float32) for part in rows]
+        data = ClientData(
+            inputs[0], rows[0], inputs[1], rows[1], inputs[2], rows[2],
+            ("a", "b"), "", (), (), (), (), 0, owners,
+        )  # fmt: skip
+        once = with_persons_once(data, owners)
+        assert once.persons is not None
+        assert not {*once.persons.test} & {*once.persons.validation}
+        np.testing.assert_array_equal(np.asarray(once.test_inputs)[:, 0], once.test_labels)
+        return [once.test_labels.tolist(), once.validation_labels.tolist()]
+
+    for seed in range(TRIES):
+        draw = np.random.default_rng(seed)
+        shares = [draw.integers(8, size=12), draw.integers(8, size=9)]
+        without = rows_of(Share(np.zeros(1, int), *shares))
+        number = draw.integers(1, 20, size=2)
+        more = [np.append(own, [8] * n) for own, n in zip(shares, number, strict=True)]
+        with_one_more = rows_of(Share(np.zeros(1, int), *more))
+        added = [set(now) ^ set(then) for now, then in zip(with_one_more, without, strict=True)]
+        assert [len(one) for one in added] == [1, 0]
+
+
+def test_a_table_of_other_samples_than_the_training_samples_is_refused() -> None:
+    with pytest.raises(Exception, match="dp = 'person': fedproto makes use of training data that"):
+        protection(np.arange(5)).class_counts(torch.zeros(4, dtype=torch.int64), 2)

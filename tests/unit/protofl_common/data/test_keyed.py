@@ -1,0 +1,104 @@
+"""``test-from = "keyed"``: one sample more, or one person, moves nobody else."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from protofl_common.data import DataError, open_client_data
+from protofl_common.experiment.node import own_division
+from protofl_common.experiment.settings import default_run_config
+
+from .conftest import WHOLE, MakeSettings
+
+KEY = b"k" * 32
+SIDES = ("train", "test", "validation")
+
+
+class Owner:
+    """Who has files of numbers, each row another, and divides them by a key."""
+
+    def __init__(self, folder: Path, make: MakeSettings) -> None:
+        self.folder = folder
+        self.make = make
+
+    def sides(
+        self, samples: int, of_person: int = 0, key: bytes = KEY, **changes: Any
+    ) -> dict[int, str]:
+        """Sample -> its side; the samples are of persons who have ``of_person`` each, if any."""
+        rows = np.arange(samples)
+        arrays = {"inputs": np.stack([rows, rows % 7], 1).astype(np.float32), "labels": rows % 2}
+        if of_person:
+            arrays["client"] = rows // of_person
+        file = self.folder / f"{samples}.npz"
+        np.savez(file, **arrays)
+        named = {"dataset": "arrays", "data_dir": str(file), "test_from": "keyed"}
+        own = {"partition": "own", "validation_fraction": 0.2}
+        settings = self.make(**named, **own, **WHOLE, **changes)
+        data = open_client_data(settings, seed=0, partition=0, num_partitions=1, key=key)
+        side_of = {}
+        for side in SIDES:
+            for row in np.asarray(getattr(data, f"{side}_inputs"))[:, 0]:
+                side_of[int(row)] = side
+        assert sorted(side_of) == [*range(samples)]
+        return side_of
+
+
+@pytest.fixture
+def owner(tmp_path: Path, data_settings: MakeSettings) -> Owner:
+    return Owner(tmp_path, data_settings)
+
+
+@pytest.mark.parametrize("of_person", [0, 3])
+def test_who_comes_or_goes_moves_nobody_else(of_person: int, owner: Owner) -> None:
+    before = owner.sides(300, of_person)
+    after = owner.sides(303, of_person)
+    assert {row: side for row, side in after.items() if row < 300} == before
+    if of_person:
+        for row in range(303):
+            assert after[row] == after[row // 3 * 3]
+
+
+def test_the_key_decides_and_the_parts_are_about_as_large_as_asked(owner: Owner) -> None:
+    sides = owner.sides(2000)
+    number = {side: list(sides.values()).count(side) for side in SIDES}
+    assert number["test"] == pytest.approx(500, abs=80)
+    assert number["validation"] == pytest.approx(300, abs=70)
+    others = owner.sides(2000, key=b"another")
+    same = sum(sides[row] == others[row] for row in range(2000)) / 2000
+    assert same == pytest.approx(0.6**2 + 0.25**2 + 0.15**2, abs=0.05)
+
+
+def test_without_a_key_nothing_is_divided_so(owner: Owner) -> None:
+    with pytest.raises(DataError, match="only in the node config of a site with data of its own"):
+        owner.sides(30, key=b"")
+
+
+def test_no_setting_of_a_run_moves_a_sample(tmp_path: Path, data_settings: MakeSettings) -> None:
+    """Sides of images follow from the files, not from what ``image-size`` makes of them."""
+    draw = np.random.default_rng(0)
+    for name in ("well", "ill"):
+        (tmp_path / name).mkdir()
+        for number in range(20):
+            pixels = draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
+    named = {"dataset": "image-folder", "data_dir": str(tmp_path), "test_from": "keyed"}
+    labels = []
+    for size in (8, 16):
+        settings = data_settings(partition="own", image_size=size, **named, **WHOLE)
+        data = open_client_data(settings, seed=size, partition=0, num_partitions=1, key=KEY)
+        labels.append((data.train_labels.tolist(), data.test_labels.tolist()))
+    assert labels[0] == labels[1]
+
+
+def test_a_site_that_demands_privacy_divides_by_its_key_unless_its_operator_says_otherwise() -> (
+    None
+):
+    own = {"data-dir": "/srv/data"}
+    demand = {**own, "require-dp": "epsilon<=2"}
+    defaults = default_run_config()
+    assert own_division(own, defaults)["test-from"] == "split"
+    assert own_division(demand, defaults)["test-from"] == "keyed"
+    assert own_division({**demand, "test-from": "official"}, defaults)["test-from"] == "official"

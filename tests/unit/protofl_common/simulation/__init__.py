@@ -1,0 +1,1 @@
+"""Tests of `protofl_common/simulation`; those of whole runs are in `tests/federation`."""
