@@ -19,10 +19,12 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from client_app.learning.training import TrainingError
 from client_app.site import audit
 from client_app.site.consent import WaitingForApproval, site_key
+from client_app.site.hooks import REFUSED, tell_of_trouble
 from client_app.site.log import UntoldError, log, log_once
 from client_app.site.record import LedgerError, StateError
 from client_app.site.state import LostStateError
 from protofl_common.backbones.load import BackboneError
+from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import is_site_name, printable, without_paths
 from protofl_common.config.options import SettingsError, read_section
 from protofl_common.config.sections import StudySettings
@@ -103,6 +105,8 @@ def _refusal(error: Exception, context: Context, about: Mapping[str, Any], asked
     if not at_site:
         return Refusal(reason, "lost-state" if isinstance(error, LostStateError) else "failed")
     waits = isinstance(error, WaitingForApproval)
+    if not waits:
+        tell_of_trouble(context.node_config, REFUSED)
     try:
         reason, appended = audit.refuse(site_folder(context.node_config), reason, waits, **about)
     except audit.AuditError as full:
@@ -174,7 +178,12 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         error = TrainingError(MEMORY_FULL)  # the one is NumPy's, the other PyTorch's on a CPU
 
     is_expected = isinstance(error, (*OPEN_ERRORS, *KINDS, UntoldError))
-    text = str(error) if is_expected else f"{type(error).__name__}: {error}"
+    if is_expected:
+        text = str(error)
+    elif isinstance(error, OSError):  # of the machine
+        text = f"{type(error).__name__}: {error}"
+    else:
+        text = fault_of(error)
     if not isinstance(error, WaitingForApproval):
         say = log if at_site else log_once
         say("ERROR", f"{asked}: {text}" if asked else text)

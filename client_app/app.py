@@ -207,11 +207,11 @@ def _figures(
         algorithm.evaluation_model(),
         data,
         settings.training.eval_batch_size,
+        work.task,
         prototypes,
         similarity=algorithm.similarity,
         with_head=algorithm.predicts_with_head,
         metrics=settings.reported_metrics if adds_balanced else settings.metrics,
-        num_classes=work.num_classes,
         least=settings.privacy.min_class_samples,
     )
 

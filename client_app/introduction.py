@@ -4,6 +4,7 @@ import copy
 
 import torch
 from flwr.app import Context, Message, RecordDict
+from safetensors.torch import save
 
 from client_app.algorithms.base import build_half
 from client_app.protections import protections_of
@@ -11,14 +12,17 @@ from client_app.protections.differential_privacy import check_affordable
 from client_app.site.client import Client, open_client
 from client_app.site.log import log
 from client_app.site.workshop import Workshop, open_workshop
-from protofl_common.backbones.features import check_images
+from protofl_common.backbones.features import check_images, check_vectors
 from protofl_common.basics.files import digest
+from protofl_common.basics.tensorfile import without_shared_memory
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
 from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.models.build import check_model
 from protofl_common.wire import records
+from protofl_common.wire.payloads import DTYPES
+from protofl_common.wire.schema import Template
 
 _KNOWN_MODELS: dict[str, tuple[int, str]] = {}
 """Cache of `_about_model`, by what a model depends on."""
@@ -54,11 +58,14 @@ def _log_ignored(client: Client, context: Context) -> None:
 
 
 def _log_inputs(work: Workshop) -> None:
-    """Say in which order a table's columns are inputs, and that dp leaves numbers as they are."""
+    """Say what was read and left out, in which order columns are inputs, and what dp leaves."""
+    for note in work.data.notes:
+        log("INFO", f"run {work.client.run_id}: {note}")
     if work.data.columns:
         columns = ", ".join(work.data.columns)
         log("INFO", f"run {work.client.run_id}: its inputs, in this order: {columns}")
-    if work.plan is not None and work.data.train_inputs.dtype.kind == "f":
+    are_unscaled = work.plan is not None and not work.settings.takes_vectors
+    if are_unscaled and work.data.train_inputs.dtype.kind == "f":
         why = "under dp its numbers are not standardised: scale them by known limits"
         log("WARNING", f"run {work.client.run_id}: {why}")
 
@@ -119,23 +126,54 @@ def _about_model(work: Workshop) -> tuple[int, str]:
 
     if settings.backbones:
         check_images(work.data.train_inputs, settings.backbones)
-    else:
+    elif settings.takes_vectors:
+        check_vectors(work.data.train_inputs, settings.run.algo)
+    if not settings.backbones:
         try:
             inputs = _zeros(work, 2)
             check_model(work.model, work.arch, inputs, settings.model.feature_dim)
         except ValueError as error:
             raise SettingsError(str(error)) from error
+    if is_python_name(work.arch):
+        _check_storable(work)
     algorithm = build_half(work, 0, protections_of(work))
     if (has_dp or settings.noise.gradient_noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
 
     exchange = settings.exchange
     weights = {**algorithm.templates(exchange.down), **algorithm.templates(exchange.up)}
+    for template in weights.values():
+        _check_sendable(template, work.arch)
     parameters = sum(parameter.numel() for parameter in work.model.parameters())
     about = (parameters, digest(weights) if weights else "")
     if algorithm.of_catalog:
         _KNOWN_MODELS[kind] = about
     return about
+
+
+def _check_storable(work: Workshop) -> None:
+    """SettingsError for a network of the user's own whose state no file can have, as a sparse one.
+
+    Else the run's only result, its models, would be missed after the last round.
+    """
+    try:
+        save(without_shared_memory(work.model.state_dict()))
+    except Exception as error:  # of torch, or safetensors
+        raise SettingsError(
+            f"arch = {work.arch!r}: its model cannot be written ({type(error).__name__}: {error});"
+            " it may have dense tensors only, and no extra state"
+        ) from error
+
+
+def _check_sendable(template: Template, arch: str) -> None:
+    """SettingsError for a parameter or buffer of a type that no message carries."""
+    for name, (dtype, _) in template.items():
+        if dtype not in DTYPES:
+            kinds = ", ".join(DTYPES)
+            cure = "make it one of these, or a buffer that is not sent (persistent=False)"
+            raise SettingsError(
+                f"arch = {arch!r}: {name} is {dtype}, and weights travel as {kinds}; {cure}"
+            )
 
 
 def _check_batches(work: Workshop) -> None:

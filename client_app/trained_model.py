@@ -19,7 +19,7 @@ from client_app.site.log import log
 from client_app.site.workshop import Workshop
 from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
-from protofl_common.maths.prototypes import Prototypes, class_scores, distances, fit_temperature
+from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.trained import ModelCard, TrainedModel
 from protofl_common.runs.folder import BEST, WEIGHTS
 from protofl_common.wire.records import unpack_best
@@ -112,9 +112,9 @@ def _calibrated(
     batch_size = work.settings.training.eval_batch_size
     features_ND = features_of(algorithm.evaluation_model(), samples, batch_size)
     distances_NP = distances(features_ND.to(work.device), prototypes, algorithm.similarity).cpu()
-    scores_NC = class_scores(distances_NP, prototypes.labels.cpu(), work.num_classes)
+    scores_NO = work.task.scores(distances_NP, prototypes.labels.cpu())
     nearest_N = distances_NP.amin(1).sort().values
-    return nearest_N, fit_temperature(scores_NC, samples.labels.cpu())
+    return nearest_N, work.task.temperature(scores_NO, samples.labels.cpu())
 
 
 def _keep_former(client: Client, path: Path) -> None:

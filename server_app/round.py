@@ -9,7 +9,6 @@ from protofl_common.basics.seeding import derive_seed
 from protofl_common.basics.text import in_order, printable
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import pack_attributes
-from protofl_common.runs.evaluation_metrics import declared_metrics
 from protofl_common.runs.folder import DROPPED, Seconds
 from protofl_common.wire.payloads import pack_payload, payload_bytes
 from protofl_common.wire.records import head_of
@@ -270,13 +269,14 @@ def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
     settings = strategy.settings
     is_training = not exchanged.final
     plan = settings.plan(1)  # The noise of tables is the same for any number of samples
+    has_features = bool(settings.backbones) or settings.takes_vectors
     limits = Limits(
         num_classes=strategy.num_classes,
         feature_dim=settings.model.feature_dim,
         max_norm=settings.bounds.max_prototype_norm,
         max_per_class=settings.bounds.max_prototypes_per_class,
         weights=strategy.templates(),
-        frozen_dim=strategy.card.input_shape[0] if settings.backbones else 0,
+        frozen_dim=strategy.card.input_shape[0] if has_features else 0,
         # Eight deviations, which no honest client exceeds
         moment_noise=8 * count_noise(plan.table_noise) if plan else 0.0,
         max_feature_norm=settings.privacy.dp_feature_clip,
@@ -286,7 +286,7 @@ def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
         declared=settings.due_up(exchanged.number) if is_training else {},
         limits=limits,
         losses=strategy.row.reported_losses if is_training else (),
-        metrics=declared_metrics(settings.reported_metrics, strategy.num_classes),
+        metrics=strategy.task.figure_names(settings.reported_metrics),
         counts_samples=is_training,
         evaluates=exchanged.final or settings.evaluates(exchanged.number),
     )

@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from client_app.learning import training
 from client_app.learning.data import Samples
@@ -39,6 +38,7 @@ from protofl_common.maths.losses import positive_unlabelled_risk
 from protofl_common.maths.prototypes import Prototypes, by_class
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.attributes import pack_attributes, restore_attributes
+from protofl_common.tasks import Task
 from protofl_common.wire.payloads import Payload, StateDict, declared_part, template_of
 from protofl_common.wire.records import Instructions
 from protofl_common.wire.schema import Declared, Template, weights_in
@@ -77,7 +77,13 @@ class ClientView(Protocol):
     @property
     def device(self) -> torch.device: ...
     @property
-    def num_classes(self) -> int: ...
+    def task(self) -> Task:
+        """What a label is: its loss, and which prototypes a sample belongs to."""
+
+    @property
+    def num_classes(self) -> int:
+        """C of the task, the classes that prototypes are of."""
+
     @property
     def input_shape(self) -> tuple[int, ...]: ...
     @property
@@ -126,6 +132,7 @@ class ClientAlgorithm(Generic[H]):
         self.client = client
         self.round = round_number
         self.settings = client.settings
+        self.task = client.task
         self.training = training.in_round(client.settings, round_number)
         self.hparams = cast(H, client.settings.hparams)
         self.model: SplitModel = client.model
@@ -199,7 +206,7 @@ class ClientAlgorithm(Generic[H]):
 
     def loss(self, batch: Batch) -> LossTerms:
         """Named scalar terms of a batch of labelled samples, whose sum is minimised."""
-        return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
+        return {"cross-entropy": self.task.loss(batch.logits, batch.labels)}
 
     @property
     def labelled_loss(self) -> Loss:
@@ -217,7 +224,7 @@ class ClientAlgorithm(Generic[H]):
             return loss
         settings = self.training
         num_unlabelled = len(data.unlabelled)
-        counts_C = data.labels.bincount(minlength=self.client.num_classes)
+        counts_C = self.task.class_counts(data.labels)
 
         def both(batch: Batch) -> LossTerms:
             known_B = batch.labels != UNLABELLED
@@ -315,8 +322,8 @@ class ClientAlgorithm(Generic[H]):
     def local_prototypes(self) -> Prototypes:
         """The class means of the training data under the present model (FedProto Eq. 1)."""
         data = self.client.train_set
-        features_ND = self.features(data)
-        return self.privacy.class_means(features_ND, data.labels.cpu(), self.client.num_classes)
+        features_MD, classes_M = self.task.assigned(self.features(data), data.labels.cpu())
+        return self.privacy.class_means(features_MD, classes_M, self.client.num_classes)
 
     def features(self, data: Samples) -> Tensor:
         """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""

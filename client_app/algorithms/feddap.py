@@ -41,14 +41,13 @@ class FedDAP(FedAvg[FedDAPHparams]):
     def loss(self, batch: Batch) -> LossTerms:
         terms = super().loss(batch)
         hparams = self.hparams
-        z_BD = batch.features
-        labels_B = batch.labels
+        z_MD, classes_M = self.task.assigned(batch.features, batch.labels)
         if self.global_prototypes is not None and hparams.lambda1 > 0:
-            alignment = angular_alignment(z_BD, labels_B, *self.global_table)
+            alignment = angular_alignment(z_MD, classes_M, *self.global_table)
             terms["alignment"] = hparams.lambda1 * alignment
         if self.others is not None and hparams.lambda2 > 0:
-            cosine_BG = sparse_similarity(z_BD, self.others.means, alpha=1.0, floor=-1.0)
-            own_BG = labels_B.unsqueeze(1) == self.others.labels
-            contrast = sparse_contrast(cosine_BG, own_BG, hparams.temperature)
+            cosine_MG = sparse_similarity(z_MD, self.others.means, alpha=1.0, floor=-1.0)
+            own_MG = classes_M.unsqueeze(1) == self.others.labels
+            contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature)
             terms["contrast"] = hparams.lambda2 * contrast
         return terms

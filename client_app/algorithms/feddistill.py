@@ -82,11 +82,10 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         return class_distillation(batch.logits, batch.labels, teacher_CC, mask_C)
 
     def upload(self) -> Payload:
-        classes = len(self.counts_C)
         labels_P = torch.nonzero(self.counts_C).flatten()
         means_PC = self.sums_CC[labels_P] / self.counts_C[labels_P].unsqueeze(1)
 
         labels_seen = self.client.train_set.labels[self.seen_N]
-        samples_P = labels_seen.bincount(minlength=classes)[labels_P]
+        samples_P = self.task.class_counts(labels_seen)[labels_P]
         outputs = Prototypes(means_PC.float().cpu(), labels_P.cpu(), samples_P.cpu())
         return Payload(outputs=outputs)

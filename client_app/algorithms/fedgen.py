@@ -21,7 +21,6 @@ features of its label.
 """
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import Batch, ClientAlgorithm, ClientView, LossTerms, Payload
 from protofl_common.algorithms.fedgen import FedGenHparams
@@ -51,12 +50,13 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
         if self.label_counts is not None and self.hparams.lambda_ > 0:
             with torch.no_grad():
                 batch_size = self.training.batch_size
-                features_BD, labels_B = self.generator.sample(self.label_counts, batch_size)
+                features_BD, classes_B = self.generator.sample(self.label_counts, batch_size)
             logits_BC = self.model.head(features_BD)
-            terms["generated"] = self.hparams.lambda_ * cross_entropy(logits_BC, labels_B)
+            labels = self.task.labels_of(classes_B)
+            terms["generated"] = self.hparams.lambda_ * self.task.loss(logits_BC, labels)
         return terms
 
     def upload(self) -> Payload:
-        labels_N = self.client.train_set.labels.cpu()
-        counts_C = self.privacy.class_counts(labels_N, self.client.num_classes)
+        classes_M = self.task.classes_of(self.client.train_set.labels.cpu())
+        counts_C = self.privacy.class_counts(classes_M, self.client.num_classes)
         return Payload(weights=self.weights(), label_counts=counts_C)

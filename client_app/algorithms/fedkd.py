@@ -26,7 +26,7 @@ lets each term move both models, and takes KL's mean over classes.
 """
 
 from torch import nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import mse_loss
 
 from client_app.algorithms.base import (
     Batch,
@@ -91,8 +91,8 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         teacher_BC = batch.logits
         student_BD = self.student.body(batch.inputs)
         student_BC = self.student.head(student_BD)
-        teacher_loss = cross_entropy(teacher_BC, batch.labels)
-        student_loss = cross_entropy(student_BC, batch.labels)
+        teacher_loss = self.task.loss(teacher_BC, batch.labels)
+        student_loss = self.task.loss(student_BC, batch.labels)
 
         # each model descends on its own terms, with what the other says as fixed; W^h on both
         teacher_distance = mse_loss(batch.features, self.projection(student_BD.detach()))

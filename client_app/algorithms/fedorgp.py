@@ -29,6 +29,7 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
     def loss(self, batch: Batch) -> LossTerms:
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
-            distance = angular_alignment(batch.features, batch.labels, *self.global_table)
+            features_MD, classes_M = self.task.assigned(batch.features, batch.labels)
+            distance = angular_alignment(features_MD, classes_M, *self.global_table)
             terms["prototype"] = self.hparams.lambda_ * distance
         return terms

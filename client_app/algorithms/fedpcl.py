@@ -27,7 +27,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from client_app.algorithms.base import (
     Batch,
@@ -84,7 +84,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         if hparams.loss == "contrast":
             return self._contrast(z_BD, labels_B)
 
-        terms = {"cross-entropy": cross_entropy(batch.logits, labels_B)}
+        terms = {"cross-entropy": self.task.loss(batch.logits, labels_B)}
         if hparams.loss == "ce-protodist" and self.global_prototypes is not None:
             global_1CD, mask_1C = self.tables["global"]
             has_prototype_B1 = mask_1C[0, labels_B].unsqueeze(1)

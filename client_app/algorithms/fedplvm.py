@@ -41,31 +41,30 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         if self.global_prototypes is None or hparams.lambda_ == 0:
             return terms
 
-        z_BD = batch.features
+        z_MD, classes_M = self.task.assigned(batch.features, batch.labels)
         prototypes_GD = self.global_prototypes.means
-        similarity_BG = losses.sparse_similarity(
-            z_BD, prototypes_GD, hparams.alpha, hparams.similarity_floor
+        similarity_MG = losses.sparse_similarity(
+            z_MD, prototypes_GD, hparams.alpha, hparams.similarity_floor
         )
-        own_BG = batch.labels.unsqueeze(1) == self.global_prototypes.labels
+        own_MG = classes_M.unsqueeze(1) == self.global_prototypes.labels
         if hparams.contrast:
-            contrast = losses.sparse_contrast(similarity_BG, own_BG, hparams.temperature)
+            contrast = losses.sparse_contrast(similarity_MG, own_MG, hparams.temperature)
             terms["contrast"] = hparams.lambda_ * contrast
         if hparams.correction == "none":
             return terms
 
         if hparams.correction == "centre":
-            correction = losses.centre_correction(z_BD, prototypes_GD, own_BG)
+            correction = losses.centre_correction(z_MD, prototypes_GD, own_MG)
         else:
             is_mean = hparams.correction == "mean"
-            correction = losses.sparse_correction(similarity_BG, own_BG, mean=is_mean)
+            correction = losses.sparse_correction(similarity_MG, own_MG, mean=is_mean)
         terms["correction"] = hparams.lambda_ * correction
         return terms
 
     def local_prototypes(self) -> Prototypes:
         hparams = self.hparams
         data = self.client.train_set
-        features_ND = self.features(data)
-        labels_N = data.labels.cpu()
+        features_MD, classes_M = self.task.assigned(self.features(data), data.labels.cpu())
         return cluster_classes(
-            features_ND, labels_N, hparams.local_clusters, hparams.kmeans_clusters
+            features_MD, classes_M, hparams.local_clusters, hparams.kmeans_clusters
         )

@@ -37,9 +37,10 @@ class FedProto(ClientAlgorithm[AlignmentHparams]):
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
             prototypes_CD, mask_C = self.global_table
+            features_MD, classes_M = self.task.assigned(batch.features, batch.labels)
             distance = prototype_alignment(
-                batch.features,
-                batch.labels,
+                features_MD,
+                classes_M,
                 prototypes_CD,
                 mask_C,
                 self.hparams.distance,

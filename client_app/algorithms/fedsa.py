@@ -26,7 +26,6 @@ class, has d(P_i) = 0.
 """
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import (
     Batch,
@@ -63,15 +62,17 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
         terms = super().loss(batch)
         hparams = self.hparams
         anchors_CD = self.anchors_CD
+        features_MD, classes_M = self.task.assigned(batch.features, batch.labels)
         if hparams.regularization > 0:
-            distance = (batch.features - anchors_CD[batch.labels]).square().mean()
+            distance = (features_MD - anchors_CD[classes_M]).square().mean()
             terms["regularization"] = hparams.regularization * distance
         if hparams.contrast > 0:
-            contrast = margin_contrast(batch.features, batch.labels, anchors_CD, self.margin)
+            contrast = margin_contrast(features_MD, classes_M, anchors_CD, self.margin)
             terms["contrast"] = hparams.contrast * contrast
         if hparams.calibration > 0:
             classes_C = torch.arange(len(anchors_CD), device=anchors_CD.device)
-            calibration = cross_entropy(self.model.head(anchors_CD), classes_C)
+            labels_C = self.task.labels_of(classes_C)
+            calibration = self.task.loss(self.model.head(anchors_CD), labels_C)
             terms["calibration"] = hparams.calibration * calibration
         return terms
 

@@ -17,7 +17,6 @@ both models, and the divergence is a mean over samples and classes, which makes 
 """
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from client_app.algorithms.base import Batch, ClientAlgorithm, ClientView, LossTerms
 from protofl_common.algorithms.fml import FMLHparams
@@ -41,8 +40,8 @@ class FML(ClientAlgorithm[FMLHparams]):
         meme_BC = self.meme(batch.inputs)
         hparams = self.hparams
         terms = {
-            "cross-entropy": hparams.alpha * cross_entropy(own_BC, batch.labels),
-            "meme-cross-entropy": hparams.beta * cross_entropy(meme_BC, batch.labels),
+            "cross-entropy": hparams.alpha * self.task.loss(own_BC, batch.labels),
+            "meme-cross-entropy": hparams.beta * self.task.loss(meme_BC, batch.labels),
         }
         if hparams.alpha < 1:
             terms["mutual"] = (1 - hparams.alpha) * self._divergence(meme_BC, own_BC)

@@ -47,16 +47,15 @@ class FPL(FedAvg[FPLHparams]):
         if clusters is None or hparams.lambda_ == 0:
             return terms
 
-        z_BD = batch.features
-        labels_B = batch.labels
+        z_MD, classes_M = self.task.assigned(batch.features, batch.labels)
         if hparams.contrast:
-            cosine_BG = sparse_similarity(z_BD, clusters.means, alpha=1.0, floor=-1.0)
-            own_BG = labels_B.unsqueeze(1) == clusters.labels
-            contrast = sparse_contrast(cosine_BG, own_BG, hparams.temperature)
+            cosine_MG = sparse_similarity(z_MD, clusters.means, alpha=1.0, floor=-1.0)
+            own_MG = classes_M.unsqueeze(1) == clusters.labels
+            contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature)
             terms["contrast"] = hparams.lambda_ * contrast
         if hparams.consistency != "none":
             consistency = prototype_alignment(
-                z_BD, labels_B, self.unbiased_CD, self.mask_C, hparams.consistency, "sample"
+                z_MD, classes_M, self.unbiased_CD, self.mask_C, hparams.consistency, "sample"
             )
             terms["consistency"] = hparams.lambda_ * consistency
         return terms

@@ -28,6 +28,6 @@ class MPFT(FedAvg[MPFTHparams]):
     def local_prototypes(self) -> Prototypes:
         """The clusters' centres in the space of the frozen features, which no training changes."""
         data = self.client.train_set
-        features_ND = data.in_memory.cpu()
+        features_MD, classes_M = self.task.assigned(data.in_memory.cpu(), data.labels.cpu())
         ratio = self.hparams.sample_ratio
-        return cluster_classes(features_ND, data.labels.cpu(), "kmeans", ratio=ratio)
+        return cluster_classes(features_MD, classes_M, "kmeans", ratio=ratio)

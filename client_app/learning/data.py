@@ -112,7 +112,7 @@ def to_device(
     Images and numbers become floats, normalised by the mean and deviation of the data set; tokens
     stay as they are.
     """
-    labels_N = torch.from_numpy(labels.astype(np.int64)).to(device)
+    labels_N = data.task.tensor(labels).to(device)
     if isinstance(inputs, StoredRows) and not bool((labels_N == UNLABELLED).any()):
         return Samples(StoredInputs(inputs, data, device), labels_N)
     return split_unlabelled(normalised(inputs, data.mean, data.std, device), labels_N)

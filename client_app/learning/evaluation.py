@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from client_app.learning.data import Samples
-from protofl_common.maths.prototypes import Prototypes, class_scores, distances
+from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.release import rounded_metrics, tested_classes
-from protofl_common.runs.evaluation_metrics import evaluate_metrics
+from protofl_common.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Evaluation:
 
     correct: dict[str, int] = field(default_factory=dict)  # Right predictions
     metrics: dict[str, float] = field(default_factory=dict)
-    """``head/auc`` …, where asked for (`evaluation_metrics.py`)."""
+    """``head/auc`` …, where asked for (`tasks/metrics.py`)."""
 
     def accuracies(self, samples: int) -> dict[str, float]:
         return {kind: right / max(1, samples) for kind, right in self.correct.items()}
@@ -34,11 +34,11 @@ def evaluate(
     model: SplitModel,
     data: Samples,
     batch_size: int,
+    task: Task,
     prototypes: Prototypes | None = None,
     similarity: str = "l2",
     with_head: bool = True,
     metrics: Sequence[str] = (),
-    num_classes: int = 0,
     least: int = 1,
 ) -> Evaluation:
     """Predict by head and nearest prototype, and count what is right.
@@ -54,17 +54,17 @@ def evaluate(
         predicted: dict[str, Tensor] = {}
         if with_head:
             logits_BC = model.head(features_BD)
-            predicted["head"] = logits_BC.argmax(1)
+            predicted["head"] = task.predicted(logits_BC)
             if metrics:
                 scores.setdefault("head", []).append(logits_BC)
         if prototypes is not None and len(prototypes):
             distances_BP = distances(features_BD, prototypes, similarity)
-            predicted["prototype"] = prototypes.labels[distances_BP.argmin(dim=1)]
+            predicted["prototype"] = task.nearest(distances_BP, prototypes.labels)
             if metrics:
-                scores_BC = class_scores(distances_BP, prototypes.labels, num_classes)
+                scores_BC = task.scores(distances_BP, prototypes.labels)
                 scores.setdefault("prototype", []).append(scores_BC)
         for name, predicted_B in predicted.items():
-            hits[name] = hits.get(name, 0) + (predicted_B == labels_B).sum()
+            hits[name] = hits.get(name, 0) + task.correct(predicted_B, labels_B)
 
     correct = {name: int(count) for name, count in hits.items()}
     if not scores:
@@ -75,7 +75,7 @@ def evaluate(
     figures: dict[str, float] = {}
     for name, parts in scores.items():
         scores_NC = _finite(torch.cat(parts))[is_tested_N]
-        exact = evaluate_metrics(metrics, scores_NC, labels_N[is_tested_N])
+        exact = task.figures(metrics, scores_NC, labels_N[is_tested_N])
         for metric, value in rounded_metrics(exact, labels_N[is_tested_N], least).items():
             figures[f"{name}/{metric}"] = value
     return Evaluation(correct, figures)

@@ -4,11 +4,10 @@ Before a run is approved, nothing of the data is read for it.
 ``state-dir/sites/NAME/studies/ID.json`` has a request, made by the first message of an unknown run,
 and the decision. It is looked up at every message, so a denial acts at once. It holds for the
 settings and the code that the operator was shown: other settings are another study, and after an
-upgrade of the code (`code_of`) the site asks again.
+upgrade of the code (`code_of`) the site asks again, unless the approval covers it (`covers`).
 """
 
 import json
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,14 +18,14 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from client_app.site.log import log
+from client_app.site import audit
+from client_app.site.hooks import tell_of_request
 from client_app.site.record import StateError
-from protofl_common.basics.code_version import AT_A_SITE, code_version
+from protofl_common.basics.code_version import code_version_at_site, is_later_patch
 from protofl_common.basics.files import locked, write_text
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.experiment.node import (
-    ON_REQUEST,
     OPERATORS,
     REQUIRE_SECAGG,
     NodeConfig,
@@ -35,6 +34,7 @@ from protofl_common.experiment.node import (
     site_folder,
     site_name,
 )
+from protofl_common.experiment.settings import release
 from protofl_common.experiment.study import (
     UNSIGNED,
     Study,
@@ -46,11 +46,14 @@ from protofl_common.experiment.study import (
 )
 from protofl_common.wire.schema import RefusedMessage
 
-CODE = code_version(AT_A_SITE)
+CODE = code_version_at_site()
 """Of this process: a site forks from one that has imported everything."""
+RELEASE = release()
 FOLDER = "studies"
 KEY_FILE = "site.key"
 APPROVED = "approved"
+COVERED = "covered"  # in the audit log: an approval now covers a later release
+PATCH = "patch"
 DENIED = "denied"
 MOST_BYTES = 2**16  # of the settings of a request
 MOST_REQUESTS = 100
@@ -61,7 +64,6 @@ MOST_MESSAGES = 10
 MOST_RUNS = 100
 """Runs that count for both, where any number is approved: a server may call each message another
 run's."""
-HOOK_SECONDS = 10  # in which a program of ``on-request`` must have ended
 
 
 class WaitingForApproval(RefusedMessage):
@@ -78,6 +80,9 @@ class Request:
     settings: dict[str, Scalar]  # all that the study's id stands for, and the signature
     asked: str  # when, first
     code: str  # the version of the code that the operator decides about
+    release: str = ""  # of that code: the version of ProtoFL
+    later: str = ""  # `PATCH`: the approval covers later patch releases, too; "": this code alone
+    covered: tuple[str, str] = ("", "")  # code and release of the last such that took part
     decision: str = ""  # `APPROVED`, `DENIED`, or "" while it waits
     decided: str = ""  # when
     by: str = ""  # who decided: a user of the machine or, where it is signed, NAME:KEY
@@ -103,6 +108,23 @@ class Request:
         limits = [limit for limit in (self.runs, self.study.runs) if limit]
         until = min(days, key=date.fromisoformat, default="")
         return replace(self, until=until, runs=min(limits, default=0))
+
+    def covers(self, code: str, release: str) -> bool:
+        """Return whether what was decided holds for this code, that of the ``release``.
+
+        A later patch release must be later than the last that took part: other code under the same
+        number is an edit of somebody's. The code of packages must be the same.
+        """
+        if code == self.code:
+            return True
+        _, _, packages = code.partition("-")
+        _, _, decided_packages = self.code.partition("-")
+        if self.later != PATCH or packages != decided_packages:
+            return False
+        if not is_later_patch(self.release, release):
+            return False
+        last_code, last_release = self.covered
+        return code == last_code or is_later_patch(last_release or self.release, release)
 
 
 def check_consent(
@@ -137,7 +159,7 @@ def check_consent(
             with locked(path):
                 is_new = _ask(config, path, name)
             if is_new:  # without the lock: what it starts may be `protofl site approve`
-                tell_operator(str(node.get(ON_REQUEST, "")), study.id)
+                tell_of_request(node, study.id)
             with locked(path):
                 _check_approved(config, study, run_id, path, node, counts)
         elif path.exists():
@@ -173,37 +195,15 @@ def _ask(config: Values, path: Path, name: str) -> bool:
     run_ids: Sequence[int] = ()
     if path.exists():
         request = read(path)
-        if request.decision != APPROVED or request.code == code_of(config):
+        if request.decision != APPROVED or request.covers(code_of(config), RELEASE):
             return False
-        if (
-            code_version.__wrapped__(AT_A_SITE) != CODE
-        ):  # pulled since; this process has the old one
+        if code_version_at_site.__wrapped__() != CODE:  # pulled since; this process has the old one
             restart = "its operator must stop protofl site run and start it again"
             why = f"the site's code has changed since its start; {restart}"
             raise WaitingForApproval(name, why)
         run_ids = request.run_ids
     write(path, new_request(config, run_ids))
     return True
-
-
-def tell_operator(command: str, study: str) -> None:
-    """Start the operator's own program, with the id of a request as its only argument.
-
-    No shell reads it. What goes wrong is logged, and the site waits for approval as without it.
-    """
-    if not command:
-        return
-    try:
-        subprocess.run(
-            [command, study],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=HOOK_SECONDS,
-            check=True,
-        )
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        log("ERROR", f"{ON_REQUEST} = {command!r}: {error}")
 
 
 def _check_approved(
@@ -245,7 +245,22 @@ def _check_approved(
             f"{name} has had {limit} {kind} of {study}, more than an honest server needs; "
             "its operator may approve it again"
         )
-    write(path, replace(request, run_ids=run_ids, **{kind: number}))
+    code = code_of(config)
+    covered = request.covered
+    if code not in (request.code, covered[0]):
+        covered = (code, RELEASE)
+        audit.append(
+            path.parents[1],
+            decision=COVERED,
+            by=request.by,
+            code=code,
+            release=RELEASE,
+            study=study.id,
+            name=study.name,
+            signed=study.by,
+            purpose=study.purpose,
+        )
+    write(path, replace(replace(request, covered=covered), run_ids=run_ids, **{kind: number}))
 
 
 def as_it_counts(request: Request, node: Values) -> Request:
@@ -265,7 +280,7 @@ def signed_decision(site: str, study: str, decided: Mapping[str, Any]) -> bytes:
 
     ``decided`` is the bounded request, or its line in the audit log.
     """
-    keys = ("decision", "decided", "by", "until", "runs", "code")
+    keys = ("decision", "decided", "by", "until", "runs", "code", "release", "later")
     values = [decided.get(key) for key in keys]
     return json.dumps(["protofl decision", site, study, *values]).encode()
 
@@ -326,7 +341,7 @@ def new_request(config: Values, run_ids: Sequence[int] = ()) -> Request:
     without = UNSIGNED - {"study-signature"}
     settings = {key: value for key, value in config.items() if key not in without}
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    return Request(settings, now, code_of(settings), run_ids=[*run_ids])
+    return Request(settings, now, code_of(settings), RELEASE, run_ids=[*run_ids])
 
 
 def code_of(settings: Values) -> str:
@@ -347,7 +362,9 @@ def read(path: Path) -> Request:
     SettingsError where it cannot be read, or stands for other settings than its name says.
     """
     with suppress(ValueError, TypeError, KeyError):
-        request = Request(**json.loads(path.read_text(encoding="utf-8")))
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored["covered"] = tuple(stored["covered"])
+        request = Request(**stored)
         if request.study.id == path.stem:
             return request
     raise SettingsError(

@@ -9,11 +9,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from client_app.site.client import Client
 from client_app.site.record import LedgerError
 from protofl_common.basics.files import digest, write_text
 from protofl_common.privacy.plan import Mechanism, epsilon
+
+if TYPE_CHECKING:  # PyTorch, which a SuperNode that looks at the ledgers would keep in memory
+    from client_app.site.client import Client
 
 Spending = Counter[tuple[float, float, str]]
 """(q, σ, whether noise was for a "sample" or a "person") -> how many times"""
@@ -21,7 +24,7 @@ Ledger = dict[str, Spending]
 """By the names of a run and of its Flower run, as in "heart 4711": a server may change either."""
 
 
-def ledgers_of(client: Client, run_name: str) -> list[Path]:
+def ledgers_of(client: "Client", run_name: str) -> list[Path]:
     """The files of a client's ledgers.
 
     A site's name and its data have one each, and what either has spent counts.

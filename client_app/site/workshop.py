@@ -15,6 +15,7 @@ from client_app.site.log import log
 from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.devices import open_device
 from protofl_common.basics.files import cache_folder
+from protofl_common.basics.text import as_setting
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import SettingsError
 from protofl_common.data import ClientData, open_client_data
@@ -25,7 +26,7 @@ from protofl_common.models.split import SplitModel
 from protofl_common.privacy import release
 from protofl_common.privacy.persons import Persons
 from protofl_common.privacy.plan import Plan
-from protofl_common.runs.evaluation_metrics import declared_metrics
+from protofl_common.tasks import Task
 from protofl_common.wire.schema import Limits, Template
 
 FEWEST_CLIENTS = 10
@@ -69,6 +70,8 @@ class Workshop:
         )
         if has_own_data:
             data = self._protected(data)
+        if settings.takes_vectors:
+            data = with_public_scale(data)
         data = self._once_a_person(data)
         augment_of(settings.training.augment, data, self.device)  # refuses what are no images
         noise = settings.noise.image_noise
@@ -109,7 +112,7 @@ class Workshop:
         has_dp = settings.privacy.dp != "none"
         least = settings.privacy.min_class_samples
         if is_own(settings.data.dataset) and not settings.data.classes:
-            names = f'classes="{",".join(data.classes)}"'
+            names = as_setting("classes", data.classes)
             log("WARNING", f"if these names may leave this site, add {names} to its node config")
             many = f"this site's data have {len(data.classes)} classes that nobody named"
             cure = "set classes, in label order, in its node config, or in the run"
@@ -156,13 +159,15 @@ class Workshop:
 
     def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
         backbones = self.settings.backbones
+        if self.settings.takes_vectors:
+            inputs = np.asarray(inputs)  # features are always in memory
         if not backbones:
             return to_device(inputs, labels, self.data, self.device)
         cache = cache_folder(self.settings.data.cache_dir)
         key = f"{self.settings.data.dataset}-{self.name}"
         features_NF = cached_features(np.asarray(inputs), backbones, self.device, cache, key)
-        labels_N = torch.from_numpy(labels.astype(np.int64))
-        return split_unlabelled(features_NF.to(self.device), labels_N.to(self.device))
+        labels_N = self.task.tensor(labels).to(self.device)
+        return split_unlabelled(features_NF.to(self.device), labels_N)
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -183,7 +188,8 @@ class Workshop:
         """Return a model with the first weights of ``owner``: everybody's are ``"global"``."""
         settings = self.settings
         seed = settings.run.seed
-        model = initial_model(arch, self.input_shape, self.num_classes, settings.model, seed, owner)
+        outputs = self.task.num_outputs
+        model = initial_model(arch, self.input_shape, outputs, settings.model, seed, owner)
         return model if self.device.type == "cpu" else model.to(self.device)
 
     @property
@@ -194,8 +200,12 @@ class Workshop:
         return self.client.node.partition in drawn or self.data.domain == new_domain
 
     @property
+    def task(self) -> Task:
+        return self.data.task
+
+    @property
     def num_classes(self) -> int:
-        return len(self.data.classes)
+        return self.task.num_classes
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
         """Return the limits of a payload from the server.
@@ -215,7 +225,7 @@ class Workshop:
 
     @property
     def metrics(self) -> set[str]:
-        return declared_metrics(self.settings.reported_metrics, self.num_classes)
+        return self.task.figure_names(self.settings.reported_metrics)
 
     # -- what may leave ------------------------------------------------------------------------
     @cached_property
@@ -292,8 +302,9 @@ def with_public_scale(data: ClientData) -> ClientData:
     """Return the data with a mean and deviation by channel or feature that no sample changes.
 
     The data's own are made of every sample: whoever changes one changes what the model is given of
-    all others, which differential privacy does not cover. Images are centred; numbers stay as they
-    are, so their owner scales them by limits that are known without the data.
+    all others, which differential privacy does not cover; and moments of vectors that each client
+    scales its own way could not be added. Images are centred; numbers stay as they are, so their
+    owner scales them by limits that are known without the data.
     """
     are_images = data.train_inputs.dtype == np.uint8
     mean, deviation = (0.5, 0.25) if are_images else (0.0, 1.0)

@@ -83,13 +83,24 @@ def extract_features(
     return features
 
 
+def check_vectors(inputs: Inputs, algo: str) -> None:
+    """SettingsError where the samples of ``inputs`` are no vectors of features."""
+    if inputs.ndim != 2 or inputs.dtype != np.float32:
+        raise SettingsError(
+            f"backbones = 'none': {algo} then takes vectors of features, float32 [features];"
+            f" a sample of these data is {described(inputs)};"
+            " choose auto, or name backbones, for images"
+        )
+
+
 def check_images(inputs: Inputs, names: Sequence[str]) -> None:
     """SettingsError where backbones cannot see the samples of ``inputs``."""
     if not are_images(inputs) or inputs.shape[1] not in (1, 3):
         raise SettingsError(
             f"backbones = {', '.join(names)}: they see images, uint8 [1 or 3, H, W];"
             f" a sample of these data is {described(inputs)};"
-            " choose backbones = none, or an algorithm that can do without"
+            " choose backbones = none (gaussian and mpft then take them as vectors), or an"
+            " algorithm that can do without"
         )
 
 

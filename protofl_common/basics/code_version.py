@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -11,21 +12,58 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+_RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){2}")
 ROOT = Path(__file__).resolve().parents[2]
 AT_A_SITE = ("client_app", "protofl_common")
-"""The packages whose code runs at a site: a change at the server alone asks no operator."""
+NOT_AT_A_SITE = (
+    "maths/aggregation.py",
+    "report",
+    "runs/events.py",
+    "runs/figures.py",
+    "runs/over_clients.py",
+    "simulation",
+)
+"""What of protofl_common no client process imports."""
 
 
 @cache
-def code_version(packages: tuple[str, ...] = (*AT_A_SITE, "server_app")) -> str:
+def code_version() -> str:
     """The first 8 digits of a SHA-256 over this machine's copy of the code in an app's bundle.
 
     Tools are in none, and run nothing of a run.
     """
+    return _digest(_files_in(*AT_A_SITE, "server_app"))
+
+
+@cache
+def code_version_at_site() -> str:
+    """The same over what runs at a site: a change of anything else asks no operator."""
+    common = ROOT / "protofl_common"
+    without = [common / name for name in NOT_AT_A_SITE]
+    files = []
+    for file in _files_in(*AT_A_SITE):
+        if not any(file.is_relative_to(path) for path in without):
+            files.append(file)
+    return _digest(files)
+
+
+def _files_in(*packages: str) -> list[Path]:
     files: list[Path] = []
     for package in packages:
         files += (ROOT / package).rglob("*.py")
-    return _digest(file for file in files if "tools" not in file.relative_to(ROOT).parts)
+    return [file for file in files if "tools" not in file.relative_to(ROOT).parts]
+
+
+def is_later_patch(before: str, after: str) -> bool:
+    """Return whether the release ``after`` differs from ``before`` in a higher last number alone.
+
+    False where one of them is not three numbers, such as ``0.2.0rc1``.
+    """
+    if not (_RELEASE.fullmatch(before) and _RELEASE.fullmatch(after)):
+        return False
+    *minor, patch = [int(number) for number in before.split(".")]
+    *later_minor, later_patch = [int(number) for number in after.split(".")]
+    return minor == later_minor and later_patch > patch
 
 
 def version_of(module: str) -> str:

@@ -21,15 +21,31 @@ def write_tensors(
     """Replace ``path`` in one step, as `replacing` does; TensorFileError leaves it as it was."""
     try:
         with replacing(path, private=True, durable=durable) as beside:
-            contiguous = {name: value.contiguous() for name, value in tensors.items()}
-            metadata = {**facts, CHECKSUM: checksum(contiguous, facts)}
-            save_file(contiguous, beside, metadata=metadata)
+            apart = without_shared_memory(tensors)
+            metadata = {**facts, CHECKSUM: checksum(apart, facts)}
+            save_file(apart, beside, metadata=metadata)
     except (OSError, SafetensorError) as error:
         size = sum(value.numel() * value.element_size() for value in tensors.values())
         megabytes = size / 1e6
         raise TensorFileError(
             f"{path} could not be written, {megabytes:.1f} MB: {error}"
         ) from error
+
+
+def without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors, of which no two have one memory, as tied weights of a network have.
+
+    The format has no two names for one tensor.
+    """
+    apart = {}
+    seen = set()
+    for name, value in tensors.items():
+        own = value.contiguous()
+        if own.untyped_storage().data_ptr() in seen:
+            own = own.clone()
+        seen.add(own.untyped_storage().data_ptr())
+        apart[name] = own
+    return apart
 
 
 def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -53,6 +53,16 @@ def as_list(names: Iterable[str]) -> str:
     return f" {text}" if text.startswith('"') else text  # else a setting would lose its quotes
 
 
+def as_setting(key: str, names: Iterable[str]) -> str:
+    """``KEY="a,b"`` as one types it, in a shell or in TOML; "" for names that no such line has."""
+    wanted = list(names)
+    value = as_list(wanted)
+    quote = "'" if set(value) & set('"\\$`') else '"'
+    if quote in value or list(names_in(value)) != wanted:
+        return ""
+    return f"{key}={quote}{value}{quote}"
+
+
 def first_of(names: Iterable[str], most: int = 20) -> str:
     """The first of the names with commas, and how many there are where these are more."""
     listed = list(names)

@@ -2,6 +2,7 @@
 
 import re
 
+from protofl_common.basics.text import parts_of
 from protofl_common.config.python_names import LIBRARY_NETWORK, PYTHON_NAME
 
 OTHER_NETWORKS = re.compile(f"{LIBRARY_NETWORK.pattern}|{PYTHON_NAME.pattern}", re.ASCII)
@@ -116,8 +117,8 @@ def members_of(models: str) -> tuple[str, ...]:
     It is a list, separated by commas, of groups, architectures and Python names.
     """
     members: list[str] = []
-    for name in models.split(","):
-        members += GROUPS.get(name.strip(), (name.strip(),))
+    for name in parts_of(models) or [""]:
+        members += GROUPS.get(name, (name,))
     return tuple(members)
 
 

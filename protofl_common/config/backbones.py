@@ -8,6 +8,8 @@ images of that many pixels a side instead of their own size.
 import re
 from typing import NamedTuple
 
+from protofl_common.basics.text import names_in, parts_of
+
 # trained by `python -m tests.bench.pretraining.train NAME` of commit cf466dc6
 EMBEDDED: dict[str, str] = {
     "glyphs": "letters and symbols of many alphabets, in the fonts that matplotlib brings",
@@ -44,7 +46,7 @@ def parse_backbones(value: str) -> tuple[str, ...]:
 
     ValueError for an unknown or empty name, or one given twice.
     """
-    names = tuple(name.strip() for name in value.split(","))
+    names = tuple(parts_of(value)) or ("",)
     for name in names:
         parse_name(name)
     most_frequent = max(names, key=names.count)
@@ -79,7 +81,7 @@ def is_allowed(name: str, permitted: str) -> bool:
     """
     if ":" not in name:
         return True
-    entries = [entry.strip() for entry in permitted.split(",")]
+    entries = names_in(permitted)
     if name in entries:
         return True
     beginnings = tuple(entry for entry in entries if entry.endswith((":", "/")))

@@ -22,6 +22,8 @@ from typing import (
     get_type_hints,
 )
 
+from protofl_common.basics.text import parts_of
+
 Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation
 Values = Mapping[str, Scalar]  # one that is only read: of a run, or of a node
@@ -179,7 +181,7 @@ def read_pairs(section: type[Section], name: str, text: str) -> Section:
     """
     types = types_of(section)
     chosen: dict[str, Scalar] = {}
-    for pair in filter(None, map(str.strip, text.split(","))):
+    for pair in filter(None, parts_of(text)):
         key, equals, value = (word.strip() for word in pair.partition("="))
         if not equals:
             raise SettingsError(f"{name} = {text!r}: {pair!r} is not KEY=VALUE")
@@ -278,7 +280,7 @@ def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
 
     parts: list[Scalar] = [value]
     if legal["several"] and isinstance(value, str):
-        parts = [part.strip() for part in value.split(",")]
+        parts = [*parts_of(value)] or [value]
 
     def is_legal(part: Scalar) -> bool:
         return part in choices or bool(pattern and pattern.fullmatch(str(part)))

@@ -431,6 +431,17 @@ class DataSettings(Table):
             " its images have none in common (folders, lists, Flowers-102)"
         ),
     )
+    max_unreadable: float = option(
+        default=0.0,
+        minimum=0,
+        maximum=0.5,
+        affects="data",
+        site="the share of its image files that may be unreadable; if not set, the run's",
+        help=(
+            "image files of your own: the share that may be unreadable; these are left out and"
+            " named. With more, or 0, the data are refused"
+        ),
+    )
     text_length: int = option(
         default=64,
         minimum=1,
@@ -641,7 +652,8 @@ class ModelSettings(Table):
         default="auto",
         help=(
             "frozen features in front of a small trained projection, instead of models: auto (the"
-            " embedded ones for fedpcl, mpft, gaussian), none, or names"
+            " embedded ones for fedpcl, mpft, gaussian), names, or none: mpft and gaussian then"
+            " take vectors that you have made yourself, as they are"
         ),
     )
     norm: str = option(

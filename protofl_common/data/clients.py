@@ -25,6 +25,7 @@ from protofl_common.data.raw import (
 )
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
+from protofl_common.tasks import Task, task_of
 
 Floats = tuple[float, ...]
 Scale = tuple[Floats, Floats, Floats]
@@ -61,10 +62,16 @@ class ClientData:
     """Of a table or texts, see `RawData`."""
     found: int
     """Samples that the share was taken from: of the data set, or of the domain that it names."""
+    notes: tuple[str, ...] = ()
+    """Lines for their owner, see `RawData`."""
     persons: Share | None = None
     """Whose each sample of a part is, as numbers; None where the data do not say it."""
     has_uneven_classes: bool = False
     """The data set that clients divide has a class of more than twice another's samples."""
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.classes)
 
 
 def open_client_data(
@@ -121,6 +128,7 @@ def open_client_data(
         fill=fill,
         columns=data.columns,
         found=samples,
+        notes=data.notes,
         persons=persons,
         has_uneven_classes=settings.partition != "own" and data.has_uneven_classes,
     )

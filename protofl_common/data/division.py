@@ -107,7 +107,7 @@ class Division:
         self.domain = domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings
         self.partition = PARTITIONS[settings.partition]
-        self.labels = np.asarray(data.labels)
+        self.labels = data.task.strata(np.asarray(data.labels))
         self.official = np.asarray(data.official)
         self.owners = np.asarray(data.domains)
 

@@ -1,7 +1,7 @@
 """The door: whatever becomes samples passes it, for training and for prediction alike.
 
-`from_arrays` admits a data set, `inputs_for` the inputs that an exported model is given. What they
-do not admit they name, with its place and what would be right.
+`from_arrays` admits a data set, `checked_inputs` the inputs that an exported model is given, too
+(`objects.inputs_for`). What they do not admit they name, with its place and what would be right.
 """
 
 import math
@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.text import (
     LONGEST_NAME,
+    as_list,
     first_of,
     is_short_and_printable,
     parts_of,
@@ -228,7 +229,7 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise DataError(f"{what} differ in shape ({error})") from error
-    if array.dtype.kind in "biuf" or array.ndim > 1:
+    if array.dtype.kind in "biuf" or array.ndim != 1:
         return array
 
     texts = []
@@ -312,32 +313,6 @@ def warn_of_rounding(
     say(f"{where}, {place(row)}, {name}: {seen}; {cure}")
 
 
-class Wanted(Protocol):
-    """What a model takes, as its card says."""
-
-    @property
-    def input_type(self) -> str: ...
-    @property
-    def input_shape(self) -> tuple[int, ...]: ...
-    @property
-    def fill(self) -> tuple[float, ...]: ...
-
-
-def inputs_for(card: Wanted, value: Any, where: str = "inputs", place: Place = any_place) -> Inputs:
-    """Inputs [N, …] as the model of the ``card`` takes them; DataError as for those of training."""
-    array = as_array(value, where)
-    is_whole = array.dtype.kind in "iu"
-    if is_whole and card.input_type == "float32":
-        array = array.astype(np.float64)
-    elif is_whole and card.input_type == "int64":
-        array = array.astype(np.int64)
-    inputs = checked_inputs(array, where, place, gaps=bool(card.fill))
-    if inputs.dtype != card.input_type or inputs.shape[1:] != card.input_shape:
-        wanted = f"the model takes {card.input_type} {list(card.input_shape)}"
-        raise DataError(f"{where}: a sample is {described(inputs)}; {wanted}")
-    return inputs
-
-
 # -- labels and names
 def class_names(classes: str) -> tuple[str, ...]:
     """The names in the setting ``classes``, in label order; they must be different."""
@@ -410,7 +385,7 @@ def _labels(
     if len(wrong):
         row = int(wrong[0])
         which = f"{place(row)} has the label '{printable(str(column[row]), 40)}', which is none of"
-        key = f"classes = {','.join(names)!r}" if from_setting else f"classes {', '.join(names)}"
+        key = f"classes = {as_list(names)!r}" if from_setting else f"classes {', '.join(names)}"
         raise DataError(f"{where}: {which} {key}")
     return labels, names
 

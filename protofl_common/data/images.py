@@ -27,7 +27,7 @@ from protofl_common.basics.files import cache_folder, make_private
 from protofl_common.basics.text import first_of, with_composed_letters
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import class_names, counted, from_arrays
-from protofl_common.data.raw import DataError, Images, RawData, digests
+from protofl_common.data.raw import DataError, Images, Place, RawData, digests
 
 EXTENSIONS = frozenset(
     (
@@ -99,18 +99,17 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     else:
         _check_classes_of_folders(samples, folders, root, settings)
     files = [image.file for image in samples]
-    arrays["inputs"] = lambda: read_images(files, settings)
-    data = from_arrays(arrays, str(root), settings.classes, lambda row: str(files[row]))
-    note = f"{root}: {len(files)} images of {first_of(data.classes)}"
+    data = with_images(
+        arrays, files, str(root), settings, lambda row: str(files[row]), keyed=not by_domain
+    )
+    note = f"{root}: {len(data.labels)} images of {first_of(data.classes)}"
     if left_out:
         note += f"; left out: {counts_of(left_out)}"
     if by_domain:  # a domain without images is one, too
         names = sorted({with_composed_letters(folder.name) for folder in folders})
         indices = np.array([names.index(name) for name in data.domain_names], np.int64)
         data = replace(data, domains=indices[data.domains], domain_names=tuple(names))
-    if not by_domain:
-        data = replace(data, contents=digests(file.read_bytes() for file in files))
-    return replace(data, notes=(note,))
+    return replace(data, notes=(note, *data.notes))
 
 
 def _images_in(
@@ -252,30 +251,105 @@ def counts_of(left_out: Counter[str]) -> str:
     return first_of(f"{count} {kind}" for kind, count in sorted(left_out.items()))
 
 
-def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
-    """uint8 [N, 3, size, size], in a nameless file in the cache.
+def with_images(
+    arrays: dict[str, Any],
+    files: Sequence[Path],
+    where: str,
+    settings: DataSettings,
+    place: Place,
+    *,
+    keyed: bool,
+) -> RawData:
+    """The data set of these image files, of which ``arrays`` has labels and all else.
 
-    DataError for a file that is no image, OSError where the disk has no room.
+    These are checked before an image is decoded. Files that cannot be read are left out and named,
+    as if they were not there, where ``max-unreadable`` lets some be. ``keyed``: with a digest of
+    each file.
     """
-    size = settings.image_size or DEFAULT_SIZE
-    shape = (len(files), 3, size, size)
-    length = math.prod(shape)
-    folder = cache_folder(settings.cache_dir)
-    make_private(folder)
-    with TemporaryFile(dir=folder) as file:
-        file.truncate(length)
-        # a full disk is an error now; later it would be the end (SIGBUS)
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, length)
-        images: Images = np.memmap(file, np.uint8, "r+", shape=shape)
+    decoded = Decoded(files, settings)
+    most = math.floor(settings.max_unreadable * len(files) + 1e-9)
+    first = from_arrays(
+        {**arrays, "inputs": lambda: decoded.read(most)}, where, settings.classes, place
+    )
+    rows = [row for row in range(len(files)) if row not in decoded.unreadable]
+    contents = first.contents
+    if keyed:
+        contents = digests(files[row].read_bytes() for row in rows)
+    if not decoded.unreadable:
+        return replace(first, contents=contents)
 
-    def decode(row: int) -> None:
-        images[row] = read_image(files[row], size)
+    for position, row in enumerate(rows):
+        decoded.images[position] = decoded.images[row]
+    kept: dict[str, Any] = {key: [values[row] for row in rows] for key, values in arrays.items()}
+    kept["inputs"] = decoded.images[: len(rows)]
+    data = from_arrays(kept, where, settings.classes, lambda row: place(rows[row]))
+    lost = [name for name in first.classes if name not in data.classes]
+    if lost:
+        none = f"no image of {first_of(lost)} can be read"
+        raise DataError(f"{where}: {none} ({decoded.unreadable[min(decoded.unreadable)]})")
+    count = f"{len(decoded.unreadable)} of {len(files)} images cannot be read, and are left out"
+    notes = (f"{where}: {count}", *map(str, decoded.unreadable.values()))
+    return replace(data, contents=contents, notes=notes)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in counted(pool.map(decode, range(len(files))), f"of {len(files):,} images decoded"):
-            pass
-    return images
+
+def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
+    """uint8 [N, 3, size, size]; DataError for a file that is no image."""
+    return Decoded(files, settings).read()
+
+
+class Decoded:
+    """Image files as uint8 [N, 3, size, size], in a nameless file in the cache."""
+
+    def __init__(self, files: Sequence[Path], settings: DataSettings) -> None:
+        self.files = files
+        self.settings = settings
+        self.size = settings.image_size or DEFAULT_SIZE
+        self.images: Images = np.empty(0, np.uint8)
+        self.unreadable: dict[int, DataError] = {}  # row -> why it has no image
+
+    def read(self, most: int = 0) -> Images:
+        """Decode the files; DataError where more than ``most`` are no images.
+
+        OSError where the disk has no room.
+        """
+        self.images = self._room()
+        number = len(self.files)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            errors = pool.map(self._decode, range(number))
+            for row, error in enumerate(counted(errors, f"of {number:,} images decoded")):
+                if error is None:
+                    continue
+                self.unreadable[row] = error
+                if len(self.unreadable) > most:
+                    pool.shutdown(cancel_futures=True)
+                    raise self._too_many(error)
+        return self.images
+
+    def _room(self) -> Images:
+        shape = (len(self.files), 3, self.size, self.size)
+        length = math.prod(shape)
+        folder = cache_folder(self.settings.cache_dir)
+        make_private(folder)
+        with TemporaryFile(dir=folder) as file:
+            file.truncate(length)
+            # a full disk is an error now; later it would be the end (SIGBUS)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, length)
+            return np.memmap(file, np.uint8, "r+", shape=shape)
+
+    def _decode(self, row: int) -> DataError | None:
+        try:
+            self.images[row] = read_image(self.files[row], self.size)
+        except DataError as error:
+            return error
+        return None
+
+    def _too_many(self, error: DataError) -> DataError:
+        share = self.settings.max_unreadable
+        if not share:
+            return DataError(f"{error}, or let some be so: max-unreadable")
+        more = f"more than max-unreadable = {share} of {len(self.files)} images are so"
+        return DataError(f"{error}; {more}")
 
 
 def square_rgb(image: Any, size: int) -> Images:

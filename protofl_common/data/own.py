@@ -25,8 +25,8 @@ from protofl_common.data.images import (
     DEFAULT_SIZE,
     EXTENSIONS,
     data_dir_of,
-    read_images,
     square_rgb,
+    with_images,
 )
 from protofl_common.data.raw import DataError, Ints, RawData, digests
 from protofl_common.data.table import (
@@ -81,9 +81,7 @@ def read_manifest(settings: DataSettings) -> RawData:
         if not files[row].is_file():
             place = rows.place(row)
             raise DataError(f"{rows.file}, {place}, column 'file': there is no file {name!r}")
-    columns["inputs"] = lambda: read_images(files, settings)
-    data = from_arrays(columns, str(rows.file), settings.classes, rows.place)
-    return replace(data, contents=digests(file.read_bytes() for file in files))
+    return with_images(columns, files, str(rows.file), settings, rows.place, keyed=True)
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protofl_common.tasks import Task, task_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -60,6 +62,10 @@ class RawData:
     notes: tuple[str, ...] = ()
     """Lines for their owner: what was read, and what was left out."""
     place: Place = any_place
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.classes)
 
 
 # -- inputs

@@ -82,7 +82,8 @@ def data_key(settings: DataSettings) -> str:
     listing = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
     made_by = [version(package) for package in MADE_BY]
     table = (settings.columns, settings.drop, settings.one_hot, settings.impute != "none")
-    shaping = (settings.image_size, settings.text_length, settings.classes, *table)
+    images = (settings.image_size, settings.max_unreadable)
+    shaping = (*images, settings.text_length, settings.classes, *table)
     key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
     return f"{as_file_name(settings.dataset)}-{key}"
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from protofl_common.basics.text import (
     LONGEST_NAME,
     as_list,
+    as_setting,
     first_of,
     is_short_and_printable,
     names_in,
@@ -44,25 +45,24 @@ _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b.*")
 Floats = NDArray[np.float32]
 
 
-class TableFile:
-    """A CSV or Parquet file, read: its columns by name, and where each row stands."""
+class Columns:
+    """A table that has been read: its columns by name, and where each row stands."""
 
-    def __init__(self, file: Path, header: list[str] | None = None) -> None:
-        """Read the file; a CSV file without a row of names is read with this ``header``."""
-        self.file = file
-        self.has_header = header is None
-        self.notes: tuple[str, ...] = ()
-        if file.suffix.lower() == ".parquet":
-            self._word = "row"
-            self.names, self.lines, values = _parquet(file)
-        else:
-            self._word = "line"
-            self.names, self.lines, values, last = _csv(file, header)
-            if last - len(self.lines) > int(self.has_header):
-                self.notes = (f"{file}: {len(self.lines)} rows in {last} lines",)
-        if not self.lines:
-            raise DataError(f"{file}: has no rows")
-        self.columns = dict(zip(self.names, values, strict=True))
+    def __init__(
+        self, where: str, word: str, names: list[str], lines: list[int], values: list[Sequence[Any]]
+    ) -> None:
+        self.where = where
+        self.names = names
+        self.lines = lines
+        self._word = word  # for a row: its line in a file, perhaps
+        if not lines:
+            raise DataError(f"{where}: has no rows")
+        self.columns = dict(zip(names, values, strict=True))
+
+    @classmethod
+    def of_frame(cls, frame: Any, where: str) -> "Columns":
+        """The columns of a data frame of pandas."""
+        return cls(where, "row", *_columns_in(arrow_of(frame, where)))
 
     @property
     def others(self) -> list[str]:
@@ -86,15 +86,15 @@ class TableFile:
         for name in needed:
             if name not in self.columns:
                 present = ", ".join(self.columns)
-                raise DataError(f"{self.file}: has no column {name!r}; its columns: {present}")
+                raise DataError(f"{self.where}: has no column {name!r}; its columns: {present}")
         times = Counter(self.names)
         for position, name in enumerate(self.names, 1):
             # pandas' numbers of the rows, which may give the label away
             if not name or name.startswith("Unnamed: "):
                 cure = "give it one, or leave it out (index=False)"
-                raise DataError(f"{self.file}: column {position} has no name; {cure}")
+                raise DataError(f"{self.where}: column {position} has no name; {cure}")
             if times[name] > 1:
-                raise DataError(f"{self.file}: several columns are called {name!r}; rename them")
+                raise DataError(f"{self.where}: several columns are called {name!r}; rename them")
 
         columns: dict[str, Any] = {}
         for name, key in ANNOTATION_COLUMNS.items():
@@ -109,9 +109,26 @@ class TableFile:
         """The texts of each row, ``joined`` by spaces."""
         if not joined:
             present = ", ".join(self.columns)
-            raise DataError(f"{self.file}: has no column of texts beside {present}")
+            raise DataError(f"{self.where}: has no column of texts beside {present}")
         columns = [self.columns[name] for name in joined]
         return [" ".join(parts) for parts in zip(*columns, strict=True)]
+
+
+class TableFile(Columns):
+    """A CSV or Parquet file, read."""
+
+    def __init__(self, file: Path, header: list[str] | None = None) -> None:
+        """Read the file; a CSV file without a row of names is read with this ``header``."""
+        self.file = file
+        self.has_header = header is None
+        self.notes: tuple[str, ...] = ()
+        if file.suffix.lower() == ".parquet":
+            super().__init__(str(file), "row", *_parquet(file))
+            return
+        names, lines, values, last = _csv(file, header)
+        if last - len(lines) > int(self.has_header):
+            self.notes = (f"{file}: {len(lines)} rows in {last} lines",)
+        super().__init__(str(file), "line", names, lines, values)
 
 
 def _csv(
@@ -188,6 +205,21 @@ def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
         table = parquet.read_table(file)
     except (OSError, ArrowException) as error:
         raise DataError(f"{file} cannot be read as Parquet ({error})") from error
+    return _columns_in(table)
+
+
+def arrow_of(frame: Any, where: str) -> Any:
+    """A data frame of pandas as a table of Arrow's; DataError for a column of several types."""
+    import pyarrow  # not for every command
+
+    try:
+        return pyarrow.Table.from_pandas(frame, preserve_index=False)
+    except (pyarrow.ArrowException, TypeError) as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def _columns_in(table: Any) -> tuple[list[str], list[int], list[Sequence[Any]]]:
+    """The same of a table of Arrow's."""
     values: list[Any] = []
     for column in table.columns:
         if str(column.type) in _NUMBERS and not column.null_count:
@@ -296,6 +328,12 @@ class _Problem(NamedTuple):
     text: str  # "" where another problem of the column says it
     cure: Cure
 
+    @property
+    def line(self) -> str:
+        key, name = self.cure
+        proposal = as_setting(key, [name])
+        return f"{self.text}: {proposal}" if proposal else f"{self.text}: rename the column first"
+
 
 def read_columns(
     columns: Mapping[str, Sequence[Any]],
@@ -311,6 +349,23 @@ def read_columns(
     what to do. A line on standard error names a column whose numbers lose the digits in which they
     differ.
     """
+    parts, problems = _read(columns, chosen, where, place, gaps)
+    if not problems:
+        return np.concatenate(parts, axis=1)
+    proposal = _together(problems)
+    left = _applied(proposal, chosen)
+    works = bool(left) and not _read(columns, left, where, place, gaps or "impute" in proposal)[1]
+    raise DataError(_message(where, problems, proposal, works))
+
+
+def _read(
+    columns: Mapping[str, Sequence[Any]],
+    chosen: Sequence[str],
+    where: str,
+    place: Place,
+    gaps: bool,
+) -> tuple[list[Floats], list[_Problem]]:
+    """The ``chosen`` columns, and what is wrong with some."""
     parts: list[Floats] = []
     problems: list[_Problem] = []
     for name, categories in map(name_and_categories, chosen):
@@ -327,9 +382,7 @@ def read_columns(
         if not problems:
             warn_of_rounding(exact, part, where, place, f"column {name!r}")
             parts.append(part)
-    if problems:
-        raise DataError(_together(where, problems))
-    return np.concatenate(parts, axis=1)
+    return parts, problems
 
 
 def _is_gap(value: Any) -> bool:
@@ -357,8 +410,7 @@ def _problems(
     many = f"{counted.sum()} of {len(column.values)} values"
     where = f"{place(row)}, column {column.name!r}"
     shown = printable(repr(value), 80)
-    key, name = cure
-    yield _Problem(f"{where}: {shown} {why} ({many}): {_setting(key, [name])}", cure)
+    yield _Problem(f"{where}: {shown} {why} ({many})", cure)
     if is_missing.any():
         yield _Problem("", GAP[1])
 
@@ -407,24 +459,49 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tu
     return why, drop
 
 
-def _setting(key: str, names: Iterable[str]) -> str:
-    """A setting as one types it."""
-    value = as_list(names)
-    quote = "'" if '"' in value else '"'
-    return f"{key}={quote}{value}{quote}"
-
-
-def _together(where: str, problems: Sequence[_Problem]) -> str:
-    """One message of all problems; of several, with the settings that mend them all."""
-    lines = [problem.text for problem in problems if problem.text]
-    if len(lines) == 1:
-        return f"{where}, {lines[0]}"
-    title = f"{where}: {len(lines)} columns cannot be used as they are"
-    if len(lines) > MOST_SHOWN:
-        return "\n  ".join([title, *lines[:MOST_SHOWN], "…: name those to use in `columns`"])
+def _together(problems: Sequence[_Problem]) -> dict[str, str]:
+    """The settings that would mend all problems, each as its value; {} for names it cannot have."""
     cures: dict[str, dict[str, None]] = {}
     for problem in problems:
         key, name = problem.cure
         cures.setdefault(key, {})[name] = None
-    settings = " ".join(_setting(key, names) for key, names in cures.items())
-    return "\n  ".join([title, *lines, f"all: {settings}"])
+    if not all(as_setting(key, names) for key, names in cures.items()):
+        return {}
+    return {key: as_list(names) for key, names in cures.items()}
+
+
+def _applied(proposal: Mapping[str, str], chosen: Sequence[str]) -> list[str]:
+    """The columns that are left of the ``chosen``, as the proposed settings are read."""
+    if not proposal:
+        return []
+    dropped = {*names_in(proposal.get("drop"))}
+    categories = {}
+    for column in names_in(proposal.get("one-hot")):
+        categories[name_and_categories(column)[0]] = column
+    left = []
+    for column in chosen:
+        name = name_and_categories(column)[0]
+        if name not in dropped:
+            left.append(categories.get(name, column))
+    return left
+
+
+def _message(
+    where: str, problems: Sequence[_Problem], proposal: Mapping[str, str], works: bool
+) -> str:
+    """One message of all problems; of several, with the settings that mend them all, if any do."""
+    said = [problem for problem in problems if problem.text]
+    if len(said) == 1:
+        is_all = bool(proposal) and not works
+        line = f"{said[0].text}: there is no other column" if is_all else said[0].line
+        return f"{where}, {line}"
+    title = f"{where}: {len(said)} columns cannot be used as they are"
+    lines = [problem.line for problem in said[:MOST_SHOWN]]
+    if len(said) > MOST_SHOWN:
+        return "\n  ".join([title, *lines, "…: name those to use in `columns`"])
+    if works:
+        settings = [as_setting(key, names_in(value)) for key, value in proposal.items()]
+        lines.append(f"all: {' '.join(settings)}")
+    elif proposal:
+        lines.append("all: together these would not do; mend the file")
+    return "\n  ".join([title, *lines])

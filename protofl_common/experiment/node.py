@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from protofl_common.basics.code_version import version_of
+from protofl_common.basics.code_version import code_version, version_of
 from protofl_common.basics.text import as_file_name, is_site_name, names_in, with_composed_letters
 from protofl_common.config import python_names
 from protofl_common.config.architectures import OTHER_NETWORKS
@@ -22,6 +22,7 @@ from protofl_common.privacy.masks import FEWEST_SUMMED
 REQUIRE_SECAGG = "require-secagg"
 MAX_EVALUATIONS = "max-evaluations"
 ON_REQUEST = "on-request"
+ON_TROUBLE = "on-trouble"
 OPERATORS = "operators"
 ACCEPT_WEIGHTS = "accept-weights"
 FEWEST_KNOWN = FEWEST_SUMMED - 1
@@ -81,6 +82,13 @@ NODE_ROWS: dict[str, NodeKey] = {
             "a program of the operator's that is started for each new request, with its id as the"
             " only argument: it can send a mail. No shell reads this; the program has ten seconds,"
             " and its failure is logged and changes nothing"
+        ),
+    ),
+    ON_TROUBLE: NodeKey(
+        default="",
+        help=(
+            "likewise, with one word: `refused` (a message), `disk` (less than 1 GB is free where"
+            " it writes) or `certificate` (one ends within 30 days); for each word once a day"
         ),
     ),
     "allow-download": NodeKey(
@@ -636,6 +644,11 @@ def own_code(config: Values, without: Collection[str] = AT_THE_SERVER) -> dict[s
     server imports.
     """
     return {module: version_of(module) for _, module in _modules_named(config, without)}
+
+
+def code_at_server(config: Values) -> str:
+    """Return the version of the code with which the server's half of a run is done."""
+    return "-".join([code_version(), *own_code(config, without=("callback",)).values()])
 
 
 def _named_in(config: Values) -> Iterator[tuple[str, str]]:

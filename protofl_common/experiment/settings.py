@@ -8,6 +8,7 @@ allow (`node.py`).
 import json
 import math
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -55,8 +56,8 @@ from protofl_common.experiment.node import (
     settings_of_site,
 )
 from protofl_common.privacy.plan import Plan, plan_of
-from protofl_common.runs.evaluation_metrics import BALANCED, metric_names
 from protofl_common.runs.folder import KINDS
+from protofl_common.tasks.metrics import BALANCED, metric_names
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
 
@@ -82,7 +83,8 @@ class Settings(Sections):
 
     @property
     def exchange(self) -> Exchange:
-        return self.hparams.exchange(self.row.exchange)
+        exchange = self.hparams.exchange(self.row.exchange)
+        return exchange.with_vectors() if self.takes_vectors else exchange
 
     def due_up(self, round_number: int) -> Declared:
         """Return the entries that a client sends after training in this round.
@@ -169,6 +171,15 @@ class Settings(Sections):
             return ()
         return parse_backbones(named)
 
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether clients bring vectors, features that they have made themselves.
+
+        An algorithm of frozen features takes them with ``backbones = "none"``.
+        """
+        is_of_features = any(entry.of_features for entry in self.row.exchange.up.values())
+        return self.model.backbones == "none" and is_of_features
+
     def new_clients(self, clients: int) -> set[int]:
         """Return the numbers of the clients that never train (``new-clients``).
 
@@ -202,9 +213,9 @@ class Settings(Sections):
     def architecture(self, client: int, named: str = "") -> str:
         """Return a client's architecture: ``named``, or else the one of its group.
 
-        Behind frozen backbones it is the projection.
+        Behind frozen backbones, or vectors in their place, it is the projection.
         """
-        if self.backbones:
+        if self.backbones or self.takes_vectors:
             return PROJECTION
         return named or architecture_of(self.model.models, client)
 
@@ -458,20 +469,19 @@ def _backbone_problems(settings: Settings) -> Iterator[str]:
     """Yield what is wrong with ``backbones``, and with what needs or excludes frozen ones."""
     named = settings.model.backbones
     augment = settings.training.augment
-    algo = settings.run.algo
     try:
         is_frozen = bool(settings.backbones)
     except ValueError as error:  # the names are read only now
         yield f"backbones = {named!r}: {error}; or auto, or none"
         return
-    sent = [entry.words for entry in settings.exchange.up.values() if entry.needs_backbones]
-    if sent and named == "none":
-        yield f"backbones = 'none': {algo} sends {sent[0]}; choose auto, or name backbones"
     if augment != "none" and is_frozen:
         yield (
             f"augment = {augment!r}: frozen backbones see every image once, as it is;"
             " set augment to none"
         )
+    scale = settings.data.standardise
+    if scale != "auto" and settings.takes_vectors:
+        yield f"standardise = {scale!r}: vectors are taken as they are; choose auto"
 
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
@@ -645,6 +655,12 @@ def app_folder() -> Path:
     if (package / "app").is_dir():
         return package / "app"
     return package.parent
+
+
+def release() -> str:
+    """Return the version of ProtoFL that is installed here."""
+    project = tomllib.loads((app_folder() / "pyproject.toml").read_text(encoding="utf-8"))
+    return str(project["project"]["version"])
 
 
 def with_halves() -> None:

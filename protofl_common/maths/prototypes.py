@@ -1,7 +1,7 @@
 """Class prototypes: computing them, as means or by clusters (FedPLVM, FPL), and predicting by them.
 
-Probabilities, and the distance of a strange sample, are calibrated by a site's own samples outside
-training. Symbols: N samples, P prototypes, C classes, D feature dimension, K clusters.
+The distance of a strange sample is calibrated by a site's own samples outside training. Symbols: N
+samples, P prototypes, C classes, D feature dimension, K clusters.
 
 FINCH (Sarfraz et al., CVPR 2019; finch-clust) links every vector to its first neighbour, takes the
 connected components as clusters, and repeats on their means: a hierarchy of partitions without a
@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 MAX_COMPARED = 4096  # prototypes of which `margins` takes all pairs: 17 million distances
-TEMPERATURES = torch.logspace(-4, 4, 161)  # times the mean squared distance: the choices of T
 
 
 @dataclass(frozen=True)
@@ -118,23 +117,6 @@ def class_scores(distances_NP: Tensor, labels_P: Tensor, num_classes: int) -> Te
     labels_NP = labels_P.expand(len(distances_NP), -1)
     scores_NC = distances_NP.new_full((len(distances_NP), num_classes), -math.inf)
     return scores_NC.scatter_reduce_(1, labels_NP, scores_NP, "amax")
-
-
-def fit_temperature(scores_NC: Tensor, labels_N: Tensor) -> float:
-    """Return the T for which softmax(scores / T) fits the labels best (Guo et al., ICML 2017).
-
-    1 where no sample's class has a score.
-    """
-    is_known_N = scores_NC.gather(1, labels_N[:, None])[:, 0].isfinite()
-    scores_NC = scores_NC[is_known_N]
-    labels_N = labels_N[is_known_N]
-    if not len(scores_NC):
-        return 1.0
-    scale = float(-scores_NC[scores_NC.isfinite()].mean())
-    if scale <= 0:
-        return 1.0
-    losses = [cross_entropy(scores_NC / (scale * t), labels_N) for t in TEMPERATURES]
-    return scale * float(TEMPERATURES[torch.stack(losses).argmin()])
 
 
 def unknown_above(distances_N: Tensor, share: float) -> float:

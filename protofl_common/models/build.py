@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from protofl_common.backbones.load import classifier_name, timm
 from protofl_common.basics.devices import seeded
@@ -203,7 +204,24 @@ def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.M
         ) from error
     if not isinstance(body, nn.Module):
         raise SettingsError(f"arch = {name!r}: it returned {type(body).__name__}, not an nn.Module")
+    if any(is_lazy(parameter) for parameter in (*body.parameters(), *body.buffers())):
+        _see_samples(body, input_shape)
     return body
+
+
+def _see_samples(body: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Let layers that are built by their first input see two samples of zeros.
+
+    A network that cannot is refused later, by `check_model`, in words of its inputs.
+    """
+    for kind in (torch.float32, torch.int64):  # numbers, or tokens
+        try:
+            with torch.no_grad():
+                body.eval()(torch.zeros(2, *input_shape, dtype=kind))
+            break
+        except Exception:  # a user's network may raise anything
+            continue
+    body.train()
 
 
 def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:

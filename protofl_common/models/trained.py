@@ -22,6 +22,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model, with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.runs.folder import CARD, MOST_NUMBERS, WEIGHTS
+from protofl_common.tasks import Task, task_of
 
 FORMAT = "protofl-model-2"
 # Without control characters.
@@ -64,7 +65,7 @@ class ModelCard:
     similarity: Annotated[str, Field(pattern="^(l2|cosine)$")]
     accuracy: dict[Text, float]  # of each way to predict, on the site's test samples of that round
     test_samples: Whole
-    temperature: float  # T of the probabilities by prototype, see `fit_temperature`
+    temperature: float  # T of the probabilities by prototype, see `Task.temperature`
     # The data that choose ``inference``, T and the limit of unknown inputs.
     calibrated_on: Annotated[str, Field(pattern="^(validation|test)$")]
     # The data that chose this round as the best; "": it is the run's last.
@@ -74,6 +75,10 @@ class ModelCard:
     fill: tuple[float, ...] = ()
     # Of a table, in the order of its features: ``age``, ``sex:f|m``; of texts, joined.
     columns: tuple[Text, ...] = ()
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.classes)
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class TrainedModel:
         model = build_model(
             card.arch,
             input_shape=(card.features_in,) if card.backbones else card.input_shape,
-            num_classes=len(card.classes),
+            num_classes=card.task.num_outputs,
             feature_dim=card.feature_dim,
             seed=0,
         )

@@ -14,7 +14,7 @@ from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images,
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.grid import LEAST_PART, STEPS, cut, to_steps, whole_noise
-from protofl_common.runs.evaluation_metrics import RECALL
+from protofl_common.tasks.metrics import RECALL
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
 """Class moments -> their part of a sample's squared length, the power of ``clip`` in their unit."""

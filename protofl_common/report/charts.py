@@ -16,9 +16,9 @@ from markupsafe import Markup
 from protofl_common.config.sections import PER_UNIT
 from protofl_common.report import drawing as plot
 from protofl_common.report.reading import Floats, Ints, RecordedRun
-from protofl_common.runs.evaluation_metrics import RECALL
 from protofl_common.runs.folder import RoundRow
 from protofl_common.runs.over_clients import figures_of
+from protofl_common.tasks.metrics import RECALL
 
 MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
 CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])

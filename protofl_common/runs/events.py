@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import key_of
 from protofl_common.runs import figures
@@ -77,6 +78,28 @@ class RoundTrouble(Event):
 
     def __str__(self) -> str:
         return f"  {self.kind}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Waiting(Event):
+    """A round has waited for sites for a while, and goes on waiting."""
+
+    round: int
+    seconds: float
+    """That it has waited."""
+    seconds_left: float
+    """Until it closes without them, if no other site answers before."""
+    sites: dict[str, float]
+    """Awaited site -> the seconds of its slowest reply so far, 0 where it has sent none."""
+
+    def __str__(self) -> str:
+        awaited = []
+        for site, slowest in self.sites.items():
+            usual = f"took up to {human_seconds(slowest)} before" if slowest else "no reply before"
+            awaited.append(f"{site} ({usual})")
+        so_far = f"  round {self.round}: waiting for {', '.join(awaited)} for"
+        closes = f"closes without in {human_seconds(max(0.0, self.seconds_left))}"
+        return f"{so_far} {human_seconds(self.seconds)}; {closes}"
 
 
 @dataclass(frozen=True)
@@ -152,7 +175,9 @@ class Failed(Event):
     @classmethod
     def of(cls, error: Exception, is_expected: bool) -> "Failed":
         """Describe an error; ``is_expected``: the user can mend it."""
-        trace = "" if is_expected else "".join(traceback.format_exception(error))
+        trace = ""
+        if not is_expected:
+            trace = "".join(traceback.format_exception(error)) + f"protofl: {fault_of(error)}\n"
         return cls(type(error).__name__, str(error), trace)
 
     @property

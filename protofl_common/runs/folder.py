@@ -4,6 +4,7 @@
 ``prototypes.jsonl``   `MarginRow`: a line per round in which clients sent prototypes
 ``sites.json``         `Sites`: who takes part; written before the first round, and again at the end
 ``summary.json``       `Summary`: of a finished run
+``waiting.json``       `Awaited`: as long as a round waits for sites
 ``heads.jsonl``        `HeadsRow`: beside the runs' folders, of all runs
 """
 
@@ -23,6 +24,7 @@ METRICS = "metrics.jsonl"
 MARGINS = "prototypes.jsonl"
 SITES = "sites.json"
 SUMMARY = "summary.json"
+WAITING = "waiting.json"
 HEADS = "heads.jsonl"
 SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
 CHECKPOINTS = "checkpoints"  # the folder of what lets it go on
@@ -126,6 +128,15 @@ class HeadsRow(TypedDict):
     run: str
     round: int  # of the final evaluation, the last one
     heads: dict[str, str]
+
+
+class Awaited(TypedDict):
+    """For whom a round waits; the times are in seconds since 1970."""
+
+    round: int
+    since: float
+    until: float
+    sites: dict[str, float]  # as in `events.Waiting`
 
 
 SiteFacts = TypedDict(
@@ -280,6 +291,10 @@ class RunFolder:
         """Read who takes part; empty before the first round."""
         return next(_read(self.path / SITES), Sites())
 
+    def awaited(self) -> Awaited | None:
+        """Read for whom the round under way waits; None where it does not, or not for long."""
+        return next(_read(self.path / WAITING), None)
+
     def summary(self) -> Summary | None:
         """Read the summary; None while the run is not finished."""
         return next(_read(self.path / SUMMARY), None)
@@ -306,7 +321,9 @@ class RunFolder:
         with (self.path / file).open("a", encoding="utf-8") as lines:
             lines.write(_json_line(row))
 
-    def write(self, file: str, content: Sites | Summary, indent: int | None = None) -> None:
+    def write(
+        self, file: str, content: Sites | Summary | Awaited, indent: int | None = None
+    ) -> None:
         """Replace a JSON file."""
         text = json.dumps({"format": FORMAT, **content}, indent=indent, ensure_ascii=False)
         write_text(self.path / file, text + "\n")

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from protofl_common.config.options import SettingsError, Values
-from protofl_common.experiment.settings import with_halves
+from protofl_common.experiment.settings import digest_of, with_halves
 from protofl_common.flower import be_server_of, set_message_id, set_sender
 from protofl_common.runs.events import Failed, OnEvent
 from protofl_common.simulation.machine import CPUS, engine_for
 from protofl_common.simulation.pool import pool
+from protofl_common.wire.records import SiteCard, pack_settings, unpack_site_card
+from protofl_common.wire.refusal import refusal_in
 
 if TYPE_CHECKING:
     from protofl_common.simulation.ray import Cluster  # Ray, a second
@@ -133,6 +135,20 @@ def answer(
         torch.set_num_threads(threads_before)
     set_sender(reply, node_id)
     return reply
+
+
+def introduced(run_config: Values, node: Values) -> SiteCard:
+    """Let a client introduce itself, as before the first round; SettingsError: it cannot take part.
+
+    It reads its data, and tries its model.
+    """
+    with_halves()
+    grid = LocalGrid(run_config, {1: node}, run_id=1)  # first: a message asks Flower for its run
+    content = RecordDict({**pack_settings(digest_of(run_config))})
+    (reply,) = grid.send_and_receive([Message(content, 1, MessageType.QUERY)])
+    if reply.has_error():
+        raise SettingsError(refusal_in(reply).text)
+    return unpack_site_card(reply.content)
 
 
 def simulate(

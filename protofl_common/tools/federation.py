@@ -7,7 +7,7 @@ import ssl
 import time
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from protofl_common.config.options import SettingsError
 from protofl_common.tools.flower import (
@@ -56,7 +56,7 @@ def ask(name: str) -> Federation:
         shown = ask_endpoint(superlink.address, superlink.root_certificates or "")
         with client_of(superlink) as client:
             nodes = client.ListNodes(ListNodesRequest()).nodes_info
-            answer = client.ListRuns(ListRunsRequest(limit=SUBMISSIONS))
+        submissions = submissions_of(superlink, SUBMISSIONS)
     except ClickException as error:
         raise SettingsError(f"{name}: {error.format_message()}") from error
     except (Exit, OSError, ValueError) as error:
@@ -66,9 +66,15 @@ def ask(name: str) -> Federation:
         raise SettingsError(f"{name}: the SuperLink cannot be asked ({error}){cure}") from error
 
     registered = [node for node in nodes if node.status != "unregistered"]
+    return Federation(registered, submissions, shown)
+
+
+def submissions_of(superlink: Any, most: int) -> list[Run]:
+    """Ask a SuperLink for the last runs that were submitted, the latest first."""
+    with client_of(superlink) as client:
+        answer = client.ListRuns(ListRunsRequest(limit=most))
     runs = [run_from_proto(run) for run in answer.run_dict.values()]
-    latest_first = sorted(runs, key=lambda run: str(run.pending_at), reverse=True)
-    return Federation(registered, latest_first, shown)
+    return sorted(runs, key=lambda run: str(run.pending_at), reverse=True)
 
 
 def ask_endpoint(address: str, root_certificates: str = "") -> Endpoint:

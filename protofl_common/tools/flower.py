@@ -5,6 +5,8 @@ the function that needs it. A context manager here that takes the place of Flowe
 SettingsError when it is made, before anything has started, where Flower lacks one of them.
 """
 
+import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout
@@ -22,6 +24,9 @@ from protofl_common.config.options import Config
 from protofl_common.flower import ErrorCode, needing_flowers_names
 
 FIRST_RETRY_SECONDS = 0.05  # Flower waits a second for a late part of a message
+OF_A_MESSAGE = ("[RUN ", "Receiv", "Sending", "Sent ", "Start `flwr-clientapp` process")
+"""How Flower's lines on a message begin."""
+APP_ERROR = "ServerApp failed with exception"  # how Flower begins to say that the app raised one
 
 with needing_flowers_names():
     # the function with which a process of a message loads the ClientApp
@@ -33,7 +38,10 @@ with needing_flowers_names():
     # the seconds that a site's clock may be off, and those that a process has from when Flower
     # gives out its task to its first call; the states of a task that may still be worked on
     from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL as TASK_START_SECONDS
-    from flwr.common.constant import TIMESTAMP_TOLERANCE, Status
+    from flwr.common.constant import TIMESTAMP_TOLERANCE, Status, SubStatus
+
+    # Flower's log
+    from flwr.common.logger import update_console_handler
 
     # what a SuperLink says of its nodes and runs
     from flwr.common.serde import run_from_proto
@@ -70,6 +78,28 @@ def console_script(name: str) -> Callable[[], None]:
 def _replaced_in(module: str, **ours: object) -> AbstractContextManager[None]:
     with needing_flowers_names():
         return replaced(import_module(module), **ours)
+
+
+# -- the log of a site
+class _WorthALine(logging.Filter):
+    """Lets warnings pass, and what has words and is not of a message."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage().strip()
+        is_of_message = text.startswith(OF_A_MESSAGE)
+        return record.levelno >= logging.WARNING or bool(text and not is_of_message)
+
+
+def keep_log_short() -> None:
+    """Let Flower's log have time and no colours, and of each message no line: ours has it.
+
+    All of it stays if the operator has set FLWR_LOG_LEVEL.
+    """
+    if "FLWR_LOG_LEVEL" in os.environ:
+        return
+    update_console_handler(timestamps=True, colored=False)
+    for handler in logging.getLogger("flwr").handlers:
+        handler.addFilter(_WorthALine())
 
 
 # -- messages and tasks
@@ -207,6 +237,19 @@ def superlink_named(name: str) -> Any:
     """Return the address and certificate of a SuperLink in Flower's config.toml."""
     read_connection, _, _ = _names_of_flwr()
     return read_connection(name)
+
+
+def superlink_at(name: str, address: str, root_certificates: str | None) -> Any:
+    """Return a SuperLink as if Flower's config.toml named it; without certificates by no TLS."""
+    with needing_flowers_names():
+        from flwr.cli.typing import SuperLinkConnection
+    return SuperLinkConnection(name, address, root_certificates, not root_certificates)
+
+
+def has_crashed(run: Run) -> bool:
+    """Return whether a run has ended without an error of its app, and nobody has stopped it."""
+    status = run.status
+    return status.sub_status == SubStatus.FAILED and not status.details.startswith(APP_ERROR)
 
 
 @contextmanager

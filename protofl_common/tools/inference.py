@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,9 @@ from protofl_common.basics.text import names_in
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
-from protofl_common.data.door import inputs_for
+from protofl_common.data.objects import inputs_for
 from protofl_common.data.raw import Inputs, filled, normalised
-from protofl_common.maths.prototypes import class_scores, distances, unknown_above
+from protofl_common.maths.prototypes import distances, unknown_above
 from protofl_common.models.trained import TrainedModel
 from protofl_common.runs.folder import CARD, KINDS, WEIGHTS
 from protofl_common.tools import UNKNOWN_SHARE
@@ -120,9 +120,9 @@ class Predictor:
         return by
 
     def predict(
-        self, inputs: Inputs, by: str | None = None, batch_size: int = 256
+        self, inputs: Any, by: str | None = None, batch_size: int = 256
     ) -> list[Prediction]:
-        """Predict for inputs [N, …] that are not normalised.
+        """Predict for inputs [N, …] that are not normalised, or a data frame with their columns.
 
         SettingsError if the model does not predict ``by`` this; DataError for unfit inputs.
         """
@@ -132,7 +132,7 @@ class Predictor:
             predictions += self._predictions(scores, distances_NP, by)
         return predictions
 
-    def scores(self, inputs: Inputs, batch_size: int = 256) -> dict[str, Tensor]:
+    def scores(self, inputs: Any, batch_size: int = 256) -> dict[str, Tensor]:
         """Return the scores [N, C] of each way to predict, on the CPU.
 
         They are logits of the head, and −d²/T from each class's nearest prototype, −∞ for a class
@@ -141,13 +141,13 @@ class Predictor:
         parts = [scores for scores, _ in self._batches(inputs, batch_size)]
         return {way: torch.cat([part[way] for part in parts]) for way in self.inferences}
 
-    def _batches(self, inputs: Inputs, size: int) -> Iterator[Outputs]:
+    def _batches(self, inputs: Any, size: int) -> Iterator[Outputs]:
         """Yield the outputs of one batch after another; there is one even for no inputs."""
         inputs = inputs_for(self.card, inputs)
         for start in range(0, max(1, len(inputs)), size):
             yield self._outputs(inputs[start : start + size])
 
-    def outputs(self, inputs: Inputs) -> Outputs:
+    def outputs(self, inputs: Any) -> Outputs:
         return self._outputs(inputs_for(self.card, inputs))
 
     @torch.inference_mode()
@@ -158,8 +158,7 @@ class Predictor:
         if prototypes is None:
             return scores, None
         distances_NP = distances(features_ND, prototypes, self.card.similarity).cpu()
-        num_classes = len(self.card.classes)
-        scores_NC = class_scores(distances_NP, prototypes.labels.cpu(), num_classes)
+        scores_NC = self.card.task.scores(distances_NP, prototypes.labels.cpu())
         scores["prototype"] = scores_NC / self.card.temperature
         return scores, distances_NP
 
@@ -175,30 +174,28 @@ class Predictor:
         self, scores: dict[str, Tensor], distances_NP: Tensor | None, by: str
     ) -> list[Prediction]:
         """Read the predictions out of the outputs for a batch."""
-        names = self.card.classes
-        labels_N = scores[by].argmax(1)
+        task = self.card.task
+        labels_N = task.predicted(scores[by])
         nearest_N: Tensor | None = None
         if self.prototypes is not None and distances_NP is not None:
-            nearest_N = self.prototypes.labels.cpu()[distances_NP.argmin(1)]
+            nearest_N = task.nearest(distances_NP, self.prototypes.labels.cpu())
             if by == "prototype":
                 labels_N = nearest_N
-        probabilities_N = scores[by].softmax(1).gather(1, labels_N[:, None])[:, 0]
 
         labels = labels_N.tolist()
-        shares = probabilities_N.tolist()
+        names = task.names(labels_N)
+        shares = task.probabilities(scores[by], labels_N).tolist()
         if nearest_N is None or distances_NP is None:
-            rows = zip(labels, shares, strict=True)
-            return [Prediction(label, names[label], share) for label, share in rows]
+            rows = zip(labels, names, shares, strict=True)
+            return [Prediction(*row) for row in rows]
 
         predictions = []
         least = distances_NP.amin(1).tolist()
-        for label, share, nearest, distance in zip(
-            labels, shares, nearest_N.tolist(), least, strict=True
+        for label, name, share, nearest, distance in zip(
+            labels, names, shares, task.names(nearest_N), least, strict=True
         ):
             unknown = not distance <= self.threshold  # of NaN, too
-            predictions.append(
-                Prediction(label, names[label], share, names[nearest], distance, unknown)
-            )
+            predictions.append(Prediction(label, name, share, nearest, distance, unknown))
         return predictions
 
 

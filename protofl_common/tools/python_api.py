@@ -10,7 +10,6 @@
 ``_`` for ``-``: ``batch_size=32``; those of an algorithm as ``fedproto={"lambda": 1.0}``.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from io import BytesIO
@@ -20,7 +19,6 @@ from tempfile import mkdtemp
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow
 from flwr.app import Context, RecordDict
 from pyarrow import parquet
 
@@ -28,8 +26,10 @@ from protofl_common.algorithms.base import Hparams
 from protofl_common.basics.files import cache_folder, replacing
 from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.data.door import as_array
+from protofl_common.data.objects import TAKEN, as_arrays, is_frame
 from protofl_common.data.raw import DataError
 from protofl_common.data.store import cached, data_key, open_data
+from protofl_common.data.table import arrow_of
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, default_run_config, with_halves
 from protofl_common.runs import events
@@ -42,12 +42,8 @@ from protofl_common.wire.schema import Exchange
 
 __all__ = ["Run", "SettingsError", "Tried", "events", "run", "try_method"]
 
-Data = str | Path | tuple[Any, ...] | Mapping[str, Any]
-PARTS = {2: ("inputs", "labels"), 4: ("x_train", "y_train", "x_test", "y_test")}
-TAKEN = (
-    "a file or folder, (inputs, labels), (x_train, y_train, x_test, y_test), a dictionary of such "
-    "arrays, or a data frame with a column label"
-)
+Data = Any
+"""A file or folder, or what `TAKEN` names."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +109,8 @@ def run(
 
     SettingsError or DataError has a line for each wrong setting.
 
-    ``data`` is a folder or file for ``data-dir``, inputs [N, …] and labels [N], or another of
-    `TAKEN`; None: what ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the
+    ``data`` is a folder or file for ``data-dir``, inputs [N, …] and labels [N], or another object
+    of `TAKEN`; None: what ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the
     processes among which the clients are divided; more than 1 only before this process has computed
     with PyTorch. ``cluster`` is the address of a Ray cluster's head, whose nodes do it in their
     place.
@@ -251,28 +247,19 @@ def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
 
 
 def _content(data: Any) -> tuple[bytes, str]:
-    """The file of these data, and how its name ends; SettingsError for what is not taken."""
+    """The file of these data, and how its name ends; DataError for what is not taken."""
     buffer = BytesIO()
-    if isinstance(data, (tuple, list)) and len(data) == 2 and _is_frame(data[0]):
+    if isinstance(data, (tuple, list)) and len(data) == 2 and is_frame(data[0]):
         data = data[0].assign(label=list(data[1]))
-    if _is_frame(data):
-        parquet.write_table(pyarrow.Table.from_pandas(data, preserve_index=False), buffer)
+    if is_frame(data):
+        parquet.write_table(arrow_of(data, "data"), buffer)
         return buffer.getvalue(), ".parquet"
 
-    if isinstance(data, (tuple, list)) and len(data) in PARTS:
-        data = dict(zip(PARTS[len(data)], data, strict=True))
-    if not isinstance(data, Mapping):
-        raise SettingsError(f"data: {type(data).__name__} is none of {TAKEN}")
     arrays = {}
-    for name, value in data.items():
+    for name, value in as_arrays(data).items():
         array = as_array(value, f"data: {name}")
         if array.dtype.kind not in "biufU":
-            raise SettingsError(f"data: {name} are {array.dtype}, no numbers or names; {TAKEN}")
+            raise DataError(f"data: {name} are {array.dtype}, no numbers or names; {TAKEN}")
         arrays[name] = array
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue(), ".npz"
-
-
-def _is_frame(data: Any) -> bool:
-    """True for a data frame of pandas, which need not be installed."""
-    return hasattr(data, "assign") and hasattr(data, "columns")

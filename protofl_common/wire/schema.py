@@ -5,11 +5,13 @@ Which clients must have equal models follows from the declared parts of weights.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from protofl_common.basics.text import printable
 
+VECTORS = "your vectors"
+"""What a client brings in the place of features of frozen backbones, to its operator."""
 ArrayType = tuple[str, tuple[int, ...]]  # (dtype, shape)
 Template = Mapping[str, ArrayType]  # name of an array -> what it is
 
@@ -30,7 +32,7 @@ class Limits:
     max_norm: float = math.inf
     weights: Mapping[str, Template] = field(default_factory=dict)  # entry of weights -> its arrays
     max_per_class: int = 1000  # vectors of one class in a message, where several are allowed at all
-    frozen_dim: int = 0  # the features of all frozen backbones together
+    frozen_dim: int = 0  # the features of all frozen backbones together, or of a vector
 
     # Class moments with noise for differential privacy.
     # how far it may move a sum of moments of features of length 1; 0: no noise
@@ -50,9 +52,15 @@ class Entry:
     joins_all_classes: ClassVar[bool] = False
     noise_adds_up: ClassVar[bool] = False  # what is sent are noisy sums, and nothing made of them
 
+    # of what it is made where it is `of_features`
+    features: str = field(default="frozen features", kw_only=True)
+
     @property
-    def needs_backbones(self) -> bool:
-        """Whether it is made of the features of frozen backbones, which then must be there."""
+    def of_features(self) -> bool:
+        """Whether it is made of features that no training changes.
+
+        They are those of frozen backbones, or vectors that the clients bring.
+        """
         return False
 
     @property
@@ -81,7 +89,7 @@ class Vectors(Entry):
     probabilities: bool = False  # each vector is one of class probabilities: none below 0, sum 1
 
     @property
-    def needs_backbones(self) -> bool:
+    def of_features(self) -> bool:
         return self.width == "backbones"
 
     @property
@@ -89,7 +97,7 @@ class Vectors(Entry):
         vector = "mean output" if self.width == "classes" else "prototype"
         words = f"several {vector}s of each class" if self.several else f"a {vector} of each class"
         if self.width == "backbones":
-            words += ", of frozen features"
+            words += f", of {self.features}"
         if self.counts:
             words += ", with the number of samples behind it"
         return words
@@ -145,7 +153,7 @@ class Update(Weights):
 
 @dataclass(frozen=True)
 class Moments(Weights):
-    """Class moments of frozen features: shares of the classes, class means, second moments.
+    """Class moments of features: shares of the classes, class means, second moments.
 
     See `maths/gaussian.py`.
     """
@@ -154,9 +162,13 @@ class Moments(Weights):
     joins_all_classes = True
     are_parameters = False
     noise_adds_up = True
-    needs_backbones = True
-    words = "the share of each class, its mean of frozen features, and their second moments"
+    of_features = True
     of: str = "moments"
+
+    @property
+    def words(self) -> str:
+        parts = "the share of each class, its mean, and their second moments"
+        return f"class moments of {self.features}: {parts}"
 
     def class_claims(self, value: Any) -> Any:
         return value["shares"]
@@ -194,6 +206,13 @@ class Exchange:
         If it chooses them, what training makes of them can show single samples, in sums, too.
         """
         return any(entry.are_parameters for entry in self.down.values())
+
+    def with_vectors(self) -> "Exchange":
+        """The exchange where clients bring their vectors in the place of frozen features."""
+        up = {}
+        for name, entry in self.up.items():
+            up[name] = replace(entry, features=VECTORS) if entry.of_features else entry
+        return replace(self, up=up)
 
     @property
     def needs_one_architecture(self) -> bool:

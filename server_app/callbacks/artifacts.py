@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from protofl_common.basics.tensorfile import write_tensors
@@ -27,7 +26,8 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.data.clients import domain_of
 from protofl_common.data.division import shares_of
-from protofl_common.data.store import data_if_cached
+from protofl_common.data.raw import Ints
+from protofl_common.data.store import StoredData, data_if_cached
 from protofl_common.maths.prototypes import Prototypes, margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
 from protofl_common.wire.records import SiteCard
@@ -138,13 +138,19 @@ def _counts_by_site(run: ActiveRun) -> dict[str, SiteFacts]:
         if card.num_partitions != num_partitions or card.partition >= num_partitions:
             continue
         share = shares[card.partition]
-        train_C = np.bincount(data.labels[share.train], minlength=len(data.classes))
-        test_C = np.bincount(data.labels[share.test], minlength=len(data.classes))
+        train_C = _class_counts(data, share.train)
+        test_C = _class_counts(data, share.test)
         divided = (len(share.train), len(share.test), domain_of(data, share.train))
         introduced = (card.train_samples, card.test_samples, card.domain)
-        has_its_classes = set(card.present) <= set(train_C.nonzero()[0].tolist())
+        has_its_classes = all(train_C[label] for label in card.present)
         if divided == introduced and has_its_classes:
-            counts[site] = {"train-classes": train_C.tolist(), "test-classes": test_C.tolist()}
+            counts[site] = {"train-classes": train_C, "test-classes": test_C}
+    return counts
+
+
+def _class_counts(data: StoredData, rows: Ints) -> list[int]:
+    """The number of samples of each class among these rows."""
+    counts: list[int] = data.task.class_counts(data.task.tensor(data.labels[rows])).tolist()
     return counts
 
 

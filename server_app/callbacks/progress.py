@@ -56,7 +56,7 @@ class Progress(Callback):
         partition = settings.data.partition
         if PARTITIONS[partition].shares_domains:
             partition += f" ({figures.counted(card.domain for card in cards)})"
-        say(f"{len(cards)} clients · {run.strategy.num_classes} classes · partition {partition}")
+        say(f"{len(cards)} clients · {run.strategy.task.describe()} · partition {partition}")
         if is_own(settings.data.dataset):
             say(f"classes: {_first(next(iter(cards)).classes)}")
         if not settings.privacy.sums_only:

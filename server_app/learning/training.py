@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.basics.devices import open_device
 from protofl_common.config.sections import MachineSettings
+from protofl_common.tasks import Task
 
 SMALL_STEP = 2**24  # Multiplications of a forward pass that threads make no faster
 
@@ -19,9 +19,9 @@ def server_device(machine: MachineSettings) -> torch.device:
     return open_device(device, machine.precision)
 
 
-def cross_entropy_of(module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a loss for `train`: the cross-entropy of ``module`` on vectors with labels."""
-    return lambda vectors, labels: cross_entropy(module(vectors), labels)
+def loss_of(task: Task, module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a loss for `train`: that of ``module`` on vectors of known classes."""
+    return lambda vectors, classes: task.loss(module(vectors), task.labels_of(classes))
 
 
 def train(

@@ -37,6 +37,7 @@ from server_app.network.flower_compat import (
 from server_app.network.late import LateReplies
 from server_app.network.membership import Federation, FederationError
 from server_app.network.patience import ReplyTimes
+from server_app.network.waiting import Waits
 from server_app.network.witness import Witness
 from server_app.run.flow import Flow, Question
 from server_app.run.log import tell_silence
@@ -92,6 +93,7 @@ class MessageExchange:
         Late replies have to fit, too.
         """
         self.times = ReplyTimes()
+        self.waits = Waits(run_folder, self.times)
         self._overdue: list[_Overdue] = []  # In the order in which they were asked
         # Of the exchange under way: each site that was asked is in one of the three
         self._pending: dict[str, Message] = {}
@@ -233,9 +235,15 @@ class MessageExchange:
                 federation.look_around()
                 tell_silence(now)
                 self._ask_again(now)
+                silent = {*self._pending, *self._away}
+                if self._awaits_late(result):
+                    silent |= {overdue.site for overdue in self._overdue}
+                if silent and not federation.simulated:
+                    self.waits.tell(result.number, kind, silent, now - start, longest)
             elif self._away or not has_answers:
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
 
+        self.waits.end()
         result.waited_seconds = max(result.waited_seconds, now - start)
         self._keep_overdue(start)
         result.silent |= self._pending.keys()

@@ -29,6 +29,10 @@ class ReplyTimes:
         of_work = self._slowest.setdefault(_work(kind), {})
         of_work[site] = max(seconds, of_work.get(site, 0.0))
 
+    def slowest(self, kind: str, site: str) -> float:
+        """Return the seconds of a site's slowest reply to such work so far; 0 without any."""
+        return self._slowest.get(_work(kind), {}).get(site, 0.0)
+
     def patience(
         self,
         kind: str,
@@ -42,10 +46,9 @@ class ReplyTimes:
         That is ``grace`` times their median, or the slowest reply of a site that is ``pending``,
         and ``least`` where that is longer.
         """
-        slowest = self._slowest.get(_work(kind), {})
         expected = statistics.median(taken)
         for site in pending:
-            expected = max(expected, slowest.get(site, 0.0))
+            expected = max(expected, self.slowest(kind, site))
         return max(least, grace * expected)
 
 

@@ -16,13 +16,12 @@ from typing import Any, Self
 import torch
 from filelock import FileLock, Timeout
 
-from protofl_common.basics.code_version import code_version
 from protofl_common.basics.files import TensorFileError, remove_leftovers
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.experiment.node import own_code
+from protofl_common.experiment.node import code_at_server
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.runs.folder import CHECKPOINTS, SETTINGS, RunFolder, checkpoints
 from server_app.run.log import say
@@ -109,7 +108,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
 
     SettingsError where the folder has a run already, or none that can be resumed.
     """
-    code = "-".join([code_version(), *own_code(settings.given, without=("callback",)).values()])
+    code = code_at_server(settings.given)
     if not settings.run.resume:
         check_free(folder)
         return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code)

@@ -19,6 +19,7 @@ from protofl_common.basics.text import printable
 from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.attributes import restore_attributes, tensors_of
+from protofl_common.tasks import task_of
 from protofl_common.wire.payloads import Payload, StateDict, template_of
 from protofl_common.wire.schema import Template, weights_in
 from server_app.network.membership import Federation, FederationError
@@ -59,7 +60,8 @@ class ServerStrategy(Generic[H]):
         self.hparams = cast(H, federation.settings.hparams)
         self.row = federation.settings.row
         self.card = federation.reference  # For what all clients have alike; the majority's
-        self.num_classes = len(self.card.classes)
+        self.task = task_of(self.card.classes)
+        self.num_classes = self.task.num_classes
         # Of the draws that this half makes
         self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)
 

@@ -56,7 +56,7 @@ class FedAvg(ServerStrategy[H]):
         shape = () if heads_alone else self.card.input_shape
         settings = self.settings
         return initial_model(
-            self.arch, shape, self.num_classes, settings.model, settings.run.seed, "global"
+            self.arch, shape, self.task.num_outputs, settings.model, settings.run.seed, "global"
         )
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:

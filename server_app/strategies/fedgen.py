@@ -17,7 +17,6 @@ label, and draws all labels that occur alike.
 """
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from protofl_common.algorithms.fedgen import FedGenHparams
 from protofl_common.models.split import Generator
@@ -62,8 +61,8 @@ class FedGen(FedAvg[FedGenHparams]):
         batch_size = self.hparams.server_batch_size
         total = 0.0
         for _ in range(self.hparams.server_steps):
-            features_BD, labels_B = self.generator.sample(counts_C, batch_size, self.random)
-            loss = cross_entropy(model.head(features_BD), labels_B)
+            features_BD, classes_B = self.generator.sample(counts_C, batch_size, self.random)
+            loss = self.task.loss(model.head(features_BD), self.task.labels_of(classes_B))
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()

@@ -24,7 +24,7 @@ import torch
 
 from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.models.build import initial_model
-from server_app.learning.training import cross_entropy_of, server_device, train
+from server_app.learning.training import loss_of, server_device, train
 from server_app.strategies.base import Federation, ServerStrategy, StateDict, Upload, all_vectors
 
 
@@ -37,7 +37,7 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
         super().__init__(federation)
         settings = self.settings
         model = initial_model(
-            self.card.arch, (), self.num_classes, settings.model, settings.run.seed, "global"
+            self.card.arch, (), self.task.num_outputs, settings.model, settings.run.seed, "global"
         )
         self.head = model.head.eval().to(server_device(settings.machine))
         self.generator = torch.Generator().manual_seed(self.seed)
@@ -53,7 +53,7 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
             return {}
         optimizer = torch.optim.SGD(parameters, lr=self.hparams.server_lr)
         mean_loss = train(
-            cross_entropy_of(self.head),
+            loss_of(self.task, self.head),
             all_vectors(uploads),
             optimizer,
             self.hparams,

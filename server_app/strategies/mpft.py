@@ -15,7 +15,7 @@ import torch
 
 from protofl_common.algorithms.mpft import MPFTHparams
 from protofl_common.models.build import initial_model
-from server_app.learning.training import cross_entropy_of, server_device, train
+from server_app.learning.training import loss_of, server_device, train
 from server_app.strategies.base import (
     Federation,
     Payload,
@@ -41,7 +41,7 @@ class MPFT(ServerStrategy[MPFTHparams]):
         self.model = initial_model(
             self.card.arch,
             self.card.input_shape,
-            self.num_classes,
+            self.task.num_outputs,
             settings.model,
             settings.run.seed,
             "global",
@@ -76,7 +76,7 @@ class MPFT(ServerStrategy[MPFTHparams]):
         )
         self.model.train()
         mean_loss = train(
-            cross_entropy_of(self.model),
+            loss_of(self.task, self.model),
             (centres.means, centres.labels),
             optimizer,
             self.hparams,

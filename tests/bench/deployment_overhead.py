@@ -58,6 +58,10 @@ class Timed(Machines):
         method = {"protofl site run": f"protofl site run --start-method {self.start_method}"}
         return super()._substitutions(machine) | (less if self.stock else method)
 
+    def environment(self, machine: str) -> dict[str, str]:
+        """With all of Flower's log."""
+        return {**super().environment(machine), "FLWR_LOG_LEVEL": "INFO"}
+
     def processor_of_sites(self) -> float:
         """CPU seconds of all that the sites have started, which still runs or was waited for."""
         places = {str(self.checkout(site)) for site in SITES}

@@ -11,7 +11,7 @@ import csv
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -122,10 +122,10 @@ def _text(number: float) -> str:
 class Line:
     """A line of the list."""
 
-    item: str
     paper: str
     ours: str
     verdict: str
+    item: str = ""
 
 
 Measured = Mapping[str, Mapping[Cell, Sample]]
@@ -233,31 +233,32 @@ def lines_of(claim: Claim, measured: Measured) -> Iterator[Line]:
     """Yield what there is to say of a claim: a line for each of its columns."""
     if claim.not_run:
         reasons = " and ".join(claim.not_run)
-        yield Line(claim.item, "–", claim.note or "–", f"not run: {reasons}")
+        yield Line("–", claim.note or "–", f"not run: {reasons}", claim.item)
         return
     cells = measured[claim.table]
     for number, column in enumerate(claim.columns):
         of_paper = papers_numbers(claim.table, claim.paper_column or column)
         given = claim.paper[number] if claim.paper else None
         if claim.best:
-            paper, ours, verdict = best(claim, column, of_paper, cells)
+            line = best(claim, column, of_paper, cells)
         elif claim.numbers:
             if given is not None:
                 of_paper = {claim.numbers: given}
-            paper, ours, verdict = numbers(claim, column, of_paper, cells)
+            line = numbers(claim, column, of_paper, cells)
         else:
-            paper, ours, verdict = difference(claim, column, of_paper, cells, given)
+            line = difference(claim, column, cells, given)
         item = claim.item
         if len(claim.columns) > 1:
             item += f" ({column})"
+        ours = line.ours
         if claim.note and not number:
             ours += f"; {claim.note}"
-        yield Line(item, paper, ours, verdict)
+        yield replace(line, item=item, ours=ours)
 
 
 def best(
     claim: Claim, column: str, of_paper: Mapping[str, float], cells: Mapping[Cell, Sample]
-) -> tuple[str, str, str]:
+) -> Line:
     """Judge the lead over the best other row, here and there."""
     others = [row for row in claim.rows or of_paper if row != claim.best]
     found = {row: cells[row, column] for row in others if (row, column) in cells}
@@ -276,12 +277,12 @@ def best(
         text += f"; not measured: {', '.join(missing)}"
         if verdict != "no":
             verdict = "undecided"
-    return "ahead" if lead is None else f"ahead by {_text(lead)}", text, verdict
+    return Line("ahead" if lead is None else f"ahead by {_text(lead)}", text, verdict)
 
 
 def numbers(
     claim: Claim, column: str, of_paper: Mapping[str, float], cells: Mapping[Cell, Sample]
-) -> tuple[str, str, str]:
+) -> Line:
     """Judge each number of the paper that has one of ours beside it."""
     effect = claim.effect
     if not effect:
@@ -295,47 +296,38 @@ def numbers(
         verdicts[verdict].append(row)
     named = [f"{verdict}: {', '.join(rows)}" for verdict, rows in verdicts.items() if rows]
     counts = [f"{len(rows)} {verdict}" for verdict, rows in verdicts.items() if rows]
-    return f"effect {_text(effect)}", "; ".join(named), ", ".join(counts)
+    return Line(f"effect {_text(effect)}", "; ".join(named), ", ".join(counts))
 
 
 def difference(
-    claim: Claim,
-    column: str,
-    of_paper: Mapping[str, float],
-    cells: Mapping[Cell, Sample],
-    given: float | None,
-) -> tuple[str, str, str]:
+    claim: Claim, column: str, cells: Mapping[Cell, Sample], given: float | None
+) -> Line:
     """Judge a difference, of which the paper gives the size or only the sign."""
     plus = [_cell(cell, column) for cell in claim.plus]
     less = [_cell(cell, column) for cell in claim.less]
     ours = interval_of([cells[cell] for cell in plus], [cells[cell] for cell in less])
-    claimed = given
-    if claimed is None and all(isinstance(cell, str) for cell in [*claim.plus, *claim.less]):
-        if all(row in of_paper for row, _ in [*plus, *less]):
-            claimed = sum(of_paper[row] for row, _ in plus) - sum(of_paper[row] for row, _ in less)
-    elif claimed is None:
-        claimed = _from_cells(claim.table, plus, less)
+    claimed = given if given is not None else _papers_difference(claim, plus, less)
     if claimed is None:
-        return "more than 0", str(ours), verdict_on_difference(ours, None)
+        return Line("more than 0", str(ours), verdict_on_difference(ours, None))
     if claim.effect:
         verdict = verdict_on_number(ours, claimed, claim.effect)
-        return f"{_text(claimed)}, effect {_text(claim.effect)}", str(ours), verdict
-    return _text(claimed), str(ours), verdict_on_difference(ours, claimed)
+        return Line(f"{_text(claimed)}, effect {_text(claim.effect)}", str(ours), verdict)
+    return Line(_text(claimed), str(ours), verdict_on_difference(ours, claimed))
 
 
 def _cell(cell: str | Cell, column: str) -> Cell:
     return (cell, column) if isinstance(cell, str) else (cell[0], cell[1])
 
 
-def _from_cells(table: str, plus: Sequence[Cell], less: Sequence[Cell]) -> float | None:
+def _papers_difference(claim: Claim, plus: Sequence[Cell], less: Sequence[Cell]) -> float | None:
     """Return the paper's own difference of these cells; None where it lacks one of them."""
     total = 0.0
     for sign, cells in ((1, plus), (-1, less)):
         for row, column in cells:
-            numbers_of_column = papers_numbers(table, column)
-            if row not in numbers_of_column:
+            of_paper = papers_numbers(claim.table, claim.paper_column or column)
+            if row not in of_paper:
                 return None
-            total += sign * numbers_of_column[row]
+            total += sign * of_paper[row]
     return total
 
 

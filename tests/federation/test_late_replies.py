@@ -9,14 +9,14 @@ import torch
 
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.runs.folder import HEADS
-from protofl_common.tools.cli.runs import KnownRun
+from protofl_common.runs.folder import HEADS, WAITING, RunFolder
+from protofl_common.tools.known_runs import KnownRun
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.network.exchange import MessageExchange
 from server_app.network.late import LateReplies, LateReply
 from server_app.run.replies import Upload
-from tests.support.accidents import a_round_late
+from tests.support.accidents import a_round_late, on_round
 from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, Tamper, refusal, run_config, run_federation
@@ -100,6 +100,30 @@ def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
     assert max(row["seconds"]["total"] for row in outcome.rows) < 60
     seen = [json.loads(line) for line in (outcome.folder.parent / HEADS).read_text().splitlines()]
     assert {"south"} in [row["heads"].keys() for row in seen], "also of its log the server is told"
+
+
+def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Patch) -> None:
+    """By events, and to `protofl status` by a file that is gone when the round closes."""
+    monkeypatch.setattr("server_app.network.exchange.LOOK_AROUND_SECONDS", 0.0)
+    monkeypatch.setattr("server_app.network.waiting.FIRST_WORD_SECONDS", 0.0)
+    told: list[Any] = []
+
+    def note(event: Any) -> None:
+        told.append((event, RunFolder(three.folder / "runs" / "first").awaited()))
+
+    monkeypatch.setattr("server_app.network.waiting.emit", note)
+    silent = on_round(2, 3, lambda message, reply: None)
+
+    outcome = three.run(silent, rounds=2, run_name="first", round_timeout=3.0, algo="fedavg")
+
+    assert outcome.rows[1]["missing"] == ["south"]
+    waiting, awaited = told[-1]
+    assert (waiting.round, *waiting.sites) == (2, "south")
+    assert waiting.sites["south"] > 0, "it has answered in round 1"
+    assert 0 < waiting.seconds + waiting.seconds_left <= 3.001
+    assert awaited["sites"] == waiting.sites
+    assert awaited["until"] - awaited["since"] == pytest.approx(3.0)
+    assert not (outcome.folder / WAITING).exists()
 
 
 def test_a_round_with_too_few_replies_waits_for_late_ones(three: Three) -> None:

@@ -36,6 +36,28 @@ class NoStatistics(Tiny):
 class Double(Tiny):
     def forward(self, x):
         return super().forward(x).double()
+class Tied(Tiny):
+    def __init__(self, input_shape, feature_dim):
+        super().__init__(input_shape, feature_dim)
+        self.twin = nn.Linear(feature_dim, feature_dim)
+        self.twin.weight = self.again.weight
+class Lazy(Tiny):
+    def __init__(self, input_shape, feature_dim):
+        super().__init__(input_shape, feature_dim)
+        self.layer = nn.LazyLinear(feature_dim)
+class Masked(Tiny):
+    kind = torch.bool
+    def __init__(self, input_shape, feature_dim):
+        super().__init__(input_shape, feature_dim)
+        self.register_buffer("mask", torch.ones(3, dtype=self.kind))
+class Half(Masked):
+    kind = torch.float16
+class Complex(Masked):
+    kind = torch.complex64
+class Sparse(Tiny):
+    def __init__(self, input_shape, feature_dim):
+        super().__init__(input_shape, feature_dim)
+        self.register_buffer("mask", torch.eye(3).to_sparse())
 class Wrong(Tiny):
     def forward(self, x):
         return x
@@ -303,6 +325,35 @@ def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> Non
     assert clients["site-0"]["arch"] == own
     assert clients["site-1"]["arch"] == models[-1]
     assert [row["accuracy"] for row in again.rows] == [row["accuracy"] for row in run.rows]
+
+
+@pytest.mark.parametrize("net", ["Tied", "Lazy"])
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto", "scaffold"])
+def test_tied_weights_and_layers_built_late_are_trained_and_exported(
+    tmp_path: Path, nets: str, algo: str, net: str
+) -> None:
+    run = run_federation(run_config(tmp_path, algo=algo, models=f"{nets}:{net}", **WINE), 2)
+    model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
+    if net == "Tied":
+        assert model.body.twin.weight is model.body.again.weight  # type: ignore[union-attr]
+    assert [row["valid"] for row in run.rows] == [2] * len(run.rows)
+
+
+@pytest.mark.parametrize(("net", "kind"), [
+    ("Masked", "bool"), ("Half", "float16"), ("Complex", "complex64"),
+])  # fmt: skip
+def test_a_type_that_does_not_travel_is_named_before_the_first_round(
+    tmp_path: Path, nets: str, net: str, kind: str
+) -> None:
+    """Where weights travel; a method that sends none may have such buffers."""
+    settings = {"models": f"{nets}:{net}", **WINE}
+    with pytest.raises(FederationError, match=rf"body\.mask is {kind}, and weights travel as"):
+        run_federation(run_config(tmp_path, algo="fedavg", **settings), 2)
+    run = run_federation(run_config(tmp_path / "fedproto", algo="fedproto", **settings), 2)
+    assert list(run.folder.glob("clients/*/model.safetensors"))
+    settings["models"] = f"{nets}:Sparse"
+    with pytest.raises(FederationError, match="its model cannot be written"):
+        run_federation(run_config(tmp_path / "sparse", algo="fedproto", **settings), 2)
 
 
 def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(

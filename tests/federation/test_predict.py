@@ -19,8 +19,9 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data import open_client_data
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
-from protofl_common.maths.prototypes import class_scores, fit_temperature, unknown_above
+from protofl_common.maths.prototypes import class_scores, unknown_above
 from protofl_common.runs.folder import CARD, WEIGHTS
+from protofl_common.tasks import task_of
 from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.run.checkpoint import locked_run
@@ -350,10 +351,10 @@ def test_the_temperature_makes_probabilities_true() -> None:
     scores = -20 * torch.rand(20_000, 5, generator=generator)
     probabilities = (scores / 7).softmax(1)
     labels = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
-    assert fit_temperature(scores, labels) == pytest.approx(7, rel=0.08)
+    assert task_of("abcde").temperature(scores, labels) == pytest.approx(7, rel=0.08)
 
     no_scores = torch.full((3, 2), -math.inf)
-    assert fit_temperature(no_scores, torch.tensor([0, 1, 1])) == 1.0
+    assert task_of("ab").temperature(no_scores, torch.tensor([0, 1, 1])) == 1.0
 
 
 def card_of(shape: tuple[int, ...]) -> Any:
@@ -495,7 +496,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
     files = [tmp_path / "some.npz", tmp_path / "none.npz"]
     (found,) = predict.read_batches(files, card_of((1, 8, 8)))
     assert (found.inputs == pixels).all()
-    assert found.problems == {str(files[1]): "has no array 'inputs', only 'x_train'"}
+    assert found.problems == {str(files[1]): f"{files[1]}: has no array 'inputs', only 'x_train'"}
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedpcl"])

@@ -54,7 +54,7 @@ ELSEWHERE = {
     "test_secagg: what the server sees, and when a round has no sum": "secagg secagg-threshold",
     "test_shared_noise: what each site of a sum draws": "dp-honest-sites",
     "tests/unit/protofl_common/data: they need files": (
-        "data-dir download cache-dir classes test-from text-length"
+        "data-dir download cache-dir classes test-from text-length max-unreadable"
     ),
     "tests/unit/protofl_common/data/test_tables.py: they need a table": (
         "columns drop one-hot impute standardise"

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 import server_app.protections.secure_sum as server_secagg
-from client_app.site import audit, consent
+from client_app.site import audit, consent, hooks
 from client_app.site.client import open_client
 from client_app.site.record import StateError
 from client_app.site.state import StateFolder
@@ -36,6 +36,7 @@ from protofl_common.experiment.study import Study, about_site, is_from_site, key
 from protofl_common.privacy.masks import PUBLIC, introducing
 from protofl_common.runs.folder import HEADS, RunFolder, heads_in
 from protofl_common.tools.cli import main
+from protofl_common.tools.site import approvals
 from protofl_common.wire.records import (
     NEXT_SUM,
     SECAGG,
@@ -260,6 +261,14 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
     assert hospitals.answer("south", config | {"lr": 0.02}) == ""
 
 
+def upgrade(monkeypatch: Patch, code: str, release: str = "0.0.0") -> None:
+    """Let a site be started again with other code."""
+    monkeypatch.setattr(consent, "CODE", code)
+    monkeypatch.setattr(consent, "RELEASE", release)
+    on_disk = SimpleNamespace(__wrapped__=lambda: code)
+    monkeypatch.setattr(consent, "code_version_at_site", on_disk)
+
+
 def test_new_settings_and_new_code_are_asked_for_anew(
     hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -276,22 +285,61 @@ def test_new_settings_and_new_code_are_asked_for_anew(
     assert stale in hospitals.answer("north", config)
     assert consent.read(hospitals.request(config)).decision == "approved"
     # … or is the same
-    monkeypatch.setattr(consent, "code_version", SimpleNamespace(__wrapped__=lambda _: "upgraded"))
+    upgrade(monkeypatch, "upgraded")
     assert f"protofl site approve {Study.of(config).id}" in hospitals.answer("north", config)
     hospitals.decide(config, "north")
     assert hospitals.answer("north", config) == ""
 
 
 def test_a_change_at_the_server_asks_nobody(tmp_path: Path, monkeypatch: Patch) -> None:
+    files = ("server_app/a", "protofl_common/report/a", "protofl_common/a", "client_app/a")
     versions = []
-    for changed in ("nothing", "server_app", "protofl_common", "client_app"):
-        for package in ("client_app", "protofl_common", "server_app"):
-            (tmp_path / package).mkdir(exist_ok=True)
-            (tmp_path / package / "a.py").write_text(f"{package} {package == changed}")
+    for changed in ("nothing", *files):
+        for file in files:
+            path = tmp_path / f"{file}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{file} {file == changed}")
         monkeypatch.setattr(code_version, "ROOT", tmp_path)
-        versions.append(code_version.code_version.__wrapped__(code_version.AT_A_SITE))
-    assert versions[0] == versions[1]
+        versions.append(code_version.code_version_at_site.__wrapped__())
+    assert versions[0] == versions[1] == versions[2]
     assert len(set(versions)) == 3
+
+
+@pytest.mark.parametrize("words", [(), ("--code", "patch")], ids=["exact", "patch"])
+def test_an_approval_may_cover_later_patch_releases(
+    words: tuple[str, ...], hospitals: Hospitals, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(consent, "RELEASE", "0.1.3")
+    monkeypatch.setattr(approvals, "RELEASE", "0.1.3")
+    config = hospitals.config()
+    hospitals.ask_and_decide(config, "north", words=("approve", *words))
+    approved = consent.read(hospitals.request(config))
+
+    def waits(code: str, release: str) -> bool:
+        upgrade(monkeypatch, code, release)
+        return WAITING in hospitals.answer("north", config)
+
+    if not words:
+        assert waits("hotfix", "0.1.4")
+        return
+    assert not waits("hotfix", "0.1.4")
+    assert not waits("hotfix", "0.1.4")
+    log = (hospitals.consent("north") / "audit.jsonl").read_text()
+    assert log.count('"decision": "covered"') == 1
+    covered = consent.read(hospitals.request(config))
+    for code, release in [
+        ("edited", "0.1.4"),
+        ("another", "0.1.3"),
+        ("another", "0.1.2"),
+        ("another", "0.2.4"),
+        ("another", "0.1.5rc1"),
+        ("another", ""),
+    ]:
+        assert waits(code, release), (code, release)
+        consent.write(hospitals.request(config), covered)
+    assert not waits("another", "0.1.5")
+    consent.write(hospitals.request(config), replace(approved, later=""))
+    assert waits("hotfix", "0.1.4")
 
 
 def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
@@ -312,17 +360,37 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
 
     hospitals.decide(config, "north")
     assert hospitals.answer("north", config) == ""
-    monkeypatch.setattr(consent, "CODE", "upgraded")
-    monkeypatch.setattr(consent, "code_version", SimpleNamespace(__wrapped__=lambda _: "upgraded"))
+    upgrade(monkeypatch, "upgraded")
     assert WAITING in hospitals.answer("north", config)
     assert told.read_text() == 2 * line
+
+
+def test_an_operator_hears_of_a_refusal_once_a_day(
+    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    told = tmp_path / "told"
+    program = tmp_path / "tell"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    program.chmod(0o700)
+    hospitals.nodes[2]["on-trouble"] = str(program)
+
+    assert WAITING in hospitals.answer("north", hospitals.config(lr=0.1))
+    assert not told.exists()
+    for lr in (0.1, 0.2):
+        hospitals.ask_and_decide(hospitals.config(lr=lr), "north", words=("deny",))
+        assert "denied at north" in hospitals.answer("north", hospitals.config(lr=lr))
+        assert told.read_text() == "refused\n"
+
+    (hospitals.consent("north") / hooks.FILE).write_text('{"refused": "2026-11-22"}')
+    assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
+    assert told.read_text() == 2 * "refused\n"
 
 
 @pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"])
 def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
     script: str | None, hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(consent, "HOOK_SECONDS", 0.3)
+    monkeypatch.setattr(hooks, "HOOK_SECONDS", 0.3)
     program = tmp_path / "tell"
     if script:
         program.write_text(script)
@@ -489,7 +557,8 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
     assert entry.items() >= {**limits, "decision": "approved", "purpose": purpose}.items()
     assert entry["signed"] == config["study-by"]
     assert entry["demands"] == {"min-class-samples": 2}
-    demands = f", code {entry['code']}, demands {{'min-class-samples': 2}}"
+    code = f", code {entry['code']}, release {entry['release']}"
+    demands = f"{code}, demands {{'min-class-samples': 2}}"
     proof = f"{demands}; signed by {config['study-by']}: which valves"
     assert proof in hospitals.shown("audit")
 

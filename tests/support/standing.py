@@ -43,10 +43,10 @@ class Standing:
         self.start("superlink", command)
         self.wait(lambda: processes.listens(self.port), timeout=60)
 
-    def start_worker(self) -> None:
+    def start_worker(self, program: str = "flower-superexec") -> None:
         """What runs the server's half of each run."""
         address = f"127.0.0.1:{self.port}"
-        command = ["flower-superexec", "--insecure", "--runtime-api-address", address]
+        command = [*program.split(), "--insecure", "--runtime-api-address", address]
         self.start("worker", command)
 
     def start_site(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from client_app.algorithms.base import ClientAlgorithm, client_half
+from protofl_common.basics.code_version import NOT_AT_A_SITE
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG, half
 from server_app.strategies.base import ServerStrategy, server_half
@@ -138,6 +139,36 @@ def test_only_two_files_import_what_flower_does_not_export() -> None:
     assert importing == {"protofl_common/flower.py", "protofl_common/tools/flower.py"}
 
 
+DECIDES_BY_LABELS = re.compile(r"\b(argmax|bincount|cross_entropy)\(")
+NOT_BY_LABELS = {
+    "client_app/learning/sample_use.py": "counts classes that the task has named",
+    "server_app/callbacks/metrics.py": "counts prototypes",
+    "protofl_common/wire/payloads.py": "counts prototypes",
+    "protofl_common/maths/prototypes.py": "means of each class, or of each cluster",
+    "protofl_common/maths/losses.py": "FedTGP's contrast of prototypes with prototypes (Eq. 10)",
+    "protofl_common/maths/gaussian.py": "the largest class",
+    "protofl_common/privacy/release.py": "noisy counts of classes, and the largest of them",
+    "protofl_common/data/quality.py": "shows the owner how often each label occurs",
+    "protofl_common/data/raw.py": "counts pixels",
+    "protofl_common/data/partitions.py": "the client that has most to spare",
+    "protofl_common/data/division.py": "counts the task's strata",
+    "protofl_common/data/door.py": "checks a column before it is anybody's labels",
+    "protofl_common/data/table.py": "the first row that is wrong",
+}
+"""File with such a word -> what it does there."""
+
+
+def test_tasks_alone_decide_what_a_label_means() -> None:
+    """Others ask the `Task`: for a loss, for what is predicted, for the classes of samples."""
+    found = set()
+    for path in files_of(*PACKAGES):
+        if COMMON / "tasks" in path.parents:
+            continue
+        if DECIDES_BY_LABELS.search(path.read_text(encoding="utf-8")):
+            found.add(str(path.relative_to(ROOT)))
+    assert found == NOT_BY_LABELS.keys()
+
+
 def room_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
@@ -177,6 +208,22 @@ def test_no_folder_imports_one_that_imports_it() -> None:
     client, server = ROOT / "client_app", ROOT / "server_app"
     assert not [folder for folder in graph[str(client / "learning")] if str(client) in folder]
     assert not [folder for folder in graph[str(server / "run")] if str(server) in folder]
+
+
+def test_what_no_site_runs_is_imported_by_no_client() -> None:
+    """A change of it asks no operator."""
+    files = {module_of(path): path for path in files_of(*PACKAGES)}
+    reached: set[str] = set()
+    to_read = {name for name, path in files.items() if path.is_relative_to(ROOT / "client_app")}
+    to_read |= {name for name in files if name.startswith("protofl_common.algorithms")}
+    while to_read:
+        name = to_read.pop()
+        reached.add(name)
+        to_read |= (modules_in(files[name]) & files.keys()) - reached
+
+    for place in NOT_AT_A_SITE:
+        assert (COMMON / place).exists()
+        assert not [name for name in reached if files[name].is_relative_to(COMMON / place)]
 
 
 DATA_LIBRARIES = ("datasets", "flwr_datasets", "sklearn", "matplotlib", "PIL")

@@ -10,11 +10,13 @@ import argparse
 import os
 import signal
 import sys
+import traceback
 from importlib import import_module
 from importlib.metadata import version
 from io import TextIOWrapper
 from typing import NoReturn
 
+from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
@@ -37,6 +39,7 @@ COMMANDS = {  # name of each file beside this one -> what it does
     "status": (
         "a federation of separate machines: who is online, who submitted what, what went wrong"
     ),
+    "retain": "what the server keeps of runs that ended long ago, removed",
     "study": "a file of settings that you sign: who asks which sites for what, and until when",
     "site": "a machine with data of its own: its SuperNode, with code that its operator chose",
     "worker": (
@@ -93,6 +96,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nprotofl: stopped", file=sys.stderr)
         return STOPPED
+    except Exception as error:
+        traceback.print_exc()
+        print(f"protofl: {fault_of(error)}", file=sys.stderr)
+        return 1
 
 
 def program() -> NoReturn:

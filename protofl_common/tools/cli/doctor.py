@@ -5,31 +5,31 @@
   protofl doctor --recipe mine.toml                                        # is every setting right?
 
 It looks at versions, PyTorch, memory, folders, data and processes that are left. Data of your own
-are read, and stay in the cache for the run. It starts nothing, and writes nothing else but an empty
-file, for a moment, into folders that runs write to. protofl site check is for machines with data of
-their own.
+are read, and stay in the cache for the run; their clients, and those of your own networks, try
+their model on two samples. What cannot be told counts as wrong. It starts nothing, and writes
+nothing else but an empty file, for a moment, into folders that runs write to. protofl site check is
+for machines with data of their own.
 """
 
 import argparse
 import math
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from subprocess import CalledProcessError
 
 import numpy as np
 from packaging.requirements import Requirement
 
+from protofl_common.basics.faults import fault_of
 from protofl_common.basics.files import cache_folder
 from protofl_common.basics.text import first_of, printable
+from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.config.datasets import PARTITIONS, is_own
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.data.division import client_and_number, shares_of
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
@@ -99,13 +99,11 @@ def _safely(
         for level, text, cure in check(asked):
             findings.append(Finding(level, topic, text, cure if level else ""))
         return findings
-    except (OSError, CalledProcessError) as error:
-        return [Finding(FACT, topic, f"cannot be told here ({error!r})")]
+    except OSError as error:
+        untold = f"cannot be told here ({printable(repr(error))})"
+        return [Finding(WRONG, topic, untold, "ask as the user, on the machine, of the run")]
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        fault = f"a fault of ProtoFL: {printable(repr(error))}"
-        where = f"{frame.filename}, line {frame.lineno}"
-        return [Finding(WRONG, topic, f"{fault} in {where}", "report it")]
+        return [Finding(WRONG, topic, fault_of(error))]
 
 
 def _versions(asked: argparse.Namespace) -> Found:
@@ -224,15 +222,32 @@ def _settings(asked: argparse.Namespace) -> Found:
         data = None
         if is_own(settings.data.dataset):
             data = open_data(settings.data)
-        yield FACT, f"right; the data set {settings.data.dataset} is here", ""
+        clients = asked.clients
         if data:
-            yield from _own_data(data, settings, asked)
+            if settings.data.partition == "natural" and asked.counts:
+                clients = len(data.domain_names)
+            yield from _own_data(data, settings, clients)
+        networks = dict.fromkeys(members_of(settings.model.models))
+        if data or not networks.keys() <= ARCHITECTURES.keys():
+            yield from _models(settings, clients, len(networks))
+        yield FACT, f"right; the data set {settings.data.dataset} is here", ""
     except (SettingsError, DataError) as error:
         text = str(error).replace("\n", f"\n{'':22}")
         yield WRONG, text, "correct that setting; protofl list shows choices"
 
 
-def _own_data(data: StoredData, settings: Settings, asked: argparse.Namespace) -> Found:
+def _models(settings: Settings, clients: int, networks: int) -> Found:
+    """Let a client of each network introduce itself: it tries its model, and the model's file."""
+    from protofl_common.simulation.grid import introduced
+
+    for number in range(min(clients, networks)):
+        node: dict[str, Scalar] = {"partition-id": number, "num-partitions": clients}
+        card = introduced(settings.given, node)
+        tried = f"{card.parameters} parameters, tried on two samples, on {card.device}"
+        yield FACT, f"{card.name}: {card.arch}, {tried}", ""
+
+
+def _own_data(data: StoredData, settings: Settings, clients: int) -> Found:
     """Say what is in the data, how many samples clients use, and if they train on test clients."""
     names = data.domain_names
     samples = f"{len(data.labels)} samples, {described(data.inputs)}"
@@ -245,9 +260,6 @@ def _own_data(data: StoredData, settings: Settings, asked: argparse.Namespace) -
         yield FACT, note, ""
     yield FACT, f"{samples}, of {classes}{domains}", ""
 
-    clients = asked.clients
-    if settings.data.partition == "natural" and asked.counts:
-        clients = len(names)
     _, clients = client_and_number(settings.data, 0, clients)
     shares = list(shares_of(data, settings.data, settings.run.seed, clients))
     train = np.unique(np.concatenate([share.train for share in shares]))
@@ -262,29 +274,43 @@ def _own_data(data: StoredData, settings: Settings, asked: argparse.Namespace) -
 
 
 def _processes(asked: argparse.Namespace) -> Found:
-    """List processes whose parent has ended.
+    """List processes of this FLWR_HOME whose parent has ended.
 
     A SuperLink that simulates nothing may be a service.
     """
-    command = ["ps", "-eo", "pid=,ppid=,args="]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True)
-    processes = listed.stdout.splitlines()
-    for process in processes:
-        pid, parent, command_line = process.split(None, 2)
-        if parent != "1":
+    number = 0
+    for folder in PROC.glob("[0-9]*"):
+        number += 1
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            words = (folder / "cmdline").read_text().split("\0")
+            variables = (folder / "environ").read_text(errors="replace").split("\0")
+        except OSError:  # another user's, or gone
+            continue
+        environment = dict(variable.partition("=")[::2] for variable in variables)
+        if parent != "1" or _flwr_home(environment) != _flwr_home(os.environ):
             continue
         for name in ("flower-superlink", "raylet", "gcs_server"):
-            is_service = name == "flower-superlink" and "--simulation" not in command_line
-            is_named = any(word.endswith(name) for word in command_line.split()[:2])
+            is_service = name == "flower-superlink" and "--simulation" not in words
+            is_named = any(word.endswith(name) for word in words[:2])
             if is_named and not is_service:
-                yield WARNING, f"{name} ({pid}) is left of an earlier run", f"kill {pid}"
+                yield (
+                    WARNING,
+                    f"{name} ({folder.name}) is left of an earlier run",
+                    (f"kill {folder.name}"),
+                )
 
     if RAY_NOTE.exists():
         text = (
             f"{RAY_NOTE}: plain `flwr run` waits for the Ray that it names, even when that is gone"
         )
         yield WARNING, text, f"protofl run does not; else ray stop, or rm {RAY_NOTE}"
-    yield FACT, f"{len(processes)} looked at", ""
+    yield FACT, f"{number} looked at, for those of {_flwr_home(os.environ)}", ""
+
+
+def _flwr_home(environment: Mapping[str, str]) -> str:
+    home = environment.get("HOME", "")
+    return os.path.realpath(environment.get("FLWR_HOME") or f"{home}/.flwr")
 
 
 CHECKS = (_versions, _flower, _torch, _memory, _folders, _settings, _processes)

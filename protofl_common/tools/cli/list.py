@@ -16,7 +16,7 @@ from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED, OTHERS
 from protofl_common.config.datasets import DATASETS, PARTITIONS, DataSet, Partition
 from protofl_common.experiment.catalog import CATALOG, installed
-from protofl_common.runs.evaluation_metrics import METRICS, RECALL, recalls
+from protofl_common.tasks.metrics import METRICS, RECALL, recalls
 from protofl_common.tools.arguments import add_json, print_json
 from protofl_common.wire.schema import Declared
 

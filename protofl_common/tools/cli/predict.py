@@ -41,12 +41,11 @@ from protofl_common.basics.files import replacing
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
 from protofl_common.data.division import client_and_number, shares_of
-from protofl_common.data.door import inputs_for
 from protofl_common.data.images import counts_of, image_files, read_image
-from protofl_common.data.own import tokens
-from protofl_common.data.raw import DataError, Inputs, any_place
+from protofl_common.data.objects import inputs_for
+from protofl_common.data.raw import DataError, Inputs
 from protofl_common.data.store import StoredData, open_data
-from protofl_common.data.table import TableFile, name_and_categories, read_columns
+from protofl_common.data.table import TableFile
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import CARD, RunFolder
 from protofl_common.tools.arguments import add_allow_python, print_json, read_recipe, run_named
@@ -199,14 +198,7 @@ def _read(file: Path, card: "ModelCard") -> Samples:
     try:
         if card.input_type == "uint8" and file.suffix.lower() not in ARRAYS:
             return Samples([name], _image(file, card)[None], {})
-        place = any_place  # words for a row of the file, in errors
-        if file.suffix.lower() in ARRAYS:
-            values = _values(file)
-        else:
-            table = TableFile(file)
-            values = _of_table(table, card)
-            place = table.place
-        rows = inputs_for(card, values, str(file), place)
+        rows = inputs_for(card, _content(file), str(file))
         return Samples([f"{name}:{row}" for row in range(len(rows))], rows, {})
     except Exception as error:  # what decoders raise of a broken file may be anything
         reason = str(error) if isinstance(error, DataError) else repr(error)
@@ -222,31 +214,15 @@ def _image(file: Path, card: "ModelCard") -> Inputs:
     return image
 
 
-def _values(file: Path) -> Any:
-    """The array of ``.npy``, or ``inputs`` of ``.npz``."""
+def _content(file: Path) -> Any:
+    """The array of ``.npy``, those of ``.npz``, or a table."""
+    if file.suffix.lower() not in ARRAYS:
+        return TableFile(file)
     values = np.load(file, allow_pickle=False)
     if file.suffix.lower() == ".npy":
         return values
     with values:
-        if "inputs" not in values:
-            names = ", ".join(map(repr, values))
-            raise DataError(f"has no array 'inputs', only {names}")
-        return values["inputs"]
-
-
-def _of_table(table: TableFile, card: "ModelCard") -> Inputs:
-    """The inputs in CSV or Parquet with the columns of the training."""
-    is_text = card.input_type == "int64"
-    wanted = list(card.columns)
-    if not is_text:
-        wanted = [name_and_categories(column)[0] for column in card.columns]
-    for name in wanted:
-        if name not in table.columns:
-            raise DataError(f"has no column {name!r}; the model takes {', '.join(wanted)}")
-    columns = card.columns or table.others
-    if is_text:
-        return tokens(table.texts(columns), card.input_shape[0])
-    return read_columns(table.columns, columns, str(table.file), table.place, gaps=bool(card.fill))
+        return dict(values)
 
 
 def _rows_of_samples(samples: Samples, predictor: "Predictor", by: str) -> list[Row]:
@@ -323,6 +299,7 @@ def _rows_of_client(
     data = open_data(settings.data)
     rows_N = _test_rows(trained, data, settings, clients)
     predictor = Predictor(trained, device=arguments.device, allow=arguments.allow_backbones)
+    task = card.task
     labels_N = data.labels[rows_N]
     scores = predictor.scores(data.inputs[rows_N])
 
@@ -331,8 +308,9 @@ def _rows_of_client(
         row = {"client": card.site, "domain": card.domain, "sample": sample, "label": label}
         rows.append({**row, "name": card.classes[label]})
     for way, scores_NC in scores.items():
-        predicted_N = scores_NC.argmax(1)
-        accuracy = float((predicted_N.numpy() == labels_N).mean()) if rows else 0.0
+        predicted_N = task.predicted(scores_NC)
+        right = int(task.correct(predicted_N, task.tensor(labels_N)))
+        accuracy = right / max(1, len(rows))
         if abs(accuracy - card.accuracy[way]) > ACCURACY_TOLERANCE:
             in_run = 100 * card.accuracy[way]
             shares = f"{100 * accuracy:.1f} % right by {way}, {in_run:.1f} % in the run"

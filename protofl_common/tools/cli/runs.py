@@ -4,103 +4,25 @@ protofl runs                # those in runs/
 """
 
 import argparse
-import json
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from safetensors import safe_open
 
 from protofl_common.basics.text import human_bytes, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.figures import best_text
-from protofl_common.runs.folder import (
-    MALFORMED,
-    METRICS,
-    SETTINGS,
-    RunFolder,
-    checkpoints,
-    unused_replies,
-)
+from protofl_common.runs.folder import MALFORMED
 from protofl_common.tools.arguments import RUNS, add_json, print_json
+from protofl_common.tools.known_runs import SECONDS_PER_DAY, KnownRun, runs_in
 
 NOTE = (
     "Mean test accuracy over the clients, %; @ after which round.\n"
     "* chosen on test data, and so too good."
 )
-SECONDS_PER_DAY = 86400
-
-
-@dataclass
-class KnownSite:
-    node: int
-    last: int = 0  # the round of its last valid reply; 0: none
-    trouble: dict[str, int] = field(default_factory=dict)  # kind of trouble -> how often
-    reason: str = ""  # of the latest
-
-
-class KnownRun(RunFolder):
-    """A run's folder, and what stands in its checkpoints."""
-
-    @property
-    def age(self) -> float:
-        return time.time() - (self.path / METRICS).stat().st_mtime
-
-    @property
-    def goes_on(self) -> bool:
-        """True if a process holds the lock of the run."""
-        if not self.lock.exists():
-            return False
-        try:
-            with FileLock(self.lock, timeout=0):
-                return False
-        except Timeout:
-            return True
-
-    @property
-    def rounds(self) -> tuple[int, int]:
-        """Rounds with a checkpoint, and how many there shall be."""
-        whole = checkpoints(self.path)
-        latest = int(whole[0].stem) if whole else 0
-        return latest, int(self.settings().get("rounds", 0))
-
-    def known_sites(self) -> dict[str, KnownSite]:
-        sites: dict[str, KnownSite] = {}
-        whole = checkpoints(self.path)
-        if whole:
-            with safe_open(whole[0], framework="numpy") as file:
-                owners = json.loads(file.metadata()["facts"])["owners"]
-            sites = {site: KnownSite(node) for site, node in owners.items()}
-
-        for row in self.rows():
-            for name in row["clients"]:
-                site = sites.setdefault(name, KnownSite(0))
-                site.last = row["round"]
-            for kind, name, reason in unused_replies(row):
-                site = sites.setdefault(name, KnownSite(0))
-                site.trouble[kind] = site.trouble.get(kind, 0) + 1
-                site.reason = f"round {row['round']}: {reason}"
-            for name, answered in row.get("counted-late", {}).items():
-                site = sites.setdefault(name, KnownSite(0))
-                site.last = answered
-                site.trouble["counted late"] = site.trouble.get("counted late", 0) + 1
-                site.reason = f"round {row['round']}: its reply to round {answered} counted"
-        return sites
-
-
-def runs_in(folder: Path) -> list[KnownRun]:
-    """The runs in a folder of results, the latest first."""
-    runs = []
-    for metrics in folder.glob(f"*/{METRICS}"):
-        if (metrics.parent / SETTINGS).exists():
-            runs.append(KnownRun(metrics.parent))
-    return sorted(runs, key=lambda run: run.age)
 
 
 def describe(parser: argparse.ArgumentParser) -> None:

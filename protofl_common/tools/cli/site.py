@@ -14,10 +14,10 @@ from datetime import date
 from pathlib import Path
 
 from client_app.site.audit import AuditError
-from client_app.site.consent import APPROVED, DENIED, FOLDER, KEY_FILE, site_key
+from client_app.site.consent import APPROVED, DENIED, FOLDER, KEY_FILE, PATCH, site_key
 from client_app.site.record import LedgerError, StateError
 from protofl_common.config.options import Config, Scalar, SettingsError
-from protofl_common.experiment.node import site_folder, site_name
+from protofl_common.experiment.node import ON_TROUBLE, site_folder, site_name
 from protofl_common.experiment.study import key_as_text
 from protofl_common.tools.arguments import (
     add_allow_python,
@@ -28,6 +28,8 @@ from protofl_common.tools.arguments import (
 )
 from protofl_common.tools.executor import START_METHOD
 from protofl_common.tools.findings import WRONG, nearest_existing, show
+from protofl_common.tools.retention import add_days, days_ago
+from protofl_common.tools.retention import show as show_removed
 from protofl_common.tools.site import approvals, stored
 from protofl_common.tools.site.node import (
     add_node_config,
@@ -70,6 +72,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "read as it would have them"
     )
     checking.add_argument("settings", nargs="*", metavar="KEY=VALUE|FILE.toml", help=settings)
+    quality = "also look for odd samples: images unlike the rest, or of one colour, and label rates"
+    checking.add_argument("--quality", action="store_true", help=quality)
     add_supernode_options(checking)
     add_json(checking)
 
@@ -78,6 +82,8 @@ def describe(parser: argparse.ArgumentParser) -> None:
     purging = add(purge, "remove what it keeps of runs, or caches/")
     name = "a name that `status` shows"
     purging.add_argument("runs", nargs="*", metavar="RUN", help=name)
+
+    add_days(add(retain, "remove models of finished runs, and caches, that are old"))
 
     add(key, "NAME:KEY, by which a study names this site")
     add_json(add(requests, "which runs ask for this site's data, and what for"))
@@ -88,6 +94,11 @@ def describe(parser: argparse.ArgumentParser) -> None:
     approving.add_argument("--until", type=day, metavar="DAY", help="the last day, as 2027-06-30")
     approving.add_argument("--runs", type=int, metavar="N", help="that many runs (the study's)")
 
+    covers = (
+        "which code the approval covers; exact: today's; patch: later patch releases, too, such as "
+        "0.1.4 after 0.1.3"
+    )
+    approving.add_argument("--code", choices=("exact", PATCH), default="exact", help=covers)
     sign = "your private SSH key, of type ed25519, where the node config names operators"
     approving.add_argument("--key", type=Path, metavar="FILE", help=sign)
 
@@ -140,6 +151,7 @@ def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from protofl_common.tools.site.check import folders, network
     from protofl_common.tools.site.supernode import start
+    from protofl_common.tools.site.watch import Watch
 
     host = arguments.host
     port = arguments.port
@@ -153,6 +165,8 @@ def run(arguments: argparse.Namespace) -> None:
         if finding.level == WRONG:  # of which Flower says little or nothing
             line = f"protofl: {finding.level} {finding.topic}: {finding.text}"
             print(line, file=sys.stderr, flush=True)
+    if ON_TROUBLE in arguments.node:
+        Watch(arguments).start()
     start(supernode_words(arguments), f"{host}:{port}", arguments.start_method)
 
 
@@ -191,6 +205,12 @@ def purge(arguments: argparse.Namespace) -> None:
     print(*stored.purge(arguments.node, arguments.runs), sep="\n")
 
 
+def retain(arguments: argparse.Namespace) -> None:
+    before = days_ago(arguments.days)
+    lines = stored.retain_at_site(arguments.node, before, arguments.dry_run)
+    show_removed(list(lines), arguments)
+
+
 def key(arguments: argparse.Namespace) -> None:
     folder = site_folder(arguments.node).absolute()
     path = folder / KEY_FILE
@@ -227,8 +247,9 @@ def approve(arguments: argparse.Namespace) -> None:
     if runs is not None and runs < 1:
         raise SettingsError(f"--runs {runs}: must be at least 1; any number of runs without it")
     until = str(arguments.until or "")
+    later = PATCH if arguments.code == PATCH else ""
     decided = approvals.decide(
-        arguments.node, arguments.request, APPROVED, arguments.key, until, runs or 0
+        arguments.node, arguments.request, APPROVED, arguments.key, until, runs or 0, later
     )
     print(decided)
 

@@ -8,6 +8,7 @@ or the certificate has few days left.
 """
 
 import argparse
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any
 from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
+from protofl_common.runs.events import Waiting
 from protofl_common.tools.arguments import add_json, print_json
-from protofl_common.tools.cli.runs import KnownRun, KnownSite, runs_in
 from protofl_common.tools.federation import FEW_DAYS, Federation, ask
 from protofl_common.tools.flower import Run
+from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in, stopped_runs
 
 SOMEBODY_IS_NEEDED = 3  # exit status
 
@@ -64,7 +66,7 @@ def needs(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     for submission in federation.submissions[:1]:
         if submission.status.sub_status == "failed":
             yield f"run {submission.run_id} failed"
-    for run in _stopped(runs):
+    for run in stopped_runs(runs):
         yield f"{run.path} stopped"
     days = federation.shown.days
     if days is not None and days < FEW_DAYS:
@@ -75,12 +77,22 @@ def prometheus(status: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each figure."""
     for site in status["sites"]:
         is_online = int(site["state"] == "online")
-        name = str(site["name"]).replace("\\", "\\\\").replace('"', '\\"')
-        yield f'protofl_site_online{{site="{name}",node="{site["node"]}"}} {is_online}'
+        labels = f'site="{_escaped(site["name"])}",node="{site["node"]}"'
+        yield f"protofl_site_online{{{labels}}} {is_online}"
+    for waiting in status["waiting"]:
+        run = f'run="{_escaped(waiting["run"])}"'
+        for site in waiting["sites"]:
+            labels = f'{run},site="{_escaped(site)}"'
+            yield f"protofl_awaited_seconds{{{labels}}} {waiting['seconds']:.0f}"
+        yield f"protofl_round_closes_seconds{{{run}}} {waiting['seconds-left']:.0f}"
     yield f"protofl_stopped_runs {len(status['stopped'])}"
     if status["certificate-days"] is not None:
         yield f"protofl_certificate_days {status['certificate-days']}"
     yield f"protofl_needs {len(status['needs'])}"
+
+
+def _escaped(label: object) -> str:
+    return str(label).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _as_dict(federation: Federation, runs: list[KnownRun], needed: list[str]) -> dict[str, Any]:
@@ -89,14 +101,20 @@ def _as_dict(federation: Federation, runs: list[KnownRun], needed: list[str]) ->
     for name, node, state in _sites(federation, runs):
         in_runs = {run: asdict(of_run[name]) for run, of_run in known.items() if name in of_run}
         sites.append({"name": name, "node": str(node), "state": state, "runs": in_runs})
+    waiting = []
+    for run, awaited in _awaited(runs):
+        fields = awaited.for_programs()
+        del fields["event"]
+        waiting.append({"run": run.path.name, **fields})
     submissions = []
-    for run in federation.submissions:
-        submissions.append({"run": str(run.run_id), "state": _state(run)})
+    for submission in federation.submissions:
+        submissions.append({"run": str(submission.run_id), "state": _state(submission)})
     return {
         "needs": needed,
         "sites": sites,
         "submissions": submissions,
-        "stopped": [str(run.path) for run in _stopped(runs)],
+        "waiting": waiting,
+        "stopped": [str(run.path) for run in stopped_runs(runs)],
         "certificate-days": federation.shown.days,
     }
 
@@ -117,7 +135,7 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
 
 
 def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
-    """Yield a line for each site, each submission, each stopped run, and the certificate."""
+    """Yield a line for each site, submission, run that waits or stopped, and the certificate."""
     known = _known(runs)
     for name, node, state in _sites(federation, runs):
         replies = []
@@ -133,7 +151,10 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     for submission in federation.submissions:
         yield _submission(submission)
 
-    for run in _stopped(runs):
+    for run, waiting in _awaited(runs):
+        yield f"{run.path}: {str(waiting).strip()}"
+
+    for run in stopped_runs(runs):
         done, wanted = run.rounds
         resume = f"flwr run . FEDERATION --stream --run-config {run.path}/resume.toml"
         yield f"{run.path}: stopped after round {done} of {wanted}; it goes on by {resume}"
@@ -144,6 +165,17 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
         if days < FEW_DAYS:
             line += "; renew it"
         yield line
+
+
+def _awaited(runs: list[KnownRun]) -> Iterator[tuple[KnownRun, Waiting]]:
+    """Yield the runs under way that wait for sites, and for whom."""
+    now = time.time()
+    for run in runs:
+        awaited = run.awaited()
+        if awaited and run.goes_on:
+            seconds = now - awaited["since"]
+            left = awaited["until"] - now
+            yield run, Waiting(awaited["round"], seconds, left, awaited["sites"])
 
 
 def _submission(run: Run) -> str:
@@ -168,10 +200,6 @@ def _trouble(site: KnownSite) -> str:
         return ""
     numbers = [f"{number} {kind}" for kind, number in site.trouble.items()]
     return f"  {', '.join(numbers)}; {site.reason}"
-
-
-def _stopped(runs: list[KnownRun]) -> list[KnownRun]:
-    return [run for run in runs if not run.summary() and not run.goes_on]
 
 
 def _known(runs: list[KnownRun]) -> dict[str, dict[str, KnownSite]]:

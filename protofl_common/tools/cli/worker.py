@@ -5,7 +5,8 @@
 
 It stands beside flower-superlink --isolation process, in the place of flower-superexec, whose
 options it takes. Of what a run brings it uses only the settings that the run changes; it chooses
-the folder of all results, readable by its user only, and takes no task but a ServerApp's.
+the folder of all results, readable by its user only, and takes no task but a ServerApp's. A run
+that a crash has ended goes on by itself.
 """
 
 import argparse
@@ -45,6 +46,7 @@ def act(arguments: argparse.Namespace) -> None:
         handing_tasks_to,
         require_for_worker,
     )
+    from protofl_common.tools.resuming import Resuming
 
     modules = arguments.allow_python
     if not re.fullmatch(r"([\w.]+(, *|$))*", modules):
@@ -58,6 +60,7 @@ def act(arguments: argparse.Namespace) -> None:
     script = [__file__, str(out_dir), modules, START_METHOD]
     executor = Executor(TaskType.SERVER_APP, script, START_METHOD)
     os.environ.update(environment_of_own_code())
+    Resuming(arguments.flowers, out_dir).start()
     sys.argv = ["flower-superexec", *arguments.flowers]
     with handing_tasks_to(executor):
         console_script("flower-superexec")()

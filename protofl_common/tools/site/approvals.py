@@ -23,6 +23,8 @@ from client_app.site import audit
 from client_app.site.consent import (
     APPROVED,
     FOLDER,
+    PATCH,
+    RELEASE,
     Request,
     as_it_counts,
     code_of,
@@ -128,8 +130,10 @@ def state_of(request: Request) -> str:
     if bounded.until:
         state += f", until {bounded.until}"
     state += f"; {len(request.run_ids)} of {bounded.runs or 'any number of'} runs so far"
-    if request.decision == APPROVED and request.code != code_of(request.settings):
+    if request.decision == APPROVED and not request.covers(code_of(request.settings), RELEASE):
         state += "; the code has changed since, so it will wait again"
+    elif request.later == PATCH:
+        state += f"; also for later patches of {request.release}"
     return state
 
 
@@ -223,6 +227,7 @@ def decide(
     key_file: Path | None,
     until: str = "",
     runs: int = 0,
+    later: str = "",
 ) -> str:
     """Approve or deny a run, by its id or its file of settings; say in a line what is valid now.
 
@@ -256,6 +261,9 @@ def decide(
             by=by,
             signature="",
             code=code_of(request.settings),
+            release=RELEASE,
+            later=later,
+            covered=("", ""),
             introductions=0,
             messages=0,
             evaluations=0,
@@ -273,6 +281,8 @@ def decide(
             until=bounded.until,
             runs=bounded.runs,
             code=decided.code,
+            release=decided.release,
+            later=decided.later,
             study=study.id,
             name=study.name,
             signed=study.by,
@@ -287,6 +297,8 @@ def decide(
             limits += f", until {bounded.until}"
         if bounded.runs:
             limits += f", {bounded.runs} runs"
+        if later == PATCH:
+            limits += f", also for later patches of {RELEASE}"
     return f"{name}: {decision}: {study}{limits}, in {path.parent.absolute()}"
 
 
@@ -398,7 +410,7 @@ def describe_entry(entry: Mapping[str, Any]) -> str:
         what = f"{entry['decision']} by {entry.get('by')}"
         if entry.get("signature"):
             what += " (signed)"
-        for key in ("until", "runs", "code", "demands"):
+        for key in ("until", "runs", "code", "release", "later", "demands"):
             if entry.get(key):
                 what += f", {key} {entry[key]}"
         signer = entry.get("signed") or "nobody"

@@ -19,12 +19,12 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
-from flwr.app import Message, MessageType, RecordDict
 
-from protofl_common.basics.code_version import AT_A_SITE, code_version
+from client_app.site.hooks import CERTIFICATE, DISK
+from protofl_common.basics.code_version import code_version_at_site
 from protofl_common.basics.text import names_in
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS
+from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS, DataSettings
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import (
     ACCEPT_WEIGHTS,
@@ -38,7 +38,7 @@ from protofl_common.experiment.node import (
     asks_its_operator,
     site_name,
 )
-from protofl_common.experiment.settings import Settings, app_folder, default_run_config, digest_of
+from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.experiment.study import Study
 from protofl_common.tools.federation import FEW_DAYS, ask_endpoint
 from protofl_common.tools.findings import (
@@ -57,9 +57,10 @@ from protofl_common.tools.site.node import (
     site_settings,
 )
 from protofl_common.tools.site.stored import lost_records, stored_at
-from protofl_common.wire.records import pack_settings, unpack_site_card
-from protofl_common.wire.refusal import refusal_in
 
+CERTIFICATES = "certificates"  # topics, with the word by which an operator hears of each
+FREE_SPACE = "disk"
+TOLD = {CERTIFICATES: CERTIFICATE, FREE_SPACE: DISK}
 FEW_BYTES = 2**30  # free on a disk: less is a warning
 FULL_BYTES = 10**6  # less is wrong
 
@@ -81,12 +82,21 @@ def findings(
         listed += _algorithms(node)
         listed += _device(node)
     if not refused:
-        listed += _data(node, asked)
+        listed += _data(node, asked, options.quality)
         from client_app import protections
 
         acting = protections.names(site_settings(node, asked), is_site=True)
         listed.append(Finding(FACT, "protections", acting))
     return worst_first(listed)
+
+
+def troubles(options: argparse.Namespace, node: Mapping[str, Scalar]) -> list[str]:
+    """Return the words for what will stop the site if its operator does nothing."""
+    topics = set()
+    for finding in (*network(options), *folders(node)):
+        if finding.level != FACT:
+            topics.add(finding.topic)
+    return [word for topic, word in TOLD.items() if topic in topics]
 
 
 def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
@@ -102,7 +112,7 @@ def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterato
 
 
 def _code_and_user() -> Iterator[Finding]:
-    version = code_version(AT_A_SITE)
+    version = code_version_at_site()
     own = f"that of {app_folder()} (version {version}), whatever a run brings"
     yield Finding(FACT, "code", f"{own}; with `protofl site run`")
     if os.geteuid():
@@ -135,7 +145,7 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
             "its operator renews it (certificates.py --renew server), brings its authority's, "
             "or this clock is wrong"
         )
-        yield Finding(WRONG, "superlink", f"{address}: {error.verify_message}: {cure}")
+        yield Finding(WRONG, CERTIFICATES, f"{address}: {error.verify_message}: {cure}")
         return
     except (OSError, ValueError) as error:
         unreachable = f"{address}: cannot be reached from here ({error})"
@@ -145,9 +155,11 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
     if shown.days is None:
         yield Finding(FACT, "superlink", f"{address}: answers; no certificate")
     else:
-        level = WARNING if shown.days < FEW_DAYS else FACT
-        days = f"its certificate: {shown.days} days left"
-        yield Finding(level, "superlink", f"{address}: answers; {days}")
+        answers = f"{address}: answers; its certificate: {shown.days} days left"
+        if shown.days < FEW_DAYS:
+            yield Finding(WARNING, CERTIFICATES, answers)
+        else:
+            yield Finding(FACT, "superlink", answers)
 
     seconds_apart = abs(shown.ahead)
     direction = "ahead of" if shown.ahead > 0 else "behind"
@@ -164,12 +176,12 @@ def _certificates(path: Path) -> Finding:
         certificates = load_pem_x509_certificates(path.read_bytes())
         ends = min(certificate.not_valid_after_utc for certificate in certificates)
     except (OSError, ValueError) as error:
-        return Finding(WRONG, "certificates", f"{path}: {error}")
+        return Finding(WRONG, CERTIFICATES, f"{path}: {error}")
     days = (ends - datetime.now(UTC)).days
     if days < 0:
-        return Finding(WRONG, "certificates", f"{path}: expired {ends:%F}")
+        return Finding(WRONG, CERTIFICATES, f"{path}: expired {ends:%F}")
     level = WARNING if days < FEW_DAYS else FACT
-    return Finding(level, "certificates", f"{path}: {days} days left")
+    return Finding(level, CERTIFICATES, f"{path}: {days} days left")
 
 
 def _key(path: Path) -> Finding:
@@ -276,7 +288,7 @@ def _written_folder(key: str, folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(nearest).free
     if free < FEW_BYTES:
         level = WRONG if free < FULL_BYTES else WARNING
-        yield Finding(level, "writes", f"{name}: {free / 1e6:.0f} MB free")
+        yield Finding(level, FREE_SPACE, f"{name}: {free / 1e6:.0f} MB free")
 
 
 def _has_access(path: Path, mode: int) -> bool:
@@ -383,12 +395,14 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         yield Finding(WRONG, "device", str(error))
 
 
-def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
+def _data(
+    node: Mapping[str, Scalar], asked: Mapping[str, Scalar], quality: bool
+) -> Iterator[Finding]:
     """Ask this checkout's own ClientApp to introduce itself.
 
     It hides no numbers, and has folders that are thrown away.
     """
-    from protofl_common.simulation.grid import LocalGrid
+    from protofl_common.simulation.grid import introduced
 
     if not asked:
         yield Finding(FACT, "data", "not read; give settings of a run, such as partition=own")
@@ -404,15 +418,12 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
             settings, {**node, "cache-dir": folder, "state-dir": folder}
         )
         open_node.pop("require-dp", None)  # which the settings meet: no ledger is charged
-        # the grid first: a message asks Flower which run it is of
-        grid = LocalGrid(config, {1: open_node}, run_id=1)
-        content = RecordDict({**pack_settings(digest_of(config))})
-        (reply,) = grid.send_and_receive([Message(content, 1, MessageType.QUERY)])
-
-    if reply.has_error():
-        yield Finding(WRONG, "data", refusal_in(reply).text)
-        return
-    card = unpack_site_card(reply.content)
+        try:
+            card = introduced(config, open_node)
+        except SettingsError as error:
+            yield Finding(WRONG, "data", str(error))
+            return
+        yield from _samples(Settings.from_run_config(config, open_node).data, quality)
     samples = f"{card.train_samples} training"
     if card.validation_samples:
         samples += f", {card.validation_samples} validation"
@@ -421,3 +432,18 @@ def _data(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[F
     yield Finding(FACT, "data", f"{samples}, {classes}")
     model = f"{card.arch}, {card.parameters} parameters, on {card.device}"
     yield Finding(FACT, "model", model)
+
+
+def _samples(settings: DataSettings, quality: bool) -> Iterator[Finding]:
+    """Say what was read and left out of the data, and with ``quality`` what is odd about them."""
+    from protofl_common.data.quality import label_rates, oddities
+    from protofl_common.data.store import open_data
+
+    data = open_data(settings)
+    for note in data.notes:
+        yield Finding(FACT, "data", note)
+    if quality:
+        for line in oddities(data, settings):
+            yield Finding(WARNING, "quality", line)
+        for line in label_rates(data):
+            yield Finding(FACT, "quality", line)

@@ -24,6 +24,7 @@ from protofl_common.tools.flower import (
     get_load_client_app_fn,
     inflate_object_from_contents,
     iterate_object_tree,
+    keep_log_short,
     pull_parts,
 )
 from protofl_common.tools.task_process import handle_tasks
@@ -82,4 +83,5 @@ def import_ahead(app: str) -> None:
 
 if __name__ == "__main__":
     _, folder, start_method = sys.argv
+    keep_log_short()
     handle_tasks(start_method, partial(import_ahead, folder), partial(handle, folder))

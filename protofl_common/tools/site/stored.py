@@ -15,6 +15,7 @@ from protofl_common.basics.text import in_order, numbered
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import PER_UNIT
 from protofl_common.experiment.node import DELTA, required_dp, site_name
+from protofl_common.runs.folder import WEIGHTS
 from protofl_common.tools.findings import WRONG, nearest_existing
 from protofl_common.tools.site.node import site_folders
 
@@ -38,11 +39,15 @@ class Stored(NamedTuple):
     def bytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
 
+    @property
+    def changed(self) -> float:
+        """When the newest file was changed, in seconds since 1970; 0 without any."""
+        return max((file.stat().st_mtime for file in self.files), default=0.0)
+
     def __str__(self) -> str:
-        changed = [file.stat().st_mtime for file in self.files]
         when = "-"
-        if changed:
-            when = f"{datetime.fromtimestamp(max(changed)):%Y-%m-%d %H:%M}"
+        if self.changed:
+            when = f"{datetime.fromtimestamp(self.changed):%Y-%m-%d %H:%M}"
         return f"{self.name:40} {self.bytes / 1e6:10.1f} MB  {when}"
 
 
@@ -109,10 +114,10 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
     for name in names:
         text = f"removed {stored[name]}"
         for path in stored[name].paths:
-            remove(path)
-            if name != CACHES:
-                _remove_if_empty(path.parent)
-                _remove_if_empty(path.parents[1])
+            if name == CACHES:
+                remove(path)
+            else:
+                remove_model(path)
         yield text
 
     beginnings = tuple(re.sub(r"\d+$", "", name) for name in names)
@@ -122,12 +127,46 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
         yield f"still here: {', '.join(left)}; {cure}"
 
 
+def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> Iterator[str]:
+    """Remove the models of finished runs, and caches, of earlier; yield a line for each.
+
+    Never an unfinished run, a privacy ledger, an approval or the audit log.
+    """
+    *runs, caches = stored_at(node)
+    for run in runs:
+        if run.changed >= before:
+            continue
+        (folder,) = run.paths
+        if not (folder / WEIGHTS).exists():
+            yield f"kept     {run}: not finished; protofl site purge {run.name} removes it"
+            continue
+        text = f"removed  {run}"
+        if not dry_run:
+            remove_model(folder)
+        yield text
+
+    old = [path for path in caches.paths if Stored(CACHES, (path,)).changed < before]
+    if old:
+        text = f"removed  {Stored(CACHES, tuple(old))}"
+        if not dry_run:
+            for path in old:
+                remove(path)
+        yield text
+
+
 def _whole_name(name: str, stored: Mapping[str, Stored]) -> str:
     """Complete the name of a run by the number of its Flower run, if only one is kept."""
     if name in stored:
         return name
     folders = numbered(name, stored)
     return folders[0] if len(folders) == 1 else name
+
+
+def remove_model(path: Path) -> None:
+    """Remove a site's model of a run, and the run's folder where no other site has one in it."""
+    remove(path)
+    _remove_if_empty(path.parent)
+    _remove_if_empty(path.parents[1])
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -25,6 +25,7 @@ from protofl_common.tools.flower import (
     end_supernode,
     get_flwr_home,
     handing_tasks_to,
+    keep_log_short,
     require_for_site,
     supernode_process,
 )
@@ -42,6 +43,7 @@ def start(words: list[str], address: str, start_method: str) -> None:
     ``flower-supernode`` listens for the executor at ``address``.
     """
     require_for_site()  # here, not at the first message
+    keep_log_short()
     make_private(get_flwr_home())  # as `protofl site check` says; Flower lets everybody look in
     secret = os.urandom(32)
     module = "protofl_common.tools.site.supernode"
@@ -136,6 +138,7 @@ class Waits:
 
 if __name__ == "__main__":
     _, link, method, supernode = sys.argv
+    keep_log_short()
     shared_secret = sys.stdin.buffer.read()
     script = [str(CLIENT_PROCESS), str(app_folder()), method]
     with handing_tasks_to(Executor(TaskType.CLIENT_APP, script, method)):

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tests.bench.hundred import Curve
+from protofl_common.experiment.catalog import CATALOG
+from protofl_common.tools.tables.spec import read_table
+from tests.bench.hundred import TABLE, Curve
+
+OF_ONE_ROUND = {"gaussian", "mpft"}
+
+
+def test_every_method_that_takes_more_than_a_round_has_a_row() -> None:
+    rows = read_table(TABLE).rows.values()
+    assert {row.settings["algo"] for row in rows} == CATALOG.keys() - OF_ONE_ROUND
 
 
 def test_a_fall_is_from_the_best_to_the_lowest_after_it_of_means_over_five_evaluations() -> None:

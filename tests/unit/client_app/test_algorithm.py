@@ -18,6 +18,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
+from protofl_common.tasks import Task, task_of
 from tests.support.given import Patch
 from tests.support.harness import client_of, refusal, run_config, run_federation
 
@@ -195,6 +196,7 @@ def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(
 def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
     model = build_model("mnist-cnn", input_shape=(1, 28, 28), num_classes=5, feature_dim=8, seed=1)
     data = Samples(torch.randn(57, 1, 28, 28), torch.randint(0, 5, (57,)))
+    task = task_of("abcde")
     known = Prototypes(torch.randn(3, 8), torch.tensor([0, 2, 4]))
     model.eval()
     with torch.no_grad():
@@ -207,11 +209,11 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
             ).sum()
         )
     for batch_size in (7, 57, 500):
-        assert evaluate(model, data, batch_size, known).correct == {
+        assert evaluate(model, data, batch_size, task, known).correct == {
             "head": head,
             "prototype": nearest,
         }
-    assert evaluate(model, data, 10).correct == {"head": head}
+    assert evaluate(model, data, 10, task).correct == {"head": head}
 
 
 def test_own_prototypes_are_those_of_the_training_classes(
@@ -221,10 +223,15 @@ def test_own_prototypes_are_those_of_the_training_classes(
     seen: list[tuple[Samples, Prototypes | None]] = []
 
     def noted(
-        model: SplitModel, data: Samples, batch_size: int, known: Prototypes | None, **how: Any
+        model: SplitModel,
+        data: Samples,
+        batch_size: int,
+        task: Task,
+        known: Prototypes | None,
+        **how: Any,
     ) -> Evaluation:
         seen.append((data, known))
-        return evaluate(model, data, batch_size, known, **how)
+        return evaluate(model, data, batch_size, task, known, **how)
 
     monkeypatch.setattr("client_app.app.evaluate", noted)
     few: dict[str, Any] = {

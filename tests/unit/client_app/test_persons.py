@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.learning.data import Samples
+from client_app.learning.training import Batch, LossTerms
 from client_app.protections import private_step
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import SAMPLES_OF_A_PERSON, PrivateStep
@@ -30,11 +31,21 @@ from protofl_common.privacy.plan import plan_of
 from protofl_common.privacy.released import Released
 from tests.support.given import Patch
 from tests.support.models import privacy
-from tests.unit.client_app.test_protections import downhill, linear
 
 CLASSES = 3
 CLIP = 1.0
 TRIES = 40
+
+
+def downhill(batch: Batch) -> LossTerms:
+    """Whose gradient by w is the sample's input."""
+    return {"total-of-features": batch.features.sum() / len(batch.labels)}
+
+
+def linear(width: int = 2) -> SplitModel:
+    model = SplitModel(nn.Linear(width, 1, bias=False), nn.Identity())
+    nn.init.zeros_(model.body.weight)
+    return model
 
 
 def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:
@@ -158,8 +169,7 @@ def test_what_leaves_of_persons_is_whole_numbers_of_steps_too() -> None:
     width = 2000
     persons = Persons(np.repeat(np.arange(8), 3))
     plan = plan_of(privacy(dp="person"), 8, 8, 1, (0,), 0)
-    model = SplitModel(nn.Linear(width, 1, bias=False), nn.Identity())
-    nn.init.zeros_(model.body.weight)
+    model = linear(width)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     one = PrivateStep([model], optimizer, downhill, plan=plan, persons=persons)
     samples = Samples(torch.randn(24, width), torch.zeros(24, dtype=torch.int64))

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.config.options import SettingsError
-from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.experiment.settings import Settings
 from tests.support import plain
 from tests.support.attacks import values_of
 from tests.support.declaration import PLAIN, Declared
@@ -126,10 +124,3 @@ def test_who_is_away_later_is_not_forgotten(tmp_path: Path) -> None:
     asked = [set(row["clients"]) for row in outcome.rows[:-1]]
     assert known == [10.0 * len(set.union(*asked[: number + 1])) for number in range(4)]
     assert known[-1] > known[0]
-
-
-def test_without_frozen_backbones_it_would_send_means_of_raw_data() -> None:
-    config = default_run_config() | {"algo": "mpft", "backbones": "none"}
-    said = "backbones = 'none': mpft sends several prototypes of each class, of frozen features"
-    with pytest.raises(SettingsError, match=said):
-        Settings.from_run_config(config)

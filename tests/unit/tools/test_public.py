@@ -7,17 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from client_app.algorithms.base import client_half
 from client_app.algorithms.fedproto import FedProto
 from hatch_build import AppAsData
+from protofl_common.data.door import as_array
+from protofl_common.data.objects import as_arrays
 from protofl_common.data.raw import DataError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder
+from protofl_common.models.trained import TrainedModel
 from protofl_common.runs import figures
-from protofl_common.runs.folder import RunFolder
+from protofl_common.runs.folder import WEIGHTS, RunFolder
 from protofl_common.tools import python_api as public
+from protofl_common.tools.inference import Predictor
 from protofl_common.tools.protofl import extend
 from server_app.network.membership import FederationError
 from tests.support.given import Patch, Printed
@@ -89,11 +93,9 @@ def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
     names[40] = float("nan")
     with pytest.raises(DataError, match=r"data: sample 40 has no label \('nan'; 1 in all\)"):
         public.run((inputs, names), **options)
-    for data in ([inputs, names, names], zip(inputs, names, strict=True), DataLoader([(1, 2)])):
-        with pytest.raises(
-            public.SettingsError, match=r"none of a file or folder, \(inputs, labels"
-        ):
-            public.run(data, **options)
+    for data in ([inputs, names, names], inputs, "ab", DataLoader([(1, 2)])):
+        with pytest.raises(DataError, match=r"none of a file or folder, \(inputs, labels"):
+            as_arrays(data)
 
 
 def test_data_frames_and_parts_are_data(tmp_path: Path) -> None:
@@ -111,6 +113,43 @@ def test_data_frames_and_parts_are_data(tmp_path: Path) -> None:
     parts = (inputs[:60], names[:60], inputs[60:], names[60:])
     run = public.run(parts, clients=2, test_from="official-all", **options)
     assert run.rounds[-1]["clients"]["site-0"]["test-samples"] == 20
+
+
+def test_one_way_in_for_what_python_has() -> None:
+    inputs, names = patients()
+    labels = (names == "ill").astype(int)
+    tensors = torch.from_numpy(inputs).requires_grad_()
+    for data in (
+        {"inputs": inputs, "labels": labels},
+        [inputs, labels],
+        TensorDataset(tensors, torch.from_numpy(labels)),
+        zip(tensors, labels, strict=True),
+    ):
+        found = as_arrays(data)
+        np.testing.assert_array_equal(as_array(found["inputs"], "x"), inputs)
+        np.testing.assert_array_equal(as_array(found["labels"], "y"), labels)
+
+    four = as_arrays(((inputs[:60], labels[:60]), (inputs[60:], labels[60:])))
+    assert list(four) == ["x_train", "y_train", "x_test", "y_test"]
+    assert list(as_arrays(inputs.tolist(), alone=True)) == ["inputs"]
+
+
+def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
+    """A frame's columns are found by name, whatever their order."""
+    pandas = pytest.importorskip("pandas")
+    inputs, names = patients()
+    frame = pandas.DataFrame(inputs, columns=list("abcde")).assign(label=names)
+    options: dict[str, Any] = {"models": "mlp-1", "out_dir": str(tmp_path), "rounds": 1}
+    run = public.run(frame, clients=2, algo="local", drop="e", **options)
+    predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS))
+
+    shuffled = frame[["d", "label", "a", "c", "b"]]
+    wanted = predictor.predict(inputs[:, :4])
+    dataset = TensorDataset(torch.from_numpy(inputs[:, :4]), torch.zeros(80))
+    for data in (shuffled, dataset, inputs[:, :4].tolist(), {"inputs": inputs[:, :4]}):
+        assert predictor.predict(data) == wanted
+    with pytest.raises(DataError, match="inputs: has no column 'c'; the model takes a, b, c, d"):
+        predictor.predict(frame[["a", "b", "d"]])
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:

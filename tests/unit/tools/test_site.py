@@ -33,6 +33,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from flwr.supernode import start_client_internal as supernode
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 from flwr.supernode.runtime import run_clientapp
+from PIL import Image
 
 from client_app.site.audit import append
 from protofl_common.config.options import SettingsError
@@ -78,6 +79,7 @@ def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE)
     started = MagicMock()
     started.return_value.poll.return_value = None
     exits = MagicMock()
+    monkeypatch.setenv("FLWR_LOG_LEVEL", "INFO")  # the command would change the log of this process
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr("subprocess.Popen", started)
     monkeypatch.setattr("flwr.supernode.cli.flower_supernode", flower)
@@ -629,6 +631,30 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
 
 
+def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(site / f"data/dog/other-{number}.png")
+    Image.new("L", (8, 8), 7).save(site / "data/cat/plain.png")
+    Image.fromarray(rng.integers(0, 255, (8, 32, 3), dtype=np.uint8)).save(site / "data/cat/b.png")
+    (site / "data/cat/0.png").write_text("no image")
+    check = "check --quality dataset=image-folder partition=own image-size=8 max-unreadable=0.2"
+
+    assert site_command(check) == 0
+    shown = capsys.readouterr().out
+    assert "images cannot be read, and are left out" in shown
+    assert "data/cat/0.png is not a readable image" in shown
+    for odd in (
+        "of one colour: ",
+        "of other channels than RGB: ",
+        "of sizes unlike the rest, 8×8: ",
+    ):
+        (line,) = [line for line in shown.splitlines() if odd in line]
+        assert line.startswith("warning quality       1 images")
+    assert "b.png (32×8)" in shown
+
+
 def test_without_its_audit_log_a_site_approves_nothing(site: Path, capsys: Printed) -> None:
     (site / "first.toml").write_text('partition="own"')
     folder = site / "state/sites/north"
@@ -860,7 +886,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(
 ) -> None:
     state = home / "state"
     (state / "privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
-    spent = '{"first 1": [[1.0, 4.0, 1]], "second 2": [[1.0, 4.0, 1]]}'
+    spent = '{"first 1": [[1.0, 4.0, "sample", 1]], "second 2": [[1.0, 4.0, "sample", 1]]}'
     (state / "privacy/0123.json").write_text(spent)
     refused = {"algo": "fedpcl", "round": 9, "refused": "so nothing was sent"}
     append(state / "sites/north", kind="train", run=1, **refused)

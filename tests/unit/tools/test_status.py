@@ -17,16 +17,17 @@ import pytest
 from filelock import FileLock
 
 from protofl_common.config.options import SettingsError
+from protofl_common.runs.folder import WAITING
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.runs import runs_in
 from protofl_common.tools.cli.status import SOMEBODY_IS_NEEDED, lines, number_of
 from protofl_common.tools.federation import Endpoint, Federation, ask, ask_endpoint
+from protofl_common.tools.known_runs import runs_in
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
-from tests.support.commands import SCHEMA, output
+from tests.support.commands import SCHEMA, output, told
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
-from tests.support.processes import free_port, name_superlink
+from tests.support.processes import free_port, name_superlink, wait_until
 from tests.support.programs import program
 from tests.support.sites import Three, found, level_of
 
@@ -114,11 +115,11 @@ def test_who_is_needed_is_told_to_programs(
     capsys.readouterr()
 
     assert main([*command, "--json"]) == SOMEBODY_IS_NEEDED
-    told = json.loads(capsys.readouterr().out)
-    jsonschema.validate(told, SCHEMA)
+    content = json.loads(capsys.readouterr().out)
+    jsonschema.validate(content, SCHEMA)
     needed = ["south (3) is offline", "run 77 failed", "the certificate has 12 days left"]
-    assert told["needs"] == needed
-    assert told["sites"][1]["runs"]["first"]["trouble"] == {"failed": 1}
+    assert content["needs"] == needed
+    assert content["sites"][1]["runs"]["first"]["trouble"] == {"failed": 1}
 
     assert main([*command, "--prometheus"]) == SOMEBODY_IS_NEEDED
     assert capsys.readouterr().out.splitlines() == [
@@ -134,6 +135,35 @@ def test_who_is_needed_is_told_to_programs(
     well = superlink._replace(shown=Endpoint(days=90, ahead=0.0))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: well)
     assert main(command) == 0
+
+
+def test_for_whom_a_round_waits_is_told(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
+    Three(tmp_path).run(rounds=1, run_name="first")
+    run = tmp_path / "runs" / "first"
+    now = 1_000_000.0
+    monkeypatch.setattr("protofl_common.tools.cli.status.time.time", lambda: now)
+    sites = {"south": 95.0, "west": 0.0}
+    (run / WAITING).write_text(
+        json.dumps({"round": 2, "since": now - 40, "until": now + 80, "sites": sites})
+    )
+    superlink = federation()._replace(submissions=[])
+    monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
+    command = ["status", "here", "--runs", str(run.parent)]
+    text = f"{run}: round 2: waiting for south (took up to 1m35s before), west (no reply before) "
+    text += "for 40s; closes without in 1m20s\n"
+
+    assert text not in output(capsys, *command, status=SOMEBODY_IS_NEEDED).out
+    with FileLock(run.parent / ".first.lock"):  # a process is at work on the run
+        assert text in output(capsys, *command, status=SOMEBODY_IS_NEEDED).out
+        figures = output(capsys, *command, "--prometheus", status=SOMEBODY_IS_NEEDED).out
+        waiting = told(capsys, *command)["waiting"]
+    assert 'protofl_awaited_seconds{run="first",site="south"} 40\n' in figures
+    assert 'protofl_round_closes_seconds{run="first"} 80\n' in figures
+    assert waiting == [
+        {"run": "first", "round": 2, "seconds": 40, "seconds-left": 80, "sites": sites}
+    ]
 
 
 @pytest.fixture
@@ -198,6 +228,7 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
 ) -> None:
     """Of a wrong clock Flower's own log has no word: the SuperNode is "terminated gracefully"."""
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
+    monkeypatch.setenv("FLWR_LOG_LEVEL", "INFO")  # the command would change the log of this process
     monkeypatch.setattr("subprocess.Popen", MagicMock())
     monkeypatch.setattr("flwr.supernode.cli.flower_supernode", lambda: None)
     monkeypatch.setattr("protofl_common.tools.site.supernode.end_supernode", MagicMock())
@@ -207,7 +238,7 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     printed = output(capsys, "site", "run", *options, "--port", "0").err
     clock = r"protofl: WRONG clock: (599|60[01]) s ahead of the SuperLink's"
     assert re.search(clock, printed)
-    assert f"protofl: WRONG writes: state-dir {tmp_path / 'runs'}: 0 MB free" in printed
+    assert f"protofl: WRONG disk: state-dir {tmp_path / 'runs'}: 0 MB free" in printed
 
     taken = str(door.server_port)
     printed = output(capsys, "site", "run", *options, "--port", taken, status=1).err
@@ -231,6 +262,30 @@ def test_the_superlinks_certificate_is_tried(door: HTTPServer, tmp_path: Path) -
     answers = f"{address}: answers; its certificate: 8 days left"
     assert level_of(findings, answers) == "warning"
     assert abs(ask_endpoint(address, "ca.crt").ahead) < 60
+
+
+def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate_that_ends(
+    door: HTTPServer, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**7))
+    told = tmp_path / "told"
+    tell = tmp_path / "tell"
+    tell.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    tell.chmod(0o700)
+    words: list[str] = []
+
+    def supernode(*_: object) -> None:
+        wait_until(lambda: told.exists() and len(told.read_text().split()) == 2, timeout=60)
+        words.extend(told.read_text().split())
+
+    monkeypatch.setattr("protofl_common.tools.site.supernode.start", supernode)
+    options = ["--superlink", address_of(door), "--root-certificates", "ca.crt", "--port", "0"]
+    node = f'{NODE} state-dir="state" on-trouble="{tell}"'
+    assert main(["site", "run", *options, "--node-config", node]) == 0
+
+    assert sorted(words) == ["certificate", "disk"]
+    assert json.loads((tmp_path / "state/sites/north/told.json").read_text()).keys() == {*words}
 
 
 @pytest.mark.parametrize(("days", "host", "reason"), [

@@ -1,5 +1,7 @@
 """What a SuperNode does where the process of a message is lost, or none begins."""
 
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,6 +145,7 @@ from protofl_common.tools.flower import require_for_site
 from protofl_common.tools.site import check, supernode
 parser_of("site")
 require_for_site()
+list(check.folders({"site-name": "north"}))
 print([name for name in ("torch", "scipy", "matplotlib") if name in sys.modules])
 """
 
@@ -152,3 +155,32 @@ def test_a_supernode_has_no_pytorch_in_memory() -> None:
     command = [sys.executable, "-c", IMPORTED]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+LOGGED = """
+import logging
+from flwr.common.logger import log
+from protofl_common.tools.flower import keep_log_short
+keep_log_short()
+of_a_message = ("", "[RUN 7, ROUND 1]", "Receiving: train message", "Sent successfully")
+for text in (*of_a_message, "SuperNode ID: 5"):
+    log(logging.INFO, text)
+log(logging.ERROR, "Failed to receive message")
+"""
+
+
+@pytest.mark.parametrize(("level", "number"), [("", 2), ("INFO", 6)])
+def test_a_sites_log_has_no_blank_lines_no_colours_and_no_lines_of_flowers_on_each_message(
+    level: str, number: int
+) -> None:
+    env = {**os.environ, "FLWR_LOG_LEVEL": level}
+    if not level:
+        del env["FLWR_LOG_LEVEL"]
+    command = [sys.executable, "-c", LOGGED]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    lines = done.stderr.splitlines()
+    assert len(lines) == number
+    if not level:
+        identity, failure = lines
+        assert re.fullmatch(r"INFO 20\d\d-.* SuperNode ID: 5", identity)
+        assert re.fullmatch(r"ERROR 20\d\d-.* Failed to receive message", failure)

@@ -22,6 +22,7 @@ from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.tools.cli import main, worker
 from protofl_common.tools.executor import Executor
+from protofl_common.tools.resuming import Resuming
 from protofl_common.tools.site.supernode import CLIENT_PROCESS
 from protofl_common.tools.task_process import written_task
 from tests.support.given import Patch, Printed
@@ -39,6 +40,7 @@ def task(kind: TaskType, authority: str | None = None) -> ExecutionSpec:
 def _variables_of_the_command(monkeypatch: Patch) -> None:
     """Let ``monkeypatch`` restore what the command sets for the life of its process."""
     monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setattr(Resuming, "start", lambda resuming: None)
     for variable in ("PYTHONPATH", "no_proxy", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"):
         monkeypatch.setenv(variable, "")
 

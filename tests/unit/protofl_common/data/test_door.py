@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from protofl_common.data import DataError
-from protofl_common.data.door import from_arrays, inputs_for
+from protofl_common.data.door import from_arrays
+from protofl_common.data.objects import inputs_for
 from protofl_common.data.own import tokens
 from protofl_common.data.store import data_key, open_data
 from tests.support.given import Printed

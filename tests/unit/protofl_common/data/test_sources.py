@@ -16,7 +16,7 @@ from protofl_common.data.digits import DOMAINS
 from protofl_common.data.partitions import DIVIDE
 from protofl_common.data.raw import resized, statistics
 from protofl_common.data.sources import SOURCES
-from protofl_common.data.store import open_data
+from protofl_common.data.store import StoredData, open_data
 from tests.support.given import Patch, Printed
 
 from .conftest import MakeSettings, identities, write_image
@@ -204,6 +204,63 @@ def test_a_damaged_file_is_named(
     ):
         with pytest.raises(DataError, match=said):
             open_data(data_settings(dataset=dataset, data_dir=str(folder)))
+
+
+def manifest_of(folder: Path, without: set[str]) -> Path:
+    """The images of a domain folder in a list, each domain a client; some left out."""
+    lines = ["file,label,client"]
+    for file in sorted(folder.rglob("*.png")):
+        name = file.relative_to(folder)
+        if str(name) not in without:
+            lines.append(f"{name},{name.parts[1]},{name.parts[0]}")
+    listed = folder / "images.csv"
+    listed.write_text("\n".join(lines))
+    return listed
+
+
+@pytest.mark.parametrize("dataset", ["domain-folder", "image-folder", "manifest"])
+def test_some_files_may_be_unreadable_and_are_named(
+    dataset: str, data_settings: MakeSettings, domain_dir: Path, capsys: Printed
+) -> None:
+    """The data are those of a folder without them, to the bit."""
+    broken = {"photo/cat/1.png", "photo/dog/0.png", "sketch/owl/3.png"}
+    if dataset == "image-folder":
+        broken = {f"sketch/{name}/2.png" for name in ("cat", "dog", "owl")}
+    for name in broken:
+        content = (domain_dir / name).read_bytes()
+        (domain_dir / name).write_bytes(content[: len(content) // 2])
+    where = {"domain-folder": domain_dir, "image-folder": domain_dir / "sketch"}
+
+    def read(share: float, without: set[str], changed: float) -> StoredData:
+        path = where.get(dataset) or manifest_of(domain_dir, without)
+        kind = {"dataset": dataset, "data_dir": str(path), "alpha": changed}
+        return open_data(data_settings(**kind, max_unreadable=share))
+
+    number = len(list(where.get(dataset, domain_dir).rglob("*.png")))
+    found = read(3 / number, set(), 0.1)
+    said = capsys.readouterr().err
+    assert f"3 of {number} images cannot be read, and are left out" in said
+    assert all(f"{domain_dir / name} is not a readable image" in said for name in broken)
+    with pytest.raises(DataError, match=r"more than max-unreadable = [\d.]+ of \d+ images are so"):
+        read(2 / number, set(), 0.2)
+    with pytest.raises(DataError, match=r"is not a readable image .*: max-unreadable"):
+        read(0.0, set(), 0.3)
+
+    for name in broken:
+        (domain_dir / name).unlink()
+    wanted = read(0.0, broken, 0.4)
+    for name in ("inputs", "labels", "domains", "official"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+    for name in ("classes", "domain_names", "mean", "std"):
+        assert getattr(found, name) == getattr(wanted, name)
+
+
+def test_no_class_may_be_unreadable(data_settings: MakeSettings, domain_dir: Path) -> None:
+    for file in (domain_dir / "sketch" / "owl").iterdir():
+        file.write_bytes(b"no image")
+    settings = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch")}
+    with pytest.raises(DataError, match="no image of owl can be read"):
+        open_data(data_settings(**settings, max_unreadable=0.5))
 
 
 def test_photos_are_upright(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> No
         run_federation(run_config(tmp_path, algo="fedplvm", rounds=1, **more), clients=2).folder
     )
     for row in run.rows():
-        optional = {"server", "epsilon", "void-because", "unused", "bounded", "liars"}
+        optional = {"server", "epsilon", "epsilon-of", "void-because", "unused", "bounded", "liars"}
         optional.add("counted-late")
         assert row.keys() | optional == folder.RoundRow.__annotations__.keys()
         optional = {"prototypes-of-classes", "epsilon"}

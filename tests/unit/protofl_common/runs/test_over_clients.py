@@ -1,28 +1,13 @@
-"""Figures over clients, and metrics beside accuracy: by hand, and in a run's files.
+"""Figures over clients: by hand, and in a run's files. And what looks odd in data or outcome."""
 
-And what looks odd in data or outcome.
-"""
-
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from client_app.algorithms.fedavg import FedAvg
-from client_app.learning.evaluation import _finite
 from protofl_common.basics.text import human_bytes, human_seconds
-from protofl_common.config.options import SettingsError
-from protofl_common.config.python_names import allow
-from protofl_common.runs.evaluation_metrics import (
-    METRICS,
-    declared_metrics,
-    evaluate_metrics,
-    metric_names,
-)
 from protofl_common.runs.figures import best_text, side_by_side
 from protofl_common.runs.over_clients import (
     best_of,
@@ -133,69 +118,6 @@ def test_a_gain_over_training_alone_is_that_of_the_same_networks() -> None:
     assert table.note.endswith("Clients worse off than alone: Fedproto 1 of 2, Fedavg 1 of 1.")
     assert "the clients alone had other networks" in table.note
     assert "other networks" not in side_by_side([alone, fedproto]).note
-
-
-SCORES = np.array([[3.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [2.0, 1.0, 0.0]])
-LABELS = np.array([0, 0, 1, 1])
-"""Predicted 0, 0, 1, 0; nobody is of class 2.
-
-Class 0 has recall 1 and precision 2/3, class 1 recall 1/2 and precision 1.
-"""
-
-# The share of pairs (class 0, class 1) in which the right one's probability is larger; a tie
-# counts half.
-AUC_OF_0 = (2 + 1.5) / 4
-AUC_OF_1 = (2 + 1 + 0.5) / 4  # 0.67 beats both; 0.24 beats 0.11, and ties with 0.24
-AUC = (AUC_OF_0 + AUC_OF_1) / 2
-
-
-def test_every_metric_by_hand() -> None:
-    by_hand = {
-        "balanced-accuracy": pytest.approx(3 / 4),
-        "macro-f1": pytest.approx((4 / 5 + 2 / 3) / 2),
-        "auc": pytest.approx(AUC),
-    }
-    assert by_hand.keys() == METRICS.keys()
-    recalls = {"recall/0": 1.0, "recall/1": 0.5}
-    assert evaluate_metrics([*METRICS, "recall"], SCORES, LABELS) == by_hand | recalls
-
-
-def test_auc_is_of_the_order_of_probabilities() -> None:
-    def auc(scores: np.ndarray) -> float:
-        return evaluate_metrics(["auc"], scores, LABELS)["auc"]
-
-    assert auc(SCORES + np.array([[9.0], [-9], [40], [0]])) == pytest.approx(AUC)
-    assert auc(900 * SCORES) == pytest.approx(AUC)
-
-    # class 1 has no prototype, so that its probability is 0 everywhere
-    without_class_1 = torch.tensor(SCORES)
-    without_class_1[:, 1] = -torch.inf
-    assert auc(_finite(without_class_1)) == pytest.approx(((1.5 + 2) / 4 + 0.5) / 2)
-
-
-def test_what_a_report_may_hold_and_the_choices() -> None:
-    assert declared_metrics(["auc", "recall"], 2) == {
-        "head/auc",
-        "head/recall/0",
-        "head/recall/1",
-        "prototype/auc",
-        "prototype/recall/0",
-        "prototype/recall/1",
-    }
-    said = "metrics = 'auc, f1': 'f1' is not one of balanced-accuracy, macro-f1, auc"
-    with pytest.raises(SettingsError, match=said):
-        metric_names("auc, f1")
-
-
-def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = ModuleType("mine")
-    exec("def certain(scores, labels): return float('nan')", vars(module))
-    monkeypatch.setitem(sys.modules, "mine", module)
-    allow(["mine"])
-    assert evaluate_metrics(["mine:certain", "auc"], SCORES[:2], LABELS[:2]) == {}
-    assert evaluate_metrics(["auc", "recall"], SCORES[:0], LABELS[:0]) == {}
 
 
 @pytest.mark.slow

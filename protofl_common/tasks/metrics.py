@@ -1,4 +1,4 @@
-"""Metrics of an evaluation beside accuracy, computed by each client on its own test samples.
+"""Metrics of single labels beside accuracy, computed by each client on its own test samples.
 
 Only the figures travel. The setting ``metrics`` names them; where classes are uneven, simulated
 clients add balanced accuracy. One of the user's own is ``module:function``, called with scores [N,

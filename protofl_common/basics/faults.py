@@ -1,0 +1,39 @@
+"""Where an error comes from that nobody expected."""
+
+import traceback
+from pathlib import Path
+
+from protofl_common.basics.text import printable
+
+PACKAGES = frozenset(("protofl_common", "client_app", "server_app"))
+LIBRARIES = frozenset(("site-packages", "dist-packages"))
+STANDARD_LIBRARY = Path(traceback.__file__).parent
+
+
+def fault_of(error: BaseException) -> str:
+    """Say whose fault an unexpected error is, with file and line, in one line.
+
+    It is that of the innermost code that is no library's: ours, or a network or function of the
+    user's.
+    """
+    what = printable(f"{type(error).__name__}: {error}")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_of_library(Path(frame.filename))]
+    if not own:
+        return f"a fault of ProtoFL: {what}; report it"
+    file = Path(own[-1].filename)
+    place = f"{what}, in {file}, line {own[-1].lineno}"
+    if _is_ours(file):
+        return f"a fault of ProtoFL: {place}; report it"
+    return f"a fault of {file.name}: {place}"
+
+
+def _is_ours(file: Path) -> bool:
+    return not PACKAGES.isdisjoint(file.parts)
+
+
+def _is_of_library(file: Path) -> bool:
+    if _is_ours(file):
+        return False
+    is_installed = not LIBRARIES.isdisjoint(file.parts)
+    return is_installed or file.is_relative_to(STANDARD_LIBRARY) or not file.exists()

@@ -1,0 +1,111 @@
+"""Python's own objects as data: one way in for training and for prediction."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from protofl_common.data.door import as_array, checked_inputs
+from protofl_common.data.own import tokens
+from protofl_common.data.raw import DataError, Inputs, Place, any_place, described
+from protofl_common.data.table import Columns, name_and_categories, read_columns
+
+PARTS = {2: ("inputs", "labels"), 4: ("x_train", "y_train", "x_test", "y_test")}
+TAKEN = (
+    "a file or folder, (inputs, labels), (x_train, y_train, x_test, y_test), a dictionary of such "
+    "arrays, a TensorDataset, a series of pairs (input, label), or a data frame with a column label"
+)
+
+
+class Wanted(Protocol):
+    """What a model takes, as its card says."""
+
+    @property
+    def input_type(self) -> str: ...
+    @property
+    def input_shape(self) -> tuple[int, ...]: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    @property
+    def fill(self) -> tuple[float, ...]: ...
+
+
+def is_frame(data: Any) -> bool:
+    """True for a data frame of pandas, which need not be installed."""
+    return hasattr(data, "assign") and hasattr(data, "columns")
+
+
+def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
+    """The arrays of `TAKEN`, but for frames, by the names of a file; DataError for another object.
+
+    ``alone``: inputs may come without labels, and a list has them.
+    """
+    data = getattr(data, "tensors", data)
+    if isinstance(data, Mapping):
+        return {str(name): value for name, value in data.items()}
+    if alone and not isinstance(data, tuple):
+        return {"inputs": data}
+    if alone and len(data) == 1:
+        return {"inputs": data[0]}
+    if isinstance(data, tuple) and len(data) == 2 and all(map(_is_pair, data)):
+        data = (*data[0], *data[1])  # as Keras loads a data set
+    if isinstance(data, tuple | list) and len(data) in PARTS:
+        return dict(zip(PARTS[len(data)], data, strict=True))
+
+    samples = list(data) if isinstance(data, Iterable) and not hasattr(data, "dtype") else []
+    if not samples or not all(map(_is_pair, samples)):
+        raise DataError(f"data: {type(data).__name__} is none of {TAKEN}")
+    return {
+        "inputs": [as_array(inputs, "data: inputs") for inputs, _ in samples],
+        "labels": [label for _, label in samples],
+    }
+
+
+def _is_pair(part: Any) -> bool:
+    return isinstance(part, tuple) and len(part) == 2
+
+
+def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = any_place) -> Inputs:
+    """Inputs [N, …] as the model of the ``card`` takes them; DataError as for those of training.
+
+    ``data`` are arrays, a data frame, or a file that has been read; their labels are left out.
+    """
+    if is_frame(data):
+        data = Columns.of_frame(data, where)
+    if isinstance(data, Columns):
+        place = data.place
+        data = _of_table(card, data)
+    else:
+        arrays = as_arrays(data, alone=True)
+        if "inputs" not in arrays:
+            names = ", ".join(map(repr, arrays))
+            raise DataError(f"{where}: has no array 'inputs', only {names}")
+        data = arrays["inputs"]
+
+    array = as_array(data, where)
+    is_whole = array.dtype.kind in "iu"
+    if is_whole and card.input_type == "float32":
+        array = array.astype(np.float64)
+    elif is_whole and card.input_type == "int64":
+        array = array.astype(np.int64)
+    inputs = checked_inputs(array, where, place, gaps=bool(card.fill))
+    if inputs.dtype != card.input_type or inputs.shape[1:] != card.input_shape:
+        wanted = f"the model takes {card.input_type} {list(card.input_shape)}"
+        raise DataError(f"{where}: a sample is {described(inputs)}; {wanted}")
+    return inputs
+
+
+def _of_table(card: Wanted, table: Columns) -> Inputs:
+    """The inputs in the columns that are called as those of the training."""
+    is_text = card.input_type == "int64"
+    wanted = list(card.columns)
+    if not is_text:
+        wanted = [name_and_categories(column)[0] for column in card.columns]
+    for name in wanted:
+        if name not in table.columns:
+            takes = f"the model takes {', '.join(wanted)}"
+            raise DataError(f"{table.where}: has no column {name!r}; {takes}")
+    columns = card.columns or table.others
+    if is_text:
+        return tokens(table.texts(columns), card.input_shape[0])
+    return read_columns(table.columns, columns, table.where, table.place, gaps=bool(card.fill))

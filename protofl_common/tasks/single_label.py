@@ -1,0 +1,91 @@
+"""One label a sample: the class that it belongs to, int64 [N] in [0, C)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from protofl_common.tasks.base import Task
+from protofl_common.tasks.metrics import Labels, Scores, declared_metrics, evaluate_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SingleLabel(Task):
+    """Cross-entropy of C outputs; the class of the largest one is predicted."""
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.classes)
+
+    def describe(self) -> str:
+        return f"{len(self.classes)} classes"
+
+    def names(self, labels: "Tensor") -> list[str]:
+        return [self.classes[label] for label in labels.tolist()]
+
+    def tensor(self, labels: Labels) -> "Tensor":
+        import torch
+
+        return torch.from_numpy(labels.astype(np.int64))
+
+    def strata(self, labels: Labels) -> Labels:
+        return labels
+
+    def loss(self, outputs_BO: "Tensor", labels: "Tensor") -> "Tensor":
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs_BO, labels)
+
+    def assigned(self, vectors: "Tensor", labels: "Tensor") -> "tuple[Tensor, Tensor]":
+        return vectors, labels
+
+    def labels_of(self, classes_P: "Tensor") -> "Tensor":
+        return classes_P
+
+    def predicted(self, scores_NO: "Tensor") -> "Tensor":
+        return scores_NO.argmax(1)
+
+    def nearest(self, distances_NP: "Tensor", classes_P: "Tensor") -> "Tensor":
+        return classes_P[distances_NP.argmin(1)]
+
+    def correct(self, predicted: "Tensor", labels: "Tensor") -> "Tensor":
+        return (predicted == labels).sum()
+
+    def scores(self, distances_NP: "Tensor", classes_P: "Tensor") -> "Tensor":
+        """−d² from the nearest prototype of each class; −∞ for classes without one."""
+        from protofl_common.maths.prototypes import class_scores
+
+        return class_scores(distances_NP, classes_P, self.num_classes)
+
+    def probabilities(self, scores_NO: "Tensor", predicted: "Tensor") -> "Tensor":
+        return scores_NO.softmax(1).gather(1, predicted[:, None])[:, 0]
+
+    def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
+        """Search for T (Guo et al., ICML 2017); 1 where no sample's class has a score."""
+        import torch
+
+        is_known_N = scores_NO.gather(1, labels[:, None])[:, 0].isfinite()
+        scores_NO = scores_NO[is_known_N]
+        labels = labels[is_known_N]
+        if not len(scores_NO):
+            return 1.0
+        scale = float(-scores_NO[scores_NO.isfinite()].mean())  # the mean squared distance
+        if scale <= 0:
+            return 1.0
+        choices = torch.logspace(-4, 4, 161)
+        losses = [self.loss(scores_NO / (scale * t), labels) for t in choices]
+        return scale * float(choices[torch.stack(losses).argmin()])
+
+    def figures(self, names: Iterable[str], scores_NO: Scores, labels: Labels) -> dict[str, float]:
+        return evaluate_metrics(names, scores_NO, labels)
+
+    def figure_names(self, names: Iterable[str]) -> set[str]:
+        return declared_metrics(names, self.num_classes)

@@ -1,0 +1,35 @@
+"""Remove what the server keeps of runs that ended long ago, and say what was removed.
+
+  protofl retain --days 90 --database superlink.db
+
+These are the folders of finished runs, and their messages and logs in the SuperLink's database. An
+unfinished run stays, and heads.jsonl, the witness of the sites' logs. At a site: protofl site
+retain.
+"""
+
+import argparse
+from pathlib import Path
+
+from protofl_common.tools.retention import (
+    add_days,
+    days_ago,
+    retain_messages,
+    retain_runs,
+    show,
+)
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    add_days(parser)
+    results = "the folder of results; default: runs"
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help=results)
+    database = "of the SuperLink, as its --database; without it messages stay"
+    parser.add_argument("--database", type=Path, metavar="FILE", help=database)
+
+
+def act(arguments: argparse.Namespace) -> None:
+    before = days_ago(arguments.days)
+    lines = list(retain_runs(arguments.runs, before, arguments.dry_run))
+    if arguments.database:
+        lines += retain_messages(arguments.database, before, arguments.dry_run)
+    show(lines, arguments)

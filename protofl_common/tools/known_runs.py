@@ -1,0 +1,97 @@
+"""The runs in a folder of results: how far they are, and what is known of their sites."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from safetensors import safe_open
+
+from protofl_common.runs.folder import (
+    METRICS,
+    SETTINGS,
+    RunFolder,
+    checkpoints,
+    unused_replies,
+)
+
+SECONDS_PER_DAY = 86400
+
+
+@dataclass
+class KnownSite:
+    node: int
+    last: int = 0  # the round of its last valid reply; 0: none
+    trouble: dict[str, int] = field(default_factory=dict)  # kind of trouble -> how often
+    reason: str = ""  # of the latest
+
+
+class KnownRun(RunFolder):
+    """A run's folder, and what stands in its checkpoints."""
+
+    @property
+    def age(self) -> float:
+        return time.time() - (self.path / METRICS).stat().st_mtime
+
+    @property
+    def goes_on(self) -> bool:
+        """True if a process holds the lock of the run."""
+        if not self.lock.exists():
+            return False
+        try:
+            with FileLock(self.lock, timeout=0):
+                return False
+        except Timeout:
+            return True
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """Rounds with a checkpoint, and how many there shall be."""
+        whole = checkpoints(self.path)
+        latest = int(whole[0].stem) if whole else 0
+        return latest, int(self.settings().get("rounds", 0))
+
+    def checkpoint_facts(self) -> dict[str, Any]:
+        """Read what stands beside the state in its newest checkpoint, {} without any."""
+        whole = checkpoints(self.path)
+        if not whole:
+            return {}
+        with safe_open(whole[0], framework="numpy") as file:
+            facts: dict[str, Any] = json.loads(file.metadata()["facts"])
+        return facts
+
+    def known_sites(self) -> dict[str, KnownSite]:
+        sites: dict[str, KnownSite] = {}
+        for site, node in self.checkpoint_facts().get("owners", {}).items():
+            sites[site] = KnownSite(node)
+
+        for row in self.rows():
+            for name in row["clients"]:
+                site = sites.setdefault(name, KnownSite(0))
+                site.last = row["round"]
+            for kind, name, reason in unused_replies(row):
+                site = sites.setdefault(name, KnownSite(0))
+                site.trouble[kind] = site.trouble.get(kind, 0) + 1
+                site.reason = f"round {row['round']}: {reason}"
+            for name, answered in row.get("counted-late", {}).items():
+                site = sites.setdefault(name, KnownSite(0))
+                site.last = answered
+                site.trouble["counted late"] = site.trouble.get("counted late", 0) + 1
+                site.reason = f"round {row['round']}: its reply to round {answered} counted"
+        return sites
+
+
+def runs_in(folder: Path) -> list[KnownRun]:
+    """The runs in a folder of results, the latest first."""
+    runs = []
+    for metrics in folder.glob(f"*/{METRICS}"):
+        if (metrics.parent / SETTINGS).exists():
+            runs.append(KnownRun(metrics.parent))
+    return sorted(runs, key=lambda run: run.age)
+
+
+def stopped_runs(runs: list[KnownRun]) -> list[KnownRun]:
+    """Those of which no process is at work, and that have not come to their end."""
+    return [run for run in runs if not run.summary() and not run.goes_on]

@@ -1,0 +1,130 @@
+"""Runs whose process has died: the worker lets them go on, as ``flwr run`` with resume.toml would.
+
+A run goes on by itself if a crash has ended it, of its process, the worker, or the machine. It does
+not if somebody has stopped it (``flwr stop``) or resumed it since, if an error has ended it, which
+would come again, or if the code has changed.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from protofl_common.experiment.node import code_at_server
+from protofl_common.experiment.settings import app_folder, default_run_config
+from protofl_common.runs.folder import checkpoints
+from protofl_common.tools.federation import submissions_of
+from protofl_common.tools.flower import Run, has_crashed, superlink_at
+from protofl_common.tools.known_runs import KnownRun, runs_in, stopped_runs
+
+LOOK_SECONDS = 10.0
+MOST_SECONDS = 7 * 86400  # since the last round: who has waited longer has given the run up
+MOST_SUBMISSIONS = 1000
+FLWR = (
+    *(sys.executable, "-P", "-c"),
+    "from protofl_common.tools.flower import console_script; console_script('flwr')()",
+)
+NAME = "superlink"  # of the connection, in a configuration of Flower's that is made for one call
+
+
+class Resuming(threading.Thread):
+    """Looks, as long as the worker lives, for runs that crashed, and submits each again once."""
+
+    def __init__(self, options: list[str], out_dir: Path) -> None:
+        """``options``: those of flower-superexec, which name the SuperLink."""
+        super().__init__(daemon=True)
+        parser = argparse.ArgumentParser("protofl worker", add_help=False, allow_abbrev=False)
+        parser.add_argument("--runtime-api-address", default="")
+        parser.add_argument("--root-certificates", type=os.path.abspath)
+        known, _ = parser.parse_known_args(options)
+        self.address: str = known.runtime_api_address
+        self.root_certificates: str | None = known.root_certificates
+        self.out_dir = out_dir
+        self.said = ""
+
+    def run(self) -> None:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            try:
+                self.look()
+            except Exception as error:  # the SuperLink may be down; runs that go on must not be
+                self._say(f"cannot look after runs that stopped ({error})")
+
+    def look(self) -> None:
+        """Submit each run anew that a crash has ended."""
+        runs = runs_in(self.out_dir)
+        if not stopped_runs(runs):
+            return
+        superlink = superlink_at(NAME, self.address, self.root_certificates)
+        for run in crashed_runs(runs, submissions_of(superlink, MOST_SUBMISSIONS)):
+            self._say(f"{run.path.name} has stopped without an error; it goes on by itself")
+            self._submit(run.path / "resume.toml")
+
+    def _submit(self, settings: Path) -> None:
+        with TemporaryDirectory() as home:
+            lines = [f"[superlink.{NAME}]", f"address = '{self.address}'"]
+            if self.root_certificates:
+                lines.append(f"root-certificates = '{self.root_certificates}'")
+            else:
+                lines.append("insecure = true")
+            Path(home, "config.toml").write_text("\n".join(lines), encoding="utf-8")
+            subprocess.run(
+                [*FLWR, "run", str(app_folder()), NAME, "--run-config", str(settings)],
+                env={**os.environ, "FLWR_HOME": home},
+                check=True,
+            )
+
+    def _say(self, text: str) -> None:
+        if text != self.said:
+            print(f"protofl: {text}", file=sys.stderr, flush=True)
+        self.said = text
+
+
+def crashed_runs(runs: list[KnownRun], submitted: list[Run]) -> list[KnownRun]:
+    """Return the runs that go on by themselves; a run stands for its baselines, too.
+
+    ``submitted``: what the SuperLink knows of Flower's runs.
+    """
+    known = {run.run_id: run for run in submitted}
+    resumed_last: dict[Any, str] = {}  # name -> when it was resumed
+    for submission in submitted:
+        config = submission.override_config
+        if config.get("resume"):
+            name = config.get("run-name")
+            resumed_last[name] = max(resumed_last.get(name, ""), submission.pending_at)
+
+    crashed: list[KnownRun] = []
+    for run in stopped_runs(runs):
+        facts = run.checkpoint_facts()
+        if not facts or not _may_go_on(run, facts):
+            continue
+        run_id = _run_id(facts)
+        flowers_run = known.get(run_id)
+        if flowers_run is None or not has_crashed(flowers_run):
+            continue
+        # A baseline's folder has the name of its run's, and more
+        of_one = [each for each in runs if _run_id(each.checkpoint_facts()) == run_id]
+        first = min(of_one, key=lambda each: len(each.path.name))
+        was_resumed = resumed_last.get(first.path.name, "") > flowers_run.pending_at
+        if not was_resumed and first not in crashed:
+            crashed.append(first)
+    return crashed
+
+
+def _may_go_on(run: KnownRun, facts: dict[str, Any]) -> bool:
+    """Return whether it came further since its last start, not long ago, with today's code."""
+    *earlier, _ = facts["run_history"].split(",")
+    began = int(earlier[-1].partition(":")[2]) if earlier else -1
+    age = time.time() - checkpoints(run.path)[0].stat().st_mtime
+    code = code_at_server({**default_run_config(), **facts["settings"]})
+    return facts["round"] > began and age < MOST_SECONDS and facts["code"] == code
+
+
+def _run_id(facts: dict[str, Any]) -> int:
+    """Return the Flower run that has written a checkpoint; 0 without one."""
+    return int(facts.get("run_history", "0").rpartition(",")[2])

@@ -1,0 +1,127 @@
+"""What the server keeps that is older than a contract allows, and is removed.
+
+Never an unfinished run, nor the witness of the sites' logs (heads.jsonl). What a site keeps is in
+`site/stored.py`.
+"""
+
+import argparse
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from protofl_common.basics.files import remove
+from protofl_common.basics.text import human_bytes
+from protofl_common.config.options import SettingsError
+from protofl_common.runs.folder import SUMMARY
+from protofl_common.tools.known_runs import SECONDS_PER_DAY, runs_in
+
+LOCK_SECONDS = 30.0  # that the database may be at work for the SuperLink
+WITH_RUN = ("message_ins", "message_res", "message", "task_message", "task_event")
+"""Tables of the SuperLink with something of a run in each row."""
+OLD = "SELECT run_id FROM old_runs"
+_REMOVALS = {
+    **{table: f"DELETE FROM {table} WHERE run_id IN ({OLD})" for table in WITH_RUN},
+    "task_logs": (
+        f"DELETE FROM task_logs WHERE task_id IN (SELECT task_id FROM task WHERE run_id IN ({OLD}))"
+    ),
+    "objects": (
+        "DELETE FROM objects WHERE object_id IN "
+        f"(SELECT object_id FROM run_objects WHERE run_id IN ({OLD})) AND object_id NOT IN "
+        f"(SELECT object_id FROM run_objects WHERE run_id NOT IN ({OLD}))"
+    ),
+    "run_objects": f"DELETE FROM run_objects WHERE run_id IN ({OLD})",
+}
+"""Table -> how its rows of old runs are removed; those of an object go with it."""
+
+
+def add_days(parser: argparse.ArgumentParser) -> None:
+    days = "what ended, or was last changed, more than so many days ago is removed"
+    parser.add_argument("--days", type=int, required=True, metavar="N", help=days)
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+
+
+def show(lines: list[str], options: argparse.Namespace) -> None:
+    """Print what was removed and what was kept, and a line that sums it up."""
+    number = sum(line.startswith("removed") for line in lines)
+    summary = f"{number} removed that are older than {options.days} days"
+    if options.dry_run:
+        summary = f"--dry-run: nothing was removed; {number} are older than {options.days} days"
+    print(*lines, summary, sep="\n")
+
+
+def days_ago(days: int) -> float:
+    """Return that time, in seconds since 1970; SettingsError for a time to come."""
+    if days < 0:
+        raise SettingsError(f"--days {days}: must be at least 0")
+    return time.time() - days * SECONDS_PER_DAY
+
+
+def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
+    """Remove the folders of runs that ended earlier, and yield a line for each."""
+    runs = runs_in(folder)
+    unfinished = [run for run in runs if run.goes_on or not run.summary()]
+    names = [run.path.name for run in unfinished]
+    for run in unfinished:
+        if run.age > time.time() - before:
+            yield f"kept     {run.path}: not finished"
+    for run in runs:
+        summary = run.summary()
+        has_unfinished_baseline = any(name.startswith(f"{run.path.name}-") for name in names)
+        if not summary or run in unfinished or has_unfinished_baseline:
+            continue
+        ended = summary.get("ended", (run.path / SUMMARY).stat().st_mtime)
+        if ended < before:
+            files = [file for file in run.path.rglob("*") if file.is_file()]
+            size = sum(file.stat().st_size for file in files)
+            if not dry_run:
+                remove(run.path)
+            yield f"removed  {run.path}, ended {_day(ended)}, {human_bytes(size)}"
+
+
+def retain_messages(database: Path, before: float, dry_run: bool) -> Iterator[str]:
+    """Remove the messages and logs of Flower runs that ended earlier, and yield a line for each.
+
+    What was removed cannot be read from the file any more. SettingsError for another file, and
+    where the SuperLink leaves no moment for it.
+    """
+    if not database.is_file():
+        raise SettingsError(f"--database {database}: no such file; give that of the SuperLink")
+    try:
+        with closing(sqlite3.connect(database, LOCK_SECONDS, isolation_level=None)) as link:
+            for pragma in ("secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
+                link.execute(f"PRAGMA {pragma}")
+            numbers = _remove_old(link, before, dry_run)
+            if not dry_run:
+                link.execute("VACUUM")  # fetched messages were removed before, but not overwritten
+                is_busy, _, _ = link.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if is_busy:
+                    raise sqlite3.OperationalError("database is locked")
+    except sqlite3.Error as error:
+        cure = "is it the SuperLink's? If it is locked, stop the SuperLink meanwhile"
+        raise SettingsError(f"--database {database}: {error}; {cure}") from error
+    for table, number in numbers.items():
+        if number:
+            yield f"removed  {database}: {number} rows of {table}"
+
+
+def _remove_old(link: sqlite3.Connection, before: float, dry_run: bool) -> dict[str, int]:
+    """Remove what runs that ended earlier left, and return how many rows of each table."""
+    day = f"{datetime.fromtimestamp(before, UTC):%Y-%m-%d %H:%M:%S}"  # as Flower writes it
+    link.execute("BEGIN IMMEDIATE")
+    link.execute(
+        "CREATE TEMP TABLE old_runs AS SELECT run.run_id FROM run "
+        "JOIN task ON task.task_id = run.primary_task_id WHERE task.finished_at < ?",
+        (day,),
+    )
+    numbers = {}
+    for table, statement in _REMOVALS.items():
+        numbers[table] = link.execute(statement).rowcount
+    link.execute("ROLLBACK" if dry_run else "COMMIT")
+    return numbers
+
+
+def _day(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d}"

@@ -1,0 +1,83 @@
+"""Which runs a worker lets go on by itself."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protofl_common.basics.run_history import RunHistory
+from protofl_common.experiment.node import code_at_server
+from protofl_common.experiment.settings import default_run_config
+from protofl_common.runs.folder import METRICS, SETTINGS, SUMMARY, checkpoints
+from protofl_common.tools.flower import APP_ERROR
+from protofl_common.tools.known_runs import runs_in
+from protofl_common.tools.resuming import MOST_SECONDS, crashed_runs
+from server_app.run.checkpoint import Checkpoint
+
+
+def stopped(folder: Path, history: RunHistory, last: int, code: str = "") -> Path:
+    """A run whose last checkpoint is of this round."""
+    folder.mkdir(parents=True)
+    (folder / METRICS).touch()
+    (folder / SETTINGS).touch()
+    settings = {"algo": "fedproto"}
+    code = code or code_at_server(default_run_config() | settings)
+    Checkpoint(settings, history, last, code=code).write(folder)
+    return folder
+
+
+def submitted(run_id: int, sub_status: str = "failed", details: str = "", **config: Any) -> Any:
+    status = SimpleNamespace(status="finished", sub_status=sub_status, details=details)
+    names = {key.replace("_", "-"): value for key, value in config.items()}
+    when = f"2026-11-22T10:00:{run_id:02}"
+    return SimpleNamespace(run_id=run_id, pending_at=when, status=status, override_config=names)
+
+
+def resumed(folder: Path, *flowers_runs: Any) -> list[str]:
+    return [run.path.name for run in crashed_runs(runs_in(folder), list(flowers_runs))]
+
+
+def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
+    stopped(tmp_path / "first", RunHistory(7), last=0)
+    assert resumed(tmp_path, submitted(7)) == ["first"]
+    assert resumed(tmp_path, submitted(7, "", "")) == []  # the SuperLink still waits for it
+    again = submitted(8, "", run_name="first", resume=True)
+    assert resumed(tmp_path, submitted(7), again) == []
+    assert resumed(tmp_path) == []
+
+
+@pytest.mark.parametrize(("sub_status", "details"), [
+    ("stopped", ""), ("completed", ""), ("failed", f"{APP_ERROR}: 3 rounds changed nothing"),
+])  # fmt: skip
+def test_a_run_that_somebody_or_an_error_ended_does_not(
+    sub_status: str, details: str, tmp_path: Path
+) -> None:
+    stopped(tmp_path / "first", RunHistory(7), last=2)
+    assert resumed(tmp_path, submitted(7, sub_status, details)) == []
+
+
+@pytest.mark.parametrize(("last", "names"), [(2, []), (3, ["first"])])
+def test_a_run_that_crashes_again_must_have_come_further(
+    last: int, names: list[str], tmp_path: Path
+) -> None:
+    stopped(tmp_path / "first", RunHistory(8, ((7, 2),)), last)
+    again = submitted(8, run_name="first", resume=True)
+    assert resumed(tmp_path, submitted(7), again) == names
+
+
+def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
+    stopped(tmp_path / "other", RunHistory(7), last=2, code="0123abcd")
+    old = stopped(tmp_path / "old", RunHistory(8), last=2)
+    (checkpoint,) = checkpoints(old)
+    os.utime(checkpoint, (0, checkpoint.stat().st_mtime - MOST_SECONDS - 1))
+    assert resumed(tmp_path, submitted(7), submitted(8)) == []
+
+
+def test_a_baseline_goes_on_with_its_run(tmp_path: Path) -> None:
+    run = stopped(tmp_path / "first", RunHistory(7), last=5)
+    (run / SUMMARY).write_text('{"rounds": 5}')
+    stopped(tmp_path / "first-local", RunHistory(7), last=2)
+    stopped(tmp_path / "first-fedavg", RunHistory(7), last=1)
+    assert resumed(tmp_path, submitted(7)) == ["first"]

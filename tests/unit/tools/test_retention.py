@@ -1,0 +1,169 @@
+"""``protofl retain`` and ``protofl site retain``: what they remove, and what stays."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from flwr.supercore.state.schema import corestate_models, linkstate_models, objectstore_models
+from sqlalchemy import create_engine
+
+from protofl_common.runs.folder import HEADS, METRICS, SETTINGS, SUMMARY
+from tests.support.commands import output
+from tests.support.given import Printed
+
+DAY = 86400
+Remove = Callable[..., list[str]]
+
+
+def aged(path: Path, days: float, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (0, time.time() - days * DAY))
+    return path
+
+
+def run(folder: Path, days: float, is_finished: bool = True) -> Path:
+    """A run that ended, or stopped, so many days ago."""
+    aged(folder / SETTINGS, days)
+    aged(folder / METRICS, days)
+    if is_finished:
+        aged(folder / SUMMARY, days, '{"rounds": 5}')
+    return folder
+
+
+@pytest.fixture
+def removed(capsys: Printed) -> Remove:
+    """The lines of a command that removes."""
+
+    def lines(*words: object) -> list[str]:
+        printed: str = output(capsys, *words, "--days", "90").out
+        return printed.splitlines()
+
+    return lines
+
+
+def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -> None:
+    old = run(tmp_path / "old", 91)
+    new = run(tmp_path / "new", 89)
+    stopped = run(tmp_path / "stopped", 91, is_finished=False)
+    with_baseline = run(tmp_path / "two", 95)
+    baseline = run(tmp_path / "two-local", 91, is_finished=False)
+    at_work = run(tmp_path / "at-work", 91)
+    heads = aged(tmp_path / HEADS, 400, "{}\n")
+
+    with FileLock(tmp_path / ".at-work.lock"):
+        dry = removed("retain", "--runs", tmp_path, "--dry-run")
+        assert old.exists()
+        lines = removed("retain", "--runs", tmp_path)
+
+    assert [line for line in lines if line.startswith("removed")] == dry[-2:-1]
+    assert lines[-2].startswith(f"removed  {old}, ended ")
+    assert f"kept     {stopped}: not finished" in lines
+    assert lines[-1] == "1 removed that are older than 90 days"
+    assert not old.exists()
+    assert all(path.exists() for path in (new, stopped, with_baseline, baseline, at_work, heads))
+
+
+def database(path: Path) -> Path:
+    """A SuperLink's, with an old run, number 1, a new one, 2, and one that goes on, 3."""
+    engine = create_engine(f"sqlite:///{path}")
+    for models in (corestate_models, linkstate_models, objectstore_models):
+        for name, base in vars(models).items():
+            if name.endswith("Base") and hasattr(base, "metadata"):
+                base.metadata.create_all(engine)
+    engine.dispose()
+
+    ended = {1: time.time() - 91 * DAY, 2: time.time() - 89 * DAY, 3: None}
+    with closing(sqlite3.connect(path)) as link, link:
+        for number, seconds in ended.items():
+            finished = seconds and time.strftime("%Y-%m-%d %H:%M:%S.5+00:00", time.gmtime(seconds))
+            link.execute(
+                "INSERT INTO task (task_id, type, run_id, pending_at, finished_at) "
+                "VALUES (?, 'flwr-serverapp', ?, '2026-01-01', ?)",
+                (10 + number, number, finished),
+            )
+            link.execute(
+                "INSERT INTO run (run_id, primary_task_id) VALUES (?, ?)", (number, 10 + number)
+            )
+            link.execute("INSERT INTO task_logs VALUES (1.0, ?, 'a line')", (10 + number,))
+            link.execute(
+                "INSERT INTO message_res (message_id, run_id, content) VALUES (?, ?, ?)",
+                (f"reply {number}", number, f"secret of {number}".encode()),
+            )
+            for name in (f"part {number}", "shared"):
+                part = (name, f"array of {name}".encode())
+                link.execute(
+                    "INSERT OR IGNORE INTO objects (object_id, content) VALUES (?, ?)", part
+                )
+                link.execute("INSERT INTO run_objects VALUES (?, ?)", (number, name))
+    return path
+
+
+def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: Remove) -> None:
+    link = database(tmp_path / "superlink.db")
+    words = ("retain", "--runs", tmp_path / "runs", "--database", link)
+
+    removed(*words, "--dry-run")
+    assert b"secret of 1" in link.read_bytes()
+    lines = removed(*words)
+
+    assert f"removed  {link}: 1 rows of message_res" in lines
+    assert f"removed  {link}: 1 rows of task_logs" in lines
+    assert f"removed  {link}: 1 rows of objects" in lines
+    content = link.read_bytes()
+    for gone in (b"secret of 1", b"array of part 1"):
+        assert gone not in content
+    for kept in (b"secret of 2", b"secret of 3", b"array of part 2", b"array of shared"):
+        assert kept in content
+    with closing(sqlite3.connect(link)) as after:
+        assert after.execute("SELECT run_id FROM run").fetchall() == [(1,), (2,), (3,)]
+    assert removed(*words) == ["0 removed that are older than 90 days"]
+
+
+@pytest.mark.parametrize(("content", "reason"), [
+    (None, "no such file; give that of the SuperLink"),
+    ("", "no such table: run; is it the SuperLink's?"),
+])  # fmt: skip
+def test_another_file_is_refused(
+    content: str | None, reason: str, tmp_path: Path, capsys: Printed
+) -> None:
+    file = tmp_path / "other.db"
+    if content is not None:
+        file.write_text(content)
+    words = ("retain", "--days", "90", "--runs", tmp_path, "--database", file)
+    assert reason in output(capsys, *words, status=1).err
+    words = ("retain", "--days", "-1")
+    assert "--days -1: must be at least 0" in output(capsys, *words, status=1).err
+
+
+def test_a_site_removes_old_models_of_finished_runs_and_old_caches(
+    tmp_path: Path, removed: Remove
+) -> None:
+    node = f'site-name="north" dataset="image-folder" data-dir="{tmp_path}" '
+    node += f'state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
+    state = tmp_path / "state"
+    old = aged(state / "first-1" / "clients" / "north" / "model.safetensors", 91)
+    new = aged(state / "second-2" / "clients" / "north" / "model.safetensors", 89)
+    unfinished = aged(state / "third-3" / "clients" / "north" / "2-3.safetensors", 91)
+    ledger = aged(state / "privacy" / "north.json", 400, "{}")
+    log = aged(state / "sites" / "north" / "audit.jsonl", 400)
+    old_cache = aged(tmp_path / "cache" / "photos-0123456789abcdef.npz", 91)
+    new_cache = aged(tmp_path / "cache" / "photos-fedcba9876543210.npz", 1)
+
+    lines = removed("site", "retain", "--node-config", node)
+
+    assert [line.split()[:2] for line in lines[:-1]] == [
+        ["removed", "first-1"],
+        ["kept", "third-3"],
+        ["removed", "caches/"],
+    ]
+    assert lines[-1] == "2 removed that are older than 90 days"
+    assert not (state / "first-1").exists()
+    assert not old.exists()
+    assert not old_cache.exists()
+    assert all(path.exists() for path in (new, unfinished, ledger, log, new_cache))
