@@ -215,7 +215,7 @@ class ClientAlgorithm(Generic[H]):
         The term is `positive_unlabelled_risk` (`maths/losses.py`). Terms that align features have
         the weight that ``alignment-warmup`` leaves them in this round.
         """
-        loss = self.loss
+        loss: Loss = self.loss
         alignment = self.settings.alignment_in(self.round)
         if alignment < 1:
             loss = partial(self._softened, alignment)
