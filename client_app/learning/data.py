@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from protofl_common.basics.text import names_in
+from protofl_common.config.lists import names_in
 from protofl_common.data import UNLABELLED, ClientData
 from protofl_common.data.raw import DataError, StoredRows, are_images, described, normalised
 

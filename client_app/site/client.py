@@ -13,7 +13,7 @@ from client_app.site.state import StateFolder
 from protofl_common.basics.files import digest, locked, write_text
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.basics.text import names_in
+from protofl_common.config.lists import names_in
 from protofl_common.config.python_names import allow
 from protofl_common.config.sections import KEYED, PER_UNIT
 from protofl_common.experiment.node import NodeConfig, allow_named, is_site, site_folder

@@ -23,7 +23,7 @@ from client_app.site.hooks import tell_of_request
 from client_app.site.record import StateError
 from protofl_common.basics.code_version import code_version_at_site, is_later_patch
 from protofl_common.basics.files import locked, write_text
-from protofl_common.basics.text import names_in
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.experiment.node import (
     OPERATORS,

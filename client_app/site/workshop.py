@@ -14,8 +14,8 @@ from client_app.site.client import Client
 from client_app.site.log import log
 from protofl_common.backbones.features import cached_features, feature_widths
 from protofl_common.basics.files import cache_folder
-from protofl_common.basics.text import as_setting
 from protofl_common.config.datasets import is_own
+from protofl_common.config.lists import as_setting
 from protofl_common.config.options import SettingsError
 from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.division import Share

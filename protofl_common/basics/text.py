@@ -1,6 +1,5 @@
-"""Lists of names, texts that cross the wire (errors of a client, words of a stranger), sizes."""
+"""Names, texts that cross the wire (errors of a client, words of a stranger), sizes."""
 
-import csv
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,39 +27,6 @@ def in_order(names: Iterable[str]) -> list[str]:
         return padded, name
 
     return sorted(names, key=natural)
-
-
-def names_in(text: object) -> tuple[str, ...]:
-    """The distinct names of a comma-separated list; () for none."""
-    return tuple(dict.fromkeys(filter(None, parts_of(text))))
-
-
-def parts_of(text: object) -> list[str]:
-    """The parts of a comma-separated list; a name with a comma has quotes: ``"a, b",c``."""
-    line = str(text or "").replace("\n", " ")
-    parts = next(csv.reader([line], skipinitialspace=True), [])
-    return [part.strip() for part in parts]
-
-
-def as_list(names: Iterable[str]) -> str:
-    """The comma-separated list that `names_in` reads as these names."""
-    quoted = []
-    for name in names:
-        if "," in name or name.startswith('"'):
-            name = '"{}"'.format(name.replace('"', '""'))
-        quoted.append(name)
-    text = ",".join(quoted)
-    return f" {text}" if text.startswith('"') else text  # else a setting would lose its quotes
-
-
-def as_setting(key: str, names: Iterable[str]) -> str:
-    """``KEY="a,b"`` as one types it, in a shell or in TOML; "" for names that no such line has."""
-    wanted = list(names)
-    value = as_list(wanted)
-    quote = "'" if set(value) & set('"\\$`') else '"'
-    if quote in value or list(names_in(value)) != wanted:
-        return ""
-    return f"{key}={quote}{value}{quote}"
 
 
 def first_of(names: Iterable[str], most: int = 20) -> str:

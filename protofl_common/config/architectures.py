@@ -2,7 +2,7 @@
 
 import re
 
-from protofl_common.basics.text import parts_of
+from protofl_common.config.lists import parts_of
 from protofl_common.config.python_names import LIBRARY_NETWORK, PYTHON_NAME
 
 OTHER_NETWORKS = re.compile(f"{LIBRARY_NETWORK.pattern}|{PYTHON_NAME.pattern}", re.ASCII)

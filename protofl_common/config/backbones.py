@@ -8,7 +8,7 @@ images of that many pixels a side instead of their own size.
 import re
 from typing import NamedTuple
 
-from protofl_common.basics.text import names_in, parts_of
+from protofl_common.config.lists import names_in, parts_of
 
 # trained by `python -m tests.bench.pretraining.train NAME` of commit cf466dc6
 EMBEDDED: dict[str, str] = {

@@ -22,7 +22,7 @@ from typing import (
     get_type_hints,
 )
 
-from protofl_common.basics.text import parts_of
+from protofl_common.config.lists import parts_of
 
 Scalar = bool | int | float | str
 Config = dict[str, Scalar]  # a flat configuration: of a run, or of its federation

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.text import (
     LONGEST_NAME,
-    as_list,
     first_of,
     is_short_and_printable,
-    parts_of,
     printable,
     with_composed_letters,
 )
+from protofl_common.config.lists import as_list, parts_of
 from protofl_common.data.raw import (
     VALIDATION,
     DataError,

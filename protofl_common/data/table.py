@@ -17,14 +17,12 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.text import (
     LONGEST_NAME,
-    as_list,
-    as_setting,
     first_of,
     is_short_and_printable,
-    names_in,
     printable,
     with_composed_letters,
 )
+from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import GAPS, WHOLE, counted, is_number, number, warn_of_rounding
 from protofl_common.data.raw import DataError, Place

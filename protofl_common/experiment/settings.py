@@ -20,10 +20,11 @@ import numpy as np
 from protofl_common.algorithms.base import Algorithm, Hparams
 from protofl_common.basics.files import digest
 from protofl_common.basics.seeding import derive_seed
-from protofl_common.basics.text import is_plain_name, names_in, with_composed_letters
+from protofl_common.basics.text import is_plain_name, with_composed_letters
 from protofl_common.config.architectures import PROJECTION, architecture_of
 from protofl_common.config.backbones import EMBEDDED, parse_backbones
 from protofl_common.config.datasets import partitions_that_read
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import (
     Needed,
     Scalar,

@@ -20,7 +20,8 @@ from datetime import date
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from protofl_common.basics.text import is_site_name, names_in, printable
+from protofl_common.basics.text import is_site_name, printable
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError, Values
 from protofl_common.config.sections import StudySettings, keys_that_change
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from protofl_common.basics.text import in_order, names_in
+from protofl_common.basics.text import in_order
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.runs.figures import HIDDEN, compared

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from protofl_common.basics.text import names_in
+from protofl_common.config.lists import names_in
 from protofl_common.runs.folder import (
     DROPPED,
     FEW_TESTED,

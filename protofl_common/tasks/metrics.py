@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.basics.text import names_in
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
 from protofl_common.runs.folder import KINDS

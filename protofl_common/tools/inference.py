@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from protofl_common.backbones.features import extract_features
-from protofl_common.basics.text import names_in
 from protofl_common.config.backbones import is_allowed
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.data.objects import inputs_for

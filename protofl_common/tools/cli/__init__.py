@@ -17,7 +17,7 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from protofl_common.basics.faults import fault_of
-from protofl_common.basics.text import names_in
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
 

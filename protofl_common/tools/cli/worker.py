@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.basics.files import make_private
-from protofl_common.basics.text import names_in
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allow_only
 from protofl_common.experiment.catalog import CATALOG, half

@@ -22,7 +22,7 @@ from cryptography.x509 import load_pem_x509_certificates
 
 from client_app.site.hooks import CERTIFICATE, DISK
 from protofl_common.basics.code_version import code_version_at_site
-from protofl_common.basics.text import names_in
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import DANGER_OF_WEIGHTS, PROMISE_OF_SUMS, DataSettings
 from protofl_common.experiment.catalog import CATALOG

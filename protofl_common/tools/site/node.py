@@ -8,7 +8,7 @@ from pathlib import Path
 from click import ClickException
 
 from protofl_common.basics.files import cache_folder
-from protofl_common.basics.text import names_in
+from protofl_common.config.lists import names_in
 from protofl_common.config.options import (
     Scalar,
     SettingsError,
