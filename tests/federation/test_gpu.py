@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from client_app.learning import training
-from protofl_common.models import devices
 from protofl_common.experiment.catalog import CATALOG
+from protofl_common.models import devices
 from tests.support.acting import CASES, left_behind
 from tests.support.given import Patch
 
