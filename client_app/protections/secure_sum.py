@@ -117,7 +117,7 @@ class SecureSum:
 
     def share(self) -> dict[str, ConfigRecord]:
         """For each peer its shares of the secret, sealed."""
-        return self._shared(self._passed("advertise"), SECAGG)
+        return self._deal_shares(self._passed("advertise"), SECAGG)
 
     def open_shares(self) -> None:
         """Open the shares that the other sites have sealed for this one, before it does its work.
@@ -207,7 +207,7 @@ class SecureSum:
             begun = self._begun(self.next_sum, self.sum_number, progress.following)
             self._write(begun)
             if NEXT_SUM in self.client.content:
-                answer |= self._shared(begun, NEXT_SUM)
+                answer |= self._deal_shares(begun, NEXT_SUM)
             return answer
         self._write(self._over("unmask"))
         if not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
@@ -224,19 +224,23 @@ class SecureSum:
             signature = bytes(masks.SIGNATURE)
         return pack_by_site({self.name: public + signature}, record)
 
-    def _shared(self, progress: _Progress, record: str) -> dict[str, ConfigRecord]:
-        """Seal shares of the secret of ``progress`` for each peer.
+    def _deal_shares(self, progress: _Progress, record_name: str) -> dict[str, ConfigRecord]:
+        """Write that the stage ``share`` of a sum is passed, and return shares for each peer.
 
-        A ``record`` of the message has all sites' keys.
+        They are shares of the secret of ``progress``, sealed for the peer. The record of this name
+        has all sites' public keys in the message, and the shares in the reply. RefusedMessage for
+        keys that are not those of the sites.
         """
-        keys = unpack_by_site(self.client.content, masks.SIGNED, record)
+        keys = unpack_by_site(self.client.content, masks.SIGNED, record_name)
         self._check_keys(keys, progress)
         secret = progress.secret
         threshold = self._threshold(keys)
         points = masks.points_of(keys)
         pair_shares = shares.split(masks.key_of(secret, masks.PAIR), threshold, points.values())
         own_shares = shares.split(masks.key_of(secret, masks.OWN), threshold, points.values())
-        dealt = {peer: pair_shares[point] + own_shares[point] for peer, point in points.items()}
+        dealt = {}
+        for site, point in points.items():
+            dealt[site] = pair_shares[point] + own_shares[point]  # bytes, one behind the other
         kept = {self.name: dealt.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=kept))
 
@@ -244,7 +248,7 @@ class SecureSum:
         sealed = {}
         for peer, text in dealt.items():
             sealed[peer] = masks.seal(name, secret, keys[peer], self.name, peer, text)
-        return pack_by_site(sealed, record)
+        return pack_by_site(sealed, record_name)
 
     def _check_keys(self, keys: Mapping[str, bytes], progress: _Progress) -> None:
         """RefusedMessage for keys that are not those of as many sites as there are names."""

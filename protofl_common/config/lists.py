@@ -28,10 +28,15 @@ def as_list(names: Iterable[str]) -> str:
 
 
 def as_setting(key: str, names: Iterable[str]) -> str:
-    """``KEY="a,b"`` as one types it, in a shell or in TOML; "" for names that no such line has."""
+    """Return ``KEY="a,b"`` as a user can type it in a shell and in TOML.
+
+    Returns "" for names that cannot be written in such a line.
+    """
     wanted = list(names)
     value = as_list(wanted)
-    quote = "'" if set(value) & set('"\\$`') else '"'
+    quote = '"'
+    if any(character in value for character in '"\\$`'):  # between "…" they mean something else
+        quote = "'"
     if quote in value or list(names_in(value)) != wanted:
         return ""
     return f"{key}={quote}{value}{quote}"

@@ -199,12 +199,12 @@ class Division:
         return replace(pool, domains=np.zeros_like(pool.domains), domain_names=(self.domain,))
 
     def _check_domains(self, pool: Pool) -> None:
-        """DataError where a partition by domains finds none, or an empty one."""
+        """DataError if a partition by domains finds no domains, or one without samples."""
         which = f"partition = {self.settings.partition!r}"
         if not pool.domain_names:
             cure = "give them a column 'client', or choose another partition"
             raise DataError(f"{which}: the data name no clients or domains; {cure}")
-        if self.domain:
+        if self.domain:  # the pool has this domain alone: what the others have does not matter
             return
         filled = {pool.domain_names[owner] for owner in np.unique(self.owners)}
         empty = set(pool.domain_names) - filled

@@ -201,10 +201,12 @@ class Cluster:
         self._secret = token_hex(8)  # nobody on a node can have made its folder before
         self.nodes: dict[str, _Node] = {}
         self._tasks: list[_Task] = []
-        self._under_way = 0
+        self._num_taken = 0  # tasks that `_next` has given a process, and that are not over
         self._changed = threading.Condition()
-        self._home: dict[Path, tuple[_Node, Listing]] = {}
-        self._shared: dict[int, tuple[ArrayRecord, Any]] = {}
+        # folder of a client -> the node that has a copy of it, and what is in the copy
+        self._copies: dict[Path, tuple[_Node, Listing]] = {}
+        # id of arrays -> the arrays, and Ray's reference to them
+        self._references: dict[int, tuple[ArrayRecord, Any]] = {}
 
     # -- before a run, and after it
     def begin(self, run_config: Values, on_event: OnEvent) -> None:
@@ -244,10 +246,14 @@ class Cluster:
             raise SettingsError(f"--cluster {self.address}: all nodes must be alike\n{lines}")
 
     def end(self) -> None:
-        """Remove the copies of clients' folders from all nodes."""
+        """Remove the copies of clients' folders from all nodes.
+
+        A node that does not do so within `WAIT_SECONDS` is not waited for. It removes them later,
+        or the next process that begins there does (`_remove_abandoned`).
+        """
         with self._changed:
-            self._home.clear()
-            self._shared.clear()
+            self._copies.clear()
+            self._references.clear()
             nodes = list(self.nodes.values())
         removals = [node.first_worker.forget.remote() for node in nodes]
         if removals:
@@ -330,8 +336,8 @@ class Cluster:
         stripped.content = RecordDict()
         question = _Question(stripped, run_id, node, run_config, threads, place)
         with self._changed:
-            if not (self._tasks or self._under_way):
-                self._shared.clear()
+            if not (self._tasks or self._num_taken):
+                self._references.clear()
             records = [self._put(record) for record in message.content.values()]
             task = _Task(answer, question, list(message.content), records, folder)
             self._tasks.append(task)
@@ -345,9 +351,9 @@ class Cluster:
         """
         if not isinstance(record, ArrayRecord):
             return record
-        if id(record) not in self._shared:
-            self._shared[id(record)] = (record, ray.put(record))
-        return self._shared[id(record)][1]
+        if id(record) not in self._references:
+            self._references[id(record)] = (record, ray.put(record))
+        return self._references[id(record)][1]
 
     def _work(self, node: _Node, index: int) -> None:
         """Hand one task after another to a process, until it dies or is ended."""
@@ -367,7 +373,7 @@ class Cluster:
                 self._close(task, error)
             else:
                 with self._changed:
-                    self._under_way -= 1
+                    self._num_taken -= 1  # as `_lose` and `_close` do for other ends
                 task.reply.set_result(reply)
 
     def _answered(self, task: _Task, node: _Node, worker: Any) -> Message:
@@ -375,9 +381,9 @@ class Cluster:
         known: Listing = {}
         if task.folder is not None:
             with self._changed:
-                home, of_copy = self._home.pop(task.folder, (None, {}))
+                home, in_copy = self._copies.pop(task.folder, (None, {}))
             if home is node:
-                known = of_copy
+                known = in_copy
             question.files = ClientFiles.since(task.folder, known)
         asked = worker.answer.remote(task.answer, question, task.names, *task.records)
         reply: Message
@@ -386,7 +392,7 @@ class Cluster:
         if task.folder is not None:
             files.put_into(task.folder)
             with self._changed:
-                self._home[task.folder] = (node, listed(task.folder))
+                self._copies[task.folder] = (node, listed(task.folder))
         return reply
 
     def _next(self, node: _Node) -> _Task | None:
@@ -402,7 +408,7 @@ class Cluster:
                     task = self._best_task(node)
                     if task:
                         self._tasks.remove(task)
-                        self._under_way += 1
+                        self._num_taken += 1
                         return task
                     self._changed.wait()
                 return None
@@ -424,9 +430,9 @@ class Cluster:
         return free
 
     def _home_of(self, task: _Task) -> _Node | None:
-        if task.folder is None or task.folder not in self._home:
+        if task.folder is None or task.folder not in self._copies:
             return None
-        home, _ = self._home[task.folder]
+        home, _ = self._copies[task.folder]
         return home
 
     def _lose(self, node: _Node, index: int, task: _Task, error: RayActorError) -> None:
@@ -438,7 +444,7 @@ class Cluster:
             worker = node.workers.pop(index)
             if not node.workers:
                 del self.nodes[node.id]
-            self._under_way -= 1
+            self._num_taken -= 1
             self._tasks.insert(0, task)
             task.died_on.append(node)
             if not self.nodes:
@@ -469,7 +475,7 @@ class Cluster:
         self, task: _Task, error: BaseException, from_node: BaseException | None = None
     ) -> None:
         with self._changed:
-            self._under_way -= 1
+            self._num_taken -= 1
         error.__cause__ = from_node  # its text has the traceback on the node
         task.reply.set_exception(error)
 

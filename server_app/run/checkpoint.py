@@ -80,20 +80,22 @@ class Checkpoint:
         return cls(**stored, state=state)
 
 
-def newest_undamaged(folder: Path, without: str) -> Checkpoint:
+def newest_undamaged(folder: Path, complaint: str) -> Checkpoint:
     """Read the newest checkpoint that is undamaged.
 
-    TensorFileError if all are damaged; SettingsError, which begins with ``without``, for none.
+    TensorFileError, for the oldest, if all are damaged. SettingsError, which begins with
+    ``complaint``, if there is none at all.
     """
-    paths = checkpoints(folder)
-    if not paths:
-        raise SettingsError(f"{without}, there is no checkpoint in {folder / CHECKPOINTS}")
-    for path in paths[:-1]:
+    newest_first = checkpoints(folder)
+    if not newest_first:
+        raise SettingsError(f"{complaint}, there is no checkpoint in {folder / CHECKPOINTS}")
+    *newer, oldest = newest_first
+    for path in newer:
         try:
             return Checkpoint.read(path)
         except TensorFileError as error:
             say(f"{error}; going back a round")
-    return Checkpoint.read(paths[-1])
+    return Checkpoint.read(oldest)  # behind it there is nothing to go back to
 
 
 def check_free(folder: Path) -> None:
@@ -112,7 +114,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     if not settings.run.resume:
         check_free(folder)
         return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code)
-    newest = newest_undamaged(folder, without="resume = true: nothing to resume")
+    newest = newest_undamaged(folder, complaint="resume = true: nothing to resume")
     check_same(newest.settings, settings, folder)
     if newest.code != code:
         say(
