@@ -66,7 +66,7 @@ def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, b
     Returns the reason that may leave the site, and whether it was appended. Few repetitions are
     appended so that whoever is refused again and again cannot fill the disk.
 
-    A day has `MOST_REFUSALS` kinds of refusals at most. Those of any further kind are counted
+    Once `MOST_REFUSALS` kinds have been refused in a day, those of any further kind are counted
     together, and their own reasons do not leave the site, because they are not in the log. The
     limit does not hold for a site that ``waits`` for its operator: such reasons differ only from
     one request for approval to the next, so there are few. AuditError where nothing can be written.

@@ -204,7 +204,7 @@ class Cluster:
         self._num_taken = 0  # tasks that `_next` has given a process, and that are not over
         self._changed = threading.Condition()
         # folder of a client -> the node that has a copy of it, and what is in the copy
-        self._copies: dict[Path, tuple[_Node, Listing]] = {}
+        self._copy_of_folder: dict[Path, tuple[_Node, Listing]] = {}
         # id of arrays -> the arrays, and Ray's reference to them
         self._references: dict[int, tuple[ArrayRecord, Any]] = {}
 
@@ -252,7 +252,7 @@ class Cluster:
         or the next process that begins there does (`_remove_abandoned`).
         """
         with self._changed:
-            self._copies.clear()
+            self._copy_of_folder.clear()
             self._references.clear()
             nodes = list(self.nodes.values())
         removals = [node.first_worker.forget.remote() for node in nodes]
@@ -381,7 +381,7 @@ class Cluster:
         known: Listing = {}
         if task.folder is not None:
             with self._changed:
-                home, in_copy = self._copies.pop(task.folder, (None, {}))
+                home, in_copy = self._copy_of_folder.pop(task.folder, (None, {}))
             if home is node:
                 known = in_copy
             question.files = ClientFiles.since(task.folder, known)
@@ -392,7 +392,7 @@ class Cluster:
         if task.folder is not None:
             files.put_into(task.folder)
             with self._changed:
-                self._copies[task.folder] = (node, listed(task.folder))
+                self._copy_of_folder[task.folder] = (node, listed(task.folder))
         return reply
 
     def _next(self, node: _Node) -> _Task | None:
@@ -430,9 +430,9 @@ class Cluster:
         return free
 
     def _home_of(self, task: _Task) -> _Node | None:
-        if task.folder is None or task.folder not in self._copies:
+        if task.folder is None or task.folder not in self._copy_of_folder:
             return None
-        home, _ = self._copies[task.folder]
+        home, _ = self._copy_of_folder[task.folder]
         return home
 
     def _lose(self, node: _Node, index: int, task: _Task, error: RayActorError) -> None:
