@@ -5,19 +5,22 @@ from collections.abc import Iterable
 
 
 def names_in(text: object) -> tuple[str, ...]:
-    """The distinct names of a comma-separated list; () for none."""
+    """Return the distinct names of a comma-separated list, in its order; () for an empty one."""
     return tuple(dict.fromkeys(filter(None, parts_of(text))))
 
 
 def parts_of(text: object) -> list[str]:
-    """The parts of a comma-separated list; a name with a comma has quotes: ``"a, b",c``."""
+    """Return the parts of a comma-separated list, empty and repeated ones too.
+
+    A name with a comma stands in quotes: ``"a, b",c``.
+    """
     line = str(text or "").replace("\n", " ")
     parts = next(csv.reader([line], skipinitialspace=True), [])
     return [part.strip() for part in parts]
 
 
 def as_list(names: Iterable[str]) -> str:
-    """The comma-separated list that `names_in` reads as these names."""
+    """Return the comma-separated list that `names_in` reads as these names."""
     quoted = []
     for name in names:
         if "," in name or name.startswith('"'):

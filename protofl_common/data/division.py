@@ -55,7 +55,7 @@ class Share(NamedTuple):
 def client_and_number(
     settings: DataSettings, client: int, clients: int, domain: str = ""
 ) -> tuple[int, int]:
-    """A client's number and the number of clients that divide its data.
+    """Return a client's number, and among how many clients its data are divided.
 
     (0, 1) where nobody else has a part of them: with partition ``own``, or a domain of its own.
     """
@@ -159,7 +159,11 @@ class Division:
 
     # -- the pool
     def _pool(self) -> Pool:
-        """All samples, or the official training part; ``total-samples`` of them; of the domain."""
+        """Return the samples that are divided among the clients.
+
+        They are all samples, or the official training part where tests are in nobody's share
+        (`COMMON_TESTS`); of these ``total-samples``, if it is set, and of them those of the domain.
+        """
         settings = self.settings
         rows = np.arange(len(self.labels))
         if settings.test_from in COMMON_TESTS:

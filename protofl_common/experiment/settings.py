@@ -681,7 +681,10 @@ def with_halves() -> None:
 
 
 def to_run_config(settings: Settings) -> dict[str, Scalar]:
-    """The inverse of ``from_run_config``: a run's keys, without those of algorithms not chosen."""
+    """Return the run config from which `Settings.from_run_config` builds these settings.
+
+    It has no keys of algorithms that are not chosen.
+    """
     config: dict[str, Scalar] = {}
     for name in SECTIONS:
         config |= _as_keys(getattr(settings, name))

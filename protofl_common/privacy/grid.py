@@ -43,7 +43,7 @@ Mechanism", 2021, Theorem 1).
 
 
 def longest_before_rounding(numbers: int, steps: float) -> float:
-    """The length, in units of 1, up to which a row of so many numbers is 1 long once rounded.
+    """Return how long a row of so many numbers may be, so that rounding makes it 1 long at most.
 
     Rounding changes each number by half a step at most, and so the length by half of √``numbers``.
     """

@@ -327,7 +327,10 @@ class Cluster:
         run_config: Values,
         threads: int,
     ) -> Future[Message]:
-        """Let a node ``answer`` a client's message; the client's folder is as after it then."""
+        """Let a node ``answer`` a client's message.
+
+        Once the reply is there, the client's folder on this machine is as the answer has left it.
+        """
         place = _place_of(message, node)
         folder = None
         if place is not None:
@@ -377,6 +380,7 @@ class Cluster:
                 task.reply.set_result(reply)
 
     def _answered(self, task: _Task, node: _Node, worker: Any) -> Message:
+        """Let a process answer a task; send it the client's files, and store those it changes."""
         question = task.question
         known: Listing = {}
         if task.folder is not None:
@@ -398,8 +402,8 @@ class Cluster:
     def _next(self, node: _Node) -> _Task | None:
         """Wait for a task that a process of this node may take; None once the cluster is stopped.
 
-        The clients come first whose folders the node has. Another node's it takes where all of that
-        one's processes are at work.
+        Tasks of clients whose folders the node has copies of come first. A task whose client's
+        folder another node has is taken only while all processes of that node are at work.
         """
         with self._changed:
             node.idle += 1
@@ -436,7 +440,10 @@ class Cluster:
         return home
 
     def _lose(self, node: _Node, index: int, task: _Task, error: RayActorError) -> None:
-        """Let others do what a process was about to do that has died, or whose node is lost."""
+        """Let other processes do the task of one that has died, or whose node is lost.
+
+        A task fails once `TRIES` processes have died over it, or if no process is left.
+        """
         failed: list[_Task] = []
         with self._changed:
             if self.nodes.get(node.id) is not node:  # it was stopped

@@ -58,7 +58,10 @@ class Checkpoint:
     state: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write it below a run's ``folder``, and delete those of other rounds but the newest."""
+        """Write it below a run's ``folder``.
+
+        Delete the checkpoints of later rounds, and those from before the last `KEPT_CHECKPOINTS`.
+        """
         facts: dict[str, Any] = {**vars(self), "run_history": self.run_history.text}
         del facts["state"]
         path = folder / CHECKPOINTS / f"{self.round:06d}.safetensors"
