@@ -106,7 +106,7 @@ class SecureSum:
     def advertise(self) -> dict[str, ConfigRecord]:
         """Begin a sum, and return this site's public keys.
 
-        A sum may begin anew, unless an upload of it, or of a later one, was sent.
+        A sum may begin anew, unless this site has sent an upload of it or of a later one, or left.
         """
         last = self._last()
         sent = last.sent if last else -1
@@ -313,7 +313,7 @@ class SecureSum:
 
     # -- the file
     def _passed(self, stage: str) -> _Progress:
-        """Return the progress; RefusedMessage unless ``stage`` of this sum is the last one passed."""
+        """Return the progress; RefusedMessage unless ``stage`` of this sum was passed last."""
         progress = self._last()
         if progress is None or (progress.sum, progress.stage) != (self.sum_number, stage):
             last = f"{stage!r} of {_called(self.sum_number)}"
