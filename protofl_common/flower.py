@@ -18,7 +18,11 @@ TRIED_ON = ("1.41", "1.42")
 
 @contextmanager
 def needing_flowers_names() -> Iterator[None]:
-    """SettingsError, in the place of Python's own, for a name that the installed Flower lacks."""
+    """Raise SettingsError instead of Python's own error if the installed Flower lacks a name.
+
+    A name is imported (ImportError), an attribute of a module or an object (AttributeError), or a
+    command among Flower's entry points (LookupError, in `console_script` of `tools/flower.py`).
+    """
     try:
         yield
     except (ImportError, AttributeError, LookupError) as error:

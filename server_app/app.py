@@ -26,7 +26,7 @@ from server_app.protections.secure_sum import SecureSums
 from server_app.round import final_evaluation, train_round
 from server_app.run.checkpoint import locked_run, starting_point
 from server_app.run.flow import uploads_of
-from server_app.run.job import Job, as_far_as_begun, open_jobs
+from server_app.run.job import Job, open_jobs, with_resume_if_begun
 from server_app.run.log import emit, listening, logged, say
 from server_app.run.replies import RoundResult
 from server_app.strategies.base import build_strategy
@@ -101,10 +101,14 @@ def one_run(grid: Grid, job: Job) -> None:
 
 
 def do_baseline(grid: Grid, job: Job) -> None:
-    """Do a baseline, unless a resumed run has finished it; that it fails costs only a line."""
+    """Do a baseline, unless a resumed run has finished it.
+
+    An error that the user can mend is printed in a line and not raised: the results of the run
+    itself are complete, and the next baseline can be done.
+    """
     try:
         if not job.is_complete():
-            one_run(grid, as_far_as_begun(job))
+            one_run(grid, with_resume_if_begun(job))
     except EXPECTED as error:
         say(f"baseline {job.baseline}: not finished: {error}")
 

@@ -167,7 +167,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         released.check(self.has_trained or self.client.settings.row.one_shot)
         released.check_entries(upload.entries)
         released.check(released.covers([*modules]))
-        released.check(released.tables_left == 0)
+        released.check(released.unused_tables == 0)
 
     @property
     def _plan(self) -> Plan:

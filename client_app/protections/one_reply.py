@@ -41,7 +41,8 @@ class OneReply(Protection):
     def record(self) -> None:
         """Record the answer.
 
-        It is checked once more: the same question may have come twice at the same time.
+        `_answers` checks once more that the question was not answered yet: it may have come twice
+        at the same time.
         """
         number = self.client.instructions.round
         with self._answers() as answers:
@@ -49,7 +50,7 @@ class OneReply(Protection):
             if self.client.trains_now:
                 trained = number
             else:
-                evaluated = max(1, number)
+                evaluated = max(1, number)  # 0 would mean that it was not answered
             answers[self._key] = (trained, evaluated)
 
     @property

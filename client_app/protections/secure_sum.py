@@ -104,7 +104,10 @@ class SecureSum:
 
     # -- the stages
     def advertise(self) -> dict[str, ConfigRecord]:
-        """Own public keys. A sum that never came to `mask` may begin anew."""
+        """Begin a sum, and return this site's public keys.
+
+        A sum may begin anew, unless this site has sent an upload of it or of a later one, or left.
+        """
         last = self._last()
         sent = last.sent if last else -1
         if sent >= self.sum_number:
@@ -116,8 +119,8 @@ class SecureSum:
         return self._keys(secret, self.sum_number)
 
     def share(self) -> dict[str, ConfigRecord]:
-        """For each peer its shares of the secret, sealed."""
-        return self._shared(self._passed("advertise"), SECAGG)
+        """Return for each peer its shares of this site's secret, sealed."""
+        return self._deal_shares(self._passed("advertise"), SECAGG)
 
     def open_shares(self) -> None:
         """Open the shares that the other sites have sealed for this one, before it does its work.
@@ -160,7 +163,7 @@ class SecureSum:
         return self._threshold(keys) - len(self._strangers(keys))
 
     def mask(self, vector: NDArray[np.uint64]) -> tuple[Payload, dict[str, ConfigRecord]]:
-        """The vector [L] under its masks, and this site's keys for the next sum, if one follows."""
+        """Mask the vector [L]; return it, and this site's keys for the next sum if one follows."""
         progress = self._opened
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         received = masks.received(digest_of_message(self.client.content), progress.keys, peers)
@@ -185,7 +188,10 @@ class SecureSum:
             self._write(self._over("left"))
 
     def unmask(self) -> dict[str, ConfigRecord]:
-        """A share for each in the sum: of its own mask if it sent a vector, else of its key."""
+        """Reveal one share for each site of the sum, and begin the next sum if one follows.
+
+        The share is of the site's own mask if it sent a vector, else of its key.
+        """
         progress = self._passed("mask")
         sent = unpack_by_site(self.client.content, 0).keys()
         has_this_one = {self.name} <= sent <= progress.shares.keys()
@@ -207,7 +213,7 @@ class SecureSum:
             begun = self._begun(self.next_sum, self.sum_number, progress.following)
             self._write(begun)
             if NEXT_SUM in self.client.content:
-                answer |= self._shared(begun, NEXT_SUM)
+                answer |= self._deal_shares(begun, NEXT_SUM)
             return answer
         self._write(self._over("unmask"))
         if not self.client.node.is_site:  # a site must know that sum, lest it be asked for it again
@@ -224,19 +230,23 @@ class SecureSum:
             signature = bytes(masks.SIGNATURE)
         return pack_by_site({self.name: public + signature}, record)
 
-    def _shared(self, progress: _Progress, record: str) -> dict[str, ConfigRecord]:
-        """Seal shares of the secret of ``progress`` for each peer.
+    def _deal_shares(self, progress: _Progress, record_name: str) -> dict[str, ConfigRecord]:
+        """Write that the stage ``share`` of a sum is passed, and return shares for each peer.
 
-        A ``record`` of the message has all sites' keys.
+        They are shares of the secret of ``progress``, sealed for the peer. The record of this name
+        has all sites' public keys in the message, and the shares in the reply. RefusedMessage for
+        keys that are not those of the sites.
         """
-        keys = unpack_by_site(self.client.content, masks.SIGNED, record)
+        keys = unpack_by_site(self.client.content, masks.SIGNED, record_name)
         self._check_keys(keys, progress)
         secret = progress.secret
         threshold = self._threshold(keys)
         points = masks.points_of(keys)
         pair_shares = shares.split(masks.key_of(secret, masks.PAIR), threshold, points.values())
         own_shares = shares.split(masks.key_of(secret, masks.OWN), threshold, points.values())
-        dealt = {peer: pair_shares[point] + own_shares[point] for peer, point in points.items()}
+        dealt = {}
+        for site, point in points.items():
+            dealt[site] = pair_shares[point] + own_shares[point]  # bytes, one behind the other
         kept = {self.name: dealt.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=kept))
 
@@ -244,7 +254,7 @@ class SecureSum:
         sealed = {}
         for peer, text in dealt.items():
             sealed[peer] = masks.seal(name, secret, keys[peer], self.name, peer, text)
-        return pack_by_site(sealed, record)
+        return pack_by_site(sealed, record_name)
 
     def _check_keys(self, keys: Mapping[str, bytes], progress: _Progress) -> None:
         """RefusedMessage for keys that are not those of as many sites as there are names."""
@@ -294,12 +304,16 @@ class SecureSum:
         return {*sites} - node.known_among(self.client.settings.named_sites) - {self.name}
 
     def _threshold(self, keys: Collection[str]) -> int:
-        """How many sites must stay: of those that the study names, however few the server shows."""
+        """Return how many sites must stay.
+
+        They are counted of all that the study names, even if the server shows fewer keys.
+        """
         named = len(self.client.settings.named_sites)
         return masks.needed(max(len(keys), named), self.client.settings.privacy.secagg_threshold)
 
     # -- the file
     def _passed(self, stage: str) -> _Progress:
+        """Return the progress; RefusedMessage unless ``stage`` of this sum was passed last."""
         progress = self._last()
         if progress is None or (progress.sum, progress.stage) != (self.sum_number, stage):
             last = f"{stage!r} of {_called(self.sum_number)}"
@@ -307,10 +321,10 @@ class SecureSum:
         return progress
 
     def _last(self) -> _Progress | None:
-        """How far this site is in this Flower run; RefusedMessage for another history of the run.
+        """Return how far this site is in this Flower run, None if it has not begun.
 
-        It says which states of a private model count, so another history could put another model in
-        a sum.
+        RefusedMessage if the server now tells another history of the run. A history says which
+        states of a private model count, so another one could put another model in a sum.
         """
         progress = self._read()
         if progress is None or progress.run_id != self.run_id:

@@ -61,15 +61,18 @@ def has_line(folder: Path, head: str) -> bool:
 
 
 def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, bool]:
-    """Append a refusal at its 1st, 2nd, 4th … time in a day.
+    """Append a refusal to the log at its 1st, 2nd, 4th … time in a day.
 
-    Returns the reason that may leave, and whether it was appended. So whoever is refused cannot
-    fill the disk; the run and the round make no difference. Of the refusals beyond `MOST_REFUSALS`,
-    counted together, no reason leaves: the log would not have it. A site that ``waits`` always says
-    so, whatever was refused before: such reasons are as few as requests. AuditError where nothing
-    can be written.
+    Returns the reason that may leave the site, and whether it was appended. Few repetitions are
+    appended so that whoever is refused again and again cannot fill the disk.
+
+    Once `MOST_REFUSALS` kinds have been refused in a day, those of any further kind are counted
+    together, and their own reasons do not leave the site, because they are not in the log. The
+    limit does not hold for a site that ``waits`` for its operator: such reasons differ only from
+    one request for approval to the next, so there are few. AuditError where nothing can be written.
     """
     today = date.today().isoformat()
+    # runs and rounds, and names of runs, are new all the time: they make no kind of their own
     kind = digest(reason, {} if waits else {**about, "round": 0, "run": 0, "name": ""})
     try:
         with record_in(folder / "refusals.json", "how often a message was refused") as days:

@@ -59,7 +59,7 @@ class RunHistory:
 
     @classmethod
     def parse(cls, text: str) -> "RunHistory":
-        """The inverse of ``text``; ValueError if it is none."""
+        """Read a history in the form that `text` has; ValueError for a text of another form."""
         if not _TEXT.fullmatch(text):
             raise ValueError(f"{text!r} is no run_history, such as '11:5,12:6,13'")
         *ended, now = text.split(",")

@@ -5,19 +5,22 @@ from collections.abc import Iterable
 
 
 def names_in(text: object) -> tuple[str, ...]:
-    """The distinct names of a comma-separated list; () for none."""
+    """Return the distinct names of a comma-separated list, in its order; () for an empty one."""
     return tuple(dict.fromkeys(filter(None, parts_of(text))))
 
 
 def parts_of(text: object) -> list[str]:
-    """The parts of a comma-separated list; a name with a comma has quotes: ``"a, b",c``."""
+    """Return the parts of a comma-separated list, empty and repeated ones too.
+
+    A name with a comma stands in quotes: ``"a, b",c``.
+    """
     line = str(text or "").replace("\n", " ")
     parts = next(csv.reader([line], skipinitialspace=True), [])
     return [part.strip() for part in parts]
 
 
 def as_list(names: Iterable[str]) -> str:
-    """The comma-separated list that `names_in` reads as these names."""
+    """Return the comma-separated list that `names_in` reads as these names."""
     quoted = []
     for name in names:
         if "," in name or name.startswith('"'):
@@ -28,10 +31,15 @@ def as_list(names: Iterable[str]) -> str:
 
 
 def as_setting(key: str, names: Iterable[str]) -> str:
-    """``KEY="a,b"`` as one types it, in a shell or in TOML; "" for names that no such line has."""
+    """Return ``KEY="a,b"`` as a user can type it in a shell and in TOML.
+
+    Returns "" for names that cannot be written in such a line.
+    """
     wanted = list(names)
     value = as_list(wanted)
-    quote = "'" if set(value) & set('"\\$`') else '"'
+    quote = '"'
+    if any(character in value for character in '"\\$`'):  # between "…" they mean something else
+        quote = "'"
     if quote in value or list(names_in(value)) != wanted:
         return ""
     return f"{key}={quote}{value}{quote}"

@@ -203,10 +203,11 @@ def read_pairs(section: type[Section], name: str, text: str) -> Section:
 
 
 def unknown_keys(config: Values, legal: Iterable[str], likely: Sequence[str] = ()) -> list[str]:
-    """Return a line for each key of ``config`` that is not legal, with a legal one like it.
+    """Return a line for each key of ``config`` that is not legal, and suggest a similar legal key.
 
-    If one of the ``likely`` keys has a similar name, it is suggested before all others, even nearer
-    ones. Only for ``TABLE.KEY`` a legal key that is similar as a whole goes before them.
+    The first of these that exists is suggested: for an unknown ``TABLE.KEY`` the legal key that is
+    similar as a whole, then one of the ``likely`` keys with a similar name, then any legal key with
+    a similar name.
     """
     legal_keys = list(legal)
     known = set(legal_keys)

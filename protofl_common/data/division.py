@@ -55,7 +55,7 @@ class Share(NamedTuple):
 def client_and_number(
     settings: DataSettings, client: int, clients: int, domain: str = ""
 ) -> tuple[int, int]:
-    """A client's number and the number of clients that divide its data.
+    """Return a client's number, and among how many clients its data are divided.
 
     (0, 1) where nobody else has a part of them: with partition ``own``, or a domain of its own.
     """
@@ -159,7 +159,11 @@ class Division:
 
     # -- the pool
     def _pool(self) -> Pool:
-        """All samples, or the official training part; ``total-samples`` of them; of the domain."""
+        """Return the samples that are divided among the clients.
+
+        They are all samples, or the official training part where tests are in nobody's share
+        (`COMMON_TESTS`); of these ``total-samples``, if it is set, and of them those of the domain.
+        """
         settings = self.settings
         rows = np.arange(len(self.labels))
         if settings.test_from in COMMON_TESTS:
@@ -199,12 +203,12 @@ class Division:
         return replace(pool, domains=np.zeros_like(pool.domains), domain_names=(self.domain,))
 
     def _check_domains(self, pool: Pool) -> None:
-        """DataError where a partition by domains finds none, or an empty one."""
+        """DataError if a partition by domains finds no domains, or one without samples."""
         which = f"partition = {self.settings.partition!r}"
         if not pool.domain_names:
             cure = "give them a column 'client', or choose another partition"
             raise DataError(f"{which}: the data name no clients or domains; {cure}")
-        if self.domain:
+        if self.domain:  # the pool has this domain alone: what the others have does not matter
             return
         filled = {pool.domain_names[owner] for owner in np.unique(self.owners)}
         empty = set(pool.domain_names) - filled

@@ -205,14 +205,19 @@ def _numbers_rows(values: Sequence[Any]) -> bool:
 
 
 def _renames(values: Sequence[Any], labels: list[str]) -> bool:
-    """True where each value stands for one label, and each label for one value."""
-    kinds = len(set(labels))
-    if kinds in (1, len(labels)):
+    """True where each value stands for one label, and each label for one value.
+
+    False where that would say nothing: if there is a single label, every constant column renames
+    it, and if every row has a label of its own, every column of distinct values does.
+    """
+    num_labels = len(set(labels))
+    if num_labels == 1 or num_labels == len(labels):
         return False
-    # most columns are done with after a part
-    if len(set(values[:10_000])) > kinds or len(set(values)) != kinds:
+    if len(set(values[:10_000])) > num_labels:  # for most columns a part shows it
         return False
-    return len(set(zip(values, labels, strict=True))) == kinds
+    if len(set(values)) != num_labels:
+        return False
+    return len(set(zip(values, labels, strict=True))) == num_labels
 
 
 def tokens(texts: Iterable[str], length: int) -> Ints:
@@ -293,12 +298,14 @@ def read_python(name: str, settings: DataSettings) -> RawData:
     except Exception as error:  # a user's function may raise anything
         raise DataError(f"{where}: it failed ({type(error).__name__}: {error})") from error
     if not isinstance(data, Mapping):
-        data = {key: getattr(data, key) for key in KEYS if hasattr(data, key)} or data
-    if not isinstance(data, Mapping):
-        kind = type(data).__name__
-        raise DataError(f"{where}: it returned {kind}, not a dictionary of arrays")
+        attributes = {key: getattr(data, key) for key in KEYS if hasattr(data, key)}
+        if not attributes:
+            kind = type(data).__name__
+            raise DataError(f"{where}: it returned {kind}, not a dictionary of arrays")
+        data = attributes
     for key in data:
-        if key not in KEYS and not str(key).startswith("_"):
+        is_pythons = str(key).startswith("_")  # as the `__module__` in the `vars` of a class
+        if key not in KEYS and not is_pythons:
             raise DataError(f"{where}: it returned {key!r}; choose among {', '.join(KEYS)}")
     gaps = settings.impute != "none"
     return _with_digests(from_arrays(data, where, settings.classes, gaps=gaps))

@@ -22,7 +22,10 @@ MOST_STRETCHED = 2.0  # times the usual width or height, or part of it
 
 
 class _Image(NamedTuple):
-    """What a file says of its image; no channels and no size where it cannot be read."""
+    """What a file says of its image; where it cannot be read, ``mode`` is "" and no size is known.
+
+    ``mode`` is Pillow's name of the channels, such as ``RGB``.
+    """
 
     name: str
     mode: str
@@ -31,7 +34,11 @@ class _Image(NamedTuple):
 
 
 def oddities(data: StoredData, settings: DataSettings) -> Iterator[str]:
-    """Yield a line for each kind of sample that is unlike the rest."""
+    """Yield a line for each way in which some images are unlike the rest.
+
+    Files of images are compared in colour, channels and size. Of images in an array, which all have
+    one size, those of a single colour are named. Other data yield nothing.
+    """
     files = []
     for path in source_of(settings.dataset).locate(settings):
         if path.is_dir():
@@ -41,7 +48,8 @@ def oddities(data: StoredData, settings: DataSettings) -> Iterator[str]:
     if files:
         with ThreadPoolExecutor(cpu_count()) as pool:
             looked_at = counted(pool.map(_looked_at, files), f"of {len(files):,} images looked at")
-            yield from _unlike_the_rest([image for image in looked_at if image.mode])
+            readable = [image for image in looked_at if image.mode]
+            yield from _unlike_the_rest(readable)
     elif are_images(data.inputs):
         spread = np.ptp(np.asarray(data.inputs), axis=(2, 3)).max(axis=1)
         rows = np.flatnonzero(spread == 0)

@@ -549,6 +549,11 @@ def _shares_noise(row: Algorithm) -> bool:
 
 
 def _secagg_problems(settings: Settings) -> Iterator[str]:
+    """Yield a line for each setting that would undo secure sums, or cannot work with them.
+
+    A client must not send the same in every round: the sums of two rounds in which other clients
+    take part would differ by single uploads.
+    """
     if not settings.privacy.secagg:
         return
     for setting, only, why in _changed(settings, needed_with("with_secagg")):
@@ -558,20 +563,24 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     rounds = settings.run.rounds
     training = settings.training
     if rounds != 1:
-        same = "the same in every round, and the sums' differences show single uploads"
         if training.local_epochs == 0 and training.local_steps == 0:
             yield (
-                f"local-epochs = 0: without training a client sends {same};"
+                "local-epochs = 0: without training a client sends the same in every round, and"
+                " the sums' differences show single uploads;"
                 " with secagg choose at least 1, or rounds = 1"
             )
         last_lr = settings.lr_in(rounds)
         if last_lr <= 1e-7:  # next to nothing in float32
             yield (
-                f"lr = {training.lr}: in steps of {last_lr:g} a client sends {same};"
+                f"lr = {training.lr}: in steps of {last_lr:g} a client sends the same in every"
+                " round, and the sums' differences show single uploads;"
                 " with secagg end above 1e-7"
             )
         if settings.row.one_shot:
-            yield f"rounds = {rounds}: {algo} sends {same}; with secagg = true choose 1"
+            yield (
+                f"rounds = {rounds}: {algo} sends the same in every round, and the sums'"
+                " differences show single uploads; with secagg = true choose 1"
+            )
     if "recall" in names_in(settings.run.metrics):
         yield (
             "metrics = 'recall': it tells which classes a client has, and secagg = true hides that"
@@ -672,7 +681,10 @@ def with_halves() -> None:
 
 
 def to_run_config(settings: Settings) -> dict[str, Scalar]:
-    """The inverse of ``from_run_config``: a run's keys, without those of algorithms not chosen."""
+    """Return the run config from which `Settings.from_run_config` builds these settings.
+
+    It has no keys of algorithms that are not chosen.
+    """
     config: dict[str, Scalar] = {}
     for name in SECTIONS:
         config |= _as_keys(getattr(settings, name))

@@ -162,11 +162,14 @@ def problems(study: StudySettings) -> Iterator[str]:
 
 
 def problems_of_keys(setting: str, text: str) -> Iterator[str]:
-    """Yield a line for each entry of ``text`` that is no site's name and key, or is one again."""
-    sites = names_in(text)
-    for site in sites:
-        yield from wrong_key(setting, site)
-    if len(sites) > len(keys_of_sites(text)):
+    """Yield a line for each entry of the list ``text`` that is no ``NAME:KEY`` of a site.
+
+    Yield one more if several entries name the same site.
+    """
+    entries = names_in(text)
+    for entry in entries:
+        yield from wrong_key(setting, entry)
+    if len(entries) > len(keys_of_sites(text)):
         yield f"{setting}: names a site twice"
 
 

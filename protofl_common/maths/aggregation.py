@@ -52,7 +52,7 @@ class Aggregator:
         """
         if self.merging == "mean":
             merged = merge_by_class(sets, weighting, factors)
-        else:
+        else:  # a median too is a trimmed mean: of the one or two in the middle
             joined = Prototypes.joined(sets)
             labels_C = joined.labels.unique()
             merged_means = []
@@ -65,7 +65,8 @@ class Aggregator:
         if previous is None:
             return merged
         completed = merged.completed_by(previous)
-        return completed.only(completed.labels.argsort())
+        rows_by_label = completed.labels.argsort()
+        return completed.only(rows_by_label)
 
     def merge_weights(self, sets: Sequence[State], shares: Sequence[float]) -> dict[str, Tensor]:
         """Merge the clients' weights in float64; whole numbers are rounded.

@@ -22,12 +22,18 @@ class Augmentation(nn.Module):
     """
 
     def __init__(self, body: nn.Module, input_shape: tuple[int, ...], probability: float) -> None:
+        """Register a forward hook on the last layer of each stage of ``body``.
+
+        From then on ``body`` augments a training batch at each stage with this ``probability``.
+        """
         super().__init__()
         self.probability = probability
         stages = stages_of(body, input_shape)
-        self.averages = nn.ModuleList(_of_moments(channels, 0.0) for channels in stages.values())
+        self.averages = nn.ModuleList(
+            _moment_buffers(channels, initial_mean=0.0) for channels in stages.values()
+        )
         self.coefficients = nn.ModuleList(
-            _of_moments(channels, 1.0) for channels in stages.values()
+            _moment_buffers(channels, initial_mean=1.0) for channels in stages.values()
         )
         for number, layer in enumerate(stages):
             layer.register_forward_hook(partial(self._augment, number))
@@ -48,12 +54,15 @@ class Augmentation(nn.Module):
         return with_moments(maps, new_mean_BC, new_std_BC)
 
 
-def _of_moments(channels: int, mean: float) -> nn.Module:
-    """A stage's buffers: ``mean`` [C] for the means of its maps, and ``std`` [C], ones."""
-    of_stage = nn.Module()
-    of_stage.register_buffer("mean", torch.full((channels,), mean))
-    of_stage.register_buffer("std", torch.ones(channels))
-    return of_stage
+def _moment_buffers(channels: int, *, initial_mean: float) -> nn.Module:
+    """Make a module of two buffers [C] for a stage: ``mean``, and ``std``, which begins with ones.
+
+    They belong to the means and the standard deviations of the stage's maps.
+    """
+    buffers = nn.Module()
+    buffers.register_buffer("mean", torch.full((channels,), initial_mean))
+    buffers.register_buffer("std", torch.ones(channels))
+    return buffers
 
 
 def moments(maps: Tensor) -> tuple[Tensor, Tensor]:

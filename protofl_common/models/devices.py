@@ -11,11 +11,13 @@ from protofl_common.config.options import SettingsError
 
 
 def open_device(name: str, precision: str) -> torch.device:
-    """The device of the setting ``name``; SettingsError if it is not usable here.
+    """Return the device that the setting ``device`` calls ``name``.
 
-    ``auto`` is CUDA where PyTorch sees it, else the CPU. On CUDA the whole process gets, of an
-    operation's kernels, those that repeat exactly, as far as PyTorch has any (it warns where it has
-    none), and no rounding to TF32 (19 bits of a number) but with ``precision = "tf32"``.
+    SettingsError if it is not usable here. ``auto`` is CUDA where PyTorch sees it, else the CPU.
+
+    Opening a CUDA device sets PyTorch for the whole process. Operations use kernels whose results
+    repeat exactly; where PyTorch has none for an operation, it warns and uses another. Numbers are
+    rounded to TF32 (19 bits) only with ``precision = "tf32"``.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

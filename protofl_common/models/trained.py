@@ -111,6 +111,7 @@ class TrainedModel:
         return model.eval()
 
     def _untrained(self) -> SplitModel:
+        """Build the network on the card, with the layers that the weights are of."""
         card = self.card
         model = build_model(
             card.arch,
@@ -119,8 +120,10 @@ class TrainedModel:
             feature_dim=card.feature_dim,
             seed=0,
         )
+        # GroupNorm has no running statistics: it was in the place of BatchNorm if these weights
+        # lack them
         statistics = {name for name in model.state_dict() if name.endswith("running_var")}
-        if statistics and not statistics & self.weights.keys():
+        if statistics and statistics.isdisjoint(self.weights):
             model = with_group_norm(model)
         return model
 

@@ -43,7 +43,7 @@ Mechanism", 2021, Theorem 1).
 
 
 def longest_before_rounding(numbers: int, steps: float) -> float:
-    """The length, in units of 1, up to which a row of so many numbers is 1 long once rounded.
+    """Return how long a row of so many numbers may be, so that rounding makes it 1 long at most.
 
     Rounding changes each number by half a step at most, and so the length by half of √``numbers``.
     """
@@ -51,9 +51,10 @@ def longest_before_rounding(numbers: int, steps: float) -> float:
 
 
 def to_steps(rows_NE: Tensor, steps: float) -> Tensor:
-    """Rows [N, E] float64, cut to length 1, as whole numbers of 1 / ``steps``.
+    """Return rows [N, E] float64 as whole numbers of steps, each step being 1 / ``steps``.
 
-    None is longer than ``steps`` afterwards. A row with NaN or infinity becomes zeros.
+    Longer rows are first cut to a little less than 1, so that rounding makes none longer than
+    ``steps``. A row with NaN or infinity becomes zeros (`cut`).
     """
     longest = longest_before_rounding(rows_NE.shape[1], steps)
     return (cut(rows_NE, longest) * steps).round()

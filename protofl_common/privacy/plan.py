@@ -16,7 +16,7 @@ multiplier, the noise's standard deviation over the most that one sample can cha
     Composition     ε_α add up
     (ε, δ)          ε = min over α of ε_α + log(1 − 1/α) − (log δ + log α) / (α−1)
                     (Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy",
-                    2020)
+                    2020, Proposition 12)
 
 Noise is drawn rounded to whole steps of a grid on which exact values lie too (`grid.py`): that is
 rounding the result of the Gaussian mechanism, so these bounds hold for it.
@@ -58,7 +58,10 @@ class Mechanism(NamedTuple):
 
 
 def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
-    """ε of all together at δ; 0 for none."""
+    """Return ε at δ of all mechanisms together; 0 if there are none.
+
+    The equations are "Composition" and "(ε, δ)" at the top of this file.
+    """
     rdp = np.zeros(len(ORDERS))
     for rate, noise, times in mechanisms:
         if times:

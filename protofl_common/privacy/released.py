@@ -28,38 +28,40 @@ class Released:
     """
 
     def __init__(self, algo: str, dp: str) -> None:
+        """Begin with nothing released and nothing charged; errors name ``algo`` and ``dp``."""
         self.algo = algo
         self.dp = dp
-        self.tables_left = 0
-        self.steps_left = 0
-        self.evaluations_left = 0
-        self._digests: set[bytes] = set()
+        # what the ledger was charged for and the client has not made yet
+        self.unused_tables = 0
+        self.unused_steps = 0
+        self.unused_evaluations = 0
+        self._released_digests: set[bytes] = set()  # of the arrays that may leave
 
     def allow(self, *, tables: int = 0, steps: int = 0, evaluations: int = 0) -> None:
         """Allow what the ledger has just been charged for."""
-        self.tables_left += tables
-        self.steps_left += steps
-        self.evaluations_left += evaluations
+        self.unused_tables += tables
+        self.unused_steps += steps
+        self.unused_evaluations += evaluations
 
     def use_table(self) -> None:
         """Count a table of classes; SettingsError for one more than was charged."""
-        self.check(self.tables_left > 0)
-        self.tables_left -= 1
+        self.check(self.unused_tables > 0)
+        self.unused_tables -= 1
 
     def use_step(self) -> None:
-        self.check(self.steps_left > 0)
-        self.steps_left -= 1
+        self.check(self.unused_steps > 0)
+        self.unused_steps -= 1
 
     def use_evaluation(self) -> None:
-        self.check(self.evaluations_left > 0)
-        self.evaluations_left -= 1
+        self.check(self.unused_evaluations > 0)
+        self.unused_evaluations -= 1
 
     def add(self, value: object) -> None:
         """Let all arrays of a tensor, of prototypes, of a module, or of several of these leave."""
-        self._digests.update(_digest(tensor) for tensor in _tensors_in(value))
+        self._released_digests.update(_digest(tensor) for tensor in _tensors_in(value))
 
     def covers(self, value: object) -> bool:
-        return all(_digest(tensor) in self._digests for tensor in _tensors_in(value))
+        return all(_digest(tensor) in self._released_digests for tensor in _tensors_in(value))
 
     def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
         """Return ``function(*inputs)``, which may leave as all arrays of the inputs may.

@@ -294,7 +294,7 @@ def _settings(run: RecordedRun) -> Markup:
     for key, value in run.settings.items():
         if key in defaults and defaults[key] != value:
             own.append((key, _value(value), _value(defaults[key])))
-        else:
+        else:  # at its default; or without one, in the folder of another version's run
             rest.append((key, _value(value)))
     shown = Markup("")
     if own:

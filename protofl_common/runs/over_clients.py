@@ -28,9 +28,12 @@ def over_clients(
     """Return what the papers report of per-client accuracies in [0, 1], clients in any order.
 
     ``mean`` (as the papers average), ``weighted`` (by test samples), ``worst-10%`` (mean of the
-    worst tenth of the clients, at least one), ``std`` (population). Where they outvote ``liars``
-    also ``trimmed``: the mean without as many of the largest and of the smallest, by which the best
-    round is chosen. Empty input gives an empty dict.
+    worst tenth of the clients, at least one), ``std`` (population). Empty input gives an empty
+    dict.
+
+    If so many clients may be ``liars``, and there are more than twice as many clients, then also
+    ``trimmed``: the mean without that many of the largest and of the smallest accuracies. By it the
+    best round is chosen.
     """
     if not accuracies:
         return {}
@@ -131,12 +134,15 @@ def _rankable(rows: Iterable[RoundRow], name: str) -> list[tuple[float, RoundRow
 
 
 def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
-    """Return the mean accuracy on test data at the best round."""
-    best, data = best_evaluation(rows, kind)
+    """Return the mean on test data at the best round, with the round and the data that chose it.
+
+    ``kind`` names the accuracy or metric, as for `best_evaluation`. None if no row can be the best.
+    """
+    best, chosen_on = best_evaluation(rows, kind)
     if best is None:
         return None
     mean = figures_of(best)[kind]["mean"]
-    return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": data}
+    return {"mean": mean, "after-round": best["evaluated-after-round"], "chosen-on": chosen_on}
 
 
 def measured(rows: Sequence[RoundRow]) -> set[str]:

@@ -201,10 +201,12 @@ class Cluster:
         self._secret = token_hex(8)  # nobody on a node can have made its folder before
         self.nodes: dict[str, _Node] = {}
         self._tasks: list[_Task] = []
-        self._under_way = 0
+        self._num_taken = 0  # tasks that `_next` has given a process, and that are not over
         self._changed = threading.Condition()
-        self._home: dict[Path, tuple[_Node, Listing]] = {}
-        self._shared: dict[int, tuple[ArrayRecord, Any]] = {}
+        # folder of a client -> the node that has a copy of it, and what is in the copy
+        self._copy_of_folder: dict[Path, tuple[_Node, Listing]] = {}
+        # id of arrays -> the arrays, and Ray's reference to them
+        self._references: dict[int, tuple[ArrayRecord, Any]] = {}
 
     # -- before a run, and after it
     def begin(self, run_config: Values, on_event: OnEvent) -> None:
@@ -244,10 +246,14 @@ class Cluster:
             raise SettingsError(f"--cluster {self.address}: all nodes must be alike\n{lines}")
 
     def end(self) -> None:
-        """Remove the copies of clients' folders from all nodes."""
+        """Remove the copies of clients' folders from all nodes.
+
+        A node that does not do so within `WAIT_SECONDS` is not waited for. It removes them later,
+        or the next process that begins there does (`_remove_abandoned`).
+        """
         with self._changed:
-            self._home.clear()
-            self._shared.clear()
+            self._copy_of_folder.clear()
+            self._references.clear()
             nodes = list(self.nodes.values())
         removals = [node.first_worker.forget.remote() for node in nodes]
         if removals:
@@ -321,7 +327,10 @@ class Cluster:
         run_config: Values,
         threads: int,
     ) -> Future[Message]:
-        """Let a node ``answer`` a client's message; the client's folder is as after it then."""
+        """Let a node ``answer`` a client's message.
+
+        Once the reply is there, the client's folder on this machine is as the answer has left it.
+        """
         place = _place_of(message, node)
         folder = None
         if place is not None:
@@ -330,8 +339,8 @@ class Cluster:
         stripped.content = RecordDict()
         question = _Question(stripped, run_id, node, run_config, threads, place)
         with self._changed:
-            if not (self._tasks or self._under_way):
-                self._shared.clear()
+            if not (self._tasks or self._num_taken):
+                self._references.clear()
             records = [self._put(record) for record in message.content.values()]
             task = _Task(answer, question, list(message.content), records, folder)
             self._tasks.append(task)
@@ -345,9 +354,9 @@ class Cluster:
         """
         if not isinstance(record, ArrayRecord):
             return record
-        if id(record) not in self._shared:
-            self._shared[id(record)] = (record, ray.put(record))
-        return self._shared[id(record)][1]
+        if id(record) not in self._references:
+            self._references[id(record)] = (record, ray.put(record))
+        return self._references[id(record)][1]
 
     def _work(self, node: _Node, index: int) -> None:
         """Hand one task after another to a process, until it dies or is ended."""
@@ -367,17 +376,18 @@ class Cluster:
                 self._close(task, error)
             else:
                 with self._changed:
-                    self._under_way -= 1
+                    self._num_taken -= 1  # as `_lose` and `_close` do for other ends
                 task.reply.set_result(reply)
 
     def _answered(self, task: _Task, node: _Node, worker: Any) -> Message:
+        """Let a process answer a task; send it the client's files, and store those it changes."""
         question = task.question
         known: Listing = {}
         if task.folder is not None:
             with self._changed:
-                home, of_copy = self._home.pop(task.folder, (None, {}))
+                home, in_copy = self._copy_of_folder.pop(task.folder, (None, {}))
             if home is node:
-                known = of_copy
+                known = in_copy
             question.files = ClientFiles.since(task.folder, known)
         asked = worker.answer.remote(task.answer, question, task.names, *task.records)
         reply: Message
@@ -386,14 +396,14 @@ class Cluster:
         if task.folder is not None:
             files.put_into(task.folder)
             with self._changed:
-                self._home[task.folder] = (node, listed(task.folder))
+                self._copy_of_folder[task.folder] = (node, listed(task.folder))
         return reply
 
     def _next(self, node: _Node) -> _Task | None:
         """Wait for a task that a process of this node may take; None once the cluster is stopped.
 
-        The clients come first whose folders the node has. Another node's it takes where all of that
-        one's processes are at work.
+        Tasks of clients whose folders the node has copies of come first. A task whose client's
+        folder another node has is taken only while all processes of that node are at work.
         """
         with self._changed:
             node.idle += 1
@@ -402,7 +412,7 @@ class Cluster:
                     task = self._best_task(node)
                     if task:
                         self._tasks.remove(task)
-                        self._under_way += 1
+                        self._num_taken += 1
                         return task
                     self._changed.wait()
                 return None
@@ -424,13 +434,16 @@ class Cluster:
         return free
 
     def _home_of(self, task: _Task) -> _Node | None:
-        if task.folder is None or task.folder not in self._home:
+        if task.folder is None or task.folder not in self._copy_of_folder:
             return None
-        home, _ = self._home[task.folder]
+        home, _ = self._copy_of_folder[task.folder]
         return home
 
     def _lose(self, node: _Node, index: int, task: _Task, error: RayActorError) -> None:
-        """Let others do what a process was about to do that has died, or whose node is lost."""
+        """Let other processes do the task of one that has died, or whose node is lost.
+
+        A task fails once `TRIES` processes have died over it, or if no process is left.
+        """
         failed: list[_Task] = []
         with self._changed:
             if self.nodes.get(node.id) is not node:  # it was stopped
@@ -438,7 +451,7 @@ class Cluster:
             worker = node.workers.pop(index)
             if not node.workers:
                 del self.nodes[node.id]
-            self._under_way -= 1
+            self._num_taken -= 1
             self._tasks.insert(0, task)
             task.died_on.append(node)
             if not self.nodes:
@@ -469,7 +482,7 @@ class Cluster:
         self, task: _Task, error: BaseException, from_node: BaseException | None = None
     ) -> None:
         with self._changed:
-            self._under_way -= 1
+            self._num_taken -= 1
         error.__cause__ = from_node  # its text has the traceback on the node
         task.reply.set_exception(error)
 

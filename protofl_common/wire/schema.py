@@ -69,10 +69,10 @@ class Entry:
         return ""
 
     def class_claims(self, value: Any) -> Any:
-        """Return what a value says of its sender's classes: prototypes, or samples of each class.
+        """Return the part of ``value`` that tells which classes its sender has: here all of it.
 
-        The server compares it with the site's introduction (`check_claims` in
-        `server_app/run/replies.py`).
+        The server compares prototypes, and a tensor with a number for each class, with the classes
+        of the site's introduction (`check_claims` in `server_app/run/replies.py`).
         """
         return value
 

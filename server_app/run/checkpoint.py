@@ -58,7 +58,10 @@ class Checkpoint:
     state: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write it below a run's ``folder``, and delete those of other rounds but the newest."""
+        """Write it below a run's ``folder``.
+
+        Delete the checkpoints of later rounds, and those from before the last `KEPT_CHECKPOINTS`.
+        """
         facts: dict[str, Any] = {**vars(self), "run_history": self.run_history.text}
         del facts["state"]
         path = folder / CHECKPOINTS / f"{self.round:06d}.safetensors"
@@ -80,20 +83,22 @@ class Checkpoint:
         return cls(**stored, state=state)
 
 
-def newest_undamaged(folder: Path, without: str) -> Checkpoint:
+def newest_undamaged(folder: Path, complaint: str) -> Checkpoint:
     """Read the newest checkpoint that is undamaged.
 
-    TensorFileError if all are damaged; SettingsError, which begins with ``without``, for none.
+    TensorFileError, for the oldest, if all are damaged. SettingsError, which begins with
+    ``complaint``, if there is none at all.
     """
-    paths = checkpoints(folder)
-    if not paths:
-        raise SettingsError(f"{without}, there is no checkpoint in {folder / CHECKPOINTS}")
-    for path in paths[:-1]:
+    newest_first = checkpoints(folder)
+    if not newest_first:
+        raise SettingsError(f"{complaint}, there is no checkpoint in {folder / CHECKPOINTS}")
+    *newer, oldest = newest_first
+    for path in newer:
         try:
             return Checkpoint.read(path)
         except TensorFileError as error:
             say(f"{error}; going back a round")
-    return Checkpoint.read(paths[-1])
+    return Checkpoint.read(oldest)  # behind it there is nothing to go back to
 
 
 def check_free(folder: Path) -> None:
@@ -112,7 +117,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     if not settings.run.resume:
         check_free(folder)
         return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code)
-    newest = newest_undamaged(folder, without="resume = true: nothing to resume")
+    newest = newest_undamaged(folder, complaint="resume = true: nothing to resume")
     check_same(newest.settings, settings, folder)
     if newest.code != code:
         say(

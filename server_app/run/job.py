@@ -79,8 +79,11 @@ def _folder_of(settings: Settings, run_id: int) -> Path:
     return (Path(settings.run.out_dir).expanduser() / name).resolve()
 
 
-def as_far_as_begun(job: Job) -> Job:
-    """Return a baseline of a resumed run, to be begun if the run was stopped before it began."""
+def with_resume_if_begun(job: Job) -> Job:
+    """Return a baseline with ``resume`` true only if it has checkpoints to resume from.
+
+    A resumed run may have been stopped before this baseline began: then the baseline starts anew.
+    """
     has_begun = job.settings.run.resume and bool(checkpoints(job.folder))
     run = replace(job.settings.run, resume=has_begun)
     return replace(job, settings=replace(job.settings, run=run))

@@ -79,7 +79,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
         """Read what an earlier run's sites sent; SettingsError if this run cannot go on from it."""
         what = f"gaussian.start-from = {str(run)!r}"
         wanted = to_run_config(self.settings)
-        earlier = newest_undamaged(run, without=f"{what}: no folder of a run")
+        earlier = newest_undamaged(run, complaint=f"{what}: no folder of a run")
         for key in ALIKE:
             before = earlier.settings.get(key)
             if before != wanted[key]:

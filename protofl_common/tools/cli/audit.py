@@ -141,7 +141,7 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     sends_moments = any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
     noisy = None
     if sends_moments and settings.privacy.dp != "none":
-        noisy = sent_in(newest_undamaged(folder, without=f"{folder}: no folder of a run").state)
+        noisy = sent_in(newest_undamaged(folder, complaint=f"{folder}: no folder of a run").state)
 
     scored: list[Scored] = []
     for number, site in enumerate(in_order(run.sites)):

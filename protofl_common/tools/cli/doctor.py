@@ -260,8 +260,9 @@ def _own_data(data: StoredData, settings: Settings, clients: int) -> Found:
         yield FACT, note, ""
     yield FACT, f"{samples}, of {classes}{domains}", ""
 
-    _, clients = client_and_number(settings.data, 0, clients)
-    shares = list(shares_of(data, settings.data, settings.run.seed, clients))
+    # asked for client 0, which every division has
+    _, num_shares = client_and_number(settings.data, 0, clients)
+    shares = shares_of(data, settings.data, settings.run.seed, num_shares)
     train = np.unique(np.concatenate([share.train for share in shares]))
     test = np.unique(np.concatenate([share.test for share in shares]))
     yield FACT, f"clients train on {len(train)} of them, and test on {len(test)}", ""

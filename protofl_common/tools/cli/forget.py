@@ -49,7 +49,7 @@ def act(arguments: argparse.Namespace) -> None:
     run = run_named(arguments.run)
     site = arguments.site
     with locked_run(run):
-        checkpoint = newest_undamaged(run, without=f"{run}: no folder of a run")
+        checkpoint = newest_undamaged(run, complaint=f"{run}: no folder of a run")
         settings = Settings.from_run_config(default_run_config() | checkpoint.settings)
         sent = sent_in(checkpoint.state)
         _check(settings, sent, site)

@@ -204,18 +204,19 @@ def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str
 
 
 def _changed(with_baselines: list[Settings]) -> Iterator[str]:
-    """Yield a line for each setting that is not the default.
+    """Yield a line for each setting of a run, or of a baseline of it, that is not the default.
 
-    A run's own value goes before those of its baselines.
+    Where they differ in a setting, the run's value is shown.
     """
     values: dict[str, Scalar] = {}
-    for each in reversed(with_baselines):
+    for each in reversed(with_baselines):  # the run stands first: its values replace the others
         values |= to_run_config(each)
     defaults = default_run_config()
     for key, value in values.items():
-        is_shown_above = key in UNSIGNED or key.startswith("study")
-        if defaults.get(key) != value and not is_shown_above:
-            # whatever the value has: nothing may hide behind a long one
+        is_shown_above = key.startswith("study")  # in `described`: who asks, for what, with whom
+        is_approved = key not in UNSIGNED
+        if is_approved and not is_shown_above and defaults.get(key) != value:
+            # in one line, and cut late: nothing may hide behind a long value
             line = " ".join(f"{key}={value}".split())
             yield f"setting    {printable(line, LONGEST_IN_LOG)}"
 

@@ -97,15 +97,15 @@ def plan(
     only: tuple[str, ...] = (),
     overrides: Config | None = None,
 ) -> list[Cell]:
-    """Return the cells in reading order.
+    """Plan the cells of a table, and return them row by row.
 
-    ``data_dir`` takes the place of the leading ``data`` in the recipes' ``data-dir``, unless it is
-    "", and ``seeds`` those of the table's. ``only`` names rows: cells of other rows are not `asked`
-    for, and are there only if these settings let them be planned. ``overrides`` are settings of the
-    command line.
+    ``data_dir``, unless it is "", replaces the leading ``data`` in the ``data-dir`` of the recipes.
+    ``seeds``, unless empty, replace those of the table. ``overrides`` are settings of the command
+    line. ``only`` names rows, all of them if it is empty. The cells of other rows are not `asked`
+    for; they are returned as well, except those whose settings are wrong.
 
-    SettingsError with a line for each cell asked for whose settings are wrong, and for an unknown
-    row in ``only``.
+    SettingsError with a line for each cell that is asked for and has wrong settings, and for each
+    unknown row in ``only``.
     """
     runnable = [name for name, row in table.rows.items() if row.runs]
     problems = []
@@ -127,7 +127,7 @@ def plan(
     if problems:
         raise SettingsError("\n".join(problems))
     check_settings_act(overrides or {}, *(run.settings for run in runs_of(cells)))
-    return [_unless_missing(cell) for cell in cells]
+    return [_skipped_if_data_are_missing(cell) for cell in cells]
 
 
 def runs_of(cells: list[Cell]) -> list[Run]:
@@ -164,8 +164,8 @@ def _cell(
     return Cell(row_name, column_name, figure, runs, spaces=spaces)
 
 
-def _unless_missing(cell: Cell) -> Cell:
-    """Return the cell, skipped if its data are not here."""
+def _skipped_if_data_are_missing(cell: Cell) -> Cell:
+    """Return the cell; if its data are not here, without runs and with the reason in `skipped`."""
     try:
         check_data_are_here(cell.first_run.settings.data)
     except DataError as missing:
