@@ -342,6 +342,21 @@ def test_an_approval_may_cover_later_patch_releases(
     assert waits("hotfix", "0.1.4")
 
 
+def test_who_decides_about_other_code_than_the_process_has_approves_nothing(
+    hospitals: Hospitals, monkeypatch: Patch
+) -> None:
+    """A program that ``on-request`` starts decides with the code on disk, pulled meanwhile."""
+    config = hospitals.config()
+
+    def decides(*_: object) -> None:
+        with monkeypatch.context() as on_disk:
+            upgrade(on_disk, "pulled")
+            hospitals.decide(config, "north")
+
+    monkeypatch.setattr(consent, "tell_of_request", decides)
+    assert WAITING in hospitals.answer("north", config)
+
+
 def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
     hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
