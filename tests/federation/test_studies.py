@@ -400,6 +400,13 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
 
+    # where the day cannot be written, a server decides how often a message is refused
+    (hospitals.consent("north") / hooks.FILE).write_text("[]")
+    assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
+    assert told.read_text() == 2 * "refused\n"
+    hooks.tell_of_trouble(hospitals.nodes[2], hooks.DISK)
+    assert told.read_text() == 2 * "refused\n" + "disk\n"
+
 
 @pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"])
 def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
