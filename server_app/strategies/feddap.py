@@ -62,7 +62,8 @@ class FedDAP(FedAvg[FedDAPHparams]):
             if domain in merged:
                 fused = fused.completed_by(merged[domain])
             merged[domain] = fused
-        self.of_domains = merged
+        # a checkpoint orders them by name, and a resumed run is to join them as a whole one does
+        self.of_domains = {domain: merged[domain] for domain in sorted(merged)}
         if merged:
-            self.prototypes = Prototypes.joined(merged.values())
+            self.prototypes = Prototypes.joined(self.of_domains.values())
         return {"domains": float(len(merged))}

@@ -230,7 +230,7 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
-    monkeypatch.setattr("server_app.run.checkpoint.code_version", lambda: "abad1dea")
+    monkeypatch.setattr("server_app.run.checkpoint.code_at_server", lambda _: "abad1dea")
     stop(config, STORED, 1)
     partition = config["partition"]
     monkeypatch.setitem(PARTITIONS, partition, replace(PARTITIONS[partition], version=9))

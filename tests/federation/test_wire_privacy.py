@@ -453,7 +453,9 @@ def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
     assert len(accounts) == 2 * CLIENTS  # of the client's name, and of its data
     for account in accounts:
         (spent,) = json.loads(account.read_text()).values()
-        assert all(len(used) == 3 and isinstance(used[2], int) for used in spent)
+        for _, _, unit, times in spent:
+            assert isinstance(times, int)
+            assert unit == "sample"
 
 
 def sent_means(outcome: Outcome) -> np.ndarray:
