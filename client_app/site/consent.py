@@ -216,7 +216,8 @@ def _check_approved(
     name = site_name(node)
     request = as_it_counts(read(path), node)
     _check_not_denied(request, name)
-    if not request.decision:
+    code = code_of(config)
+    if not (request.decision and request.covers(code, RELEASE)):
         how = f"its operator runs protofl site approve {study.id}"
         raise WaitingForApproval(name, f"{study}; {how}")
     if is_past(request.until):
@@ -245,7 +246,6 @@ def _check_approved(
             f"{name} has had {limit} {kind} of {study}, more than an honest server needs; "
             "its operator may approve it again"
         )
-    code = code_of(config)
     covered = request.covered
     if code not in (request.code, covered[0]):
         covered = (code, RELEASE)

@@ -32,7 +32,7 @@ def tell_of_trouble(node: Values, word: str) -> None:
             days[word] = today
     except StateError as error:  # a full disk is what it may have to tell
         log("ERROR", str(error))
-        was_told = False
+        was_told = word == REFUSED  # perhaps: a server could start a program with each message
     if not was_told:
         _start(ON_TROUBLE, command, word)
 

@@ -370,12 +370,24 @@ def square_rgb(image: Any, size: int) -> Images:
     return np.asarray(image.resize((size, size), resample=bilinear)).transpose(2, 0, 1)
 
 
+def open_image(file: Path) -> Any:
+    """Open an image file with PIL, by its content, which must be of a kind in `EXTENSIONS`.
+
+    PIL knows more: for PostScript, whatever its name, it would start Ghostscript on a stranger's
+    program.
+    """
+    from PIL import Image
+
+    kinds = Image.registered_extensions()
+    return Image.open(file, formats=[kinds[name] for name in EXTENSIONS & kinds.keys()])
+
+
 def read_image(file: Path, size: int) -> Images:
     """One image file as uint8 [3, size, size]."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     try:
-        with Image.open(file) as image:
+        with open_image(file) as image:
             if image.width * image.height > MOST_PIXELS:  # a small file may say so
                 limit = f"{MOST_PIXELS / 1e6:.0f} million"
                 raise ValueError(f"{image.width}×{image.height} pixels, above {limit}")

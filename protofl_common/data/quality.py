@@ -13,7 +13,7 @@ import numpy as np
 from protofl_common.basics.text import first_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import counted
-from protofl_common.data.images import EXTENSIONS, image_files
+from protofl_common.data.images import EXTENSIONS, image_files, open_image
 from protofl_common.data.raw import are_images
 from protofl_common.data.sources import source_of
 from protofl_common.data.store import StoredData
@@ -71,12 +71,10 @@ def label_rates(data: StoredData) -> Iterator[str]:
 
 
 def _looked_at(file: Path) -> _Image:
-    from PIL import Image
-
     try:
-        with Image.open(file) as image:
+        with open_image(file) as image:
             extrema = image.convert("RGB").getextrema()
-            has_one_colour = all(low == high for low, high in extrema)  # type: ignore[misc]
+            has_one_colour = all(low == high for low, high in extrema)
             return _Image(str(file), image.mode, image.size, has_one_colour)
     except Exception:  # what decoders raise of a broken file may be anything; its reading names it
         return _Image(str(file), "", (0, 0), False)

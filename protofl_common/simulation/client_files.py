@@ -1,11 +1,17 @@
 """A client's folder on its way to another machine and back: what has changed in it."""
 
+import fcntl
+import os
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from protofl_common.basics.files import replacing
 
+IN_USE = "in-use"
+"""The file beside copies that all processes which use them lock."""
 Listing = Mapping[str, tuple[int, int, int]]
 """Name of a file -> its inode, size and time: another one where it has been written again."""
 
@@ -46,3 +52,17 @@ def listed(folder: Path) -> Listing:
             facts = path.stat()
             files[path.name] = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
     return files
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove copies of which all processes have ended, as after a kill, or Ctrl-C."""
+    for file in folder.glob(f"protofl-*/{IN_USE}"):
+        # another user's, or one in use
+        with suppress(OSError), open(file, opener=_without_waiting) as in_use:
+            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(file.parent)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file that another user may have made: opening a FIFO would never end."""
+    return os.open(path, flags | os.O_NONBLOCK)

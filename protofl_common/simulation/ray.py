@@ -18,7 +18,6 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.metadata import version
@@ -41,12 +40,16 @@ from protofl_common.data.store import open_data
 from protofl_common.experiment.node import allow_named, own_code, site_name
 from protofl_common.experiment.settings import Settings, with_halves
 from protofl_common.runs.events import OnEvent, Said, Warned
-from protofl_common.simulation.client_files import ClientFiles, Listing, listed
+from protofl_common.simulation.client_files import (
+    IN_USE,
+    ClientFiles,
+    Listing,
+    listed,
+    remove_abandoned,
+)
 
 PACKAGES = ("torch", "numpy", "flwr", "scikit-learn")
 """On whose versions figures may depend."""
-IN_USE = "in-use"
-"""The file beside copies that all processes which use them lock."""
 START_SECONDS = 300
 """How long the first process of a node may take until it answers; it imports PyTorch."""
 WAIT_SECONDS = 10
@@ -98,7 +101,7 @@ class Worker:
         with_halves()
         if os.path.isdir(folder):
             os.chdir(folder)
-        _remove_abandoned()
+        remove_abandoned(Path(gettempdir()))
         self.copies = Path(gettempdir(), copies)
         make_private(self.copies)
         self.in_use = (self.copies / IN_USE).open("w")
@@ -137,14 +140,6 @@ def _processor(device: str) -> str:
     if device.startswith(("auto", "cuda")) and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
-
-
-def _remove_abandoned() -> None:
-    """Remove copies of which all processes have ended, as after a kill, or Ctrl-C."""
-    for file in Path(gettempdir()).glob(f"protofl-*/{IN_USE}"):
-        with suppress(OSError), file.open() as in_use:  # another user's, or one in use
-            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(file.parent)
 
 
 # -- on the machine of the command

@@ -9,10 +9,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import safe_open
 
+from protofl_common.config.lists import names_in
 from protofl_common.runs.folder import (
     METRICS,
     SETTINGS,
     RunFolder,
+    baseline_folder,
     checkpoints,
     unused_replies,
 )
@@ -53,6 +55,12 @@ class KnownRun(RunFolder):
         latest = int(whole[0].stem) if whole else 0
         return latest, int(self.settings().get("rounds", 0))
 
+    @property
+    def baselines(self) -> list[Path]:
+        """The folders of its baselines, of which some may not have begun."""
+        names = names_in(self.settings().get("baselines"))
+        return [baseline_folder(self.path, algo) for algo in names]
+
     def checkpoint_facts(self) -> dict[str, Any]:
         """Read what stands beside the state in its newest checkpoint, {} without any."""
         whole = checkpoints(self.path)
@@ -90,6 +98,11 @@ def runs_in(folder: Path) -> list[KnownRun]:
         if (metrics.parent / SETTINGS).exists():
             runs.append(KnownRun(metrics.parent))
     return sorted(runs, key=lambda run: run.age)
+
+
+def main_run(run: KnownRun, runs: list[KnownRun]) -> KnownRun:
+    """The one of ``runs`` that this is a baseline of, or itself."""
+    return next((each for each in runs if run.path in each.baselines), run)
 
 
 def stopped_runs(runs: list[KnownRun]) -> list[KnownRun]:

@@ -20,7 +20,7 @@ from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.runs.folder import checkpoints
 from protofl_common.tools.federation import submissions_of
 from protofl_common.tools.flower import Run, has_crashed, superlink_at
-from protofl_common.tools.known_runs import KnownRun, runs_in, stopped_runs
+from protofl_common.tools.known_runs import KnownRun, main_run, runs_in, stopped_runs
 
 LOOK_SECONDS = 10.0
 MOST_SECONDS = 7 * 86400  # since the last round: who has waited longer has given the run up
@@ -46,6 +46,7 @@ class Resuming(threading.Thread):
         self.root_certificates: str | None = known.root_certificates
         self.out_dir = out_dir
         self.said = ""
+        self.refused: set[Path] = set()  # runs that could not be submitted
 
     def run(self) -> None:
         while True:
@@ -62,8 +63,14 @@ class Resuming(threading.Thread):
             return
         superlink = superlink_at(NAME, self.address, self.root_certificates)
         for run in crashed_runs(runs, submissions_of(superlink, MOST_SUBMISSIONS)):
+            if run.path in self.refused:
+                continue
             self._say(f"{run.path.name} has stopped without an error; it goes on by itself")
-            self._submit(run.path / "resume.toml")
+            try:
+                self._submit(run.path / "resume.toml")
+            except (OSError, subprocess.SubprocessError) as error:  # others must go on
+                self.refused.add(run.path)
+                self._say(f"{run.path.name} does not go on by itself ({error})")
 
     def _submit(self, settings: Path) -> None:
         with TemporaryDirectory() as home:
@@ -103,13 +110,10 @@ def crashed_runs(runs: list[KnownRun], submitted: list[Run]) -> list[KnownRun]:
         facts = run.checkpoint_facts()
         if not facts or not _may_go_on(run, facts):
             continue
-        run_id = _run_id(facts)
-        flowers_run = known.get(run_id)
+        flowers_run = known.get(_run_id(facts))
         if flowers_run is None or not has_crashed(flowers_run):
             continue
-        # A baseline's folder has the name of its run's, and more
-        of_one = [each for each in runs if _run_id(each.checkpoint_facts()) == run_id]
-        first = min(of_one, key=lambda each: len(each.path.name))
+        first = main_run(run, runs)
         was_resumed = resumed_last.get(first.path.name, "") > flowers_run.pending_at
         if not was_resumed and first not in crashed:
             crashed.append(first)
@@ -126,5 +130,5 @@ def _may_go_on(run: KnownRun, facts: dict[str, Any]) -> bool:
 
 
 def _run_id(facts: dict[str, Any]) -> int:
-    """Return the Flower run that has written a checkpoint; 0 without one."""
-    return int(facts.get("run_history", "0").rpartition(",")[2])
+    """Return the Flower run that has written a checkpoint."""
+    return int(facts["run_history"].rpartition(",")[2])

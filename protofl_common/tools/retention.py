@@ -16,7 +16,7 @@ from protofl_common.basics.files import remove
 from protofl_common.basics.text import human_bytes
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import SUMMARY
-from protofl_common.tools.known_runs import SECONDS_PER_DAY, runs_in
+from protofl_common.tools.known_runs import SECONDS_PER_DAY, KnownRun, main_run, runs_in
 
 LOCK_SECONDS = 30.0  # that the database may be at work for the SuperLink
 WITH_RUN = ("message_ins", "message_res", "message", "task_message", "task_event")
@@ -62,15 +62,12 @@ def days_ago(days: int) -> float:
 def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
     """Remove the folders of runs that ended earlier, and yield a line for each."""
     runs = runs_in(folder)
-    unfinished = [run for run in runs if run.goes_on or not run.summary()]
-    names = [run.path.name for run in unfinished]
-    for run in unfinished:
-        if run.age > time.time() - before:
+    for run in runs:
+        if run.age > time.time() - before and not _is_finished(run, runs):
             yield f"kept     {run.path}: not finished"
     for run in runs:
         summary = run.summary()
-        has_unfinished_baseline = any(name.startswith(f"{run.path.name}-") for name in names)
-        if not summary or run in unfinished or has_unfinished_baseline:
+        if not summary or not _is_finished(run, runs):
             continue
         ended = summary.get("ended", (run.path / SUMMARY).stat().st_mtime)
         if ended < before:
@@ -79,6 +76,13 @@ def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
             if not dry_run:
                 remove(run.path)
             yield f"removed  {run.path}, ended {_day(ended)}, {human_bytes(size)}"
+
+
+def _is_finished(run: KnownRun, runs: list[KnownRun]) -> bool:
+    """Return whether nothing is left to do of a run, nor of what `resume.toml` resumes with it."""
+    main = main_run(run, runs)
+    folders = [main.path, *main.baselines]
+    return all(each.summary() and not each.goes_on for each in map(KnownRun, folders))
 
 
 def retain_messages(database: Path, before: float, dry_run: bool) -> Iterator[str]:

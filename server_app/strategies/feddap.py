@@ -54,7 +54,8 @@ class FedDAP(FedAvg[FedDAPHparams]):
         super().merge(uploads)
         sets: dict[str, list[Prototypes]] = {}
         for site, prototypes in vectors_of(uploads).items():
-            sets.setdefault(self.domain_of(site), []).append(prototypes)
+            if len(prototypes):  # ``merging`` may have left out all
+                sets.setdefault(self.domain_of(site), []).append(prototypes)
 
         merged = dict(self.of_domains)
         for domain, sent in sets.items():

@@ -342,6 +342,21 @@ def test_an_approval_may_cover_later_patch_releases(
     assert waits("hotfix", "0.1.4")
 
 
+def test_who_decides_about_other_code_than_the_process_has_approves_nothing(
+    hospitals: Hospitals, monkeypatch: Patch
+) -> None:
+    """A program that ``on-request`` starts decides with the code on disk, pulled meanwhile."""
+    config = hospitals.config()
+
+    def decides(*_: object) -> None:
+        with monkeypatch.context() as on_disk:
+            upgrade(on_disk, "pulled")
+            hospitals.decide(config, "north")
+
+    monkeypatch.setattr(consent, "tell_of_request", decides)
+    assert WAITING in hospitals.answer("north", config)
+
+
 def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
     hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -384,6 +399,13 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     (hospitals.consent("north") / hooks.FILE).write_text('{"refused": "2026-11-22"}')
     assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
+
+    # where the day cannot be written, a server decides how often a message is refused
+    (hospitals.consent("north") / hooks.FILE).write_text("[]")
+    assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
+    assert told.read_text() == 2 * "refused\n"
+    hooks.tell_of_trouble(hospitals.nodes[2], hooks.DISK)
+    assert told.read_text() == 2 * "refused\n" + "disk\n"
 
 
 @pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"])

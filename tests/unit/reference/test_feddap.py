@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
+from tests.support.harness import run_config, run_federation
 
 DECLARED = Declared(
     PLAIN,
@@ -109,3 +110,10 @@ def test_three_rounds_equal_an_independent_script(
             state[f"of_domains/{domain}:means"], wanted, rtol=1e-3, atol=1e-4
         )
     assert outcome.rows[-2]["server"] == {"domains": 3}
+
+
+def test_a_domain_that_merging_has_left_nothing_of_has_no_prototypes(tmp_path: Path) -> None:
+    """A median leaves out the client least like the others, here the only one of its domain."""
+    more = {"clients_per_domain": "2,1,1,0,0", "rounds": 1, "merging": "median"}
+    outcome = run_federation(run_config(tmp_path, algo="feddap", **more))
+    assert outcome.rows[0]["server"] == {"domains": 2}

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from subprocess import CalledProcessError
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.folder import METRICS, SETTINGS, SUMMARY, checkpoints
 from protofl_common.tools.flower import APP_ERROR
 from protofl_common.tools.known_runs import runs_in
-from protofl_common.tools.resuming import MOST_SECONDS, crashed_runs
+from protofl_common.tools.resuming import MOST_SECONDS, Resuming, crashed_runs
 from server_app.run.checkpoint import Checkpoint
+from tests.support.given import Patch, Printed
 
 
 def stopped(folder: Path, history: RunHistory, last: int, code: str = "") -> Path:
@@ -78,6 +80,33 @@ def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
 def test_a_baseline_goes_on_with_its_run(tmp_path: Path) -> None:
     run = stopped(tmp_path / "first", RunHistory(7), last=5)
     (run / SUMMARY).write_text('{"rounds": 5}')
+    (run / SETTINGS).write_text('baselines = "local,fedavg,fedprox"')
     stopped(tmp_path / "first-local", RunHistory(7), last=2)
     stopped(tmp_path / "first-fedavg", RunHistory(7), last=1)
     assert resumed(tmp_path, submitted(7)) == ["first"]
+
+    # the run, which had ended before, knows nothing of the Flower run that resumed it
+    stopped(tmp_path / "first-fedprox", RunHistory(8), last=1)
+    again = submitted(8, run_name="first", resume=True)
+    assert resumed(tmp_path, submitted(7), again) == ["first"]
+
+
+def test_a_run_that_cannot_be_submitted_does_not_hold_up_others(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
+    stopped(tmp_path / "first", RunHistory(7), last=2)
+    stopped(tmp_path / "second", RunHistory(8), last=2)
+    tried = []
+
+    def fails(resuming: Resuming, settings: Path) -> None:
+        tried.append(settings.parent.name)
+        raise CalledProcessError(1, "flwr run")
+
+    monkeypatch.setattr(Resuming, "_submit", fails)
+    module = "protofl_common.tools.resuming"
+    monkeypatch.setattr(f"{module}.submissions_of", lambda *_: [submitted(7), submitted(8)])
+    resuming = Resuming(["--runtime-api-address", "127.0.0.1:1"], tmp_path)
+    resuming.look()
+    resuming.look()
+    assert sorted(tried) == ["first", "second"]
+    assert "first does not go on by itself" in capsys.readouterr().err

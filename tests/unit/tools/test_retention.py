@@ -52,7 +52,11 @@ def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -
     new = run(tmp_path / "new", 89)
     stopped = run(tmp_path / "stopped", 91, is_finished=False)
     with_baseline = run(tmp_path / "two", 95)
+    aged(with_baseline / SETTINGS, 95, 'baselines = "fedavg,local"')
+    finished_baseline = run(tmp_path / "two-fedavg", 93)
     baseline = run(tmp_path / "two-local", 91, is_finished=False)
+    not_begun = run(tmp_path / "three", 95)
+    aged(not_begun / SETTINGS, 95, 'baselines = "fedavg"')
     at_work = run(tmp_path / "at-work", 91)
     heads = aged(tmp_path / HEADS, 400, "{}\n")
 
@@ -66,7 +70,8 @@ def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -
     assert f"kept     {stopped}: not finished" in lines
     assert lines[-1] == "1 removed that are older than 90 days"
     assert not old.exists()
-    assert all(path.exists() for path in (new, stopped, with_baseline, baseline, at_work, heads))
+    stay = (new, stopped, with_baseline, finished_baseline, baseline, not_begun, at_work, heads)
+    assert all(path.exists() for path in stay)
 
 
 def database(path: Path) -> Path:

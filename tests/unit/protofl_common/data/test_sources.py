@@ -343,6 +343,20 @@ def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
         decoding.read_images(files, settings)
 
 
+def test_a_strangers_file_starts_no_other_program(tmp_path: Path, monkeypatch: Patch) -> None:
+    """PIL reads PostScript with Ghostscript, under any name of a file."""
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # not looked for yet
+    file = tmp_path / "scan.png"
+    file.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n")
+    with pytest.raises(DataError, match=r"scan\.png is not a readable image"):
+        decoding.read_image(file, 8)
+    assert not (tmp_path / "started").exists()
+
+
 @pytest.mark.parametrize(
     ("kind", "suffix"), [(np.uint16, "png"), (np.float32, "tif"), (np.int32, "tif")]
 )

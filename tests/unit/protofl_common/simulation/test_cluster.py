@@ -1,11 +1,12 @@
 """A client's folder that travels, and a cluster that is not there. `tests/system` has one."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.simulation.client_files import ClientFiles, listed
+from protofl_common.simulation.client_files import IN_USE, ClientFiles, listed, remove_abandoned
 from protofl_common.simulation.machine import CLUSTER, engine_for
 from tests.support.processes import free_port
 
@@ -49,3 +50,13 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(SettingsError, match=rf"--cluster {address}: .*refused.*ray start --head"):
         engine_for({CLUSTER: address}, "cpu")
+
+
+def test_a_stranger_on_a_node_cannot_let_a_worker_wait(tmp_path: Path) -> None:
+    """Who opens a FIFO in the usual way waits until somebody writes."""
+    for name in ("protofl-abandoned", "protofl-strange"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "protofl-abandoned" / IN_USE).touch()
+    os.mkfifo(tmp_path / "protofl-strange" / IN_USE)
+    remove_abandoned(tmp_path)
+    assert not (tmp_path / "protofl-abandoned").exists()
