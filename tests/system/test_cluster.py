@@ -30,7 +30,10 @@ def ray_node(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     env = environment(folder / "home") | {"TMPDIR": str(copies), "RAY_USAGE_STATS_ENABLED": "0"}
     log = folder / "log"
     command = [str(BIN / "ray"), "start", "--block", "--num-cpus=1", *options]
-    with process([*command, "--object-store-memory=100000000"], env, log) as started:
+    command += ["--object-store-memory=100000000"]
+    # else workers have ports of a range, in which the head's own may lie, and Ray refuses that
+    command += ["--min-worker-port=0", "--max-worker-port=0"]
+    with process(command, env, log) as started:
         wait_until(lambda: "Ray runtime started" in log.read_text(), log.read_text, started=started)
         yield started
 

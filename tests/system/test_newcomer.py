@@ -21,7 +21,10 @@ def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(
     assert ["run", "--recipe", "first-run"] in [line.split()[1:] for line in lines]
     said = output_of((*make, f"CONFIG=--recipe first-run out-dir={tmp_path} run-name=first"), env)
 
-    result = r"^result: alone (.*) %, FedAvg (.*) %, FedProto over 3 .* averaging ([\d.]+) %;"
+    result = (
+        r"^result: alone over 3 architectures (.*) %, FedAvg (.*) %, "
+        r"FedProto over 3 .* averaging ([\d.]+) %;"
+    )
     found = re.search(result, said, re.M)
     assert found, said
     alone, fedavg, prototypes = map(float, found.groups())

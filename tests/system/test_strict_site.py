@@ -41,6 +41,7 @@ def facts(folder: Path, site: str) -> str:
             "max-rounds=2 max-epochs=2 max-steps=1000 max-batch-size=256",
             "max-image-size=64 max-text-length=64 min-class-samples=5 accept-weights=true",
             'max-evaluations=9 max-honest-sites=1 operators="" on-request=""',
+            'on-trouble="" max-unreadable=0',
             'columns="x,y,z" drop="" one-hot="" impute="none" standardise="auto"',
             'require-secagg=true require-dp="epsilon<=8 delta<=1e-4"',
         ]
