@@ -123,10 +123,16 @@ def crashed_runs(runs: list[KnownRun], submitted: list[Run]) -> list[KnownRun]:
 def _may_go_on(run: KnownRun, facts: dict[str, Any]) -> bool:
     """Return whether it came further since its last start, not long ago, with today's code."""
     *earlier, _ = facts["run_history"].split(",")
-    began = int(earlier[-1].partition(":")[2]) if earlier else -1
-    age = time.time() - checkpoints(run.path)[0].stat().st_mtime
-    code = code_at_server({**default_run_config(), **facts["settings"]})
-    return facts["round"] > began and age < MOST_SECONDS and facts["code"] == code
+    began_after = -1
+    if earlier:
+        began_after = int(earlier[-1].partition(":")[2])
+    came_further = facts["round"] > began_after
+
+    newest = checkpoints(run.path)[0]
+    age = time.time() - newest.stat().st_mtime
+    settings = {**default_run_config(), **facts["settings"]}
+    has_same_code = facts["code"] == code_at_server(settings)
+    return came_further and age < MOST_SECONDS and has_same_code
 
 
 def _run_id(facts: dict[str, Any]) -> int:
