@@ -90,8 +90,12 @@ def test_it_runs_at_flowers_own_worker_and_changed_defaults_are_refused_where_th
     federation: Federation,
 ) -> None:
     settings = federation.changed / "pyproject.toml"
-    settings.write_text(settings.read_text().replace("\nlr = ", "\nlr = 1"))
-    output, _ = federation.run("stock", "flower-superexec")
+    before = settings.read_text()
+    settings.write_text(before.replace("\nlr = ", "\nlr = 1"))
+    try:
+        output, _ = federation.run("stock", "flower-superexec")
+    finally:
+        settings.write_text(before)  # the other test may run after this one
     assert federation.came("stock")
     assert "east cannot take part: settings with the digest" in output
     assert "settings with the digest" in federation.log("east")
