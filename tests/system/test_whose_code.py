@@ -43,7 +43,7 @@ class Federation:
         command = [*program, "--insecure", "--runtime-api-address", f"127.0.0.1:{self.link.port}"]
         settings = 'dataset="digits" partition="iid" models="cnn4" train-samples=20 threads=1'
         settings += f' rounds=1 local-epochs=1 num-clients=2 run-name="{name}"'
-        settings += f' out-dir="{self.folder / "theirs"}"'
+        settings += f' out-dir="{self.folder / "theirs" / name}"'
         with process(command, environment(self.home(name)), self.folder / f"{name}.log"):
             return self.link.run("--run-config", settings, app=self.changed)
 
@@ -81,7 +81,7 @@ def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_prot
     # not even unpacked
     assert not list(federation.home("ours").rglob("server_app"))
     assert not list(federation.home("east").rglob("client_app"))
-    assert not (federation.folder / "theirs").exists()
+    assert not (federation.folder / "theirs" / "ours").exists()
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (results, *results.rglob("*"))}
     assert modes == {0o700, 0o600}
 
