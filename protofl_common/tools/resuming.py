@@ -20,10 +20,17 @@ from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.runs.folder import checkpoints
 from protofl_common.tools.federation import submissions_of
 from protofl_common.tools.flower import Run, has_crashed, superlink_at
-from protofl_common.tools.known_runs import KnownRun, main_run, runs_in, stopped_runs
+from protofl_common.tools.known_runs import (
+    SECONDS_PER_DAY,
+    KnownRun,
+    main_run,
+    runs_in,
+    stopped_runs,
+)
 
 LOOK_SECONDS = 10.0
-MOST_SECONDS = 7 * 86400  # since the last round: who has waited longer has given the run up
+MOST_SECONDS = 7 * SECONDS_PER_DAY
+"""Since the last round: who has waited longer has given the run up."""
 MOST_SUBMISSIONS = 1000
 FLWR = (
     *(sys.executable, "-P", "-c"),
