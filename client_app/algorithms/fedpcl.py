@@ -38,6 +38,7 @@ from client_app.algorithms.base import (
     Prototypes,
     Samples,
     by_class,
+    reads_only,
 )
 from protofl_common.algorithms.fedpcl import FedPCLHparams
 from protofl_common.maths.losses import prototype_contrast, supervised_contrast
@@ -75,6 +76,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         own = self.local_prototypes()
         return chosen(own, self.client.large_classes).to(self.client.device)
 
+    @reads_only("global_prototypes", "tables")
     def loss(self, batch: Batch) -> LossTerms:
         hparams = self.hparams
         labels_B = batch.labels
