@@ -88,7 +88,7 @@ def reason_alone(each: Training) -> str:
         kind = type(part)
         if kind in CONTAINERS:
             continue
-        if kind not in LAYERS or getattr(part, "dropout", 0) or part._forward_hooks:
+        if kind not in LAYERS or getattr(part, "dropout", False) or part._forward_hooks:
             return f"the network has a {kind.__name__}"
     if not each.checks or not len(each.data):
         return "a client has no samples"
@@ -290,7 +290,7 @@ def _batches(each: Training) -> Iterator[list[Tensor]]:
     )
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
-            yield draw()
+            yield [*draw()]
         return
     rows: list[Tensor] = []
     while len(rows) < settings.local_steps:
@@ -328,7 +328,7 @@ class Stack:
         self.first = trainings[0].step
         # `functional_call` takes modules only: what this one gives is the loss of a batch
         self.alone = nn.ModuleList([self.first.model])
-        self.alone.forward = self._loss  # type: ignore[method-assign]
+        self.alone.forward = self._loss
         self.fixed = _stacked([dict(_named_parameters(each)) for each in trainings])
         self.buffers = _stacked([dict(_named_buffers(each)) for each in trainings])
         trained = [*_own_weights(trainings[0])]

@@ -342,4 +342,5 @@ def rows_of_batches(
         else:
             sizes.append(rest)
     order = torch.randperm(samples, generator=generator)[: sum(sizes)]
-    return order.split(sizes)
+    rows: Sequence[Tensor] = order.split(sizes)
+    return rows
