@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 
 def replaced(owner: object, **ours: object) -> AbstractContextManager[None]:
-    """Replace these names of ``owner``, a module or an object, inside a ``with``.
+    """Return a context in which ``owner``, a module or an object, has ``ours`` as its attributes.
 
-    AttributeError at once, before the ``with``, if this version of the library lacks one.
+    AttributeError from this call itself if this version of the library lacks one of them.
     """
     originals = {name: getattr(owner, name) for name in ours}
     return _replacing(owner, originals, ours)
