@@ -58,7 +58,7 @@ def _files_in(*packages: str) -> list[Path]:
 
 
 def is_later_patch(before: str, after: str) -> bool:
-    """Return whether the release ``after`` differs from ``before`` in a higher last number alone.
+    """Return whether release ``after`` is a later patch of ``before``: ``0.2.3`` of ``0.2.1``.
 
     False where one of them is not three numbers, such as ``0.2.0rc1``.
     """

@@ -17,8 +17,8 @@ def fault_of(error: BaseException) -> str:
     ours, or has a network or function of the user's.
     """
     what = printable(f"{type(error).__name__}: {error}")
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in frames if not _is_of_library(Path(frame.filename))]
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if not _is_of_library(Path(frame.filename))]
     if not frames:
         return f"a fault of ProtoFL: {what}; report it"
     innermost = frames[-1]
@@ -34,6 +34,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _is_of_library(file: Path) -> bool:
+    """Return whether code is of an installed package, of Python itself, or made while running."""
     if _is_ours(file):
         return False
     is_installed = not LIBRARIES.isdisjoint(file.parts)

@@ -78,9 +78,9 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk.
+    """Wait until the content of a file, or the names in a folder, are on the disk.
 
-    A power cut must not reorder what we rely on.
+    Without this a power cut may undo what was written first, and keep what was written after it.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

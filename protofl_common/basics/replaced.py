@@ -17,6 +17,7 @@ def replaced(owner: object, **ours: object) -> AbstractContextManager[None]:
 def _replacing(
     owner: object, originals: dict[str, object], ours: dict[str, object]
 ) -> Iterator[None]:
+    """Give ``owner`` the values of ``ours`` inside the ``with``, and ``originals`` after it."""
     try:
         for name, value in ours.items():
             setattr(owner, name, value)

@@ -62,7 +62,7 @@ def with_run_id(run_name: str, folders: Iterable[str]) -> list[str]:
 def is_plain_name(text: str) -> bool:
     """Return whether ``text`` may name a folder and stand in a log.
 
-    It then is short and printable, without slashes, and not hidden.
+    It must be short and printable, without slashes, and not begin with a dot.
     """
     if not text or not is_short_and_printable(text):
         return False
@@ -76,7 +76,7 @@ def is_short_and_printable(text: str) -> bool:
 def is_site_name(text: str) -> bool:
     """Return whether ``text`` may name a site: ASCII letters, digits, ``.``, ``_`` and ``-``.
 
-    So no two names look alike.
+    Letters of other alphabets are refused, as some of them look like these.
     """
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text) is not None
 
