@@ -268,7 +268,7 @@ def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamm
     """Return FedORGP's loss of trainable prototypes t; a scalar.
 
     (1 − cos(p, t_y)) + γ · mean over k ≠ y of |cos(p, t_k)|, averaged over the client prototypes p
-    of ``samples_PD``: each t is drawn to its class's, and at right angles to the others'.
+    of ``samples_PD``: each t is drawn to the p of its class, and to right angles with all others.
     """
     cosines_PK = normalize(samples_PD) @ normalize(targets_KD).T
     own_PK = one_hot(labels_P, len(targets_KD), cosines_PK.dtype)
@@ -316,12 +316,12 @@ def positive_unlabelled_risk(
 ) -> Tensor:
     """Return FedPU's risk R of unlabelled samples, on a random batch of a client's; a scalar.
 
-    A sample without a label has the label -1. p_c(x) is the softmax of the logits; K are the
-    classes of which the client has labelled samples, of which there are ``labelled_C`` (n_c) of
-    each class; U are its ``unlabelled`` samples, and π_c is the part of class c among U. The text
-    that FedProto is reproduced from takes this loss from FedPU's published code and prints no
-    equation. The risk is that of unbiased learning from positive and unlabelled data (du Plessis et
-    al., NeurIPS 2014), for every class of K against the rest:
+    A sample without a label has the label -1. p_c(x) is the softmax of the logits. ``labelled_C``
+    is the number n_c of the client's labelled samples of each class; K are the classes with any, at
+    least one. U are its samples without a label, ``unlabelled`` of them, and π_c is the part of
+    class c among U. The text that FedProto is reproduced from takes this loss from FedPU's
+    published code and prints no equation. The risk is that of unbiased learning from positive and
+    unlabelled data (du Plessis et al., NeurIPS 2014), for every class of K against the rest:
 
         R = 1/|K| · Σ_{c∈K} ( E_{x∈U} [ −log(1 − p_c(x)) ]
                               −  π_c · E_{x labelled c} [ −log(1 − p_c(x)) ] )

@@ -81,11 +81,11 @@ def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
     # vectors of W as eigenvectors: many times faster than an SVD
     squares, vectors = torch.linalg.eigh(wide @ wide.T)
     energies = squares.flip(0).clamp(min=0).cumsum(0)
-    K = 1 + int((energies < energy * energies[-1]).sum())
-    if largest_rank(weight.shape) < K:
+    rank = 1 + int((energies < energy * energies[-1]).sum())  # K
+    if rank > largest_rank(weight.shape):
         return None
 
-    U = vectors[:, -K:].contiguous()
+    U = vectors[:, -rank:].contiguous()
     projected = U.T @ wide
     if is_tall:
         return projected.T.to(weight.dtype), U.T.to(weight.dtype)
