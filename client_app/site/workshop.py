@@ -252,7 +252,7 @@ class Workshop:
     @property
     def stated_samples(self) -> int:
         """What counts of its training samples, as it tells them: 0 if they are only in a sum."""
-        if self.settings.hides_samples:
+        if self.settings.hides_sample_counts:
             return 0
         if self.settings.privacy.dp == "person":
             return self.counted_samples
