@@ -130,13 +130,14 @@ class Division:
         return np.random.default_rng(derive_seed(self.seed, *purpose))
 
     def shares(self, clients: int) -> list[Share]:
-        """Return each client's share: the module's docstring says in which steps.
+        """Return each client's share; DataError if the data do not suffice for so many clients.
 
-        DataError if the data do not suffice for so many clients.
+        Samples are marked for testing, or reserved for validation, before the pool is dealt if that
+        depends on more than a single share. What each client is dealt is split afterwards.
         """
         settings = self.settings
         pool = self._pool()
-        least = 1 if settings.test_from in COMMON_TESTS else 2
+        least = 1 if settings.test_from in COMMON_TESTS else 2  # with one to test on
         if len(pool.rows) < least * clients:
             raise self._too_few(f"{len(pool.rows)} samples are too few for {clients} clients")
         if self.partition.shares_samples:  # a sample marked for validation is in nobody's share
@@ -212,7 +213,7 @@ class Division:
         return replace(pool, domains=np.zeros_like(pool.domains), domain_names=(self.domain,))
 
     def _check_domains(self, pool: Pool) -> None:
-        """DataError if a partition by domains finds no domains, or one without samples."""
+        """Raise DataError if a partition by domains finds no domains, or one without samples."""
         which = f"partition = {self.settings.partition!r}"
         if not pool.domain_names:
             cure = "give them a column 'client', or choose another partition"
@@ -263,9 +264,10 @@ class Division:
             contents = [self.data.domain_names[owner].encode() for owner in self.owners[rows]]
         else:
             contents = [digest.tobytes() for digest in self.data.contents[rows]]
-            if contents and not contents[0]:
+            if contents and not contents[0]:  # the data set has none
                 cure = "choose split, or keep them as files"
                 raise DataError(f"test-from = {KEYED!r}: not with {self.settings.dataset}; {cure}")
+        # ``person`` personalises the hash: one key gives other numbers for another purpose
         hashes = [
             blake2b(content, key=self.key, person=purpose.encode(), digest_size=8).digest()
             for content in contents
@@ -285,7 +287,7 @@ class Division:
         rows = pool.rows
         if pool.for_training is not None:
             rows = rows[pool.for_training]
-        rng = self.random("validation", 0, self.domain)
+        rng = self.random("validation", 0, self.domain)  # 0: once for all clients
         aside = set_aside(self.labels[rows], self.settings.validation_fraction, rng)[1]
         self.reserved = np.zeros_like(self.marked)
         self.reserved[self._rows_aside(rows, aside, rng)] = True
@@ -382,8 +384,8 @@ class Division:
             tests = train[~is_training]
             train = train[is_training]
 
-        cap = balanced if self.partition.balances_classes else proportional
-        within, beyond = cap(self.labels[train], settings.train_samples, rng)
+        choose = balanced if self.partition.balances_classes else proportional
+        within, beyond = choose(self.labels[train], settings.train_samples, rng)
         if is_split_here:
             tests = np.concatenate([tests, train[beyond]])
         train = np.sort(train[within])
@@ -434,8 +436,10 @@ class Division:
             raise DataError(f"test-from = 'balanced': {without}")
         counts = np.bincount(self.labels[tests])
         counts = counts[counts > 0]
-        limit = self.settings.test_samples or len(counts) * counts.min()
-        return tests[balanced(self.labels[tests], limit, rng)[0]]
+        all_of_the_rarest = len(counts) * counts.min()  # and as many of each other class
+        limit = self.settings.test_samples or all_of_the_rarest
+        chosen, _ = balanced(self.labels[tests], limit, rng)
+        return tests[chosen]
 
     def _tested_on_own(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
         """Return the test samples of the client's own share, at most ``test-samples``.

@@ -348,7 +348,7 @@ def _check_class_names(names: Sequence[str], which: str, how: str) -> None:
 
 
 def _check_one_label_each(labels: Any, where: str) -> None:
-    """DataError if a sample has a list of labels."""
+    """Raise DataError if a sample has a list of labels."""
     for label in labels:
         if not isinstance(label, str | np.generic) and np.size(label) > 1:
             several = "several labels of a sample (multi-label) cannot be learned"
@@ -358,9 +358,9 @@ def _check_one_label_each(labels: Any, where: str) -> None:
 
 
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
-    """DataError for a missing label, client or part: it would be a class or client of its own.
+    """Raise DataError for a gap in a column, which would be a class, or a client, of its own.
 
-    ``key`` names the column. Of labels only `NO_LABELS` are gaps here: `check_classes` decides
+    ``key`` names the column: ``labels``, ``client``, ``domain`` or ``split``. Of labels only `NO_LABELS` are gaps here: `check_classes` decides
     about other texts, unless the setting ``classes`` lists them.
     """
     marks = NO_LABELS if key == "labels" else GAPS
@@ -409,7 +409,7 @@ def _labels(
 
 
 def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place) -> None:
-    """DataError for labels that are no classes: ``classes`` are their different values.
+    """Raise DataError for labels that are no classes: ``classes`` are their different values.
 
     They may be quantities, names of samples, marks of a gap, several labels joined, or one class in
     two spellings; or there is only one. A line is printed for each class of a single sample.
@@ -418,7 +418,7 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
     cure = "correct them, or name them in `classes`"
     meanings = [_meaning(name) for name in classes]
     times = Counter(meanings)
-    marks = {*_marks(classes), *(GAPS - {"none"})}
+    marks = {*_marks(classes), *(GAPS - {"none"})}  # "none" may well be a class
     doubtful = [
         name
         for name, meaning in zip(classes, meanings, strict=True)
@@ -440,7 +440,8 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
     samples = len(labels)
     counts = f"{named} have {num_classes} different values of {samples} samples"
     counts = f"{counts}, such as {classes[0]!r}"
-    are_names = num_classes > samples / 2
+    are_names = num_classes > samples / 2  # hardly two samples have the same label
+    # many values occur once, as measurements do
     are_scattered = not are_names and len(single) > num_classes / 10
     are_quantities = are_scattered or not all(map(WHOLE.fullmatch, classes))
     if num_classes > FEW_CLASSES and are_quantities and all(map(is_number, classes)):

@@ -137,7 +137,7 @@ def _images_in(
 def _check_classes_of_folders(
     samples: list[_Sample], folders: Sequence[Path], root: Path, settings: DataSettings
 ) -> None:
-    """DataError for folders of an ``image-folder`` that are no classes.
+    """Raise DataError for folders of an ``image-folder`` that are no classes.
 
     They have no image, are not in the setting ``classes``, or are parts or domains: those have
     folders of the same names below them.
@@ -183,7 +183,7 @@ def _no_layout(root: Path, folders: Sequence[Path], taken: str) -> DataError:
 def _check_picked(
     samples: list[_Sample], trees: Sequence[Path], root: Path, settings: DataSettings
 ) -> None:
-    """DataError for a class in the setting ``classes`` that has no images in a ``domain-folder``.
+    """Raise DataError for a class in the setting ``classes`` without images in a domain-folder.
 
     If a folder is spelt nearly so, the error names it. A site with data of its own may lack a
     class, but not by misspelling it.

@@ -49,11 +49,13 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
         return {"inputs": data}
     if alone and len(data) == 1:
         return {"inputs": data[0]}
+    # as Keras loads a data set: (x_train, y_train), (x_test, y_test)
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_pair, data)):
-        data = (*data[0], *data[1])  # as Keras loads a data set
+        data = (*data[0], *data[1])
     if isinstance(data, tuple | list) and len(data) in PARTS:
         return dict(zip(PARTS[len(data)], data, strict=True))
 
+    # what is left are pairs (input, label); an array is no series of them
     samples = list(data) if isinstance(data, Iterable) and not hasattr(data, "dtype") else []
     if not samples or not all(map(_is_pair, samples)):
         raise DataError(f"data: {type(data).__name__} is none of {TAKEN}")
@@ -87,7 +89,7 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
         data = arrays["inputs"]
 
     array = as_array(data, where)
-    are_whole_numbers = array.dtype.kind in "iu"
+    are_whole_numbers = array.dtype.kind in "iu"  # of any width: they become the model's type
     if are_whole_numbers and card.input_type == "float32":
         array = array.astype(np.float64)
     elif are_whole_numbers and card.input_type == "int64":

@@ -107,7 +107,7 @@ def _dirichlet(
         counts_CN, drawn_CN = _counts_drawn(class_sizes, np.full(clients, alpha), rng, full)
         if counts_CN.sum(0).min() >= least:
             break
-    else:
+    else:  # no draw gave each client enough: mend the last one
         positive_CN = drawn_CN + TINY * rng.random(drawn_CN.shape)
         counts_CN = _filled_up(counts_CN, positive_CN, least)
 

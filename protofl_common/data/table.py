@@ -56,10 +56,15 @@ class Columns:
     def __init__(
         self, where: str, word: str, names: list[str], lines: list[int], values: list[Sequence[Any]]
     ) -> None:
+        """Take the columns' ``names`` and ``values``, and the number of each row for errors.
+
+        ``word`` is "line" if ``lines`` are numbers of lines in a file, and otherwise "row".
+        DataError without rows.
+        """
         self.where = where
         self.names = names
         self.lines = lines
-        self._word = word  # for a row: its line in a file, perhaps
+        self._word = word
         if not lines:
             raise DataError(f"{where}: has no rows")
         self.columns = dict(zip(names, values, strict=True))
@@ -147,14 +152,14 @@ def _csv(
     lines: list[int] = []
     rows: list[list[str]] = []
     texts: dict[str, str] = {}  # so that equal values are one text in memory
-    last = 0  # line that the reader has read, counted from the one after ``begun``
+    last = 0  # the last line read, not counting ``lines_before``
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
-            separator, begun = _separator(opened)
+            separator, lines_before = _separator(opened)
             reader = csv.reader(opened, delimiter=separator, strict=True)
             names = header
             for row in with_progress(reader, f"rows read of {file}"):
-                first = begun + last + 1
+                first = lines_before + last + 1
                 last = reader.line_num
                 if not row:
                     continue
@@ -173,14 +178,14 @@ def _csv(
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as CSV in UTF-8 ({error})") from error
     except csv.Error as error:
-        begins = f"the row that begins in line {begun + last + 1}"
-        ends = f"cannot be read, up to line {begun + reader.line_num} ({error})"
+        begins = f"the row that begins in line {lines_before + last + 1}"
+        ends = f"cannot be read, up to line {lines_before + reader.line_num} ({error})"
         cure = 'is a quote (") without its pair? One within a text is ""'
         raise DataError(f"{file}: {begins} {ends}; {cure}") from error
     values_of: list[Sequence[str]] = list(zip(*rows, strict=True))
     if separator != ",":
         values_of = [_with_points(values) for values in values_of]
-    return names or [], lines, values_of, begun + last
+    return names or [], lines, values_of, lines_before + last
 
 
 def _separator(opened: TextIO) -> tuple[str, int]:
@@ -303,7 +308,7 @@ def chosen_names(settings: DataSettings, names: Sequence[str], where: str) -> li
 
 
 def _check_present(key: str, wanted: Iterable[str], names: Sequence[str], where: str) -> None:
-    """DataError for a column in the setting ``key`` that is none of ``names``."""
+    """Raise DataError for a column in the setting ``key`` that is none of ``names``."""
     present = {*names}
     for name in wanted:
         if name not in present:

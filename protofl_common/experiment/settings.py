@@ -212,6 +212,7 @@ class Settings(Sections):
         if self.privacy.dp == "none":
             return None
         rounds = self.run.rounds
+        # entries of class sums or counts, each of which needs noise of its own
         tables = sum(entry.shows_classes for entry in self.exchange.up.values())
         tables_in_rounds = tuple(
             tables if self.hparams.due(number, rounds) else 0 for number in range(1, rounds + 1)
@@ -269,6 +270,7 @@ class Settings(Sections):
         client. SettingsError with all problems at once.
         """
         config = {**given, **settings_of_site(node, given, _defaults())}
+        # names may be typed in two Unicode forms, of which data are read in one
         for key in ("classes", "new-domain", *TABLE):
             value = config.get(key)
             if isinstance(value, str):
@@ -278,11 +280,13 @@ class Settings(Sections):
             f"node-config: {line}; choose from {', '.join(NODE_KEYS)}"
             for line in unknown_keys(node, NODE_KEYS)
         ]
+        # what a misspelt key is likely to mean: no setting of an algorithm that does not run
         likely = [key for key in known_keys() if key.rpartition(".")[0] in ("", config.get("algo"))]
         problems += unknown_keys(config, known_keys(), likely)
         problems += folders_of_unknown_users(config)
         denied = refusals(node, config, given) if node else []
 
+        # hyper-parameters: those of other algorithms are checked, too
         problems_of_tables: list[str] = []
         tables = {}
         for name, row in CATALOG.items():
