@@ -360,8 +360,9 @@ def _check_one_label_each(labels: Any, where: str) -> None:
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
     """Raise DataError for a gap in a column, which would be a class, or a client, of its own.
 
-    ``key`` names the column: ``labels``, ``client``, ``domain`` or ``split``. Of labels only `NO_LABELS` are gaps here: `check_classes` decides
-    about other texts, unless the setting ``classes`` lists them.
+    ``key`` names the column: ``labels``, ``client``, ``domain`` or ``split``. Of labels only
+    `NO_LABELS` are gaps here: `check_classes` decides about other texts, unless the setting
+    ``classes`` lists them.
     """
     marks = NO_LABELS if key == "labels" else GAPS
     is_missing = column != column  # NaN

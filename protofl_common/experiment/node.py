@@ -449,7 +449,7 @@ def refusals(node: Values, config: Values, asked: Values) -> list[str]:
         *_about_data(node, config),
         *_not_permitted(allowed, config, from_run),
     ]
-    for key in TABLE:
+    for key in TABLE:  # a run may repeat what the operator says of a table, or leave it out
         value = asked.get(key, "")
         if value not in ("", node.get(key, "")):
             lines.append(f"{key} = {value!r}: {_NOT_ALLOWED} set it to the same (node config)")
@@ -563,7 +563,7 @@ def _too_many_evaluations(allowed: Values, config: Values) -> Iterator[str]:
 def _about_data(node: Values, config: Values) -> Iterator[str]:
     """Yield a line for each setting with which a run would decide how a site's files are read.
 
-    And for each key about data that the site's node config lacks, or has for nothing.
+    And one for each key about data that its node config lacks, or that has no effect there.
     """
     dataset = str(config["dataset"])
     has_own = has_own_data(node)
