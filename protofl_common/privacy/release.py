@@ -35,10 +35,10 @@ def large_classes(labels_N: Ints, least: int) -> Ints:
 def tested_classes(labels_N: Ints, least: int) -> Ints:
     """Return the labels of the classes of which metrics may leave.
 
-    Each has ``least`` test samples, and `FEWEST_TESTED` unless ``least`` protects nothing, as 1
-    does. The other classes together must have as many, if there are any: from the figures of all
-    classes and of the large ones, one could tell what was predicted for the rest. Where these have
-    fewer, the smallest of the large classes is left out, too.
+    Each has at least ``least`` test samples, and `FEWEST_TESTED`, but with a ``least`` of 1 every
+    class counts. The others together must have as many, if there are any: fewer would show in the
+    number of right predictions of all classes. Where they have fewer, the smallest of the large
+    classes is left out, too.
     """
     fewest = max(least, FEWEST_TESTED) if least > 1 else 1
     labels, counts = np.unique(labels_N, return_counts=True)
@@ -52,8 +52,7 @@ def tested_classes(labels_N: Ints, least: int) -> Ints:
 def rounded_count(right: int, samples: int, least: int) -> int:
     """Round a number of ``right`` predictions to a multiple of ``least``, ``samples`` at most.
 
-    An exact number tells of a single sample whether it was predicted right, to whoever knows all
-    the others.
+    An exact number can tell whether a single sample was predicted right.
     """
     return min(samples, least * round(right / least))
 
