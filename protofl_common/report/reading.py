@@ -39,6 +39,7 @@ class RecordedRun:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Read the files of a run's folder."""
         files = RunFolder(folder)
         self.folder = folder
         self.name = folder.resolve().name

@@ -327,7 +327,7 @@ class RunFolder:
     def write(
         self, file: str, content: Sites | Summary | Awaited, indent: int | None = None
     ) -> None:
-        """Replace a JSON file."""
+        """Replace a JSON file by this content and the number of the format."""
         text = json.dumps({"format": FORMAT, **content}, indent=indent, ensure_ascii=False)
         write_text(self.path / file, text + "\n")
 

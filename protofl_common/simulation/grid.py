@@ -52,7 +52,11 @@ class LocalGrid(Grid):
         executor: Executor | None = None,
         threads: int = 1,
     ) -> None:
-        be_server_of(run_id)
+        """Become the server of a run of these ``nodes``: node id -> its node config.
+
+        ``threads`` are those with which each client computes.
+        """
+        be_server_of(run_id)  # Flower takes a message's run from the process
         self.run_id = run_id
         self.run_config = dict(run_config)
         self.nodes = dict(nodes)

@@ -201,6 +201,7 @@ class Cluster:
     """
 
     def __init__(self, address: str, cpus: int, gpus: float | None) -> None:
+        """Connect with the cluster; SettingsError if that fails. `begin` starts processes."""
         _connect(address)
         self.address = address
         self.cpus = cpus

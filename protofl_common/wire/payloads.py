@@ -315,6 +315,7 @@ class VectorsCodec(Codec):
         return template
 
     def _width(self) -> int:
+        """Return W, how many numbers a vector has, by what the entry declares."""
         if self.entry.width == "features":
             return self.limits.feature_dim
         if self.entry.width == "classes":
@@ -325,6 +326,7 @@ class VectorsCodec(Codec):
         return self.limits.max_per_class if self.entry.several else 1
 
     def pack(self, value: Prototypes) -> StateDict:
+        """Return means, labels and, if declared, counts; ValueError for undeclared clusters."""
         if not self.entry.several and len(value.labels.unique()) < len(value.labels):
             raise ValueError(f"several {self.name} of a class are not declared for this direction")
         arrays = {"means": value.means, "labels": value.labels}
@@ -334,6 +336,7 @@ class VectorsCodec(Codec):
         return arrays
 
     def checked(self, arrays: StateDict) -> Prototypes:
+        """Make prototypes of arrays; RefusedMessage if labels, counts, norms or sums are wrong."""
         value = Prototypes(**arrays)
         means = value.means
         self.check_vectors(means, value.labels, self._per_class())
@@ -403,6 +406,7 @@ class SetsCodec(Codec):
         }
 
     def pack(self, value: tuple[Prototypes, ...]) -> StateDict:
+        """Return the prototypes of all clients, and for each the number of its client from 0 on."""
         sizes = torch.tensor([len(prototypes) for prototypes in value])
         joined = Prototypes.joined(value)
         return {
@@ -412,6 +416,7 @@ class SetsCodec(Codec):
         }
 
     def checked(self, arrays: StateDict) -> tuple[Prototypes, ...]:
+        """Part the arrays by client; RefusedMessage unless each owner has valid prototypes."""
         owners = arrays["owners"]
         before_first = owners.new_full((1,), -1)
         steps = owners.diff(prepend=before_first)  # from −1 to 0, as if one client were before
@@ -437,6 +442,7 @@ class WeightsCodec(Codec):
         return self.limits.weights[self.name]
 
     def pack(self, value: StateDict) -> StateDict:
+        """Return the tensors as they are; ValueError for one of a part that is not declared."""
         for key in value:
             if not key.startswith(self.entry.parts):
                 parts = ", ".join(self.entry.parts)
@@ -452,6 +458,7 @@ class WeightsCodec(Codec):
         return arrays
 
     def addends(self, value: StateDict, n: float) -> list[Tensor]:
+        """Return n · w of every array w, with NaN for each number that is too large to sum."""
         addends = []
         for key in self.summed():
             w = value[key].detach().cpu().double()
@@ -462,6 +469,7 @@ class WeightsCodec(Codec):
         return addends
 
     def mean(self, sums: StateDict, n: float, clients: int) -> StateDict:
+        """Return the mean over n samples, in the types of the arrays; whole numbers are rounded."""
         means = {}
         for key, (dtype, _) in self.template().items():
             mean = sums[key] / n
@@ -506,6 +514,7 @@ class MomentsCodec(WeightsCodec):
     """Class moments: tensors that are refused where no samples can have such moments."""
 
     def checked(self, arrays: StateDict) -> StateDict:
+        """Return the moments; RefusedMessage where no samples, and no noise on them, give these."""
         moments = ClassMoments.of(super().checked(arrays))
         # the limit is of a sum over samples, and moments are means
         noise = self.limits.moment_noise / max(1.0, self.limits.samples)

@@ -193,6 +193,7 @@ class Exchange:
     up: Declared = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raise ValueError if an entry is declared for uploads that only a server can send."""
         for name, entry in self.up.items():
             if entry.shows_single_clients:
                 raise ValueError(
