@@ -139,7 +139,7 @@ def _look_of_line(index: int, points: int) -> dict[str, Any]:
     """
     look: dict[str, Any] = {
         "color": COLOURS[index % len(COLOURS)],
-        # shifted by one with every repetition of the colours, so that no two lines are alike
+        # shifted by one with every repetition of the colours, so that lines of a colour differ
         "linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)],
     }
     if points <= 60:
