@@ -238,7 +238,7 @@ class Workshop:
         """Whose its training samples are: each one's own, unless ``dp`` counts persons."""
         owners = self.data.persons
         if self.settings.privacy.dp != "person" or owners is None:
-            return Persons.apart(len(self.data.train_labels))
+            return Persons.one_per_sample(len(self.data.train_labels))
         return Persons(owners.train)
 
     @property
