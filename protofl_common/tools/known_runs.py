@@ -38,8 +38,8 @@ class KnownRun(RunFolder):
         return time.time() - (self.path / METRICS).stat().st_mtime
 
     @property
-    def goes_on(self) -> bool:
-        """True if a process holds the lock of the run."""
+    def is_under_way(self) -> bool:
+        """True if a process is at work on the run: it holds the run's lock."""
         if not self.lock.exists():
             return False
         try:
@@ -107,4 +107,4 @@ def main_run(run: KnownRun, runs: list[KnownRun]) -> KnownRun:
 
 def stopped_runs(runs: list[KnownRun]) -> list[KnownRun]:
     """Those of which no process is at work, and that have not come to their end."""
-    return [run for run in runs if not run.summary() and not run.goes_on]
+    return [run for run in runs if not run.summary() and not run.is_under_way]

@@ -82,7 +82,7 @@ def _is_finished(run: KnownRun, runs: list[KnownRun]) -> bool:
     """Return whether nothing is left to do of a run, nor of what `resume.toml` resumes with it."""
     main = main_run(run, runs)
     folders = [main.path, *main.baselines]
-    return all(each.summary() and not each.goes_on for each in map(KnownRun, folders))
+    return all(each.summary() and not each.is_under_way for each in map(KnownRun, folders))
 
 
 def retain_messages(database: Path, before: float, dry_run: bool) -> Iterator[str]:
