@@ -134,8 +134,8 @@ def clientapp_process(
     """While the context is open, ``flwr-clientapp`` fetches its message and its ClientApp by ours.
 
     ``fetch`` and ``load`` take the place of Flower's functions, and no bundle is installed. Where
-    the task would end without a reply, ``give_up`` is called instead: a SuperNode waits for ever for
-    the reply of a task that has ended in order.
+    the task would end without a reply, ``give_up`` is called instead: a SuperNode waits for ever
+    for the reply of a task that has ended in order.
     """
     with needing_flowers_names():
         from flwr.supernode.runtime import run_clientapp

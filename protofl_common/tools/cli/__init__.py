@@ -55,7 +55,7 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run ``protofl`` with these arguments, by default those of the process; return its exit status.
+    """Run ``protofl`` with these arguments, by default the process's; return its exit status.
 
     0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C; a command
     may have others. Errors are printed on stderr.
@@ -129,7 +129,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
-    """Parse the arguments of a subcommand; from now on the modules of ``--allow-python`` are allowed.
+    """Parse a subcommand's arguments; from now on the modules of ``--allow-python`` are allowed.
 
     Arguments that a command does not know end the process with status 2, unless they are for
     Flower: then they are in the result as ``flowers``.

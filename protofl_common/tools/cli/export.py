@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
-    """Write the model, its card and its README.md into the folder ``--out``, and print its facts."""
+    """Write the model, its card and a README.md into the folder ``--out``, and print its facts."""
     from protofl_common.maths.prototypes import unknown_above
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import ONNX, write_onnx

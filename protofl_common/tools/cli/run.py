@@ -237,7 +237,7 @@ class Screen(AbstractContextManager["Screen"]):
 
 
 def program() -> str:
-    """Return how to type this program in a shell here: its name if the PATH has it, else its path."""
+    """Return how to type this program in a shell: its name if the PATH has it, else its path."""
     file = Path(sys.executable).with_name("protofl")
     path = shutil.which("protofl")
     if path and Path(path).samefile(file):
@@ -246,5 +246,5 @@ def program() -> str:
 
 
 def from_here(path: Path) -> str:
-    """Return a path for a shell's command line, relative to the working directory if it is in it."""
+    """Quote a path for a shell; it is relative where it is below the working directory."""
     return shlex.quote(str(path).replace(f"{Path.cwd()}/", ""))

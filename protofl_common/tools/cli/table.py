@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int | None:
-    """Make the runs of the tables that are not finished; return 1 if one failed, or none was to make.
+    """Make the runs of the tables that are left; return 1 if one failed, or none could be made.
 
     With --dry-run only show the plan. SettingsError before anything starts, for all that is wrong
     with the command line and the tables.
@@ -240,8 +240,8 @@ def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | No
     """Return the cell with the settings that are best on validation data.
 
     If the cell is asked for, ``make`` makes the trials that are left; otherwise, and without
-    ``make``, the cell is skipped unless its search is finished. Without ``trials``, runs or settings
-    to search for, the cell is returned as it is.
+    ``make``, the cell is skipped unless its search is finished. Without ``trials``, or where it has
+    no runs or nothing to search for, the cell is returned as it is.
     """
     if not trials or not cell.runs or not cell.spaces:
         return cell

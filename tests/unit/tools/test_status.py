@@ -132,7 +132,7 @@ def test_who_is_needed_is_told_to_programs(
 
     superlink.nodes.pop()
     superlink.submissions.clear()
-    well = superlink._replace(shown=Endpoint(days=90, ahead=0.0))
+    well = superlink._replace(endpoint=Endpoint(days=90, ahead=0.0))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: well)
     assert main(command) == 0
 
