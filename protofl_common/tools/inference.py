@@ -64,6 +64,7 @@ class Predictor:
         device: str = "cpu",
         allow: str = "",
     ) -> None:
+        """Build the model on its device; SettingsError for a backbone that is not allowed."""
         self.card = trained.card
         for name in self.card.backbones:
             if not is_allowed(name, allow):

@@ -180,6 +180,7 @@ class Screen(AbstractContextManager["Screen"]):
     """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        """Start the live line, if the console is a terminal and the screen not ``quiet``."""
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet = quiet
         self.results: list[str] = []

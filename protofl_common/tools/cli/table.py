@@ -354,7 +354,7 @@ def _write(
     ``done`` is changed: it keeps the results of finished cells from one call to the next, so that
     their runs need not be read again.
     """
-    # So no process writes what it read before another one wrote
+    # So that of several processes the last one to write has read what the others' runs left
     with runs.lock("tables"):
         results: render.Results = {}
         for cell in cells:

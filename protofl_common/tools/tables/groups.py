@@ -48,10 +48,9 @@ class Estimate:
             return cls(n, mean, math.nan, math.nan)
 
         error = statistics.stdev(values) / math.sqrt(n)
+        t = math.inf if mean else 0.0  # where all figures are the same
         if error:
             t = abs(mean) / error
-        else:  # all figures are the same
-            t = math.inf if mean else 0.0
         quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
         return cls(n, mean, half_width=quantile * error, p=float(2 * stdtr(n - 1, -t)))
 

@@ -33,6 +33,7 @@ class Search:
         self.table = table
         self.cell = cell
         self.runs = trials
+        # a search looks at validation data only
         what = cell.figure.what.removeprefix("validation/")
         self.figure = replace(cell.figure, what=f"validation/{what}")
 
