@@ -121,7 +121,11 @@ def _findings_of(check: Callable[[Planned], Results], planned: Planned) -> list[
 
 def _versions(planned: Planned) -> Results:
     """Say which packages are missing or of a version that ProtoFL does not take."""
-    bounds = [Requirement(line) for line in requires("protofl") or () if "extra ==" not in line]
+    bounds = []
+    for line in requires("protofl") or ():
+        is_optional = "extra ==" in line  # as the packages of protofl[onnx] are
+        if not is_optional:
+            bounds.append(Requirement(line))
     pip = f"{sys.executable} -m pip install"
     for bound in bounds:
         try:
@@ -259,10 +263,10 @@ def _settings(planned: Planned) -> Results:
 
 
 def _models(settings: Settings, clients: int, networks: int) -> Results:
-    """Let the first ``networks`` clients, each of another network, introduce themselves.
+    """Let one client for each of so many ``networks`` introduce itself, and say what it tried.
 
-    For this a client tries its model, and the model's file. SettingsError or DataError from one
-    that cannot.
+    Clients get the networks in turn, so that the first ones have one each. A client builds its
+    model for this, and tries it and the model's file. SettingsError or DataError where it cannot.
     """
     from protofl_common.simulation.grid import introduced
 

@@ -55,7 +55,7 @@ def act(arguments: argparse.Namespace) -> int:
     elif arguments.prometheus:
         print(*prometheus(_as_dict(federation, runs, problems)), sep="\n")
     else:
-        print(*lines(federation, runs), sep="\n")
+        print(*status_lines(federation, runs), sep="\n")
         if not runs:
             unknown = "no runs here, so names and replies of sites are not known; see --runs"
             print(f"{arguments.runs}: {unknown}")
@@ -147,7 +147,7 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     return numbers[0]
 
 
-def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
+def status_lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     """Yield a line for each site, submission, run that waits or stopped, and the certificate."""
     runs_of_sites = _known_sites(runs)
     for name, node, state in _nodes(federation, runs):

@@ -37,11 +37,11 @@ def act(arguments: argparse.Namespace) -> None:
     """Sign the study if asked to, and print what the sites' operators will read of it."""
     if arguments.action == "sign":
         sign(arguments.file, arguments.key, arguments.by or "")
-    from protofl_common.tools.site.approvals import described
+    from protofl_common.tools.site.approvals import describe_run
 
     recipe = read_recipe(str(arguments.file))
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
-    print(*described(settings), sep="\n")
+    print(*describe_run(settings), sep="\n")
 
 
 def sign(file: Path, key_file: Path | None, by: str) -> None:

@@ -96,7 +96,7 @@ def _asked_for(request: Request, node: Mapping[str, Scalar]) -> list[str]:
     what = "it"
     try:
         settings = Settings.from_run_config(default_run_config() | request.settings, node)
-        lines = [*described(settings), *_about_peers(settings, node)]
+        lines = [*describe_run(settings), *_about_peers(settings, node)]
         what = "a baseline"  # the site still takes part in the run, but not in this baseline
         baselines_of(settings, settings.given, node)  # for its SettingsError
     except SettingsError as error:
@@ -148,8 +148,12 @@ def fingerprint(key: str) -> str:
     return f"SHA256:{digest.rstrip('=')}"
 
 
-def described(settings: Settings) -> Iterator[str]:
-    """Yield lines on a run: who asks, for what, with whom, until when, and what leaves."""
+def describe_run(settings: Settings) -> Iterator[str]:
+    """Yield lines for an operator on a run that asks for the site's data.
+
+    They say who asks, for what, with whom and until when, what leaves the site, how it is
+    protected, and which settings are not the defaults.
+    """
     study = Study.of(settings.given)
     yield _signed(study)
     yield f"purpose    {study.purpose or 'not given'}"
@@ -173,7 +177,7 @@ def described(settings: Settings) -> Iterator[str]:
 
 
 def _signed(study: Study) -> str:
-    """Say who has signed a study, with the fingerprint of his key."""
+    """Say who has signed a study, with the fingerprint of the key."""
     if not study.name:
         return f"{study}: nobody has signed it"
     signer, _, key = study.by.rpartition(":")
@@ -220,7 +224,7 @@ def _changed(with_baselines: list[Settings]) -> Iterator[str]:
         values |= to_run_config(settings)
     defaults = default_run_config()
     for key, value in values.items():
-        is_shown_above = key.startswith("study")  # `described` has said who asks, for what
+        is_shown_above = key.startswith("study")  # `describe_run` has said who asks, for what
         is_approved = key not in UNSIGNED
         if is_approved and not is_shown_above and defaults.get(key) != value:
             # in one line, and cut late, so that an operator sees all that a value has in it
