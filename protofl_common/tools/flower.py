@@ -237,9 +237,9 @@ def serverapp_process(
 ) -> AbstractContextManager[None]:
     """While the context is open, ``flwr-serverapp`` calls ``run``, and installs no bundle.
 
-    ``run`` takes the place of Flower's function that runs a bundle's ServerApp, and ``settings``, a
-    function of ``folder`` and the settings that the run was submitted with, that of Flower's which
-    reads the bundle's defaults.
+    ``run`` takes the place of Flower's function that runs a bundle's ServerApp.
+    ``settings(folder, submitted)`` returns all settings of a run by those that were submitted, in
+    the place of Flower's function that reads the bundle's defaults.
     """
     return _replaced_in(
         "flwr.superlink.runtime.run_serverapp",  # a function of the same name hides the module

@@ -71,7 +71,7 @@ def start(words: list[str], address: str, start_method: str) -> None:
 
 
 def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:
-    """Return a run's settings: the installed code's defaults, changed by what was submitted.
+    """Return a run's settings: the installed code's defaults, changed by those submitted.
 
     This takes the place of Flower's function, which reads the defaults in the run's ``bundle``: it
     would unpack what a stranger has packed, in the process that all runs share, and end that
