@@ -30,7 +30,7 @@ class Executor(SubprocessExecutor):
     """
 
     def __init__(self, kind: TaskType, script: Sequence[str], method: str = START_METHOD) -> None:
-        """``script``: the file of a Python script, and its arguments."""
+        """Start nothing yet; ``script`` is the file of a Python script, and its arguments."""
         self.kind = kind
         self.method = method
         self.command = [sys.executable, "-P", *script]
@@ -47,7 +47,7 @@ class Executor(SubprocessExecutor):
         if self.method != "fork":
             return
         if self.forking is None or self.forking.poll() is not None:
-            self.forking = self._started()
+            self.forking = self._start_process()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Start a process for a task, and tell it the task's arguments on its standard input.
@@ -59,7 +59,7 @@ class Executor(SubprocessExecutor):
         if spec.task_type != self.kind:
             reason = f"a task of kind {spec.task_type}: only those of kind {self.kind} run here"
             return LaunchResult.failed(reason)
-        process = self.forking or self._started()
+        process = self.forking or self._start_process()
         assert process.stdin is not None
         try:
             print(written_task(_arguments(spec)), file=process.stdin, flush=True)
@@ -69,7 +69,7 @@ class Executor(SubprocessExecutor):
             return LaunchResult.failed("the process of the task ended before it had read the task")
         return LaunchResult.accepted()
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start_process(self) -> subprocess.Popen[str]:
         return subprocess.Popen(self.command, stdin=subprocess.PIPE, text=True)
 
 

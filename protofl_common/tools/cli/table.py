@@ -99,7 +99,8 @@ def act(arguments: argparse.Namespace) -> int | None:
     shard = _shard(arguments.shard)
     planned = _planned_tables(arguments, files, overrides)
     out = Path(arguments.out)
-    console = Console(file=sys.stderr if arguments.json else sys.stdout)  # while a run prints, too
+    # the file is named, as `sys.stdout` is another one while a run is made
+    console = Console(file=sys.stderr if arguments.json else sys.stdout)
     runs = Runs(out / "runs", arguments.keep_models)
     trials = None
     if arguments.search:

@@ -225,8 +225,8 @@ def _changed(with_baselines: list[Settings]) -> Iterator[str]:
     defaults = default_run_config()
     for key, value in values.items():
         is_shown_above = key.startswith("study")  # `describe_run` has said who asks, for what
-        is_approved = key not in UNSIGNED
-        if is_approved and not is_shown_above and defaults.get(key) != value:
+        needs_approval = key not in UNSIGNED
+        if needs_approval and not is_shown_above and defaults.get(key) != value:
             # in one line, and cut late, so that an operator sees all that a value has in it
             line = " ".join(f"{key}={value}".split())
             yield f"setting    {printable(line, LONGEST_IN_LOG)}"

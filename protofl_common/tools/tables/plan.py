@@ -335,11 +335,11 @@ def launch(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
 
-        def note(event: Event) -> None:
+        def on_event(event: Event) -> None:
             print(event, file=file, flush=True)
             if isinstance(event, RoundDone):
                 on_round(event.row["round"])
 
         with redirect_stdout(file):  # what the user's own code prints goes to the log, too
-            ended = attempt(config, resources(run.federation), note)
+            ended = attempt(config, resources(run.federation), on_event)
     return ended if isinstance(ended, Failed) else None
