@@ -74,7 +74,7 @@ class Workshop:
         if settings.takes_vectors:
             data = with_public_scale(data)
         data = self._with_persons_once(data)
-        # only for its SettingsError where data that are no images shall be augmented
+        # only for its DataError where data that are no images shall be augmented
         augment_of(settings.training.augment, data, self.device)
         noise = settings.noise.image_noise
         if noise == "none":

@@ -299,7 +299,7 @@ class MessageExchange:
                 raise FederationError(f"{reason}. This round does not count")
 
     def _awaits_late(self, result: Exchanged) -> bool:
-        """Return whether a round has too few replies, and late ones may yet complete it (``late``)."""
+        """Return whether a round has too few replies that late ones may yet complete (``late``)."""
         if result.final or not self.federation.settings.federation.late_replies_count:
             return False
         replies = len(self._replies) + len(self.late.arrived)
