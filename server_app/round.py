@@ -248,8 +248,7 @@ def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
     """Merge the accepted uploads by the algorithm's server step.
 
     If the step fails, or leaves NaN or infinity in the strategy's state, the former state is
-    restored and the round is void. With simulated clients its error is raised instead, as it is a
-    fault of the code.
+    restored and the round is void. With simulated clients the error of the step is raised instead.
     """
     if accepted.why_void:
         return Merged(why_void=accepted.why_void)

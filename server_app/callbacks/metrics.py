@@ -223,7 +223,7 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
 def _client_rows(
     result: RoundResult, reports: Mapping[str, Report], strategy: Strategy
 ) -> dict[str, ClientRow]:
-    """Return the row of each site, with its number of prototypes of each class if it sends several."""
+    """Return the row of each site, with its prototypes per class where it may send several."""
     rows = {site: _client_row(report) for site, report in reports.items()}
     vectors_up = vectors_in(strategy.row.exchange.up).values()
     if not result.final and any(entry.several for entry in vectors_up):

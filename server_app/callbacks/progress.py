@@ -232,7 +232,7 @@ def _selecting(settings: Settings) -> list[str]:
 
 
 def conclude(settings: Settings, folder: Path) -> None:
-    """After a run and its baselines, draw the page, and say how they compare and where it all is."""
+    """After a run and its baselines, draw the page, and say how they compare and where it is."""
     runs = figures.compared(folder, settings.baselines)
     if len(runs) > 1:
         say(figures.side_by_side(runs).as_text())
