@@ -109,7 +109,7 @@ def card_of(work: Workshop, parameters: int, weights: str) -> records.SiteCard:
         validation_samples=0 if hidden else len(data.validation_labels),
         real=work.client.node.is_site,
         signature=work.client.signature("introduction").hex(),
-        # of a table's columns; short, so that nobody can search for the names by it
+        # 16 bits for a table's columns in their order, to notice where those of sites differ
         columns=digest(data.columns)[:4] if data.columns and data.mean else "",
     )
 
