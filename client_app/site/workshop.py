@@ -354,13 +354,16 @@ def with_persons_once(data: ClientData, owners: Share) -> ClientData:
     validation_rows = Persons(owners.validation).first_of_each()
     has_test_sample = np.isin(owners.validation[validation_rows], owners.test)
     validation_rows = validation_rows[~has_test_sample]
+    inputs: dict[str, Any] = {
+        "test_inputs": StoredRows(data.test_inputs, test_rows),
+        "validation_inputs": StoredRows(data.validation_inputs, validation_rows),
+    }
     return replace(
         data,
-        test_inputs=StoredRows(data.test_inputs, test_rows),
         test_labels=data.test_labels[test_rows],
-        validation_inputs=StoredRows(data.validation_inputs, validation_rows),
         validation_labels=data.validation_labels[validation_rows],
         persons=Share(owners.train, owners.test[test_rows], owners.validation[validation_rows]),
+        **inputs,
     )
 
 

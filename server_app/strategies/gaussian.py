@@ -84,10 +84,10 @@ class Gaussian(ServerStrategy[GaussianHparams]):
             before = earlier.settings.get(key)
             if before != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {before!r}")
-        before = RunFolder(run).sites().get("classes")
+        stored = RunFolder(run).sites().get("classes")
         now = list(self.card.classes)
-        if before != now:
-            raise SettingsError(f"{what}: its classes are {before}, and those of this run {now}")
+        if stored != now:
+            raise SettingsError(f"{what}: its classes are {stored}, and those of this run {now}")
         sent = sent_in(earlier.state)
         if not sent:
             how = "make it with gaussian.revocable = true"
