@@ -16,7 +16,7 @@ from client_app.learning.training import Batches, LossTerms, Step
 from protofl_common.config.options import SettingsError
 from protofl_common.models.devices import seed_torch
 from protofl_common.privacy.grid import STEPS, longest_before_rounding, whole_noise
-from protofl_common.privacy.persons import Persons, few_at_a_time
+from protofl_common.privacy.persons import Persons, sizes_in_groups
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
 from protofl_common.privacy.released import Released
@@ -128,7 +128,7 @@ class PrivateStep(Step):
         Number and size of batches come from the plan, so ``batch_size`` and ``drop_last`` have no
         effect. SettingsError for data that are not all training samples.
         """
-        persons = self.persons or Persons.apart(len(data))
+        persons = self.persons or Persons.one_per_sample(len(data))
         if self.released is not None:
             self.released.check(persons.samples == len(data))
         seed_torch(generator.seed())  # from the system's entropy, as no server may know the draws
@@ -172,7 +172,7 @@ class PrivateStep(Step):
         num_weights = sum(weight.numel() for weight in weights.values())
         most_samples = max(1, NUMBERS_AT_ONCE // num_weights)
         sizes = self.sizes or [1] * len(batch[0])
-        sizes_of_parts = [*few_at_a_time(sizes, most_samples)]
+        sizes_of_parts = [*sizes_in_groups(sizes, most_samples)]
         samples_in_parts = [sum(sizes) for sizes in sizes_of_parts]
         inputs_labels_index = [values.split(samples_in_parts) for values in batch]
         parts = zip(*inputs_labels_index, strict=True)

@@ -254,7 +254,7 @@ class Workshop:
         """
         owners = self.data.persons
         if self.settings.privacy.dp != "person" or owners is None:
-            return Persons.apart(len(self.data.train_labels))
+            return Persons.one_per_sample(len(self.data.train_labels))
         return Persons(owners.train)
 
     @property
@@ -272,7 +272,7 @@ class Workshop:
         It is 0 where the server shall learn only the sum over clients. Without ``dp`` the samples
         of small classes (``min-class-samples``) are not counted.
         """
-        if self.settings.hides_samples:
+        if self.settings.hides_sample_counts:
             return 0
         if self.settings.privacy.dp == "person":
             return self.counted_samples

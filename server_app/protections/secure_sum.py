@@ -136,7 +136,7 @@ class SecureSum:
         shares = self._unpacked(answers, SHARE)
         self._check_enough(shares, needed, "shares to unmask the sum")
         digest = digest_of_message({**common, **self.request.about})
-        received = masks.received(digest, keys, shared)
+        received = masks.digest_of_received(digest, keys, shared)
         left = self._masks(begun, shared, masked, shares, received)
         return [self._mean(masked, left, len(keys))]
 
@@ -212,14 +212,14 @@ class SecureSum:
         keys = self._unpacked(answers, masks.SIGNED, record)
         own_keys = {site: sent[site] for site, sent in keys.items() if set(sent) == {site}}
         self._expel(keys.keys() - own_keys.keys(), "it sent keys for a sum that are not its own")
-        sharing = masks.sharing_a_key(own_keys)
+        sharing = masks.sites_sharing_a_key(own_keys)
         valid = {}
         for site, signed_keys in own_keys.items():
-            purpose = masks.introducing(self.settings.run.algo, number, signed_keys)
+            purpose = masks.text_to_sign(self.settings.run.algo, number, signed_keys)
             signature = signed_keys[masks.PUBLIC :]
             if site in sharing:
                 self._expel([site], "one of its keys for a sum occurs twice")
-            elif not masks.are_keys(signed_keys):
+            elif not masks.are_valid_keys(signed_keys):
                 self._expel([site], "its keys for a sum are not valid X25519 keys")
             elif not is_from_site(self.settings.study, site, self.sums.run_id, purpose, signature):
                 self._expel([site], "its keys for a sum are not signed with its key in the study")
@@ -274,7 +274,7 @@ class SecureSum:
         It is ``secagg-threshold`` of ``sites``, or of all that the study names if these are more.
         """
         number = max(len(sites), len(self.settings.named_sites))
-        return masks.needed(number, self.settings.privacy.secagg_threshold)
+        return masks.threshold_of(number, self.settings.privacy.secagg_threshold)
 
     def _masks(
         self,
