@@ -421,15 +421,16 @@ class Descent:
     ) -> None:
         """Change the weights [k, …] of the clients ``members`` by their gradients, in place."""
         self.steps_K[members] += 1
+        states = {part: _of(stacks, members) for part, stacks in self.states.items()}
         decay = self.settings.weight_decay
         for name, weight in weights.items():
             gradient = gradients[name]
             if decay:
                 gradient = gradient.add(weight, alpha=decay)
-            states = [_of(self.states[part], members)[name] for part in self.parts]
-            self.descend(weight, gradient, states, self.steps_K[members])
-            for part, state in zip(self.parts, states, strict=True):
-                _put(self.states[part], members, {name: state})
+            own_states = [states[part][name] for part in self.parts]
+            self.descend(weight, gradient, own_states, self.steps_K[members])
+        for part, stacks in self.states.items():
+            _put(stacks, members, states[part])
 
     def descend(
         self, weight: Tensor, gradient: Tensor, states: Sequence[Tensor], steps_k: Tensor
