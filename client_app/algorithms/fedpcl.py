@@ -72,8 +72,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """
         if self.settings.privacy.dp != "none":
             return super().prototypes_for_prediction()
-        own = self.local_prototypes()
-        return chosen(own, self.client.large_classes).to(self.client.device)
+        return chosen(self.local_prototypes(), self.client.large_classes).to(self.client.device)
 
     @reads_only("global_prototypes", "tables")
     def loss(self, batch: Batch) -> LossTerms:
@@ -98,13 +97,12 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """Return L_g and L_p, or one of them (``prototypes``); {} before there are prototypes."""
         if self.global_prototypes is None:
             return {}
-        hparams = self.hparams
-        with_own = hparams.denominator == "all"
+        with_own = self.hparams.denominator == "all"
         terms: LossTerms = {}
         for name, (sets_MCD, mask_MC) in self.tables.items():
-            if hparams.prototypes in (name, "both"):
+            if self.hparams.prototypes in (name, "both"):
                 terms[name] = prototype_contrast(
-                    z_BD, labels_B, sets_MCD, mask_MC, hparams.temperature, with_own
+                    z_BD, labels_B, sets_MCD, mask_MC, self.hparams.temperature, with_own
                 )
         return terms
 

@@ -28,7 +28,6 @@ from torch.func import functional_call, grad, vmap
 from client_app.learning import training
 from client_app.learning.data import Samples
 from client_app.learning.training import FusedStep, LossTerms, Step, rows_of_batches
-from client_app.site.log import log_once
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.models.devices import seed_torch
 from protofl_common.models.split import HiddenHead, LinearHead, SplitModel
@@ -38,6 +37,7 @@ Method = TypeVar("Method", bound=Callable[..., LossTerms])
 LAYERS = (nn.Linear, LinearHead, HiddenHead, nn.ReLU, nn.Flatten, nn.Identity, nn.BatchNorm1d)
 """What networks are made of whose steps take less time together; convolutions take more."""
 CONTAINERS = (SplitModel, nn.Sequential)
+ONE_BY_ONE = "clients-at-once: clients train one after another, as "
 
 
 def reads_only(*names: str) -> Callable[[Method], Method]:
@@ -105,7 +105,7 @@ def train(each: Training) -> dict[str, float]:
         return each.alone()
     reason = reason_alone(each)
     if reason:
-        log_once("INFO", f"clients-at-once: clients train one after another, as {reason}")
+        visit.say(f"{ONE_BY_ONE}{reason}")
         return each.alone()
     losses = visit.wait_for_others(each)
     if losses is None:
@@ -122,9 +122,10 @@ class _AbandonedError(BaseException):
 class Visit(Thread, Generic[R]):
     """One client's work, which stops where it wants to train."""
 
-    def __init__(self, work: Callable[[], R]) -> None:
+    def __init__(self, work: Callable[[], R], say: Callable[[str], object]) -> None:
         super().__init__(daemon=True)
         self.work = work
+        self.say = say
         self.waits_to_train: Training | None = None
         self.losses: dict[str, float] | None = None  # of the training that it waited for
         self.result: R
@@ -165,9 +166,12 @@ class Visit(Thread, Generic[R]):
 _VISIT: ContextVar[Visit[Any] | None] = ContextVar("visit", default=None)
 
 
-def visit_together(works: Sequence[Callable[[], R]]) -> list[R]:
-    """Return what the ``works`` return, whose trainings become one where they can."""
-    visits = [Visit(work) for work in works]
+def visit_together(works: Sequence[Callable[[], R]], say: Callable[[str], object]) -> list[R]:
+    """Return what the ``works`` return, whose trainings become one where they can.
+
+    ``say`` is told why some cannot, each time.
+    """
+    visits = [Visit(work, say) for work in works]
     for visit in visits:
         visit.start()
     try:
@@ -195,8 +199,7 @@ def _train_waiting(visits: Sequence[Visit[Any]]) -> None:
             try:
                 found = train_stacked(trainings)
             except RuntimeError as error:  # vmap knows no code that looks at single numbers
-                reason = f"their steps cannot be stacked: {error}"
-                log_once("INFO", f"clients-at-once: clients train one after another, as {reason}")
+                group[0].say(f"{ONE_BY_ONE}their steps cannot be stacked: {error}")
         for visit, losses in zip(group, found, strict=True):
             visit.losses = losses
 

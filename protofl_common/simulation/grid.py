@@ -189,11 +189,13 @@ def answer(
 def answer_together(tasks: Sequence[Task]) -> list[Message]:
     """Return the replies of several clients, whose trainings become one where they can."""
     from client_app.learning.together import visit_together
+    from client_app.site.log import log_once
 
     threads_before = torch.get_num_threads()
     torch.set_num_threads(tasks[0][-1])
     try:
-        return visit_together([partial(answer, *task) for task in tasks])
+        works = [partial(answer, *task) for task in tasks]
+        return visit_together(works, say=partial(log_once, "INFO"))
     finally:
         torch.set_num_threads(threads_before)
 

@@ -134,7 +134,7 @@ def test_an_interrupted_cohort_leaves_no_thread(monkeypatch: Patch) -> None:
     visits: list[together.Visit[None]] = []
     monkeypatch.setattr(together, "_train_waiting", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        together.visit_together([waiting, waiting])
+        together.visit_together([waiting, waiting], say=print)
     assert len(visits) == 2
     for visit in visits:
         visit.join(60)
