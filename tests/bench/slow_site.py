@@ -15,6 +15,7 @@ import contextlib
 import io
 import itertools
 import json
+import statistics
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,7 +46,6 @@ RARE = 9
 SHIFTS = ("feature", "label")
 ALGORITHMS = ("fedproto", "fedproto-avg", "fedavg", "fedtgp")
 WAYS = ("synchronous", "discard", "next-round")
-FIGURES = ("all", "slow", "nines")
 SETTINGS: dict[str, Any] = {
     "dataset": "arrays",
     "partition": "natural",
@@ -153,8 +153,8 @@ def tried(shift: str, algo: str, way: str, grace: int, seed: int) -> dict[str, l
 
 
 def table(results: Iterable[dict[str, Any]], grace: int) -> str:
-    """Return the means and standard deviations over the seeds, a row for each kind of figure."""
-    found: dict[tuple[str, str, str], dict[str, list[list[float]]]] = {}
+    """Return means over the seeds: of all sites, in brackets of the slow one, and of the nines."""
+    found: dict[tuple[str, ...], dict[str, list[list[float]]]] = {}
     for one in results:
         if one["grace"] not in (grace, 0):
             continue
@@ -163,14 +163,21 @@ def table(results: Iterable[dict[str, Any]], grace: int) -> str:
             row.setdefault(one["way"], []).append(figures)
 
     rows = []
-    for (algo, shift, kind), by_way in sorted(found.items()):
-        cells = []
-        for number, _ in enumerate(FIGURES):
-            for way in WAYS:
-                cells.append(of_seeds([figures[number] for figures in by_way.get(way, [])]))
-        rows.append([algo, shift, kind, *cells])
-    heads = [f"{what}, {way}" for what in FIGURES for way in WAYS]
-    return markdown(("", "shift", "by", *heads), rows)
+    for what, by_way in sorted(found.items()):
+        accuracies = []
+        recalls = []
+        for way in WAYS:
+            figures = by_way.get(way, [])
+            if not figures:
+                accuracies.append("–")
+                recalls.append("–")
+                continue
+            of_all, of_slow, of_nines = zip(*figures, strict=True)
+            accuracies.append(f"{of_seeds(of_all)} ({statistics.fmean(of_slow):.1f})")
+            recalls.append(of_seeds(of_nines))
+        rows.append([*what, *accuracies, *recalls])
+    nines = [f"nines, {way}" for way in WAYS]
+    return markdown(("", "shift", "by", *WAYS, *nines), rows)
 
 
 def main() -> None:
