@@ -29,13 +29,13 @@ class Relay:
         self.bytes_up = 0
         self.connections = 0
         self.cuts = 0
+        self._free_at = {"up": 0.0, "down": 0.0}  # When each way is free again, in the loop's time
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> "Relay":
         self._thread.start()
-        self._lanes = self._in_loop(self._new_lanes())
         start = asyncio.start_server(self._accept, "127.0.0.1", self.port)
         self._server = self._in_loop(start)
         return self
@@ -46,10 +46,10 @@ class Relay:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._loop.call_soon_threadsafe(self._server.close)
-        self.cut()
+        self._in_loop(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
+        self._loop.close()
 
     def cut(self) -> None:
         """Close all connections that are open now; new ones are accepted."""
@@ -63,9 +63,14 @@ class Relay:
     def _in_loop(self, call: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result(timeout=10)
 
-    async def _new_lanes(self) -> dict[bool, asyncio.Lock]:
-        """Whether it goes up -> the lock of that way: one chunk at a time is on a slow line."""
-        return {True: asyncio.Lock(), False: asyncio.Lock()}
+    async def _end(self) -> None:
+        """Accept nobody any more, and close what is open."""
+        self._server.close()
+        self._abort_all()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def _abort_all(self) -> None:
         self.cuts += len(self._open) > 0
@@ -80,13 +85,13 @@ class Relay:
             server, to_server = await asyncio.open_connection("127.0.0.1", self.target)
             ends.add(to_server)
             self._open |= ends
-            ways = (self._pass(site, to_server, True), self._pass(server, to_site, False))
+            ways = (self._pass(site, to_server, "up"), self._pass(server, to_site, "down"))
             tasks = {asyncio.ensure_future(way) for way in ways}
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        except OSError:  # nobody listens: the SuperLink is down
+        except (OSError, asyncio.CancelledError):  # the SuperLink is down, or the relay ends
             pass
         finally:
             self._open -= ends
@@ -94,7 +99,7 @@ class Relay:
                 writer.close()
 
     async def _pass(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, up: bool
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: str
     ) -> None:
         """Pass on one way until it ends; what is on its way arrives first."""
         on_its_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=64)
@@ -102,10 +107,11 @@ class Relay:
         try:
             while not arriving.done():
                 data = await asyncio.wait_for(source.read(CHUNK), self.idle or None)
-                if data and self.rate:
-                    async with self._lanes[up]:
-                        await asyncio.sleep(len(data) / self.rate)
-                if data and up:
+                if self.rate:
+                    now = self._loop.time()
+                    self._free_at[way] = max(now, self._free_at[way]) + len(data) / self.rate
+                    await asyncio.sleep(self._free_at[way] - now)
+                if way == "up":
                     self.bytes_up += len(data)
                 await on_its_way.put((self._loop.time() + self.delay, data))
                 if not data:
