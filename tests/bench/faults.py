@@ -193,7 +193,7 @@ def worker_crashed(trial: Trial) -> Tries:
 
 
 def frozen(trial: Trial) -> Tries:
-    """In every other round, stopped for longer than Flower waits, each time a little later."""
+    """In every other round, stopped until the round is over, each time a little later."""
     trial.site_program = "protofl site run"
     trial.begin(rounds=2 * trial.times + 1, round_timeout=PATIENCE)
     struck = range(2, 2 * trial.times + 1, 2)
@@ -201,10 +201,9 @@ def frozen(trial: Trial) -> Tries:
         client = trial.training(number, after=0.1 * number - 0.2)
         with suppress(psutil.NoSuchProcess):
             client.suspend()
-        time.sleep(FROZEN)
+        trial.standing.wait_for_rounds("trial", number, timeout=2 * PATIENCE)
         with suppress(psutil.NoSuchProcess):
             client.resume()
-        trial.standing.wait_for_rounds("trial", number)
     return back_in_the_next(trial, struck)
 
 
@@ -219,7 +218,7 @@ def killed_while_it_uploads(trial: Trial) -> Tries:
         for client in trial.standing.clients("south"):
             with suppress(psutil.NoSuchProcess):
                 client.kill()
-        trial.standing.wait_for_rounds("trial", number)
+        trial.standing.wait_for_rounds("trial", number, timeout=2 * PATIENCE)
     return back_in_the_next(trial, struck)
 
 
@@ -337,8 +336,6 @@ DEADLINE = 45.0
 They are several times what it takes on a free machine.
 """
 
-FROZEN = 100.0
-"""Seconds; Flower waits 30 for a process to begin, 60 for a sign of life."""
 PATIENCE = 300.0
 """Seconds that a round may take where the site itself has to find that a process is lost."""
 

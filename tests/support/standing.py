@@ -126,9 +126,9 @@ class Standing:
     def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> Any:
         return processes.wait_until(condition, self.logs, timeout, pause)
 
-    def wait_for_rounds(self, run: str, number: int) -> None:
+    def wait_for_rounds(self, run: str, number: int, timeout: float = 240) -> None:
         """Wait until that many rounds of a run are in its checkpoint, not only among its rows."""
-        self.wait(lambda: self.acknowledged(run) >= number, pause=0.05)
+        self.wait(lambda: self.acknowledged(run) >= number, timeout, pause=0.05)
 
     def acknowledged(self, run: str) -> int:
         """How many rounds a run's newest checkpoint holds."""
