@@ -235,7 +235,8 @@ def _check_approved(
     if most_runs and len(all_runs) > most_runs:
         raise RefusedMessage(
             f"{name} takes part in {most_runs} runs of {study}; "
-            "all have begun, and resumed ones count"
+            "all have begun, and resumed ones count. "
+            "Its operator may approve more (--runs), as many as study-runs allows"
         )
 
     kind = "introductions"
