@@ -10,10 +10,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from scipy.special import stdtr, stdtrit
 
-from protofl_common.basics.files import replacing
+from protofl_common.basics.text import human_bytes
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
@@ -23,10 +24,24 @@ from protofl_common.runs.folder import SUMMARY, RunFolder, Summary, reading
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 
+if TYPE_CHECKING:
+    from protofl_common.report.drawing import Drawing  # matplotlib, half a second
+
 CONFIDENCE = 0.95
+SIGNIFICANT = 0.05  # p below which a lead is shown as one
 OF_ALL_RUNS = ("protofl", "python", "flwr", "torch", "numpy")  # Every run notes their versions
-ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")
+ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p", "p (Holm)")
 """Heads of the cells of `estimate_cells`."""
+COSTS = ("rounds", "up", "down", "seconds", "seconds per round")
+"""Heads of the cells of `cost_cells`."""
+ABOUT_COSTS = (
+    "Means over the runs: bytes of arrays that all clients together sent and received, and the "
+    "seconds of the whole run on the machine that made it."
+)
+ABOUT_P = (
+    "p is of a two-sided paired t-test over the seeds; Holm's p is corrected for the number of "
+    "comparisons in this table."
+)
 
 
 @dataclass(frozen=True)
@@ -75,27 +90,52 @@ class Estimate:
         return facts
 
 
-def estimate_cells(figures: Iterable[float], than: Estimate | None, digits: int) -> list[str]:
-    """Return cells for the mean of ``figures`` and, if given, its difference ``than`` others."""
+def estimate_cells(
+    figures: Iterable[float], than: Estimate | None, digits: int, corrected: float = math.nan
+) -> list[str]:
+    """Return cells for the mean of ``figures`` and, if given, its difference ``than`` others.
+
+    ``corrected`` is the p of that difference, corrected for the number of comparisons (`holm`).
+    """
     estimate = Estimate.of(figures)
     cells = [str(estimate.n), f"{estimate.mean:.{digits}f}", estimate.interval(digits)]
     if than is None:
-        return [*cells, "–", "–", "–"]
-    if than.n == 1:
-        p = "–"
-    elif than.p < 0.001:
-        p = "< 0.001"
-    else:
-        p = f"{than.p:.3f}"
-    return [*cells, f"{than.mean:+.{digits}f}", than.interval(digits), p]
+        return [*cells, "–", "–", "–", "–"]
+    difference = [f"{than.mean:+.{digits}f}", than.interval(digits)]
+    return [*cells, *difference, _p_cell(than.p), _p_cell(corrected)]
 
 
-def holm(values: Mapping[str, float]) -> dict[str, float]:
-    """Correct p-values for their number, after Holm (1979); the smallest first."""
+def _p_cell(p: float) -> str:
+    if math.isnan(p):
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def cost_cells(folders: Iterable[Path]) -> list[str]:
+    """Return the cells of `COSTS` for finished runs: means over them."""
+    summaries = [RunFolder(folder).finished_summary() for folder in folders]
+    rounds = statistics.fmean(summary["rounds"] for summary in summaries)
+    cells = [f"{rounds:g}"]
+    for direction in ("up", "down"):
+        cells.append(human_bytes(statistics.fmean(run["bytes"][direction] for run in summaries)))
+    for name in ("seconds", "seconds-per-round"):
+        cells.append(f"{statistics.fmean(run[name] for run in summaries):.1f}")
+    return cells
+
+
+Name = TypeVar("Name")
+
+
+def holm(values: Mapping[Name, float]) -> dict[Name, float]:
+    """Correct p-values for their number, after Holm (1979); the smallest first.
+
+    Values of NaN, of comparisons of one pair, are no tests and are left out.
+    """
+    tests = {name: p for name, p in values.items() if not math.isnan(p)}
     corrected = {}
     largest = 0.0  # No value may fall below one of a smaller p
-    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
+    for rank, name in enumerate(sorted(tests, key=lambda name: tests[name])):
+        largest = max(largest, min(1.0, (len(tests) - rank) * tests[name]))
         corrected[name] = largest
     return corrected
 
@@ -247,9 +287,9 @@ def _but_networks(group: Group) -> tuple[int, Config]:
     return group.clients, {**group.settings, "networks": ""}
 
 
-def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
-    """Draw the means with 95 % intervals, and a stroke for each run, as SVG or PDF."""
-    from protofl_common.report.drawing import COLOURS, canvas, short
+def intervals(groups: Sequence[Group], unit: str) -> "Drawing":
+    """Draw the means with 95 % intervals, and a stroke for each run."""
+    from protofl_common.report.drawing import COLOURS, Drawing, canvas, short
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):
@@ -263,8 +303,4 @@ def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
         axes.set_yticks(range(len(groups)), names)
         axes.set_ylim(len(groups) - 0.5, -0.5)
         axes.set_xlabel(unit)
-
-        kind = file.suffix[1:]
-        date = "Date" if kind == "svg" else "CreationDate"
-        with replacing(file) as beside:
-            figure.savefig(beside, format=kind, metadata={date: None})
+        return Drawing(figure, "intervals", "Means", "Means with 95 % intervals.")
