@@ -106,13 +106,13 @@ def confusion(labels_N: Ints, predicted_N: Ints, classes: Sequence[str]) -> plot
     """Draw the confusion matrix: how many percent of a class's samples are predicted as which."""
     counts_CC = np.zeros((len(classes), len(classes)))
     np.add.at(counts_CC, (labels_N, predicted_N), 1)
-    samples_C = counts_CC.sum(axis=1, keepdims=True)
-    samples_C[samples_C == 0] = np.nan
+    samples_C = np.maximum(1, counts_CC.sum(axis=1, keepdims=True))
+    counts_CC[counts_CC == 0] = np.nan
     return plot.heat_map(
         "confusion",
         "Confusion matrix",
         "Percent of the test samples of each class (row) that are predicted as each (column); "
-        "blank: a class without test samples.",
+        "blank: none.",
         100 * counts_CC / samples_C,
         classes,
         classes,

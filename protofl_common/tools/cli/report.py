@@ -15,7 +15,7 @@ from protofl_common.runs.folder import reading
 from protofl_common.tools.arguments import FIGURES_HELP, run_named
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="folder of a run, or its name in runs/"
     )
@@ -23,6 +23,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Write the page of each run, and print its path."""
     for run in arguments.runs:
         folder = run_named(run)
         with reading(f"{folder}: the page cannot be written"):

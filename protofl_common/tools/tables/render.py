@@ -47,7 +47,7 @@ class Result:
     values: dict[int, float]  # seed -> figure
     state: str  # done, failed, skipped, open (not all runs made yet)
     reason: str  # why it failed, or was skipped: no data here, or no such figure of the algorithm
-    figure: str
+    figure: str  # its name, with what a reader must know of it
     folders: Mapping[int, Path] = field(default_factory=dict)  # seed -> that of its finished run
     warned: Mapping[str, Sequence[int]] = field(default_factory=dict)  # warning -> its seeds
 
@@ -65,9 +65,10 @@ class Result:
 
     @property
     def text(self) -> str:
-        """``97.58 ± 0.05``; with fewer seeds than wanted, how many there are; else the state.
+        """The cell's text: mean and deviation over the seeds, ``97.58 ± 0.05``.
 
-        It has a `MARK` where a run warns of something, such as failed replies.
+        As long as some seeds are missing it says how many there are; without any, the state. It
+        ends with a `MARK` where a run warns of something, such as failed replies.
         """
         if not self.values:
             return {"open": "…", "skipped": "–"}.get(self.state, self.state)
@@ -86,7 +87,10 @@ class Result:
 
     @property
     def rank(self) -> float | None:
-        """The mean of a finished cell whose largest figure is the best."""
+        """The mean of a finished cell as it is shown; None where the largest is not the best.
+
+        That is so for counts, and for the deviation over clients.
+        """
         figure = self.cell.figure
         if self.state != "done" or figure.what in COUNTS or figure.over == "std":
             return None
@@ -104,7 +108,11 @@ Results = dict[Place, Result]
 
 
 def result_of(cell: Cell, runs: Runs) -> Result:
-    """Read what the runs of a cell have come to so far."""
+    """Read what the runs of a cell have come to so far.
+
+    A cell of which one run failed has failed; else it is skipped if a finished run lacks the
+    figure.
+    """
     if cell.skipped:
         return Result(cell, {}, "skipped", cell.skipped, str(cell.figure))
 
@@ -149,7 +157,10 @@ def result_of(cell: Cell, runs: Runs) -> Result:
 
 
 def cells_of(table: TableFile, results: Results) -> Table:
-    """Show our figures, beside the paper's if any row has some (`ABOUT_BOLD`)."""
+    """Return the table itself: our figures, and beside them the paper's if any row has some.
+
+    In each column the best of ours is bold, if it is not so by chance (`ABOUT_BOLD`).
+    """
     has_paper = any(row.paper for row in table.rows.values())
     heads = [""]
     for column in table.columns:
@@ -194,7 +205,7 @@ def _is_best(result: Result, column: str, results: Results) -> bool:
 
 
 def markdown(table: TableFile, results: Results) -> str:
-    """Return the whole page of a table."""
+    """Return the page of a table: the cells, what was measured, notes, differences, the search."""
     lines = [f"# {table.title}", ""]
     for text in (table.source, table.note):
         if text:
@@ -243,7 +254,10 @@ def _notes(results: Results) -> list[str]:
 
 
 def differences(table: TableFile, results: Results) -> Table:
-    """Return a row for each cell with figures: how much more it is than the row ``against``."""
+    """Return the table of differences: for each cell with figures, how much it is above another.
+
+    That is the cell in the same column of the row that the table names as ``against``.
+    """
     gains = {}
     for name, column in results:
         gain = _gain(table, name, column, results)
@@ -274,9 +288,10 @@ def costs(table: TableFile, results: Results) -> Table:
 
 
 def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
-    """Return how much more a cell is than the row ``against``, over the seeds that both have.
+    """Estimate how much a cell's figure is above that of the table's row ``against``.
 
-    None for that row itself, and where the other cell is missing or of other data.
+    Both are of the same column, and compared over the seeds that both have. None for that row
+    itself, where one of the two has no figures, and where they are of other data.
     """
     result = results[row, column]
     other = results.get((table.against, column))
@@ -288,7 +303,7 @@ def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
-    """Yield the lines about what ``--search`` has found, if it has."""
+    """Yield the page's lines on the settings that ``--search`` has found; none without any."""
     rows = []
     for (name, column), result in results.items():
         found = result.cell.found
@@ -309,7 +324,7 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
 
 
 def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
-    """Return all of a table for JSON (docs/reference/commands.schema.json)."""
+    """Return a table and its results for JSON (docs/reference/commands.schema.json)."""
     cells = []
     for (row, column), result in results.items():
         gain = _gain(table, row, column, results)
