@@ -11,6 +11,7 @@ They are made from the files of finished runs, in the style of the page:
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,17 @@ from protofl_common.runs.over_clients import figures_of, in_percent
 Methods = Mapping[str, Sequence[str | Path]]
 """A method's name -> the folders of its finished runs, one for each seed."""
 MOST_SAMPLES = 1000  # of a map; a t-SNE of so many takes a few seconds
+
+
+class HiddenClients(SettingsError):
+    """A run's figures are of all clients together."""
+
+
+def save_curves_and_boxes(methods: Methods, what: str, folder: Path, prefix: str = "") -> None:
+    """Write both figures; no boxes where secure aggregation hides the clients of a run."""
+    curves(methods, what).save(folder, f"{prefix}curves")
+    with suppress(HiddenClients):
+        boxes(methods, what).save(folder, f"{prefix}boxes")
 
 
 def curves(methods: Methods, what: str = "") -> plot.Drawing:
@@ -68,7 +80,7 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
 
     A box goes from the first to the third quartile, with the median in it; its whiskers end at the
     farthest client within one and a half times its length. Every client of every run is a point.
-    ``what`` is as for `curves`; SettingsError for a run that hides its clients.
+    ``what`` is as for `curves`; HiddenClients for a run of secure aggregation.
     """
     values = {}
     for name, folders in methods.items():
@@ -193,7 +205,7 @@ def _of_clients(folder: Path, what: str) -> list[float]:
             if value is not None:
                 values.append(100 * value if in_percent(name) else value)
         if not values:
-            raise SettingsError(f"{folder}: secure aggregation hides single clients: no boxes")
+            raise HiddenClients(f"{folder}: secure aggregation hides single clients: no boxes")
         return values
     raise SettingsError(f"{folder}: no evaluation of {what or 'accuracy'}")
 

@@ -101,13 +101,12 @@ def act(arguments: argparse.Namespace) -> None:
 
 def _draw(groups: list[Group], folder: Path, what: str) -> None:
     """Draw the figures of the groups into the folder."""
-    from protofl_common.report.paper import boxes, curves  # matplotlib, half a second
+    from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
 
     intervals(groups, _units(groups)).save(folder)
     methods = {group.name: list(group.runs.values()) for group in groups}
     if what not in COUNTS:
-        curves(methods, what).save(folder)
-        boxes(methods, what).save(folder)
+        save_curves_and_boxes(methods, what, folder)
 
 
 def _units(groups: list[Group]) -> str:

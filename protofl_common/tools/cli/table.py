@@ -388,7 +388,7 @@ def _write(
 
 def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> None:
     """Draw curves and boxes of the finished runs of each column, a method for each row."""
-    from protofl_common.report.paper import boxes, curves  # matplotlib, half a second
+    from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
 
     for column in table.columns:
         methods: dict[str, dict[str, list[Path]]] = {}  # figure -> row -> folders
@@ -397,9 +397,8 @@ def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> None:
             if cell.column == column and folders and cell.figure.what not in COUNTS:
                 methods.setdefault(cell.figure.what, {})[cell.row] = folders
         for what, of_rows in methods.items():
-            name = as_file_name(f"{table.name}-{column}-{what}")
-            curves(of_rows, what).save(into, f"{name}-curves")
-            boxes(of_rows, what).save(into, f"{name}-boxes")
+            prefix = as_file_name(f"{table.name}-{column}-{what}-")
+            save_curves_and_boxes(of_rows, what, into, prefix)
 
 
 def _shard(text: str) -> slice:
