@@ -197,17 +197,21 @@ def heat_map(
     """Draw the numbers [R, C] as cells from dark to light; NaN is left blank.
 
     ``rows`` and ``columns`` name them; ``below`` stands under the axis of columns, ``beside`` at
-    that of rows. The scale has the range of the numbers; where they are no percentages it begins
-    at 0. Where the cells are few, each also has its number.
+    that of rows. The scale has the range of the numbers, but begins at 0 where they are whole, as
+    counts are. Where the cells are few, each also has its number.
     """
     height = min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)  # inches
     row_names = [str(row) for row in rows]
     column_names = [str(column) for column in columns]
     rotation = 90 if max(map(len, column_names)) > 4 else 0
-    lowest = None if "%" in unit else 0
+    counts = bool((values_RC[~np.isnan(values_RC)] % 1 == 0).all())
     with canvas(WIDTH, height) as (figure, axes):
         image = axes.imshow(
-            values_RC, vmin=lowest, aspect="auto", interpolation="none", cmap="cividis"
+            values_RC,
+            vmin=0 if counts else None,
+            aspect="auto",
+            interpolation="none",
+            cmap="cividis",
         )
         axes.grid(False)
         axes.set_yticks(*some_ticks(row_names, 30), fontsize=9)
@@ -216,17 +220,17 @@ def heat_map(
         axes.set_ylabel(beside)
         figure.colorbar(image, ax=axes, label=unit, pad=0.02)
         if values_RC.size <= MOST_NUMBERED_CELLS and values_RC.shape[1] <= 12:
-            _number_cells(axes, image, values_RC)
+            decimals = 1 if "%" in unit else 2
+            _number_cells(axes, image, values_RC, 0 if counts else decimals)
         return Drawing(figure, name, title, caption)
 
 
-def _number_cells(axes: Any, image: Any, values_RC: Floats) -> None:
+def _number_cells(axes: Any, image: Any, values_RC: Floats, decimals: int) -> None:
     """Write each number into its cell: white where the cell is dark, else black."""
-    is_whole = bool((values_RC[~np.isnan(values_RC)] % 1 == 0).all())
     for (row, column), value in np.ndenumerate(values_RC):
         if np.isnan(value):
             continue
-        text = f"{value:.0f}" if is_whole or value >= 100 else f"{value:.3g}"
+        text = f"{value:.{decimals}f}"
         colour = "#111111" if image.norm(value) > 0.5 else "#FFFFFF"
         axes.text(column, row, text, color=colour, fontsize=8, ha="center", va="center")
 
