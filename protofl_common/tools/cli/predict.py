@@ -425,6 +425,8 @@ def _keep(clients: Sequence[Tested], arguments: argparse.Namespace) -> None:
         print(arguments.features, file=sys.stderr)
     if not arguments.figures:
         return
+    if labels_N.ndim > 1:
+        raise SettingsError("--figures: needs one label per sample; these samples have several")
 
     from protofl_common.report import paper  # matplotlib, half a second
 

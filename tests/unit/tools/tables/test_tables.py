@@ -441,12 +441,12 @@ of the whole run on the machine that made it.
 
 |  | column | rounds | up | down | seconds | seconds per round |
 |---|---|---:|---:|---:|---:|---:|
-| Local | all | 2 | 1000 B | 2.0 kB | 61.0 | 1.5 |
-| Local | first | 2 | 1000 B | 2.0 kB | 61.0 | 1.5 |
-| Local | few | 2 | 1000 B | 2.0 kB | 61.0 | 1.5 |
-| FedProto | all | 2 | 1000 B | 2.0 kB | 61.0 | 1.5 |
-| FedProto | first | 2 | 1000 B | 2.0 kB | 61.0 | 1.5 |
-| FedProto | few | 2 | 1000 B | 2.0 kB | 61.0 | 1.5 |
+| Local | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| Local | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| Local | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| FedProto | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| FedProto | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| FedProto | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
 """
 
 
