@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ def _refusal(error: Exception, context: Context, about: Mapping[str, Any], asked
     at_site = is_site(context.node_config)
     config = context.run_config
     is_private = config.get("dp") != "none" or bool(config.get("secagg"))
-    reason = reason_of(error, at_site, asked, is_private)
+    reason = reason_of(error, at_site, asked, is_private, context.run_id)
     if not at_site:
         return Refusal(reason, "lost-state" if isinstance(error, LostStateError) else "failed")
     waits = isinstance(error, WaitingForApproval)
@@ -177,8 +177,13 @@ def _sent(content: RecordDict) -> str:
     return text
 
 
-def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = False) -> str:
+def reason_of(
+    error: Exception, at_site: bool, asked: str = "", private: bool = False, run_id: int = 0
+) -> str:
     """Log ``error`` and what was ``asked``, and return the reason for the server, in one line.
+
+    The traceback of an unexpected error is logged too; of simulated clients equal ones only once
+    in a run, in each process.
 
     A site's reason tells nothing of its files. With ``private`` (``dp``, secure aggregation) it
     does not even tell the kind of an unexpected error, as single samples may cause one.
@@ -200,8 +205,8 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
         say = log if at_site else log_once
         say("ERROR", f"{asked}: {text}" if asked else text)
     if not is_expected:
-        for line in "".join(traceback.format_exception(error)).splitlines():
-            print("   ", printable(line), file=sys.stderr, flush=True)
+        show = _show if at_site else _show_once
+        show("".join(traceback.format_exception(error)), run_id)
 
     if at_site and not isinstance(error, OPEN_ERRORS):
         kind = _kind_of(error)
@@ -209,6 +214,15 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
             kind = UNEXPECTED
         text = f"{kind}; the log of the site says more"
     return printable(without_paths(text))
+
+
+def _show(trace: str, run_id: int) -> None:
+    """Print a traceback in lines that forge none of the log's."""
+    for line in trace.splitlines():
+        print("   ", printable(line), file=sys.stderr, flush=True)
+
+
+_show_once = cache(_show)  # once for each ``run_id``
 
 
 def _kind_of(error: Exception) -> str:

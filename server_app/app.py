@@ -13,7 +13,7 @@ from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.runs.events import Failed, OnEvent, Started
-from protofl_common.runs.folder import RoundRow, unused_replies
+from protofl_common.runs.folder import DROPPED, RoundRow, unused_replies
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
@@ -165,6 +165,12 @@ def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
         last = number
         report_round(run, callbacks, result, start)
 
+        reason = _failure_of_all(run, result)
+        if reason:
+            raise FederationError(
+                f"all clients failed in round {number}, for one reason: {reason}; when that is "
+                f"mended, resume.toml in {run.folder} lets the run go on"
+            )
         if not result.not_merged:
             idle_rounds = 0
             continue
@@ -176,6 +182,21 @@ def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
                 f"; see {run.folder}, where resume.toml lets it go on"
             )
     return last
+
+
+def _failure_of_all(run: ActiveRun, result: RoundResult) -> str:
+    """Return the reason for which all simulated clients of a round have failed; "" otherwise.
+
+    One reason for several clients is a bug or a wrong setting, which no later round mends. Sites
+    with operators cannot end a run by an error.
+    """
+    exchanged = result.exchanged
+    failed = {site: why for site, why in exchanged.failed.items() if why != DROPPED}
+    asked = [site for site in exchanged.asked if exchanged.failed.get(site) != DROPPED]
+    if not run.federation.simulated or len(failed) < max(2, len(asked)):
+        return ""
+    reasons = set(failed.values())
+    return reasons.pop() if len(reasons) == 1 else ""
 
 
 def _evaluate(run: ActiveRun, callbacks: list[Callback], last: int) -> None:

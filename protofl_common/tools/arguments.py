@@ -30,6 +30,7 @@ FORMAT = 1
 ROOT = app_folder()
 RECIPES = ROOT / "configs" / "recipes"
 RUNS = Path("runs")
+FIGURES_HELP = "draw the figures as SVG and PDF into this folder"
 DEFAULT_FEDERATION: Config = {"num-supernodes": 10, "client-resources-num-cpus": 1}
 """Ten clients, a process of one thread per core: small models at small batches run best so."""
 

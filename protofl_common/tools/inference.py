@@ -146,6 +146,16 @@ class Predictor:
         batches = [scores for scores, _ in self._batches(inputs, batch_size)]
         return {name: torch.cat([scores[name] for scores in batches]) for name in self.inferences}
 
+    @torch.inference_mode()
+    def features(self, inputs: Any, batch_size: int = 256) -> Tensor:
+        """Return the features [N, D] of inputs [N, …], which head and prototypes predict from."""
+        values = inputs_for(self.card, inputs)
+        parts = []
+        for start in range(0, max(1, len(values)), batch_size):
+            batch = self.values(values[start : start + batch_size])
+            parts.append(self.model.body(batch).cpu())
+        return torch.cat(parts)
+
     def _batches(self, inputs: Any, size: int) -> Iterator[Outputs]:
         """Yield the outputs of one batch after another.
 

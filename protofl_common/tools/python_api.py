@@ -32,6 +32,7 @@ from protofl_common.data.store import cached, data_key, open_data
 from protofl_common.data.table import arrow_of
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, default_run_config, with_halves
+from protofl_common.report import paper as figures
 from protofl_common.runs import events
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.simulation.grid import LocalGrid, simulate
@@ -40,7 +41,7 @@ from protofl_common.tools.arguments import check_settings
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
 
-__all__ = ["Run", "SettingsError", "Tried", "events", "run", "try_method"]
+__all__ = ["Run", "SettingsError", "Tried", "events", "figures", "run", "try_method"]
 
 Data = Any
 """The path of a file or folder, or an object of those that `TAKEN` names."""

@@ -567,6 +567,28 @@ def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:
     assert outcome.summary["resumed-after-rounds"] == [4]
 
 
+def test_a_bug_of_all_simulated_clients_ends_the_run_at_once(
+    tmp_path: Path, monkeypatch: Patch, capfd: Any
+) -> None:
+    """One reason for all; its traceback is shown once. Of two reasons each round is void."""
+
+    def broken(self: Any) -> dict[str, float]:
+        reason = "mine" if alike else f"of {self.client.name}"
+        raise ZeroDivisionError(reason)
+
+    monkeypatch.setattr("client_app.algorithms.base.ClientAlgorithm.fit", broken)
+    alike = True
+    with pytest.raises(FederationError, match=r"all clients failed in round 1, .*: mine, in "):
+        run_federation(run_config(tmp_path / "alike", **SMALL), clients=3)
+    shown = capfd.readouterr().err
+    assert shown.count("Traceback") == 1
+    assert shown.count("raise ZeroDivisionError(reason)") == 1
+
+    alike = False
+    with pytest.raises(FederationError, match="3 rounds in a row changed nothing"):
+        run_federation(run_config(tmp_path / "unlike", **SMALL), clients=3)
+
+
 # -- all of it at once ---------------------------------------------------------------------------
 
 

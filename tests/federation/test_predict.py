@@ -16,6 +16,7 @@ from PIL import Image
 
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allowing
 from protofl_common.data import open_client_data
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
@@ -25,6 +26,7 @@ from protofl_common.tasks import task_of
 from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.run.checkpoint import locked_run
+from tests.support import ROOT
 from tests.support.commands import output
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
@@ -527,6 +529,53 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
             for row in own:
                 scores = [float(row[f"{way}-{label}"] or "-inf") for label in range(10)]
                 assert str(np.argmax(scores)) == row[way]
+
+
+def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
+    config = run_config(tmp_path, algo="fedproto", models="cnn4", test_samples=20)
+    run = run_federation(config, 2)
+    features = tmp_path / "features.npz"
+    figures = tmp_path / "figures"
+
+    output(capsys, "predict", run.folder, "--features", features, "--figures", figures)
+
+    stored = np.load(features)
+    names = ("confusion-head", "confusion-prototype", "features")
+    assert {file.stem for file in figures.iterdir()} == set(names)
+    predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-1" / WEIGHTS))
+    settings = Settings.from_run_config(config)
+    data = open_client_data(settings.data, seed=42, partition=1, num_partitions=2)
+    is_its = stored["client"] == "site-1"
+    assert stored["label"][is_its].tolist() == data.test_labels.tolist()
+    np.testing.assert_allclose(
+        stored["features"][is_its], predictor.features(data.test_inputs), atol=1e-5
+    )
+    logits = predictor.model.head(torch.from_numpy(stored["features"][is_its]))
+    torch.testing.assert_close(logits, predictor.scores(data.test_inputs)["head"])
+
+
+def test_a_run_can_start_from_another_runs_frozen_body(tmp_path: Path, monkeypatch: Patch) -> None:
+    """By the lines of docs/models.md."""
+    settings = {"dataset": "digits", "partition": "iid", "models": "mlp-1", "rounds": 1}
+    first = (
+        trained(tmp_path / "first", algo="fedavg", **settings).folder / "clients/site-0" / WEIGHTS
+    )
+    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n([^`]*def trained.*?)```", page, re.DOTALL)
+    in_page = "runs/first/clients/site-0/model.safetensors"
+    assert in_page in code
+    (tmp_path / "started.py").write_text(code.replace(in_page, str(first)))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with allowing(["started"]):
+        settings["models"] = "started:trained"
+        second = trained(tmp_path / "second", algo="fedproto", **settings)
+        body = TrainedModel.read(first).build().body.state_dict()
+        left = second.folder / "clients/site-1" / WEIGHTS
+        kept = TrainedModel.read(left).build().body.state_dict()
+
+    assert body.keys() == kept.keys()
+    assert all(torch.equal(body[name], kept[name]) for name in body)
 
 
 def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(

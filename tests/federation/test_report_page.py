@@ -100,8 +100,8 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outc
     assert page.sections == [*ALWAYS[:3], "prototypes", *ALWAYS[3:]]
     assert list(page.figures) == [
         "accuracy-curves",
-        "accuracy-of-clients-prototype",
         "accuracy-of-clients-head",
+        "accuracy-of-clients-prototype",
         "losses",
         "distribution",
         "margins-by-class",

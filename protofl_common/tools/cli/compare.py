@@ -2,14 +2,18 @@
 
   protofl compare runs/one runs/another             # figures, and the settings in which they differ
   protofl compare runs/tables/runs                        # all finished runs in a folder, by groups
-  protofl compare runs --against runs/local-1 --figure all.pdf --latex all.tex
+  protofl compare runs --against runs/local-1 --figures all --latex all.tex
 
 Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and the difference from
-the first group, or from that of --against: over the seeds that both have, with its interval and the
-p of a two-sided paired t-test.
+the first group, or from that of --against: over the seeds that both have, with its interval, the p
+of a two-sided paired t-test, and that p corrected for the number of comparisons (Holm). A second
+table has what each group cost: bytes and seconds.
+With --figures DIR it draws, as SVG and PDF: intervals (the means with intervals), curves (over the
+rounds, with a band over the seeds) and boxes (over the clients).
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -21,16 +25,20 @@ from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells, counted
 from protofl_common.runs.folder import KINDS, RunFolder, Summary, reading
-from protofl_common.tools.arguments import add_json, print_json, run_named
-from protofl_common.tools.tables.figure import LEGAL, Figure
+from protofl_common.tools.arguments import FIGURES_HELP, add_json, print_json, run_named
+from protofl_common.tools.tables.figure import COUNTS, LEGAL, Figure
 from protofl_common.tools.tables.groups import (
+    ABOUT_COSTS,
+    ABOUT_P,
+    COSTS,
     ESTIMATED,
     Estimate,
     Group,
-    draw_groups,
+    cost_cells,
     estimate_cells,
     grouped,
     holm,
+    intervals,
     run_folders,
 )
 
@@ -45,19 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for part in FIGURE_PARTS:
         about = f"of groups: {LEGAL[part][0]}".replace("%", "%%")
         parser.add_argument(f"--{part}", default="", help=about)
-    latex = "the table of groups, for LaTeX"
+    latex = "the table of groups, and below it that of their costs, for LaTeX"
     parser.add_argument("--latex", type=Path, metavar="FILE.tex", help=latex)
-    figure = "means with intervals, as FILE.svg or FILE.pdf"
-    parser.add_argument("--figure", type=Path, metavar="FILE", help=figure)
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=FIGURES_HELP)
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> None:
     """Print the comparison, of single runs or of groups, and write the files that are asked for."""
     folders = run_folders([run_named(run) for run in arguments.runs])
-    drawing = arguments.figure
-    if drawing and drawing.suffix not in (".svg", ".pdf"):
-        raise SettingsError(f"--figure {drawing}: must end in .svg or .pdf")
     parts = {}
     for part in FIGURE_PARTS:
         if getattr(arguments, part):
@@ -83,15 +87,26 @@ def act(arguments: argparse.Namespace) -> None:
             )
     else:
         Console().print(table_of(groups).on_terminal())
-        _print_notes(folders, groups)
+        Console().print(costs_of(groups).on_terminal())
+        _print_repeated(folders, groups)
 
     if arguments.latex:
-        write_text(arguments.latex, table_of(groups).as_latex())
-    if drawing:
-        draw_groups(groups, _units(groups), drawing)
-    for file in (arguments.latex, drawing):
-        if file:
-            print(file, file=sys.stderr)
+        tables = (table_of(groups), costs_of(groups))
+        write_text(arguments.latex, "\n".join(table.as_latex() for table in tables))
+        print(arguments.latex, file=sys.stderr)
+    if arguments.figures:
+        _draw(groups, arguments.figures, parts.get("what", ""))
+        print(arguments.figures, file=sys.stderr)
+
+
+def _draw(groups: list[Group], folder: Path, what: str) -> None:
+    """Draw the figures of the groups into the folder."""
+    from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
+
+    intervals(groups, _units(groups)).save(folder)
+    methods = {group.name: list(group.runs.values()) for group in groups}
+    if what not in COUNTS:
+        save_curves_and_boxes(methods, what, folder)
 
 
 def _units(groups: list[Group]) -> str:
@@ -113,36 +128,33 @@ def _group_of(name: str, folders: list[Path], figure: Figure | None) -> Group:
     return group
 
 
-def _print_notes(folders: list[Path], groups: list[Group]) -> None:
-    """Say which runs do not count, and what p is when several groups are compared with one."""
+def _print_repeated(folders: list[Path], groups: list[Group]) -> None:
+    """Say how many runs do not count."""
     repeated = len(folders) - sum(len(group.runs) for group in groups)
     if repeated:
         print(
             f"{repeated} runs repeat another with the same settings and seed; "
             "of each the latest counts."
         )
-    p_values = {}
-    for group in groups[1:]:
-        difference, _ = group.difference_from(groups[0])
-        if difference and difference.n > 1:
-            p_values[group.name] = difference.p
-    if len(p_values) > 1:
-        corrected = [f"{printable(name)} {p:.3f}" for name, p in holm(p_values).items()]
-        print(
-            f"p is of each comparison alone; corrected for {len(p_values)} of them (Holm): "
-            f"{', '.join(corrected)}"
-        )
 
 
 def table_of(groups: list[Group]) -> Table:
     """Return the table of groups, a row for each; differences are from the first group."""
     reference = groups[0]
+    p_values = {}
+    for group in groups[1:]:
+        difference, _ = group.difference_from(reference)
+        if difference:
+            p_values[group.name] = difference.p
+    corrected = holm(p_values)
+
     rows = []
     for group in groups:
         difference, note = group.difference_from(reference)
-        cells = estimate_cells(group.values.values(), difference, group.digits)
+        p = corrected.get(group.name, math.nan)
+        cells = estimate_cells(group.values.values(), difference, group.digits, p)
         if group is reference:
-            cells = [*cells[:3], "", "", ""]  # no difference from itself, its interval, its p
+            cells = [*cells[:3], "", "", "", ""]  # no difference from itself
             note = "one seed" if len(group.values) == 1 else ""
         rows.append([printable(group.name), *cells, note])
 
@@ -156,8 +168,16 @@ def table_of(groups: list[Group]) -> Table:
     )
     if "chosen on test" in names:
         note += " What was chosen on test data is too good."
+    if corrected:
+        note += f" {ABOUT_P}"
     columns = ("group", *ESTIMATED, "")
     return Table(columns, rows, note, words=(0, len(columns) - 1))
+
+
+def costs_of(groups: list[Group]) -> Table:
+    """Return a row for each group: what its runs have cost, on average."""
+    rows = [[printable(group.name), *cost_cells(group.runs.values())] for group in groups]
+    return Table(("group", *COSTS), rows, ABOUT_COSTS, "what it costs")
 
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:

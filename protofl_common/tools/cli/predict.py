@@ -5,6 +5,7 @@ protofl predict model photo.jpg
 protofl predict model photos/ --out classes.csv
 protofl predict model patients.csv --by head --json
 protofl predict runs/mine --out mine.csv     # all clients of a simulated run, on their test samples
+protofl predict runs/mine --figures mine      # confusion matrices, and a map of the features
 
 An input that is farther from every prototype than the site's own ones are is called unknown. A file
 that cannot be read is left out and named at the end, with the reason. Exits with 0 where all files
@@ -16,6 +17,10 @@ Columns for a run: client, domain, sample (its row in the data set), label, name
 predicts by its head: head (the label) and head-0, head-1, … (logits of the classes); where by
 prototypes: prototype and prototype-0, … (-d²/T, d the distance from the nearest prototype of the
 class; empty for a class without). Softmax makes probabilities.
+
+For a run, --features FILE.npz keeps features [N, D] of all test samples, with client, sample and
+label [N] of each; --figures DIR draws, as SVG and PDF, a confusion matrix for each way to predict,
+and features (a map by t-SNE; of fewer than 50 samples by principal components).
 """
 
 import argparse
@@ -47,8 +52,14 @@ from protofl_common.data.raw import DataError, Inputs
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.data.table import TableFile
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.runs.folder import CARD, RunFolder
-from protofl_common.tools.arguments import add_allow_python, print_json, read_recipe, run_named
+from protofl_common.runs.folder import CARD, KINDS, RunFolder
+from protofl_common.tools.arguments import (
+    FIGURES_HELP,
+    add_allow_python,
+    print_json,
+    read_recipe,
+    run_named,
+)
 from protofl_common.tools.cli.export import models_in
 
 if TYPE_CHECKING:
@@ -92,6 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.csv",
         help="a row per sample (of a run: RUN/predictions.csv)",
     )
+    of_run = "of a run: the features of all test samples"
+    parser.add_argument("--features", type=Path, metavar="FILE.npz", help=of_run)
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=f"of a run: {FIGURES_HELP}")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument(
         "--json", action="store_true", help="a line of JSON per sample, and per file left out"
@@ -104,6 +118,8 @@ def act(arguments: argparse.Namespace) -> int:
     if not arguments.files:
         return _predict_run(arguments)
     run = arguments.model
+    if arguments.features or arguments.figures:
+        raise SettingsError("--features, --figures: of a run only, as in protofl predict runs/mine")
     if (run / "clients").is_dir():
         raise SettingsError(
             f"{run} is a run; first take a model out of it: protofl export {run} --out model"
@@ -293,13 +309,19 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     # in the run's folder a resumption would remove what is being written
     is_inside = out.absolute().parent == run.absolute()
     count = 0
+    drawn = []  # of each client
     with locked_run(run) if is_inside else nullcontext(), rows_file(out) as add_rows:
         for site in in_order(files):
             clients = int(recipe.federation["num-supernodes"])
-            rows = _rows_of_client(files[site], settings, clients, arguments)
+            client = _open_client(files[site], settings, clients, arguments)
+            rows = _rows_of_client(client)
             if rows:
                 add_rows(rows)
             count += len(rows)
+            if arguments.features or arguments.figures:
+                drawn.append(_tested(client, rows))
+    if drawn:
+        _keep(drawn, arguments)
     if arguments.json:
         print_json("predict", {"file": str(out), "rows": count, "clients": in_order(files)})
     else:
@@ -307,25 +329,39 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _rows_of_client(
-    file: Path, settings: Settings, clients: int, arguments: argparse.Namespace
-) -> list[Row]:
-    """Predict the test samples of the client whose model is in ``file``, a row for each.
+class Client(NamedTuple):
+    """A client's model, and the samples that it was tested on."""
 
-    ``clients`` is the number of clients among which the run divided its data. Warn on stderr where
-    the accuracy is not that of the run.
-    """
+    predictor: "Predictor"
+    rows_N: np.ndarray  # in the data set
+    inputs: Inputs
+    labels_N: np.ndarray
+
+
+def _open_client(
+    file: Path, settings: Settings, clients: int, arguments: argparse.Namespace
+) -> Client:
+    """Read the model in ``file``, and find the test samples of its client."""
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import Predictor
 
     trained = TrainedModel.read(file)
-    card = trained.card
     data = open_data(settings.data)
     rows_N = _test_rows(trained, data, settings, clients)
     predictor = Predictor(trained, device=arguments.device, allow=arguments.allow_backbones)
+    return Client(predictor, rows_N, data.inputs[rows_N], data.labels[rows_N])
+
+
+def _rows_of_client(client: Client) -> list[Row]:
+    """Predict the test samples of a client, a row for each.
+
+    Warn on stderr where the accuracy is not that of the run.
+    """
+    card = client.predictor.card
+    rows_N = client.rows_N
+    labels_N = client.labels_N
     task = card.task
-    labels_N = data.labels[rows_N]
-    scores = predictor.scores(data.inputs[rows_N])
+    scores = client.predictor.scores(client.inputs)
 
     rows: list[Row] = []
     for sample, label in zip(rows_N.tolist(), labels_N.tolist(), strict=True):
@@ -349,6 +385,62 @@ def _rows_of_client(
                 # empty for a class without a prototype, whose score is -inf, and for NaN
                 row[f"{inference}-{label}"] = score if score > float("-inf") else None
     return rows
+
+
+class Tested(NamedTuple):
+    """What is drawn of a client's test samples."""
+
+    site: str
+    classes: Sequence[str]
+    features_ND: np.ndarray
+    labels_N: np.ndarray
+    samples_N: np.ndarray  # rows of the data set
+    predicted: dict[str, np.ndarray]  # way -> labels [N]
+
+
+def _tested(client: Client, rows: Sequence[Row]) -> Tested:
+    predicted = {}
+    for way in client.predictor.inferences:
+        predicted[way] = np.array([row[way] for row in rows], dtype=np.int64)
+    card = client.predictor.card
+    features_ND = client.predictor.features(client.inputs).numpy()
+    return Tested(card.site, card.classes, features_ND, client.labels_N, client.rows_N, predicted)
+
+
+def _keep(clients: Sequence[Tested], arguments: argparse.Namespace) -> None:
+    """Write the features of all clients' test samples, and draw the figures, as asked."""
+    sites = [client.site for client in clients]
+    features_ND = np.concatenate([client.features_ND for client in clients])
+    labels_N = np.concatenate([client.labels_N for client in clients])
+    owners_N = np.repeat(range(len(clients)), [len(client.labels_N) for client in clients])
+    if arguments.features:
+        with replacing(arguments.features) as beside, beside.open("wb") as file:
+            np.savez_compressed(
+                file,
+                features=features_ND,
+                label=labels_N,
+                client=np.array(sites)[owners_N],
+                sample=np.concatenate([client.samples_N for client in clients]),
+            )
+        print(arguments.features, file=sys.stderr)
+    if not arguments.figures:
+        return
+    if labels_N.ndim > 1:
+        raise SettingsError("--figures: needs one label per sample; these samples have several")
+
+    from protofl_common.report import paper  # matplotlib, half a second
+
+    classes = clients[0].classes
+    for way in KINDS:
+        having = [client for client in clients if way in client.predicted]
+        if having:
+            right_N = np.concatenate([client.labels_N for client in having])
+            predicted_N = np.concatenate([client.predicted[way] for client in having])
+            paper.confusion(right_N, predicted_N, classes).save(
+                arguments.figures, f"confusion-{way}"
+            )
+    paper.features(features_ND, labels_N, classes, owners_N).save(arguments.figures)
+    print(arguments.figures, file=sys.stderr)
 
 
 def _test_rows(

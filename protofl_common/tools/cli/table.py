@@ -11,7 +11,8 @@ Several processes may work on one table: each run is made by one of them. --shar
 16th run from the third on; the command without it makes what is left and writes the whole table.
 Results stand in OUT/TABLE.md, .tex and .json, those of each seed in OUT/TABLE.csv, the runs in
 OUT/runs (shared by all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals
-and tests.
+and tests. With --figures DIR the finished runs of each column are drawn as SVG and PDF: curves over
+the rounds, and boxes over the clients.
 
 With --search the settings that the table names under `search` are chosen first, by as many trials
 for each cell, on the clients' validation data and other seeds (OUT/trials); then the best ones run
@@ -35,8 +36,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from protofl_common.basics.files import write_text
+from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.tools.arguments import (
+    FIGURES_HELP,
     add_allow_python,
     add_json,
     file_named,
@@ -45,6 +48,7 @@ from protofl_common.tools.arguments import (
 )
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables import render
+from protofl_common.tools.tables.figure import COUNTS
 from protofl_common.tools.tables.plan import Cell, Launch, Run, Runs, launch, plan, runs_of
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
@@ -82,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep models of runs made now, for protofl export",
     )
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=FIGURES_HELP)
     add_allow_python(parser, "the table")
     add_json(parser)
     add_resources(parser)
@@ -128,6 +133,10 @@ def act(arguments: argparse.Namespace) -> int | None:
         engine_for(resources(unfinished[0].federation), str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
     status = execute(planned, runs, launch_here, out, console, trials, shard)
+    if arguments.figures:
+        for table, cells in planned:
+            draw(table, cells, runs, arguments.figures)
+        console.print(f"figures: {arguments.figures}")
     if arguments.json:
         written = [out / f"{table.name}.json" for table, _ in planned]
         print_json("table", {"tables": [json.loads(path.read_text()) for path in written]})
@@ -368,12 +377,28 @@ def _write(
             ".json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
             ".md": render.markdown(table, results),
             ".tex": render.cells_of(table, results).as_latex(),
+            ".costs.tex": render.costs(table, results).as_latex(),
             ".csv": render.csv_of_seeds(results),
         }
         if table.against:
             files[".against.tex"] = render.differences(table, results).as_latex()
         for suffix, text in files.items():
             write_text(out / f"{table.name}{suffix}", text)
+
+
+def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> None:
+    """Draw curves and boxes of the finished runs of each column, a method for each row."""
+    from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
+
+    for column in table.columns:
+        methods: dict[str, dict[str, list[Path]]] = {}  # figure -> row -> folders
+        for cell in cells:
+            folders = [runs.folder_of(run) for run in cell.runs.values() if runs.finished(run)]
+            if cell.column == column and folders and cell.figure.what not in COUNTS:
+                methods.setdefault(cell.figure.what, {})[cell.row] = folders
+        for what, of_rows in methods.items():
+            prefix = as_file_name(f"{table.name}-{column}-{what}-")
+            save_curves_and_boxes(of_rows, what, into, prefix)
 
 
 def _shard(text: str) -> slice:

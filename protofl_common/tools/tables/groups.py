@@ -10,10 +10,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from scipy.special import stdtr, stdtrit
 
-from protofl_common.basics.files import replacing
+from protofl_common.basics.text import human_bytes
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
@@ -23,10 +24,24 @@ from protofl_common.runs.folder import SUMMARY, RunFolder, Summary, reading
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 
+if TYPE_CHECKING:
+    from protofl_common.report.drawing import Drawing  # matplotlib, half a second
+
 CONFIDENCE = 0.95
+SIGNIFICANT = 0.05  # p below which a lead is shown as one
 OF_ALL_RUNS = ("protofl", "python", "flwr", "torch", "numpy")  # Every run notes their versions
-ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")
+ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p", "p (Holm)")
 """Heads of the cells of `estimate_cells`."""
+COSTS = ("rounds", "up", "down", "seconds", "seconds per round")
+"""Heads of the cells of `cost_cells`."""
+ABOUT_COSTS = (
+    "Means over the runs: bytes of arrays that all clients together sent and received, and the "
+    "seconds of the whole run on the machine that made it."
+)
+ABOUT_P = (
+    "p is of a two-sided paired t-test over the seeds; Holm's p is corrected for the number of "
+    "comparisons in this table."
+)
 
 
 @dataclass(frozen=True)
@@ -78,33 +93,54 @@ class Estimate:
         return content
 
 
-def estimate_cells(figures: Iterable[float], gain: Estimate | None, digits: int) -> list[str]:
+def estimate_cells(
+    figures: Iterable[float], gain: Estimate | None, digits: int, corrected: float = math.nan
+) -> list[str]:
     """Return a table's cells (`ESTIMATED`) for the mean of ``figures``, with so many decimals.
 
     ``gain`` estimates how much more they are than those of another row; None: nothing is compared.
+    ``corrected`` is its p, corrected for the number of comparisons (`holm`).
     """
     estimate = Estimate.of(figures)
     cells = [str(estimate.n), f"{estimate.mean:.{digits}f}", estimate.interval(digits)]
     if gain is None:
-        return [*cells, "–", "–", "–"]
-    if gain.n == 1:
-        p = "–"
-    elif gain.p < 0.001:
-        p = "< 0.001"
-    else:
-        p = f"{gain.p:.3f}"
-    return [*cells, f"{gain.mean:+.{digits}f}", gain.interval(digits), p]
+        return [*cells, "–", "–", "–", "–"]
+    difference = [f"{gain.mean:+.{digits}f}", gain.interval(digits)]
+    return [*cells, *difference, _p_cell(gain.p), _p_cell(corrected)]
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def _p_cell(p: float) -> str:
+    if math.isnan(p):
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def cost_cells(folders: Iterable[Path]) -> list[str]:
+    """Return the cells of `COSTS` for finished runs: means over them."""
+    summaries = [RunFolder(folder).finished_summary() for folder in folders]
+    rounds = statistics.fmean(summary["rounds"] for summary in summaries)
+    cells = [f"{rounds:g}"]
+    for direction in ("up", "down"):
+        cells.append(human_bytes(statistics.fmean(run["bytes"][direction] for run in summaries)))
+    for name in ("seconds", "seconds-per-round"):
+        cells.append(f"{statistics.fmean(run[name] for run in summaries):.1f}")
+    return cells
+
+
+Name = TypeVar("Name")
+
+
+def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
     """Correct the p-values of several tests for their number (Holm 1979); the smallest comes first.
 
-    The k-th smallest of n, counted from 0, is multiplied by n − k, and is at most 1.
+    The k-th smallest of n, counted from 0, is multiplied by n − k, and is at most 1. Values of NaN,
+    of comparisons of one pair, are no tests and are left out.
     """
+    tests = {name: p for name, p in p_values.items() if not math.isnan(p)}
     corrected = {}
     largest = 0.0  # So far: no corrected value may be below that of a smaller p
-    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
+    for rank, name in enumerate(sorted(tests, key=lambda name: tests[name])):
+        largest = max(largest, min(1.0, (len(tests) - rank) * tests[name]))
         corrected[name] = largest
     return corrected
 
@@ -279,12 +315,12 @@ def _without_networks(group: Group) -> tuple[int, Config]:
     return group.clients, {**group.settings, "networks": ""}
 
 
-def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
-    """Draw the groups' means with 95 % intervals, and a stroke for each run, into an SVG or PDF.
+def intervals(groups: Sequence[Group], unit: str) -> "Drawing":
+    """Draw the groups' means with 95 % intervals, and a stroke for each run.
 
-    ``unit`` is the label of the axis. The ending of ``file`` says which format.
+    ``unit`` is the label of the axis.
     """
-    from protofl_common.report.drawing import COLOURS, canvas, short
+    from protofl_common.report.drawing import COLOURS, Drawing, canvas, short
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):
@@ -298,9 +334,4 @@ def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
         axes.set_yticks(range(len(groups)), names)
         axes.set_ylim(len(groups) - 0.5, -0.5)  # the first group is on top
         axes.set_xlabel(unit)
-
-        kind = file.suffix[1:]
-        date = "Date" if kind == "svg" else "CreationDate"
-        with replacing(file) as temporary:
-            # None: the file has no date in it
-            figure.savefig(temporary, format=kind, metadata={date: None})
+        return Drawing(figure, "intervals", "Means", "Means with 95 % intervals.")

@@ -19,7 +19,8 @@ from protofl_common.runs.events import Failed, OnEvent, RoundDone, Said
 from protofl_common.simulation import grid
 from protofl_common.tools.arguments import RECIPES, ROOT
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.table import execute
+from protofl_common.tools.cli.table import draw, execute
+from protofl_common.tools.tables import render
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import (
     REMOVABLE,
@@ -405,9 +406,10 @@ def test_the_result_as_markdown_latex_and_csv(small: Path) -> None:
 
     rows = result(small, ".csv").splitlines()
     assert rows[:3] == [
-        "row,column,seed,figure,value", "Local,all,1,final head,51", "Local,all,2,final head,52",
+        "row,column,seed,figure,value,warnings", "Local,all,1,final head,51,",
+        "Local,all,2,final head,52,",
     ]  # fmt: skip
-    assert "FedProto,all,1,final head,76" in rows
+    assert "FedProto,all,1,final head,76," in rows
 
 
 MARKDOWN = """# A small table
@@ -431,6 +433,20 @@ mean ± sample standard deviation over the seeds.
 - FedProto (all, first, few): failed: seed 2: it exploded
 - MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder \
 (dataset 'mnist'); name another, or set download = true
+
+## What it costs
+
+Means over the runs: bytes of arrays that all clients together sent and received, and the seconds \
+of the whole run on the machine that made it.
+
+|  | column | rounds | up | down | seconds | seconds per round |
+|---|---|---:|---:|---:|---:|---:|
+| Local | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| Local | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| Local | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| FedProto | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| FedProto | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| FedProto | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
 """
 
 
@@ -500,6 +516,49 @@ def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
     assert len(notes) == 2
     assert notes[0] == f"- FedProto (all, first, few): warning: seed 1, 2: {lost}"
 
+    marked = r"76.50 $\pm$ 0.71 $^\dagger$"
+    latex = latex_lines(small, ".tex")
+    assert any(line.startswith("FedProto & ") and marked in line for line in latex)
+    assert f"% {notes[0]}" in latex
+    assert f'FedProto,all,1,final head,76,"{lost}"' in result(small, ".csv").splitlines()
+
+
+def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Path) -> None:
+    run_table(small, Launcher())
+    runs = Runs(tmp_path / "runs")
+    cells = [cell for cell in planned(small) if cell.column == "all"]
+
+    draw(read_table(small), cells, runs, tmp_path / "figures")
+
+    names = {f"small-all-head-{name}" for name in ("curves", "boxes")}
+    files = list((tmp_path / "figures").iterdir())
+    assert {file.stem for file in files} == names
+    assert {file.suffix for file in files} == {".svg", ".pdf"}
+    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text(encoding="utf-8")
+    assert "Local" in svg
+    assert "FedProto" in svg
+    assert "MNIST" not in svg
+
+
+def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
+    """The best cell is 0, 1 and 5 points better than the other: p is 0.32."""
+    edit(small, "seeds: [1, 2]", "seeds: [1, 2, 3]")
+    table = read_table(small)
+    leads = {1: 0.0, 2: 1.0, 3: 5.0}
+    results = {}
+    for cell in plan(table):
+        if cell.runs and cell.column == "all":
+            ours = cell.row == "FedProto"
+            values = {seed: 50 + (lead if ours else 0) for seed, lead in leads.items()}
+            results[cell.row, "all"] = render.Result(cell, values, "done", "", "final head")
+
+    assert render.cells_of(table, results).bold == []
+
+    for seed in leads:
+        results["FedProto", "all"].values[seed] = 52 + seed / 10
+    (bold,) = render.cells_of(table, results).bold
+    assert bold[1] == 1
+
 
 def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
     run_table(small, Launcher(broken=""))
@@ -524,17 +583,18 @@ def test_nothing_is_bold_where_less_is_better(figure: str, small: Path) -> None:
 def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
     small.write_text(f"{SMALL}against: FedProto\n", encoding="utf-8")
     run_table(small, Launcher())
-    of_local = r"2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- \\"
+    of_local = r"2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- & -- \\"
     assert rf"Local & few & {of_local}" in latex_lines(small, ".against.tex")
 
     small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
     run_table(small, Launcher(broken=""))
     lines = latex_lines(small, ".against.tex")
     assert lines[0] == "% A note."
-    head = r"& column & n & mean & 95 \% interval & difference & 95 \% interval & p \\"
+    head = r"& column & n & mean & 95 \% interval & difference & 95 \% interval & p & p (Holm) \\"
     assert lines[6] == head
     mean = r"2 & 76.50 & 70.15 \ldots{} 82.85"
-    difference = r"+25.00 & 25.00 \ldots{} 25.00 & \ensuremath{<} 0.001"
+    difference = r"+25.00 & 25.00 \ldots{} 25.00"
+    difference += r" & \ensuremath{<} 0.001 & \ensuremath{<} 0.001"
     assert rf"FedProto & few & {mean} & {difference} \\" in lines
 
 
@@ -546,7 +606,7 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
     run_table(small, launcher, only=("Local",))
 
     assert result(small, ".md") == before
-    (ours,) = [line for line in before.splitlines() if line.startswith("| FedProto")]
+    ours = next(line for line in before.splitlines() if line.startswith("| FedProto"))
     assert "–" not in ours.split("|")[2]
 
 
