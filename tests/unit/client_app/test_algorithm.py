@@ -56,6 +56,7 @@ def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
     run_federation(run_config(tmp_path, algo=algo, rounds=2, **SMALL), clients=2)
     own = [call[1:] for call in calls if call[0] == "site-1"]
     first, second = [(name, 1, None) for name in of_a_round], [(name, 2, 1) for name in of_a_round]
+
     assert own[:9] == [*first, ("restore", 2, None), *second]
     assert own[9:11] == [("restore", 2, None), ("receive", 2, 2)]
     assert {call[0] for call in own[11:]} == {"evaluation_model"}
@@ -77,6 +78,7 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
     before = tensors()
     found.evaluation_model()
     after = tensors()
+
     assert after.keys() == before.keys()
     assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
 
@@ -93,6 +95,7 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
 
     monkeypatch.setattr(ClientAlgorithm, "fit", noted)
     run_federation(run_config(tmp_path, rounds=5, participation=0.5, **SMALL), clients=4)
+
     assert len(seen) > 2
     for rounds in seen.values():
         assert [last for _, last in rounds] == [None, *[number for number, _ in rounds][:-1]]
@@ -113,13 +116,16 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
         "keep_optimizer": True,
     }
     found = algorithm(tmp_path, algo, **schedule, momentum=0.9, **SMALL)
+
     assert found.training.lr == 0.15
     assert found.settings is found.client.settings
+
     earlier = client_half(CATALOG[algo])(found.client, 1)
     for parameter in earlier.optimizer.param_groups[0]["params"]:
         parameter.grad = torch.ones_like(parameter)
     earlier.optimizer.step()
     found.restore(earlier.packed_state(), 1)
+
     assert found.optimizer.state
     assert [group["lr"] for group in found.optimizer.param_groups] == [0.15]
 
@@ -137,9 +143,12 @@ def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
         **SMALL,
     }
     outcome = run_federation(run_config(tmp_path, **settings), clients=2)
+
     assert not any(outcome.summary["trouble"].values())
+
     files = sorted(outcome.folder.rglob("clients/*/0*.safetensors"))
     assert len(files) == 2
+
     for path in files:
         names = list(load_file(path))
         # Plain SGD remembers nothing, after a round that counts.
@@ -152,10 +161,13 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
     lived, fresh = (algorithm(tmp_path, momentum=0.9, keep_optimizer=True) for _ in "ab")
     lived.fit()
     fresh.restore(lived.packed_state(), 1)
+
     assert fresh.last_round == 1
+
     for one in (lived, fresh):
         one.round = 3
         one.fit()
+
     torch.testing.assert_close(fresh.model.state_dict(), lived.model.state_dict(), rtol=0, atol=0)
 
 
@@ -173,14 +185,18 @@ def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_pa
     plain = ClientAlgorithm(site, 1)
     plain.needs_gradients = True
     step = plain.step()
+
     assert type(step) is Step
     assert step.modules == plain.modules == (site.model,)
     assert step.optimizer is plain.optimizer
+
     linear = [layer for layer in site.model.modules() if isinstance(layer, torch.nn.Linear)]
     assert max(layer.weight.numel() for layer in linear) > 2**17
+
     data = site.train_set
     with step.session():
         step(data.inputs[:4], data.labels[:4], torch.arange(4))
+
     assert all(parameter.grad is not None for parameter in site.model.parameters())
 
 
@@ -208,6 +224,7 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
                 == data.labels
             ).sum()
         )
+
     for batch_size in (7, 57, 500):
         assert evaluate(model, data, batch_size, task, known).correct == {
             "head": head,
@@ -242,6 +259,7 @@ def test_own_prototypes_are_those_of_the_training_classes(
     }
     run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
     *_, (tested, first), (_, second), (_, third) = seen  # the final evaluation of the three clients
+
     for known in (first, second, third):
         assert len(known.labels) == 4
     assert len(tested.labels.unique()) < 4
@@ -261,6 +279,7 @@ def test_what_aligns_has_a_part_of_its_weight_during_the_warm_up(algo: str, tmp_
 
     for name in CATALOG[algo].aligning:
         assert told[0][name] > 0
+
     if algo != "fedsa":  # which aligns in the first round, too, so that the models differ
         for name, value in told[0].items():
             part = 0.25 if name in CATALOG[algo].aligning else 1.0

@@ -64,11 +64,14 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
     alone = client.loss(
         Batch(some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5])
     )
+
     assert list(mixed) == list(alone)
     for name, value in alone.items():
         assert torch.equal(mixed[name], value)
+
     total: torch.Tensor = sum(mixed.values(), start=torch.zeros(()))
     (slope,) = torch.autograd.grad(total, some.features)
+
     assert (slope[:5].abs().sum(1) > 0).all()
     assert (slope[5:] == 0).all()
 
@@ -87,8 +90,10 @@ def test_the_unlabelled_samples_have_a_term_of_their_own(
     expected = positive_unlabelled_risk(
         some.logits, some.labels, counts, 20, non_negative=risk == "non-negative"
     )
+
     assert terms.pop("unlabelled").item() == pytest.approx(0.5 * expected.item(), rel=1e-6)
     assert terms == batch_loss(plain, some)
+
     (slope,) = torch.autograd.grad(expected, some.features)
     assert (slope[5:].abs().sum(1) > 0).all()
 
@@ -96,6 +101,7 @@ def test_the_unlabelled_samples_have_a_term_of_their_own(
 def test_a_batch_without_any_label(tmp_path: Path) -> None:
     without, using = algorithm(tmp_path), algorithm(tmp_path, pu_weight=1.0)
     assert batch_loss(without, batch(without, slice(12, 16))) == {}
+
     terms = batch_loss(using, batch(using, slice(12, 16)))
     assert list(terms) == ["unlabelled"]
     assert terms["unlabelled"].item() > 0
@@ -108,8 +114,10 @@ def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path
     assert client.client.train_set.with_unlabelled() is client.client.train_set
     assert client.training_set is client.client.train_set
     assert client.step().loss == client.loss
+
     everything = batch(client)
     own, found = client.loss(everything), batch_loss(client, everything)
+
     assert list(found) == list(own)
     assert all(torch.equal(found[name], value) for name, value in own.items())
 
@@ -117,7 +125,9 @@ def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path
 def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path: Path) -> None:
     client = algorithm(tmp_path, positive_rate=0.67)
     sent = client.upload().vectors()
+
     assert sent.counts.tolist() == [2] * 10
+
     images, labels = client.client.train_set.inputs, client.client.train_set.labels
     with torch.no_grad():
         for label, mean in zip(sent.labels.tolist(), sent.means, strict=True):

@@ -58,6 +58,7 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
 
     train(step_of(model, watching, chosen, Step), data, chosen, seed=2)
     assert len(seen) == 3 * len(data)
+
     epochs = [seen[start : start + len(data)] for start in range(0, len(seen), len(data))]
     assert all(sorted(epoch) == list(range(len(data))) for epoch in epochs)
     assert epochs[0] != epochs[1]
@@ -84,8 +85,10 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains_and_is_checked()
         chosen,
         1,
     )
+
     assert calls == [True] * 6
     assert not torch.equal(other.weight, before)
+
     model, other, chosen = some_model(), torch.nn.Linear(4, 4), settings(local_epochs=1)
     other.register_buffer("spoilt", torch.zeros(1))
 
@@ -109,11 +112,13 @@ def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
 
     usual = shuffled_batches(data, 10, generator)
     assert [len(labels) for _, labels, _ in usual] == [10, 10, 1]
+
     joined = shuffled_batches(data, 10, generator, no_single=True)
     assert [len(labels) for _, labels, _ in joined] == [10, 11]
 
     step = step_of(some_model("resnet10"), cross_entropy, settings())
     losses = train(step, some_data(11), settings(), seed=3)
+
     assert losses["total"] > 0
 
 
@@ -137,6 +142,7 @@ def test_losses_are_means_over_the_samples_that_were_seen() -> None:
         "two": pytest.approx(2),
         "total": pytest.approx(3),
     }
+
     assert train(step, data, chosen, 3) == wanted
 
 
@@ -151,6 +157,7 @@ def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try
         TrainingError, match=r"is no longer finite after training; try a smaller lr"
     ):
         train(step_of(model, finite_with_a_bad_gradient, chosen), some_data(), chosen, seed=3)
+
     chosen, model = settings(lr=1e12), some_model()
     with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
         train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
@@ -193,6 +200,7 @@ def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided:
             loss.backward()
             step.step()
             total += loss.item() * len(batch)
+
     assert losses["total"] == pytest.approx(total / 46, rel=1e-5)
     torch.testing.assert_close(ours.state_dict(), plain.state_dict())
 
@@ -216,8 +224,10 @@ def test_a_term_that_is_no_single_number_and_a_loss_that_is_no_dictionary_are_na
     step = step_of(
         some_model(), lambda batch: others | {"mine": batch.logits.square().mean(0)}, settings()
     )
+
     with pytest.raises(ValueError, match=r"must be a single number, but mine has shape \[\d+\]"):
         train(step, some_data(), settings(), seed=1)
+
     step = step_of(some_model(), lambda batch: batch.logits.square().mean(), settings())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="dictionary of named terms, not Tensor"):
         train(step, some_data(), settings(), seed=1)
@@ -230,6 +240,7 @@ def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
     first, same, other = (
         torch.nn.utils.parameters_to_vector(model.parameters()) for model in models
     )
+
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
@@ -246,6 +257,7 @@ def test_as_many_local_steps_as_batches_are_as_many_epochs(
         losses = train(step_of(model, cross_entropy, chosen), data, chosen, seed=2)
         found.append((losses, model.state_dict()))
     (losses, weights), (of_steps, after_steps) = found
+
     assert of_steps == losses
     assert all(torch.equal(after_steps[name], value) for name, value in weights.items())
 
@@ -261,10 +273,12 @@ def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -
 
     train(step_of(some_model(), watching, chosen, Step), some_data(23), chosen, seed=2)
     assert sizes == ([10, 10, 3] * 3)[:steps]
+
     sizes.clear()
     train(
         step_of(some_model(), watching, chosen, Step), some_data(23), for_epochs(chosen, 2), seed=2
     )
+
     assert sizes == [10, 10, 3] * 2
 
 
@@ -337,7 +351,9 @@ def test_an_epoch_over_twice_the_memory_is_the_same_as_with_enough(tmp_path: Pat
     np.savez(tmp_path / "data.npz", inputs=images, labels=np.arange(len(images)) % 2)
     command = [sys.executable, "-c", OF_STORED_INPUTS, str(tmp_path), str(images.nbytes // 2)]
     done = subprocess.run(command, capture_output=True, text=True)
+
     assert done.returncode == 0, done.stderr
+
     ample, without, short = done.stdout.splitlines()
     assert without == "too much"
     assert short == re.sub("^Tensor ", "StoredInputs ", ample)

@@ -40,6 +40,7 @@ def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) 
         tmp_path, DittoClient, algo="ditto", **more, **plain.LABEL_SHIFT
     )
     weights = plain.two_rounds(clients, plain.copied(clients[0].model))
+
     plain.assert_close(plain.weights_left(outcome), weights)
     plain.assert_models_left(
         outcome.folder, {client.name: plain.copied(client.personal) for client in clients}
@@ -65,6 +66,8 @@ def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Ditto, "fit", noted)
         outcome = run_federation(config, clients=plain.CLIENTS)
+
     assert sorted(begun.values()) == [(1, True), (2, True)]
+
     (idle,) = {f"site-{index}" for index in range(plain.CLIENTS)} - begun.keys()
     plain.assert_close(plain.model_left(outcome.folder, idle), plain.weights_left(outcome))

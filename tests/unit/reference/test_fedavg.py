@@ -47,8 +47,10 @@ def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_p
     more = {"feature_dim": 16, "fedproto_avg__lambda": lambda_, **unequal}
     outcome, clients = plain.side_by_side(tmp_path, Client, ARCH, algo=algo, **more)
     sizes = [len(client.y) for client in clients]
+
     assert len(set(sizes)) > 1
     assert all(n % 10 != 1 for n in sizes)  # a batch of one would have no batch normalisation
+
     weights, prototypes = plain.copied(clients[0].model), Table()
     for number in (1, 2):
         states = [client.train(number, weights, prototypes, lambda_) for client in clients]
@@ -62,6 +64,7 @@ def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_p
         prototypes = (
             plain.class_averages(client.means() for client in clients) if lambda_ else Table()
         )
+
     assert any("running" in name for name in weights)
     plain.assert_close(plain.weights_left(outcome), weights)
     if lambda_:

@@ -74,6 +74,7 @@ def test_three_rounds_equal_an_independent_script(
             consensus = sum(n * mean for n, mean in zip(sizes, means, strict=True)) / sum(sizes)
 
     plain.assert_close(plain.weights_left(outcome), weights)
+
     state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
     torch.testing.assert_close(state["mean/mean"], consensus, rtol=1e-4, atol=1e-5)
     for client in clients:

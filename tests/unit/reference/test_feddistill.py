@@ -93,10 +93,12 @@ def test_two_rounds_equal_an_independent_script(
     ]
     teachers = [merged(one, merging) for one in others]
     again = [client.train(2, teacher) for client, teacher in zip(clients, teachers, strict=True)]
+
     assert any(teacher.keys() != own.keys() for teacher, own in zip(teachers, sent, strict=True))
     plain.assert_models_left(
         tmp_path, {client.name: plain.copied(client.model) for client in clients}
     )
+
     for message, reply in outcome.grid.log:
         kind, number = message.metadata.message_type, message.metadata.group_id
         assert list(message.content.array_records) == (
@@ -129,5 +131,6 @@ def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
             data.inputs, data.labels, torch.arange(len(data)), features, client.model.head(features)
         )
     )
+
     assert client.sums_CC.sum().item() == pytest.approx(len(data))
     assert not client.sums_CC.requires_grad

@@ -103,9 +103,11 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
         )
         weights = plain.averaged(list(states), [len(one.y) for one in clients])
         gamma = coefficients(list(seen))
+
     assert max(float(one.max() / one.min()) for one in gamma.values()) > 2  # channels do differ
     plain.assert_close(plain.weights_left(outcome), weights)
     plain.assert_models_left(outcome.folder, {client.name: weights for client in clients})
+
     numbers = sum(value.numel() for value in weights.values()) + 2 * sum(STAGES.values())
     assert outcome.rows[1]["bytes"] == {
         "up": 4 * plain.CLIENTS * numbers,

@@ -145,30 +145,38 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
         n: [one.content.array_records for one in messages if one.metadata.group_id == str(n)]
         for n in (1, 2)
     }
+
     assert all(set(records) == {"weights"} for records in down[1][: plain.CLIENTS])
     assert all(list(records) == ["weights", "generator", "label_counts"] for records in down[2])
 
     totals, sizes = sum(client.counts for client in clients), [len(client.y) for client in clients]
     generator = Generator(derive_seed(clients[0].seed, "fedgen"))
     head = plain.tensors(down[1][0]["weights"])
+
     assert head.keys() == {"head.weight", "head.bias"}
+
     for number in (1, 2):
         learned = generator if number > 1 and weight else None
         heads = [client.train(number, head, learned, totals) for client in clients]
         head = plain.averaged(heads, sizes)
         generator.train(heads, sizes, totals)
+
     plain.assert_close(plain.weights_left(outcome), head)
     plain.assert_models_left(
         tmp_path, {client.name: plain.copied(client.model) | head for client in clients}
     )
+
     last = down[2][-1]
     assert plain.tensors(last["label_counts"])["counts"].tolist() == totals.tolist()
+
     labels, noise = drawn(totals, 50, torch.Generator().manual_seed(0))
     received = {name: value.double() for name, value in plain.tensors(last["generator"]).items()}
     found = made(
         received, labels, noise, received["norm.running_mean"], received["norm.running_var"]
     )
+
     torch.testing.assert_close(found, generator.features(labels, noise), rtol=1e-3, atol=1e-4)
+
     for message, reply in outcome.exchanged():
         client = clients[message.metadata.dst_node_id - 50]
         sent = reply.content.array_records
@@ -177,6 +185,7 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
         assert plain.tensors(sent["label_counts"])["counts"].tolist() == client.counts.tolist()
     both_ways = plain.CLIENTS * (4 * (DIM + 1) * CLASSES + 8 * CLASSES)
     theta = 4 * ((NOISE + CLASSES) * DIM + DIM + 4 * DIM + DIM * DIM + DIM) + 8
+
     assert outcome.rows[1]["bytes"] == {"up": both_ways, "down": both_ways + plain.CLIENTS * theta}
 
 
@@ -196,18 +205,22 @@ def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> No
     }
     outcome = run_federation(run_config(tmp_path, liars=0, algo="fedgen", **small), clients=4)
     training = outcome.exchanged()
+
     assert len(training) == 3
+
     for (_, reply), (message, _) in itertools.pairwise(training):
         sent, received = (
             one.content.array_records["label_counts"]["counts"].data for one in (reply, message)
         )
         assert sent == received
+
     assert not any(outcome.summary["trouble"].values())
 
 
 def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone() -> None:
     before = torch.random.get_rng_state()
     one, same, other = (TrainedGenerator(3, 4, 2, seed).hidden.weight for seed in (5, 5, 6))
+
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -221,6 +234,7 @@ def test_cifar100_costs_what_the_paper_says() -> None:
     head = sum(parameter.numel() for parameter in LinearHead(512, 100).parameters())
     made = TrainedGenerator(100, 512, 32, seed=0)
     theta = sum(parameter.numel() for parameter in made.parameters())
+
     assert theta == (32 + 100) * 512 + 512 + 2 * 512 + 512 * 512 + 512
     assert round(20 * (2 * head + theta) / 1e6, 2) == 8.69
     assert (sum(buffer.numel() for buffer in made.buffers()) + 2 * 100) == 2 * 512 + 1 + 2 * 100

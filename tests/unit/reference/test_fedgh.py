@@ -84,10 +84,12 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
         sets = [client.train(number, header) for client in clients]
         batches = plain.minibatches(sum(len(one) for one in sets), size, epochs, shuffle)
         header = trained(header, sets, batches, 0.1)
+
     plain.assert_close(plain.weights_left(outcome), header)
     plain.assert_models_left(
         tmp_path, {client.name: plain.copied(client.model) | header for client in clients}
     )
+
     held = sum(len(client.rows_of()) for client in clients)
     assert held < plain.CLIENTS * 10  # so some class is missing somewhere
     assert outcome.rows[1]["bytes"] == {

@@ -132,6 +132,7 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
         weights = {name: value + update[name] for name, value in weights.items()}
         assert row["server"] == {"compression": pytest.approx(down / whole)}
         assert down < whole / 2
+
     plain.assert_close(plain.weights_left(outcome), weights)
     plain.assert_models_left(
         tmp_path, {client.name: plain.copied(client.teacher) for client in clients}
@@ -180,6 +181,7 @@ def test_all_that_take_part_start_from_one_student(
     outcome = run_federation(config, 6, tamper, on_grid=lambda grid: setattr(grid, "log", log))
 
     assert len(outcome.rows) == 8
+
     for number, clients in started.items():
         first, *others = clients.values()
         assert len(others) == 3
@@ -188,6 +190,7 @@ def test_all_that_take_part_start_from_one_student(
         sent = {"weights"} if number in (1, 4) else {"weights", "update"}
         assert set(asked(number).values()) == sent, number
     student = {number: next(iter(clients.values())) for number, clients in started.items()}
+
     plain.assert_close(student[3], student[4])
     assert not torch.equal(student[4]["head.weight"], student[5]["head.weight"])
 
@@ -247,7 +250,9 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
     before = asked[0].array_records["weights"]
     wholes = [{name: whole(one, name) for name in names} for one in sent]
     lengths = [np.sqrt(sum(np.square(value).sum() for value in one.values())) for one in wholes]
+
     assert max(lengths) > 1.01 * min(lengths)
+
     parts = [min(1.0, sorted(lengths)[1] / length) for length in lengths]
     sizes = [reply.metric_records["report"]["train_samples"] for reply in replies]
     wanted = {}
@@ -256,6 +261,7 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
         moved = sum(n * part * one[name] for n, part, one in updates) / sum(sizes)
         start = values_of(before[name])
         wanted[name] = torch.from_numpy(start + moved.reshape(start.shape)).float()
+
     plain.assert_close(plain.weights_left(outcome), wanted)
 
 

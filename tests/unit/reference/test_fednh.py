@@ -88,7 +88,9 @@ def test_two_rounds_equal_an_independent_script(
     prototypes = values_of(outcome.exchanged(number=1)[0][0].content["prototypes"]["means"]).astype(
         np.float64
     )
+
     np.testing.assert_allclose(prototypes @ prototypes.T, np.eye(10), atol=1e-5)  # evenly spread
+
     for number in (1, 2):
         states = [client.train(number, weights, prototypes) for client in clients]
         prototypes = moved(prototypes, [client.means() for client in clients], rho, merging)
@@ -100,12 +102,15 @@ def test_two_rounds_equal_an_independent_script(
                 for name in states[0]
             }
     left = plain.weights_left(outcome)
+
     plain.assert_close(
         {name.replace("head.scale", "scale"): value for name, value in left.items()}, weights
     )
     plain.assert_prototypes_left(outcome, dict(enumerate(prototypes)))
+
     head = {"head.weight": torch.from_numpy(prototypes).float(), "head.bias": torch.zeros(10)}
     body = {name: value for name, value in weights.items() if name != "scale"}
+
     plain.assert_models_left(outcome.folder, {client.name: body | head for client in clients})
     assert all(
         one["head"] == one["prototype"] for one in outcome.summary["accuracy-of-clients"].values()

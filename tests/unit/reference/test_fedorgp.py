@@ -105,13 +105,16 @@ def test_two_rounds_equal_an_independent_script(
     prototypes: Table = {}
     for number in (1, 2):
         prototypes = server.train([client.train(number, prototypes) for client in clients])
+
     plain.assert_prototypes_left(outcome, prototypes)
     assert len(prototypes) < 10  # a class that nobody holds
     plain.assert_models_left(
         tmp_path, {client.name: plain.copied(client.model) for client in clients}
     )
+
     numbers = {
         "up": sum(len(set(client.y)) for client in clients),
         "down": plain.CLIENTS * len(prototypes),
     }
+
     assert outcome.rows[1]["bytes"] == {way: many * (4 * DIM + 8) for way, many in numbers.items()}

@@ -49,6 +49,7 @@ def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) 
         sets = [overall | one for one in own]  # Eq. 7
 
     assert_prototypes_left(outcome, overall)
+
     for client in clients:
         reported = outcome.summary["accuracy-of-clients"][client.name]
         assert set(reported) == {"prototype"}
@@ -91,6 +92,7 @@ def test_cross_entropy_and_the_distance_to_the_global_prototype(loss: str, tmp_p
     if loss == "ce-protodist":
         apart = normalize(z)[:HELD] - normalize(found.global_prototypes.means)
         expected["prototype"] = float(apart.square().sum() / 10)
+
     assert {name: value.item() for name, value in terms.items()} == pytest.approx(
         expected, rel=1e-5
     )
@@ -101,5 +103,6 @@ def test_supervised_contrast_knows_no_prototypes(tmp_path: Path) -> None:
     z, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(1)), torch.arange(8) // 2
     terms = found.loss(batch(z, torch.zeros(8, 10), labels))
     found.receive(Payload())
+
     assert found.loss(batch(z, torch.zeros(8, 10), labels)) == terms
     assert list(terms) == ["contrast"]

@@ -82,13 +82,16 @@ def test_two_rounds_equal_an_independent_script(
         protos = clusters(local)
 
     torch.testing.assert_close(weights_left(outcome), weights, rtol=1e-3, atol=1e-5)
+
     kept = load_file(outcome.folder / "prototypes.safetensors")
     assert kept["labels"].tolist() == [label for label, _ in protos]
     assert len(protos) < len(local)
     for mean, (_, expected) in zip(kept["means"].numpy(), protos, strict=True):
         np.testing.assert_allclose(mean, expected, rtol=1e-3, atol=1e-4)
+
     server = [row["server"] for row in outcome.rows if "server" in row]
     assert server[-1] == {"local-prototypes": len(local), "global-prototypes": len(protos)}
+
     classes = outcome.rows[1]["clients"]["site-0"]["prototypes-of-classes"]
     assert (
         classes

@@ -93,6 +93,7 @@ def test_two_rounds_equal_an_independent_script(ways: tuple[str, str, str], tmp_
         protos = {c: mean.astype(np.float32) for c, mean in merged.items()}
 
     assert_prototypes_left(outcome, protos, rtol=1e-4, atol=1e-5)
+
     for client in clients:
         nearest, head = client.accuracies(protos)
         reported = outcome.summary["accuracy-of-clients"][client.name]

@@ -33,7 +33,9 @@ def test_two_rounds_equal_an_independent_script(mu: float, tmp_path: Path) -> No
     more = {"fedprox__mu": mu, "feature_dim": 16, **plain.LABEL_SHIFT}
     outcome, clients = plain.side_by_side(tmp_path, FedProxClient, algo="fedprox", **more)
     weights = plain.two_rounds(clients, plain.copied(clients[0].model_of("global")))
+
     plain.assert_close(plain.weights_left(outcome), weights)
+
     for client in clients:
         told = outcome.rows[1]["clients"][client.name]["losses"]["proximal"]
         assert told == pytest.approx(sum(client.proximal) / len(client.proximal), rel=1e-3)

@@ -59,12 +59,15 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
         body = plain.averaged(
             [client.train(number) for client in clients], [len(one.y) for one in clients]
         )
+
     plain.assert_close(plain.weights_left(outcome), body)
+
     for client in clients:
         client.receive(body)
         plain.assert_close(
             plain.model_left(outcome.folder, client.name), plain.copied(client.model)
         )
+
     plain.assert_only_weights_travel(outcome, body)
 
 
@@ -78,10 +81,13 @@ def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> N
         )
         config |= {"train-samples": 11, "test-samples": 10, "fedrep.head-epochs": 2}
         found.append(run_federation(config, clients=2).folder)
+
     for name in ("weights.safetensors", "clients/site-1/model.safetensors"):
         plain.assert_equal(*(load_file(folder / name) for folder in found))
+
     left = plain.model_left(found[0], "site-1")
     received = load_file(found[0] / "weights.safetensors")
+
     assert all(torch.equal(left[name], value) for name, value in received.items())
 
 
@@ -92,5 +98,6 @@ def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
         "projection", input_shape=(512 * backbones,), num_classes=10, feature_dim=256, seed=1
     )
     body = declared_part(model, Weights(parts=("body.",)))
+
     assert sum(value.numel() for value in body.values() if value.ndim == 2) == numbers
     assert sum(value.numel() for value in body.values()) == numbers + 5 * 256 + 1

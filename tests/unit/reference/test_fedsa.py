@@ -108,8 +108,10 @@ def test_two_rounds_equal_an_independent_script(
             held = [one[label] for one in sets if label in one]
             prototypes[label] = sum(held) / len(held)
             anchors[label] = alpha * anchors[label] + (1 - alpha) * prototypes[label]
+
     plain.assert_prototypes_left(outcome, prototypes)
     assert len(prototypes) < 10  # a class that nobody holds
+
     last = outcome.exchanged(MessageType.EVALUATE)[0][0]
     np.testing.assert_allclose(
         values_of(last.content["anchors"]["means"]), anchors, rtol=1e-3, atol=1e-4

@@ -95,6 +95,7 @@ def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_
     for number in (1, 2):
         server.train([client.train(number, prototypes) for client in clients])
         prototypes = {c: p.detach() for c, p in server.prototypes().items()}
+
     plain.assert_prototypes_left(outcome, prototypes, rtol=1e-4, atol=1e-5)
     plain.assert_models_left(
         outcome.folder, {client.name: plain.copied(client.model) for client in clients}

@@ -92,11 +92,14 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
                 centres[k] = plain.averaged([models[i] for i in group], sizes)
             for i in group:
                 centre_of[i] = k
+
     assert len(set(centre_of)) == K
+
     at_the_end = received(outcome, MessageType.EVALUATE, 3)
     for index, client in enumerate(clients):
         plain.assert_close(at_the_end[index], centres[centre_of[index]])
         plain.assert_close(plain.model_left(outcome.folder, client.name), centres[centre_of[index]])
+
     kept = plain.weights_left(outcome)
     found = [
         {name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")}
@@ -104,6 +107,7 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
     ]
     if not torch.allclose(found[0]["head.weight"], centres[0]["head.weight"], atol=1e-5):
         found.reverse()  # K-means may number them otherwise
+
     for one, centre in zip(found, centres, strict=True):
         plain.assert_close(one, centre)
 
@@ -153,6 +157,7 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
 
     assert merge(-1, 1, 9, 11) == [["site-0", "site-1"], ["site-2", "site-3"]]
     assert merge(0, 4, 4.5, 5.5) == [["site-0", "site-1", "site-2"], ["site-3"]]
+
     biases = sorted(float(server.centres[str(k)]["head.bias"][0]) for k in range(K))
     assert biases == pytest.approx([(0 + 4 + 4.5) / 3, 5.5])
 
@@ -172,9 +177,11 @@ def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: P
         for k in range(5)
     ]
     first = received(outcome, MessageType.TRAIN, 1)
+
     assert len(first) == 2
     for k in (2, 3, 4):
         plain.assert_close(centres[k], next(iter(first.values())))
+
     for site, weights in received(outcome, MessageType.EVALUATE, 1).items():
         own = centres[:2] if site in first else centres[:1]
         assert any(torch.equal(weights["head.bias"], centre["head.bias"]) for centre in own)

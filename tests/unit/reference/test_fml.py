@@ -77,6 +77,7 @@ def test_two_rounds_equal_an_independent_script(
     outcome, clients = plain.side_by_side(
         tmp_path, FMLClient, PRIVATE, algo="fml", **more, **hparams
     )
+
     plain.assert_close(
         plain.weights_left(outcome), plain.two_rounds(clients, plain.copied(clients[0].meme))
     )

@@ -105,7 +105,9 @@ def test_two_rounds_equal_an_independent_script(
         models = [client.train(number, weights, clusters) for client in clients]
         sent = [client.prototypes() for client in clients]
         weights, clusters = plain.averaged(models, [len(one.y) for one in clients]), clustered(sent)
+
     plain.assert_close(plain.weights_left(outcome), weights)
+
     kept = load_file(outcome.folder / "prototypes.safetensors")
     assert kept["labels"].tolist() == [k for k, of_class in clusters.items() for _ in of_class]
     assert any(len(of_class) > 1 for of_class in clusters.values())
@@ -145,5 +147,6 @@ def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
     clusters = {0: [means[0].double().numpy()], 1: [one.double().numpy() for one in means[1:]]}
     loss = sum(plain.of_sample(z[row], row, clusters) for row in (0, 1)) / 2
     (wanted,) = torch.autograd.grad(loss, z)
+
     assert float(terms["contrast"] + terms["consistency"]) == pytest.approx(float(loss), rel=1e-5)
     torch.testing.assert_close(found, wanted.float())

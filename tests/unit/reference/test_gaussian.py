@@ -104,6 +104,7 @@ def test_the_moments_are_those_of_all_features_in_one_place(
         "lda": lambda: (x.T @ x)[rows, columns],
         "qda": lambda: np.stack([(x[y == c].T @ x[y == c])[rows, columns] for c in range(C)]),
     }[head]()
+
     for name, wanted in {"shares": each.sum(0), "first": each.T @ x, "second": second}.items():
         np.testing.assert_allclose(
             moments[name], wanted / len(y), rtol=0, atol=1e-9 * np.abs(wanted).max()
@@ -125,6 +126,7 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
     found = found - found.max(1, keepdims=True)
     wanted = wanted - wanted.max(1, keepdims=True)
     largest = np.abs(wanted[np.isfinite(wanted)]).max()
+
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * largest)
     assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.97
 
@@ -145,10 +147,12 @@ def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Pat
     secure, *_ = federation(
         tmp_path / "secure", clients, **settings, total_samples=600, secagg=True
     )
+
     for name, wanted in moments_of(plain).items():
         np.testing.assert_allclose(
             moments_of(secure)[name], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max()
         )
+
     found, wanted = (run.summary["accuracy"]["head"]["weighted"] for run in (secure, plain))
     assert found == pytest.approx(wanted, abs=1e-6)
 
@@ -185,6 +189,7 @@ def test_small_classes_stay_away(tmp_path: Path) -> None:
         large = np.bincount(labels, minlength=C) >= 5
         assert ((values_of(reply.content["moments"]["shares"]) > 0) == large).all()
         some |= not large.all()
+
     assert some
 
 
@@ -209,6 +214,7 @@ def test_noise_is_repaired_to_moments_that_samples_can_have_and_these_need_none(
     moments.measure(x_NF, torch.arange(200) % 4)
     before = {name: value.clone() for name, value in moments.named_buffers()}
     moments.repair(0.1, 100.0)
+
     torch.testing.assert_close(dict(moments.named_buffers()), before)
 
 
@@ -218,16 +224,20 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
     outcome, x, y = federation(tmp_path, 3, **PRIVATE, secagg=secagg)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["epsilon"] <= 8
+
     moments = {name: torch.from_numpy(value) for name, value in moments_of(outcome).items()}
     assert ClassMoments.of(moments).why_impossible() == ""
+
     model = (
         TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors")
         .build()
         .double()
     )
     logits = model(torch.from_numpy(x))
+
     assert (logits.argmax(1).numpy() == y).mean() > 0.6
     torch.testing.assert_close(model(torch.from_numpy(5 * x)), logits)
+
     if not secagg:
         replies = [reply for _, reply in outcome.exchanged()]
         shares = np.stack([values_of(reply.content["moments"]["shares"]) for reply in replies])
@@ -254,4 +264,5 @@ def test_moments_that_no_samples_and_no_noise_explain_are_refused(dp: str, tmp_p
         "none": "the shares of the classes must be at least 0 and add up to 1",
         "sample": "moments beyond what samples and noise can bring",
     }
+
     assert reason == f"moments: {said[dp]}"

@@ -65,6 +65,7 @@ def test_three_rounds_equal_an_independent_script(mu: float, tau: float, tmp_pat
 
     plain.assert_close(plain.weights_left(outcome), weights)
     assert "contrast" not in outcome.rows[0]["clients"]["site-0"]["losses"]
+
     for client in clients:
         told = outcome.rows[2]["clients"][client.name]["losses"]["contrast"]
         assert told == pytest.approx(sum(client.contrasts) / len(client.contrasts), rel=1e-3)

@@ -81,16 +81,20 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     wanted = adamw(clients[0].model_of("global"), batches, torch.cat(x), y)
     found = plain.weights_left(outcome)
     first = plain.copied(clients[0].model_of("global"))
+
     assert found.keys() == wanted.keys()
     assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
+
     # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but
     # its rounding, of which AdamW makes steps; they differ from one processor to the next, the
     # rest does not.
     idle = (found["body.1.bias"] - wanted["body.1.bias"]).abs() > 1e-5
     assert int(idle.sum()) <= 2
+
     for name, value in wanted.items():
         kept = ~idle if name in ("body.1.bias", "body.3.running_mean") else ...
         torch.testing.assert_close(found[name][kept], value[kept], rtol=0, atol=1e-4, msg=name)
+
     for client in clients:
         plain.assert_close(plain.model_left(outcome.folder, client.name), found)
     assert outcome.rows[0]["bytes"] == {
@@ -122,5 +126,6 @@ def test_who_is_away_later_is_not_forgotten(tmp_path: Path) -> None:
     outcome, _ = federation(tmp_path, rounds=4, participation=0.34, mpft__sample_ratio=0.1)
     known = [row["server"]["centres"] for row in outcome.rows[:-1]]
     asked = [set(row["clients"]) for row in outcome.rows[:-1]]
+
     assert known == [10.0 * len(set.union(*asked[: number + 1])) for number in range(4)]
     assert known[-1] > known[0]

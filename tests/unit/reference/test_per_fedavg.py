@@ -92,9 +92,12 @@ def test_two_rounds_equal_an_independent_script(samples: int, tmp_path: Path) ->
         "per_fedavg__alpha": 0.1,
     }
     outcome, clients = plain.side_by_side(tmp_path, PerFedAvgClient, algo="per-fedavg", **more)
+
     assert [len(client.y) for client in clients] == plain.CLIENTS * [samples]
+
     weights = plain.two_rounds(clients, plain.copied(clients[0].model))
     plain.assert_close(plain.weights_left(outcome), weights)
+
     for client in clients:
         adapted, accuracy = client.evaluated(2, weights)
         plain.assert_close(plain.model_left(outcome.folder, client.name), adapted)

@@ -55,6 +55,7 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
             [client.train(number, weights) for client in clients], [len(one.y) for one in clients]
         )
         weights = {name: (1 - beta) * value + beta * mean[name] for name, value in weights.items()}
+
     plain.assert_close(plain.weights_left(outcome), weights)
     plain.assert_models_left(
         outcome.folder, {client.name: plain.copied(client.theta) for client in clients}
@@ -98,5 +99,6 @@ def test_a_large_step_leaves_batch_normalisation_a_mean(
     ]
     one, far = (plain.weights_left(run_federation(config, plain.CLIENTS)) for config in configs)
     buffers = {name for name in one if "running" in name or "batches" in name}
+
     assert buffers
     assert {name for name in one if torch.equal(one[name], far[name])} == buffers

@@ -68,4 +68,5 @@ def test_three_rounds_equal_an_independent_script(tmp_path: Path) -> None:
         common = [
             c + sum(of_all) / plain.CLIENTS for c, of_all in zip(common, changes, strict=True)
         ]
+
     plain.assert_close(load_file(outcome.folder / "weights.safetensors"), weights)

@@ -78,6 +78,7 @@ def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case: str, tmp_pa
     algo, simpler, left, exact, settings = CASES[case]
     outcomes = plain.runs(tmp_path, (algo, simpler), **settings)
     found, wanted = map(left, outcomes)
+
     assert found.keys() == wanted.keys() != set()
     for site, one in wanted.items():
         (plain.assert_equal if exact else plain.assert_close)(found[site], one)
@@ -85,6 +86,7 @@ def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case: str, tmp_pa
         assert outcomes[0].rows[1]["losses"]["generated"] > 0
     if (algo, simpler) == ("ditto", "local"):
         assert metrics(outcomes[0]) == metrics(outcomes[1])
+
     if (algo, simpler) == ("ditto", "fedavg"):
         name, losses = "global-cross-entropy", [run.rows[1]["losses"] for run in outcomes]
         assert losses[0][name] == losses[1]["cross-entropy"]
@@ -162,13 +164,16 @@ def test_a_client_of_few_labels_trains(algo: str, tmp_path: Path) -> None:
     outcome = run_federation(
         run_config(tmp_path, liars=0, algo=algo, backbones="glyphs", **few | FEW_LABELS[algo]), 3
     )
+
     assert [row["valid"] for row in outcome.rows] == [row["asked"] for row in outcome.rows]
+
     if algo == "fedrep":
         stored = [
             {name.partition("/")[0] for name in load_file(path)}
             for path in outcome.folder.glob("clients/*/0*")
         ]
         assert stored == [{"model", "optimizer", "head_optimizer"}] * len(stored) != []
+
     assert outcome.rows[-1]["valid"] == 3
     assert (outcome.rows[1]["losses"].get("unlabelled", 0) != 0) == (
         FEW_LABELS[algo].get("pu_weight") != 0

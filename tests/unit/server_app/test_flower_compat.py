@@ -62,12 +62,15 @@ def test_every_node_gets_its_messages_once(changed: bool) -> None:
     if changed:
         find_messages_by_node(grid)
     sent = grid.push_messages([Message(RecordDict(), node, "train") for node in reversed(nodes)])
+
     assert len(list(sent)) == NODES
+
     for number, node in enumerate(nodes):
         (message,) = grid.state.get_message_ins(node_id=node, limit=1)
         assert (message.metadata.dst_node_id, bool(message.metadata.delivered_at)) == (node, True)
         assert message.metadata.message_id == list(sent)[NODES - 1 - number]
         assert grid.state.get_message_ins(node_id=node, limit=1) == []
+
     assert len(looks) == 0 if changed else len(looks) > NODES**2
 
 
@@ -75,11 +78,14 @@ def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
     """And a grid of another kind stays as it is."""
     grid, _, _ = simulation()
     find_messages_by_node(grid)
+
     assert list(grid.push_messages([Message(RecordDict(), 4711, "train")])) == []
     assert grid.state.get_message_ins(node_id=4711, limit=1) == []
+
     other = LocalGrid({}, {})
     before = dict(vars(other))
     find_messages_by_node(other)
+
     assert vars(other) == before
 
 
@@ -170,18 +176,23 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
     grid._client = link = Replies(replies)
     link.missing = {contents[2]["said"].object_id}
     answered = pull_each(grid, messages[:9] + messages[11:])
+
     assert [message for message, _ in answered] == messages[:2] + messages[3:9]
     assert link.confirmed == {
         reply.metadata.message_id for reply in replies[:2] + replies[3:9]
     }  # and so deleted there
     assert [reply.content["said"]["word"] for _, reply in answered[::2][:2]] == ["whole", "sound"]
+
     reasons = " ".join(answered[number][1].error.reason[33:44] for number in (1, 3, 4, 5, 6, 7))
     assert reasons == "DecodeError RecursionEr ValueError: KeyError: ' ValueError: ValueError:"
     assert answered[7][1].error.reason.endswith("130 parts of a reply with more than 131072 bytes")
     assert pull_each(grid, [messages[2], messages[11]]) == pull_each(grid, []) == []
+
     link.missing.clear()
     ((message, reply),) = pull_each(grid, [messages[2]])
+
     assert (message, reply.content["said"]["word"]) == (messages[2], "slow")
     assert (link.looks, sorted(link.pulled)) == (2, sorted(set(link.pulled)))
+
     (_, zeros), (_, words) = pull_each(grid, messages[9:11], 2**19)
     assert (len(zeros.content["zeros"]["128"].data), words.has_error()) == (300 * 2**10, True)

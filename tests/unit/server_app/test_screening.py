@@ -38,15 +38,20 @@ def of_norm(norm: float) -> Payload:
 def test_far_above_the_median_of_three_or_more() -> None:
     payloads = {"a": of_norm(2), "b": of_norm(4), "c": of_norm(2001)}
     said = "prototypes of norm 2e+03, above 500 times the round's median of 4 (max-norm-ratio)"
+
     assert outliers(payloads, 500) == {"c": said}
     assert outliers(payloads, 501) == {}
     assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
+
     zeros = {name: Payload(weights={"w": torch.zeros(1)}) for name in "defgh"}
     assert outliers(zeros | {"a": Payload(weights={"w": torch.ones(1)})}, 5) == {}
+
     ones = {
         name: Payload(weights={"w": torch.full((1,), 1.0 + 9 * (name == "c"))}) for name in "abc"
     }
+
     assert list(outliers(zeros | ones, 5)) == ["c"]
+
     models = {"a": (1.0, 9), "b": (2.0, 10**9), "c": (-3000.0, 9)}  # of four weights and a counter
     weights = {
         name: {"w": torch.full((4,), w), "seen": torch.tensor(seen)}
@@ -54,6 +59,7 @@ def test_far_above_the_median_of_three_or_more() -> None:
     }
     payloads = {name: Payload(weights=one) for name, one in weights.items()}
     said = "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
+
     assert outliers(payloads, 1000) == {"c": said}
 
 
@@ -140,11 +146,13 @@ def test_a_single_claim_leads_the_next_and_label_counts_weigh_no_more_than_the_s
     )
     assert most_samples([30, 10**15], limits) == (240.0, "max-samples-ratio")
     assert most_samples([0, 0, 0, 5], limits)[0] == 1.0
+
     upload = Upload(
         "north", Payload(label_counts=torch.tensor([10**9, 0, 2 * 10**9])), Report(1, 3 * 10**9, 0)
     )
     (found,) = BoundSamples().accept([upload], view_of_north()).kept
     counts = found.payload.counts("label_counts")
+
     assert counts.tolist() == [20, 0, 40]  # 60 samples at most, twice the usual 30
 
 
@@ -168,8 +176,10 @@ def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
     assert sample_sites(["only"], 0.5, 0, 1, least=2) == ["only"]
     assert len(sample_sites(SITES, 0.001, 0, 1, least=2)) == 2
+
     counts = Counter(
         site for number in range(1000) for site in sample_sites(SITES, 0.25, 0, number)
     )
+
     assert min(counts.values()) > 200
     assert max(counts.values()) < 300

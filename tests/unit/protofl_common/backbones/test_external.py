@@ -41,7 +41,9 @@ def file(request: pytest.FixtureRequest, tmp_path: Path, network: nn.Module) -> 
 def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> None:
     name = f"file:{ARCH}@64:{file}"
     features = extract_features(IMAGES, [name, "glyphs"], CPU)
+
     assert feature_widths([name, "glyphs"]) == (1024, 128)
+
     backbone = load_backbone(name, CPU)
     pixels = nn.functional.interpolate(
         torch.from_numpy(IMAGES).float(), (64, 64), mode="bilinear", antialias=True
@@ -53,6 +55,7 @@ def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> 
     with torch.no_grad():
         logits = network((pixels / 255 - mean) / std)
         torch.testing.assert_close(network.fc(features[:, :1024]), logits, rtol=1e-3, atol=1e-4)
+
     assert backbone.size == 64
 
 
@@ -81,6 +84,7 @@ def test_wrong_files_are_refused(
         torch.save(contents[kind], file)
     elif kind != "missing":
         file.write_text("no tensors here")
+
     with pytest.raises(BackboneError, match="x.safetensors" if kind == "safetensors" else "x.pth"):
         extract_features(IMAGES, [f"file:{'resnet18' if kind == 'other' else ARCH}:{file}"], CPU)
     assert "code was run" not in capsys.readouterr().out
@@ -109,7 +113,9 @@ def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn
     real = models.get_model
     monkeypatch.setattr(models, "get_model", lambda arch, weights: real(arch, weights=None))
     backbone = load_backbone(f"torchvision:{ARCH}", CPU)
+
     assert (backbone.size, backbone.width, backbone.mean) == (224, 1024, (0.485, 0.456, 0.406))
+
     load_backbone.cache_clear()
 
 
@@ -135,10 +141,12 @@ def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None
     timm.data = SimpleNamespace(resolve_model_data_config=lambda model: config)
     monkeypatch.setitem(sys.modules, "timm", timm)  # type: ignore[arg-type]
     backbone = load_backbone("timm:stand_in", CPU)
+
     assert (backbone.size, backbone.width, backbone.std) == (48, 7, (0.2, 0.2, 0.2))
     assert extract_features(IMAGES, ["timm:stand_in"], CPU).shape == (4, 7)
     with pytest.raises(BackboneError, match=r"timm:nothing: .*Unknown model \(nothing\)"):
         load_backbone("timm:nothing", CPU)
+
     load_backbone.cache_clear()
 
 
@@ -146,6 +154,7 @@ def test_sizes_that_a_network_cannot_take(monkeypatch: pytest.MonkeyPatch) -> No
     stand_in = nn.Sequential(nn.Conv2d(3, 4, 30), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     stand_in.add_module("fc", nn.Linear(4, 2))
     monkeypatch.setattr(models, "get_model", lambda arch, weights: stand_in)
+
     with pytest.raises(BackboneError, match="torchvision:resnet50 takes no images of 16×16"):
         load_backbone("torchvision:resnet50@16", CPU)
 
@@ -200,6 +209,7 @@ def test_a_packages_backbone(packages: Path) -> None:
     backbone = load_backbone("package:efficientnet-lite0", CPU)
     assert (backbone.size, backbone.width) == (224, 5)
     assert (backbone.mean, backbone.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
     features = extract_features(IMAGES, ["package:efficientnet-lite0@32"], CPU)
     torch.testing.assert_close(features - features[:, :1], torch.arange(5.0).expand(4, 5))
 
@@ -213,9 +223,11 @@ def test_other_weights_of_a_package_are_not_read_nor_code_in_them_run(
         BackboneError, match=r"lite0-57934424.pth: SHA-256 \w+ is not \w+; install the package anew"
     ):
         load_backbone("package:efficientnet-lite0", CPU)
+
     _check_as_weights(packages, monkeypatch)
     with pytest.raises(BackboneError, match="UnpicklingError"):
         load_backbone("package:efficientnet-lite0", CPU)
+
     packages.unlink()
     with pytest.raises(BackboneError, match="install the package anew"):
         load_backbone("package:efficientnet-lite0", CPU)

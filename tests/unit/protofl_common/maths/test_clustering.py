@@ -53,6 +53,7 @@ def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str
     rows = rows_of(source)
     found = finch_partitions(rows)
     expected, counts, _ = FINCH(rows, verbose=False)
+
     assert len(found) == expected.shape[1]
     for partition, column, count in zip(found, expected.T, counts, strict=True):
         assert partition.max() + 1 == count
@@ -100,8 +101,10 @@ def test_average_is_one_mean_and_kmeans_never_asks_for_more_clusters_than_vector
 def test_classes_are_clustered_apart() -> None:
     rows = torch.cat([two_groups(), torch.full((1, 2), 7.0)])
     found = cluster_classes(rows, torch.tensor([4, 4, 4, 4, 4, 4, 1]), "finch")
+
     assert found.labels.tolist() == [1, 4, 4]
     assert found.counts.tolist() == [1, 3, 3]
     torch.testing.assert_close(found.means[0], torch.full((2,), 7.0))
+
     centres = cluster_classes(torch.rand(100, 2), torch.zeros(100), "kmeans", ratio=0.07)
     assert len(centres) == 7  # 0.07 · 100 is a little above 7 in floating point

@@ -17,6 +17,7 @@ def prototypes(
 def test_class_means_by_hand() -> None:
     features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]])
     result = class_means(features, torch.tensor([2, 2, 0]), num_classes=4)
+
     assert result.labels.tolist() == [0, 2]
     assert result.means.tolist() == [[10.0, 0.0], [2.0, 3.0]]
     assert result.counts.tolist() == [1, 2]
@@ -41,6 +42,7 @@ def test_merging_by_hand() -> None:
 def test_a_class_nobody_sent_keeps_its_prototype() -> None:
     previous = prototypes([[1.0], [2.0]], [0, 3])
     merged = MEAN.merge_prototypes([prototypes([[9.0]], [0], [2])], "counts", previous)
+
     assert merged.labels.tolist() == [0, 3]
     assert merged.means.tolist() == [[9.0], [2.0]]
 
@@ -58,10 +60,12 @@ def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
 def test_nearest_label_by_hand_among_all_and_among_some() -> None:
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
+
     assert nearest(features, known).tolist() == [4, 2, 7]
 
     two = chosen(known, torch.tensor([4, 7]))
     assert nearest(features, two).tolist() == [4, 4, 7]
+
     all_as_none_is_known = chosen(known, torch.tensor([5]))
     assert nearest(features, all_as_none_is_known).tolist() == [4, 2, 7]
 
@@ -76,6 +80,7 @@ def test_cosine_distances_are_of_directions_alone() -> None:
     known = prototypes([[5.0, 0.0], [0.0, 0.1]], [3, 4])
     features = torch.tensor([[2.0, 0.0], [0.0, 9.0]])
     result = distances(features, known, "cosine")
+
     torch.testing.assert_close(result, torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
 
 
@@ -98,7 +103,9 @@ def test_fusion_goes_by_how_alike_prototypes_are() -> None:
         prototypes([[0.0, 8.0]], [0]),
     ]
     cold = fuse_by_similarity(sets, 0.01)
+
     assert cold.labels.tolist() == [0, 3]
     torch.testing.assert_close(cold.means, torch.tensor([[2.0, 0.0], [7.0, 7.0]]))
+
     warm = fuse_by_similarity(sets, 1e6)
     torch.testing.assert_close(warm.means[0], torch.tensor([4 / 3, 8 / 3]), rtol=1e-4, atol=0)

@@ -51,6 +51,7 @@ def test_stages_end_where_maps_get_smaller(arch: str) -> None:
     shape, wanted = STAGES[arch]
     body = body_of(arch, shape)
     names = {module: name for name, module in body.named_modules()}
+
     assert {names[layer]: channels for layer, channels in stages_of(body, shape).items()} == wanted
 
 
@@ -60,15 +61,20 @@ def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch: st
     plain, body = body_of(arch, shape), body_of(arch, shape)
     body.train()
     augmentation = Augmentation(body, shape, 1.0)
+
     assert body.training
     assert body.state_dict().keys() == plain.state_dict().keys()
+
     samples = torch.randint(0, 9, (3, *shape)) if arch == "text-cnn" else torch.randn(3, *shape)
     assert torch.equal(body.eval()(samples), plain.eval()(samples))
+
     untouched = {name: value.clone() for name, value in augmentation.state_dict().items()}
     features = body.train()(samples)
+
     assert not torch.allclose(features, plain.train()(samples))
     for name, value in augmentation.state_dict().items():
         assert torch.equal(value, untouched[name]) == name.startswith("coefficients"), name
+
     features.sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in body.parameters())
 
@@ -78,10 +84,12 @@ def test_one_sample_or_client_and_huge_moments_leave_finite_numbers() -> None:
     assert (
         resampled(moment, torch.ones(2)) - moment
     ).abs().max() < 0.01  # one sample: nothing to go by
+
     averages = torch.tensor([[1.0, 0.0, 5.0], [3.0, 12**0.5, 5.0]], dtype=torch.float64)
     wanted = torch.tensor(
         [1.2, 1.8, 0.0], dtype=torch.float64
     )  # variances 1, 3 and 0: p = 1/2, 3/4 and 0
+
     torch.testing.assert_close(fusion_coefficients(averages), wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(
         fusion_coefficients(averages[:1]), torch.ones(3, dtype=torch.float64)

@@ -24,9 +24,12 @@ def test_rows_come_back_without_a_half_line(tmp_path: Path) -> None:
         run.add(folder.MARGINS, margin_row(number))
     with (tmp_path / folder.MARGINS).open("a") as file:
         file.write('{"round": 4, "glo')
+
     assert run.margins() == [margin_row(number) for number in (1, 2, 3)]
+
     run.drop_margins_after(2)
     run.add(folder.MARGINS, margin_row(3))
+
     assert run.margins() == [margin_row(number) for number in (1, 2, 3)]
 
 
@@ -49,9 +52,12 @@ def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
         folder.Sites(algorithm="FedTGP", sites={"a": {"arch": "cnn4"}}),
     )
     run.write(folder.SITES, content)
+
     assert run.sites() == {"format": folder.FORMAT, **content}
+
     (tmp_path / folder.SITES).write_text(json.dumps(content))
     assert run.sites() == content
+
     (tmp_path / folder.SITES).write_text(json.dumps(content | {"format": folder.FORMAT + 1}))
     with pytest.raises(
         SettingsError, match=rf"sites\.json has format {folder.FORMAT + 1}, of a later version"
@@ -71,8 +77,10 @@ def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> No
         optional = {"prototypes-of-classes", "epsilon"}
         for client in row["clients"].values():
             assert client.keys() | optional == folder.ClientRow.__annotations__.keys()
+
     assert [row["kind"] for row in run.rows()] == ["round", "final"]
     assert [row.keys() for row in run.margins()] == [folder.MarginRow.__annotations__.keys()]
+
     optional = {"epsilon", "epsilon-of-ledgers"}
     assert run.finished_summary().keys() | optional == folder.Summary.__annotations__.keys()
     assert run.sites().keys() == folder.Sites.__annotations__.keys()

@@ -63,6 +63,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
 
     assert ours["name"] == "fedproto"
     assert local["name"] == "local"
+
     for group, accuracies in ((ours, OURS), (local, LOCAL)):
         percent = [100 * accuracy for accuracy in accuracies]
         interval = stats.t.interval(0.95, 3, sum(percent) / 4, stats.sem(percent))
@@ -70,6 +71,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
         assert group["interval"] == pytest.approx(interval)
     paired = stats.ttest_rel(LOCAL, OURS)
     interval = [100 * end for end in paired.confidence_interval(0.95)]
+
     assert local["difference"]["p"] == pytest.approx(paired.pvalue)
     assert local["difference"]["interval"] == pytest.approx(interval)
     assert local["difference"]["mean"] == pytest.approx(-4.5)
@@ -112,6 +114,7 @@ def test_of_equal_runs_the_latest_counts(equal_runs: tuple[Path, Path], capsys: 
     edit_summary(old, ended=2e9)
     edit_summary(new, ended=1e9)
     (group, *_) = compared(capsys, old, new)
+
     assert group["runs"] == {"1": str(old)}
 
 
@@ -138,11 +141,15 @@ def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
 
     lines = printed.splitlines()
     rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in lines]
+
     assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "", "", "", ""] in rows
+
     ours = ["4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", ""]
     assert ["fedproto lr=0.1", *ours] in rows
+
     note = "left out, without a partner: 3 of the seeds; one pair: may be chance"
     assert ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–", note] in rows
+
     untested = "one of the two has one pair, so that nothing is tested"
     assert "p is of each comparison alone" not in printed, untested
 
@@ -165,6 +172,7 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
 
     printed = output(capsys, "compare", tmp_path, "--against", local[0]).out
     both = f"fedproto {2 * p_fedproto:.3f}, {fedavg}"
+
     assert f"corrected for 2 of them (Holm): {both}" in printed
 
     other = tmp_path / "other"
@@ -174,6 +182,7 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
     printed = output(capsys, "compare", tmp_path, other, "--against", local[0]).out
     p = f"{3 * p_fedproto:.3f}"
     ours = f"fedproto networks=1 × cnn4 {p}, fedproto networks=1 × htcnn-1 {p}"
+
     assert f"corrected for 3 of them (Holm): {ours}, {fedavg}" in printed
 
 
@@ -245,8 +254,10 @@ def test_the_values_and_the_figure(tmp_path: Path, capsys: Printed) -> None:
     assert local["values"] == pytest.approx({"1": 50, "2": 58})
     assert local["difference"]["n"] == 2
     assert local["difference"]["mean"] == pytest.approx(-3.5)
+
     svg = figure.read_text(encoding="utf-8")
     tag = svg.partition("<svg ")[2].partition(">")[0]
+
     assert 'xmlns="http://www.w3.org/2000/svg"' in tag
     assert "local (n = 2)" in svg
     assert "final head worst-10%, %" in svg
@@ -263,16 +274,20 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     text = latex.read_text(encoding="utf-8")
     lines = [" ".join(line.split()) for line in text.splitlines()]  # without aligned columns
     origin = "Over the clients that have them, of test data unless it says otherwise: final head."
+
     assert lines[0] == f"% {origin}"
     assert lines[4:7] == [
         r"\begin{tabular}{lrrrrrrl}",
         r"\toprule",
         r"group & n & mean & 95 \% interval & difference & 95 \% interval & p & \\",
     ]
+
     name = r"local models=my\_net:50\%\&\$x"
     row = rf"{name} & 4 & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & "
+
     assert row in "\n".join(lines)
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+
     pdf = figure.read_bytes()
     assert pdf.startswith(b"%PDF-")
     assert b"/Type3" not in pdf
@@ -287,6 +302,7 @@ def test_a_figure_of_another_format_is_refused(tmp_path: Path, capsys: Printed) 
     write(tmp_path, "local", LOCAL)
     figure = tmp_path / "all.jpeg"
     refused = output(capsys, "compare", tmp_path, "--figure", figure, status=1).err
+
     assert "all.jpeg: must end in .svg or .pdf" in refused
     assert not figure.exists()
 
