@@ -146,22 +146,25 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])
 @pytest.mark.parametrize("head", ["trainable", "orthogonal-shared"])
 def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> None:
-    found, frozen = (
-        head_alone(arch, head),
-        "orthogonal-frozen" if head == "orthogonal-shared" else head,
-    )
-    like = build(arch, frozen, head_seed=derive_seed(3, "head")).head.state_dict()
+    """Of the same shapes; an orthogonal one has the same directions as a client's frozen one."""
+    is_orthogonal = head == "orthogonal-shared"
+    alone = head_alone(arch, head)
 
-    assert {name: value.shape for name, value in found.state_dict().items()} == {
-        n: v.shape for n, v in like.items()
-    }
-    assert torch.equal(found.weight, like["weight"]) == (head == "orthogonal-shared")
-    assert not server_of("fedgh").head.training  # the server trains it without dropout
-    assert torch.equal(found.weight, head_alone(arch, head).weight)
-    assert head_alone("no_such_package:Net", "trainable").weight.shape == (
-        10,
-        512,
-    )  # which cannot be imported here
+    kind = "orthogonal-frozen" if is_orthogonal else head
+    of_whole_model = build(arch, kind, head_seed=derive_seed(3, "head")).head.state_dict()
+
+    shapes = {name: value.shape for name, value in alone.state_dict().items()}
+    assert shapes == {name: value.shape for name, value in of_whole_model.items()}
+    assert torch.equal(alone.weight, of_whole_model["weight"]) == is_orthogonal
+    assert torch.equal(alone.weight, head_alone(arch, head).weight)
+
+
+def test_a_server_trains_its_head_without_dropout() -> None:
+    assert not server_of("fedgh").head.training
+
+
+def test_a_head_of_a_network_that_cannot_be_imported_here_can_be_built() -> None:
+    assert head_alone("no_such_package:Net", "trainable").weight.shape == (10, 512)
 
 
 @pytest.mark.parametrize("head", [LinearHead(3, 4), HiddenHead(3, 5, 4)])
