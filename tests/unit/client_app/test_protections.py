@@ -289,7 +289,7 @@ def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
 def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(
     empty: bool,
 ) -> None:
-    """Of 20,000 weights, each with its own noise; an empty batch has a sample that counts nothing."""
+    """Of 20,000 weights, each with its own noise; the sample of an empty batch counts nothing."""
     body = nn.Linear(20_000, 1, bias=False)
     nn.init.zeros_(body.weight)
     private = step(SplitModel(body, nn.Identity()), 3.0, samples=50, batch_size=5, dp_clip=0.2)
