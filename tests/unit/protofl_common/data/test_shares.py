@@ -35,6 +35,7 @@ def test_the_first_by_turn_and_lot_by_the_definition(
 
     order = np.lexsort((np.random.default_rng(seed).random(len(turns)), turns))
     taken = limit or len(turns)
+
     assert first.tolist() == sorted(order[:taken])
     assert others.tolist() == sorted(order[taken:])
 
@@ -45,6 +46,7 @@ def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> 
     assert sorted([*train, *test]) == list(range(len(labels)))
     assert len(train) > 0
     assert len(test) > 0
+
     for label in set(labels.tolist()):
         count = np.sum(labels == label)
         kept = np.sum(labels[train] == label)
@@ -72,6 +74,7 @@ def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, 
     available = np.bincount(labels)
     taken = np.bincount(labels[kept], minlength=len(available))
     unfinished = taken[taken < available]
+
     if len(unfinished):
         assert taken.max() <= unfinished.min() + 1
 
@@ -85,6 +88,7 @@ def test_balanced_takes_thirty_of_ten_classes_one_of_which_is_small() -> None:
 def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
     labels = np.repeat([0, 1], [11, 22])
     shares = partitions.dealt_evenly(labels, 3, np.random.default_rng(0))
+
     assert sorted(np.concatenate(shares)) == list(range(33))
     assert [len(share) for share in shares] == [11, 11, 11]
     assert all(np.sum(labels[share] == 0) in (3, 4) for share in shares)
@@ -94,8 +98,10 @@ def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
 def test_what_is_kept_has_the_class_proportions(limit: int) -> None:
     labels = np.repeat([0, 1, 2], [20, 20, 160])
     kept, left = partitions.proportional(labels, limit, np.random.default_rng(1))
+
     assert len(kept) == limit
     assert sorted([*kept, *left]) == list(range(200))
+
     proportions = np.array([0.1, 0.1, 0.8])
     np.testing.assert_allclose(np.bincount(labels[kept]), proportions * limit, atol=1)
 

@@ -23,6 +23,7 @@ def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps: int, width
     long_rows = 3 * nn.functional.normalize(torch.randn(200, width))
     rows = torch.cat([long_rows, half_steps, torch.full((1, width), 1e30)])
     whole = to_steps(rows.double(), steps)
+
     assert torch.equal(whole, whole.round())
     assert float(whole.norm(dim=1).max()) <= steps
     assert float(whole[:-2].norm(dim=1).min()) > steps - math.sqrt(width) - 1
@@ -37,9 +38,11 @@ def test_a_row_that_is_no_number_becomes_zeros() -> None:
 def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> None:
     drawn = whole_noise(deviation, (200_000,), np.random.default_rng(0))
     assert torch.equal(drawn, drawn.round())
+
     within = np.arange(-99, 100) if deviation < 9 else np.zeros(0)
     chances = np.exp(-((within / deviation) ** 2) / 2)
     wanted = deviation if not len(within) else math.sqrt((within**2 @ chances) / chances.sum())
+
     assert float(drawn.std()) == pytest.approx(wanted, rel=0.02)
     assert abs(float(drawn.mean())) < 4 * deviation / math.sqrt(len(drawn))
 
@@ -51,6 +54,7 @@ def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: in
     counts = np.bincount(drawn % patterns, minlength=patterns)
     expected = len(drawn) / patterns
     chi_square = float(((counts - expected) ** 2 / expected).sum())
+
     assert chi_square < patterns - 1 + 5 * math.sqrt(2 * (patterns - 1))
 
 
@@ -92,6 +96,7 @@ def test_the_sums_of_moments_differ_by_one_sample_of_length_one_at_most(head: st
 
     without = weighted_sums(torch.zeros(4))
     torch.manual_seed(4)
+
     for sample in [*torch.randn(50, 4) * 100, torch.full((4,), 0.5 + 2**-12)]:
         assert float((weighted_sums(sample) - without).norm()) <= 1 + 1e-9
 
