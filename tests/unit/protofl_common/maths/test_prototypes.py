@@ -82,7 +82,7 @@ def test_nearest_label_by_hand_among_all_and_among_some() -> None:
 
 
 def test_nearest_label_far_from_the_origin() -> None:
-    """By |z|² + |p|² − 2 z·p, with squares of 10⁸, float32 would leave nothing of a distance of 0.1."""
+    """Of |z|² + |p|² − 2 z·p, with squares of 10⁸, float32 would leave nothing here."""
     known = prototypes([[1e4, 0.0], [1e4 + 0.25, 0.0]], [0, 1])
     features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
 
