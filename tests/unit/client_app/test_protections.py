@@ -31,7 +31,15 @@ from protofl_common.privacy.plan import plan_of
 from protofl_common.privacy.release import rounded_metrics
 from tests.support.given import Patch
 from tests.support.harness import client_of, run_config
-from tests.support.models import privacy, settings, some_data, some_model
+from tests.support.models import (
+    cross_entropy,
+    downhill,
+    linear,
+    privacy,
+    settings,
+    some_data,
+    some_model,
+)
 
 SIMULATED = {"partition-id": 0, "num-partitions": 3}
 SITE = SIMULATED | {"site-name": "north"}
@@ -131,18 +139,6 @@ def test_metrics_tell_of_no_single_sample_under_min_class_samples() -> None:
     assert rounded_metrics(exact, labels_N, 1) == exact
 
 
-def linear() -> SplitModel:
-    """z = w x with w = (0, 0), from two numbers to one."""
-    body = nn.Linear(2, 1, bias=False)
-    nn.init.zeros_(body.weight)
-    return SplitModel(body, nn.Identity())
-
-
-def downhill(batch: Batch) -> LossTerms:
-    """Whose gradient by w is the sample's input."""
-    return {"total-of-features": batch.features.sum() / len(batch.labels)}
-
-
 def step(
     model: SplitModel, noise: float, samples: int, batch_size: int = 10, loss=downhill, **changes
 ) -> PrivateStep:  # type: ignore[no-untyped-def]
@@ -199,7 +195,7 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(
             total += gradient * min(1.0, 0.5 / length)
 
     monkeypatch.setattr("client_app.protections.private_step.NUMBERS_AT_ONCE", at_once)
-    step(model, 1e-9, samples=7, loss=entropy, dp_clip=0.5)(inputs, labels, torch.arange(7))
+    step(model, 1e-9, samples=7, loss=cross_entropy, dp_clip=0.5)(inputs, labels, torch.arange(7))
 
     for before, after, total in zip(start, model.parameters(), sums, strict=True):
         torch.testing.assert_close(before - after, total / 7, atol=1e-6, rtol=ROUNDED)
@@ -208,10 +204,6 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(
 class Recurrent(nn.GRU):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(inputs.transpose(0, 1))[0][-1]
-
-
-def entropy(batch: Batch) -> LossTerms:
-    return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
 
 
 def test_no_sample_shapes_anothers_gradient() -> None:
