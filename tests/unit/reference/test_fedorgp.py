@@ -93,34 +93,34 @@ class PlainServer:
 def test_two_rounds_equal_an_independent_script(
     lambda_: float, gamma: float, tmp_path: Path
 ) -> None:
-    hparams = {
-        "fedorgp__lambda": lambda_,
-        "fedorgp__gamma": gamma,
-        "fedorgp__server_batch_size": SIZE,
-    }
-    hparams |= {"fedorgp__server_epochs": 4, "fedorgp__server_lr": 0.1}
-    more = {
+    """Global prototypes, models and bytes are the script's, with a class that nobody holds."""
+    settings = {
         "partition": "pathological",
         "classes_per_client": 3,
         "liars": 0,
+        "fedorgp__lambda": lambda_,
+        "fedorgp__gamma": gamma,
+        "fedorgp__server_batch_size": SIZE,
+        "fedorgp__server_epochs": 4,
+        "fedorgp__server_lr": 0.1,
         **plain.TINY,
-        **hparams,
     }
-    outcome, clients = plain.side_by_side(tmp_path, FedORGPClient, ARCHS, algo="fedorgp", **more)
+    outcome, clients = plain.side_by_side(
+        tmp_path, FedORGPClient, ARCHS, algo="fedorgp", **settings
+    )
+
     server = PlainServer(clients[0])
     prototypes: Table = {}
     for number in (1, 2):
         prototypes = server.train([client.train(number, prototypes) for client in clients])
 
     plain.assert_prototypes_left(outcome, prototypes)
-    assert len(prototypes) < 10  # a class that nobody holds
-    plain.assert_models_left(
-        tmp_path, {client.name: plain.copied(client.model) for client in clients}
-    )
+    assert len(prototypes) < 10
+    models = {client.name: plain.copied(client.model) for client in clients}
+    plain.assert_models_left(tmp_path, models)
 
-    numbers = {
-        "up": sum(len(set(client.y)) for client in clients),
-        "down": plain.CLIENTS * len(prototypes),
+    vector = 4 * DIM + 8  # bytes of a vector and its label
+    assert outcome.rows[1]["bytes"] == {
+        "up": vector * sum(len(set(client.y)) for client in clients),
+        "down": vector * plain.CLIENTS * len(prototypes),
     }
-
-    assert outcome.rows[1]["bytes"] == {way: many * (4 * DIM + 8) for way, many in numbers.items()}
