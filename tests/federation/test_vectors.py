@@ -91,12 +91,14 @@ def test_the_gaussian_head_of_vectors_is_that_of_the_images(
     settings = {"algo": "gaussian", "gaussian__head": head, **PROTECTIONS[protection]}
     sites.run("images", **settings)
     sites.run("vectors", **settings)
+
     assert_same_models(sites)
 
     predicted = []
     for kind, inputs in (("images", sites.images), ("vectors", sites.vectors)):
         predictor = Predictor(sites.models(kind)[0])
         predicted.append([prediction.label for prediction in predictor.predict(inputs[:60])])
+
     assert predicted[0] == predicted[1]
 
 
@@ -120,6 +122,7 @@ def test_a_site_takes_its_vectors_back(sites: Sites) -> None:
     """What is left are the moments of the images of the two others."""
     run = sites.run("vectors", algo="gaussian", gaussian__revocable=True).folder
     assert main(["forget", str(run), "--site", "east"]) == 0
+
     left = moments_in(run)
     others = sites.run("images", NAMES[1:], algo="gaussian").folder
     for name, value in moments_in(others).items():

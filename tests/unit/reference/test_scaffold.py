@@ -22,24 +22,26 @@ class SCAFFOLDClient(plain.PlainClient):
     def train(
         self, number: int, weights: plain.State, common: Variate
     ) -> tuple[plain.State, Variate]:
-        """y ← y − η (∇F − c_i + c); c_i⁺ = c_i − c + (x − y) / (K η)."""
+        """y ← y − η (∇F − c_i + c); c_i⁺ = c_i − c + (x − y) / (K η).
+
+        Returns y and c_i⁺ − c_i.
+        """
         model = self.model_of("global")
         model.load_state_dict(weights)
-        start, steps = [p.detach().clone() for p in model.parameters()], 0
+        parameters = list(model.parameters())
+        start = [p.detach().clone() for p in parameters]
+        steps = 0
         for batch in self.batches(number):
             loss = plain.cross_entropy(model(self.x[batch]), [self.y[i] for i in batch])
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
-                for p, g, own, c in zip(
-                    model.parameters(), gradients, self.own, common, strict=True
-                ):
+                for p, g, own, c in zip(parameters, gradients, self.own, common, strict=True):
                     p.sub_(self.lr * (g - own + c))
             steps += 1
-        moved = [x - y.detach() for x, y in zip(start, model.parameters(), strict=True)]
-        renewed = [
-            own - c + d / (steps * self.lr)
-            for own, c, d in zip(self.own, common, moved, strict=True)
-        ]
+
+        renewed = []
+        for own, c, x, y in zip(self.own, common, start, parameters, strict=True):
+            renewed.append(own - c + (x - y.detach()) / (steps * self.lr))
         change = [new - old for new, old in zip(renewed, self.own, strict=True)]
         self.own = renewed
         return plain.copied(model), change
@@ -68,4 +70,5 @@ def test_three_rounds_equal_an_independent_script(tmp_path: Path) -> None:
         common = [
             c + sum(of_all) / plain.CLIENTS for c, of_all in zip(common, changes, strict=True)
         ]
+
     plain.assert_close(load_file(outcome.folder / "weights.safetensors"), weights)

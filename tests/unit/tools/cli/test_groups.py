@@ -64,6 +64,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
 
     assert ours["name"] == "fedproto"
     assert local["name"] == "local"
+
     for group, accuracies in ((ours, OURS), (local, LOCAL)):
         percent = [100 * accuracy for accuracy in accuracies]
         interval = stats.t.interval(0.95, 3, sum(percent) / 4, stats.sem(percent))
@@ -71,6 +72,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
         assert group["interval"] == pytest.approx(interval)
     paired = stats.ttest_rel(LOCAL, OURS)
     interval = [100 * end for end in paired.confidence_interval(0.95)]
+
     assert local["difference"]["p"] == pytest.approx(paired.pvalue)
     assert local["difference"]["interval"] == pytest.approx(interval)
     assert local["difference"]["mean"] == pytest.approx(-4.5)
@@ -113,6 +115,7 @@ def test_of_equal_runs_the_latest_counts(equal_runs: tuple[Path, Path], capsys: 
     edit_summary(old, ended=2e9)
     edit_summary(new, ended=1e9)
     (group, *_) = compared(capsys, old, new)
+
     assert group["runs"] == {"1": str(old)}
 
 
@@ -142,6 +145,7 @@ def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
     assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "", "", "", "", ""] in rows
     ours = ["4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", "0.014", ""]
     assert ["fedproto lr=0.1", *ours] in rows
+
     note = "left out, without a partner: 3 of the seeds; one pair: may be chance"
     assert ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–", "–", note] in rows
     costs = ["0", "1.0 kB", "2.0 kB", "61.0", "1.5"]
@@ -256,6 +260,7 @@ def test_the_values_and_the_figure(tmp_path: Path, capsys: Printed) -> None:
     assert local["difference"]["mean"] == pytest.approx(-3.5)
     svg = (figures / "intervals.svg").read_text(encoding="utf-8")
     tag = svg.partition("<svg ")[2].partition(">")[0]
+
     assert 'xmlns="http://www.w3.org/2000/svg"' in tag
     assert "local (n = 2)" in svg
     assert "final head worst-10%, %" in svg
@@ -272,12 +277,14 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     text = latex.read_text(encoding="utf-8")
     lines = [" ".join(line.split()) for line in text.splitlines()]  # without aligned columns
     origin = "Over the clients that have them, of test data unless it says otherwise: final head."
+
     assert lines[0] == f"% {origin}"
     assert lines[4:7] == [
         r"\begin{tabular}{lrrrrrrrl}",
         r"\toprule",
         r"group & n & mean & 95 \% interval & difference & 95 \% interval & p & p (Holm) & \\",
     ]
+
     name = r"local models=my\_net:50\%\&\$x"
     row = rf"{name} & 4 & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & -- & "
     assert row in "\n".join(lines)
