@@ -72,8 +72,8 @@ class Figures:
             if row["kind"] == "round":
                 sizes = max(sizes, row["bytes"]["up"] + row["bytes"]["down"])
             accuracy = row["accuracy"].get(cell.figure.what)
-            if accuracy:
-                after = row["evaluated-after-round"]
+            after = row["evaluated-after-round"]
+            if accuracy and after:
                 weighted[after] = 100 * accuracy["weighted"]
                 mean = 100 * accuracy["mean"]
         if not weighted:

@@ -37,7 +37,7 @@ class DittoClient(plain.PlainClient):
 def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) -> None:
     more = {"lr": 0.02, "ditto__lambda": lambda_, "feature_dim": 16}
     outcome, clients = plain.side_by_side(
-        tmp_path, DittoClient, algo="ditto", **more, **plain.LABEL_SHIFT
+        tmp_path, DittoClient, algo="ditto", **more, **plain.UNEQUAL
     )
     weights = plain.two_rounds(clients, plain.copied(clients[0].model))
     plain.assert_close(plain.weights_left(outcome), weights)

@@ -59,7 +59,7 @@ class FedDBEClient(plain.PlainClient):
 def test_three_rounds_equal_an_independent_script(
     kappa: float, mu: float, momentum: float, tmp_path: Path
 ) -> None:
-    more = {"rounds": 3, "feature_dim": 16, "momentum": momentum, **plain.LABEL_SHIFT}
+    more = {"rounds": 3, "feature_dim": 16, "momentum": momentum, **plain.UNEQUAL}
     more |= {"feddbe__kappa": kappa, "feddbe__momentum": mu}
     outcome, clients = plain.side_by_side(tmp_path, FedDBEClient, algo="feddbe", **more)
     weights = plain.copied(clients[0].model_of("global"))

@@ -70,7 +70,7 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
         "train_samples": 25,
         "lr": 0.02,
         "liars": 0,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
         **hparams,
     }
     outcome, clients = plain.side_by_side(tmp_path, FedGHClient, ARCHS, algo="fedgh", **more)

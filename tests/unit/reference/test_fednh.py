@@ -81,7 +81,7 @@ def test_two_rounds_equal_an_independent_script(
 ) -> None:
     more = {"feature_dim": 16, "fednh__smoothing": rho, "fednh__scale": scale, "merging": merging}
     outcome, clients = plain.side_by_side(
-        tmp_path, FedNHClient, algo="fednh", **more, **plain.LABEL_SHIFT
+        tmp_path, FedNHClient, algo="fednh", **more, **plain.UNEQUAL
     )
     sizes = [len(one.y) for one in clients]
     weights = plain.copied(clients[0].net)

@@ -89,7 +89,7 @@ class Server:
 @pytest.mark.parametrize(("transform", "size"), [(True, 10), (False, 0)])
 def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_path: Path) -> None:
     other = {} if transform else {"fedtgp__transform": False, "fedtgp__server_batch_size": size}
-    more = {"feature_dim": DIM, "fedtgp__server_epochs": EPOCHS, **other, **plain.LABEL_SHIFT}
+    more = {"feature_dim": DIM, "fedtgp__server_epochs": EPOCHS, **other, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, Client, "htcnn-1", algo="fedtgp", **more)
     server, prototypes = Server(clients[0].seed, transform, size), Table()
     for number in (1, 2):

@@ -95,7 +95,7 @@ def test_two_rounds_equal_an_independent_script(
         "feature_dim": 16,
         "lr": 0.003,
         "train_samples": 20,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
         "partition": partition,
         **hparams,
     }

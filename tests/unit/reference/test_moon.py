@@ -56,7 +56,7 @@ class MOONClient(plain.PlainClient):
 def test_three_rounds_equal_an_independent_script(mu: float, tau: float, tmp_path: Path) -> None:
     more = {"moon__mu": mu, "moon__temperature": tau, "rounds": 3, "feature_dim": 16}
     outcome, clients = plain.side_by_side(
-        tmp_path, MOONClient, algo="moon", **more, **plain.LABEL_SHIFT
+        tmp_path, MOONClient, algo="moon", **more, **plain.UNEQUAL
     )
     weights = plain.copied(clients[0].model_of("global"))
     sizes = [len(client.y) for client in clients]

@@ -45,9 +45,9 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
         "pfedme__eta": 0.03,
         "pfedme__beta": beta,
     }
-    more |= {"feature_dim": 16, "train_samples": 25, "pfedme__personal_steps": steps}
+    more |= {"feature_dim": 16, "pfedme__personal_steps": steps}
     outcome, clients = plain.side_by_side(
-        tmp_path, PFedMeClient, algo="pfedme", **more, **plain.LABEL_SHIFT
+        tmp_path, PFedMeClient, algo="pfedme", **more, **plain.UNEQUAL
     )
     weights = plain.copied(clients[0].theta)
     for number in (1, 2):

@@ -87,6 +87,15 @@ def test_means_of_two_groups_by_hand(method: str, clusters: int) -> None:
     )
 
 
+def test_kmeans_makes_as_many_clusters_as_finchs_coarsest_partition() -> None:
+    rows = rows_of("blobs")
+    partitions = finch_partitions(rows)
+    assert len(partitions) > 1
+    means, counts = cluster(torch.from_numpy(rows), "kmeans")
+    assert len(means) == partitions[-1].max() + 1 < partitions[0].max() + 1
+    assert counts.sum() == len(rows)
+
+
 def test_average_is_one_mean_and_kmeans_never_asks_for_more_clusters_than_vectors() -> None:
     torch.testing.assert_close(
         cluster(two_groups(), "average")[0], two_groups().mean(0, keepdim=True)
