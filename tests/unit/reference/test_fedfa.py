@@ -87,7 +87,7 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
         "fedfa__probability": probability,
     }  # else spreads are near EPS
     outcome, clients = plain.side_by_side(
-        tmp_path, FedFAClient, "cnn4", algo="fedfa", **more, **plain.UNEQUAL
+        tmp_path, FedFAClient, "cnn4", algo="fedfa", **more, **plain.UNEQUAL | {"total_samples": 90}
     )
     weights = plain.copied(clients[0].model_of("global"))
     gamma = {
