@@ -47,7 +47,7 @@ class Task(ABC):
 
     @abstractmethod
     def strata(self, labels: Labels) -> Labels:
-        """Return a number of each sample [N]; a division gives out samples of one number alike."""
+        """Return a stratum for each sample, whole numbers [N]; data are divided by these."""
 
     # -- learning ----------------------------------------------------------------------------------
     @abstractmethod
@@ -64,7 +64,7 @@ class Task(ABC):
 
     @abstractmethod
     def labels_of(self, classes_P: "Tensor") -> "Tensor":
-        """Return what is known of the label of samples that belong to these classes."""
+        """Return the label of a sample that belongs to this class, for each of ``classes_P``."""
 
     def classes_of(self, labels: "Tensor") -> "Tensor":
         """Return the classes of all samples [M], in the order of the samples."""
@@ -103,9 +103,9 @@ class Task(ABC):
     # -- metrics -----------------------------------------------------------------------------------
     @abstractmethod
     def figures(self, names: Iterable[str], scores_NO: Scores, labels: Labels) -> dict[str, float]:
-        """Compute the metrics of these names, without those that are not finite.
+        """Compute the metrics of these names; those that are NaN or infinite are left out.
 
-        SettingsError where a user's own one fails.
+        SettingsError if a function of the user's fails.
         """
 
     @abstractmethod

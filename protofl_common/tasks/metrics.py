@@ -25,7 +25,7 @@ Metric = Callable[[Scores, Labels], float]
 
 
 def recalls(scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """Return the recall of each class that occurs, a figure for each."""
+    """Return the recall of each class that occurs in ``labels_N``: ``recall/3`` of class 3."""
     hits_N = scores_NC.argmax(1) == labels_N
     return {
         f"{RECALL}/{label}": float(hits_N[labels_N == label].mean())
@@ -46,11 +46,11 @@ def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 def auc(scores_NC: Scores, labels_N: Labels) -> float:
-    """Return the mean area under the ROC curve of each class that occurs, by its softmax share.
+    """Return the mean, over the classes that occur, of the area under the ROC curve.
 
-    NaN where only one class occurs. Samples are ranked by the log odds of a class against all
-    others, which unlike the share itself are never rounded to 0 or 1: score − log Σ exp(other
-    scores).
+    For each class samples are ranked by its log odds against all others: score − log Σ exp(other
+    scores). That is the order of its softmax probabilities, which may be rounded to 0 or 1. NaN if
+    only one class occurs.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -70,7 +70,7 @@ RECALL = "recall"  # names not one figure but one of each class that occurs: `re
 
 
 def metric_names(text: str) -> tuple[str, ...]:
-    """Read the setting ``metrics``; SettingsError for what names neither ours nor a function."""
+    """Read the setting ``metrics``; SettingsError for a name that is no metric, nor a function."""
     names = names_in(text)
     legal = [*METRICS, RECALL]
     for name in names:
@@ -94,9 +94,9 @@ def declared_metrics(names: Iterable[str], num_classes: int) -> set[str]:
 
 
 def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """Compute these metrics, without those that are not finite; {} without samples.
+    """Compute these metrics; those that are NaN or infinite are left out, {} without samples.
 
-    SettingsError where a user's own one fails.
+    SettingsError if a function of the user's fails.
     """
     if not len(labels_N):
         return {}
@@ -107,12 +107,16 @@ def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) 
         elif name in METRICS:
             figures[name] = METRICS[name](scores_NC, labels_N)
         else:
-            figures[name] = _own(name, scores_NC, labels_N)
+            figures[name] = _users_metric(name, scores_NC, labels_N)
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
-def _own(name: str, scores_NC: Scores, labels_N: Labels) -> float:
-    """Call a user's function. Its error may quote samples, so its text stays in this log."""
+def _users_metric(name: str, scores_NC: Scores, labels_N: Labels) -> float:
+    """Call the user's function ``name``, ``module:function``.
+
+    The text of an error may quote samples, so it goes to the client's log; SettingsError, which the
+    server gets, has its type alone.
+    """
     metric: Metric = load(name, "metrics")
     try:
         return float(metric(scores_NC, labels_N))

@@ -30,7 +30,7 @@ from protofl_common.basics.text import first_of, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.config.datasets import PARTITIONS, is_own
 from protofl_common.config.options import Scalar, SettingsError
-from protofl_common.data.division import client_and_number, shares_of
+from protofl_common.data.division import number_in_division, shares_of
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
@@ -261,7 +261,7 @@ def _own_data(data: StoredData, settings: Settings, clients: int) -> Found:
     yield FACT, f"{samples}, of {classes}{domains}", ""
 
     # asked for client 0, which every division has
-    _, num_shares = client_and_number(settings.data, 0, clients)
+    _, num_shares = number_in_division(settings.data, 0, clients)
     shares = shares_of(data, settings.data, settings.run.seed, num_shares)
     train = np.unique(np.concatenate([share.train for share in shares]))
     test = np.unique(np.concatenate([share.test for share in shares]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protofl_common.basics.files import write_text
-from protofl_common.basics.text import in_order, numbered, printable
+from protofl_common.basics.text import in_order, printable, with_run_id
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, module_of
 from protofl_common.config.sections import keys_that_change
@@ -121,7 +121,7 @@ def _run(named: Path) -> Path:
     In a site's state-dir also by the run's name alone, where one Flower run has had it.
     """
     runs = {path.name: path for path in named.parent.glob("*") if (path / "clients").is_dir()}
-    of_this_name = [runs[name] for name in numbered(named.name, runs)]
+    of_this_name = [runs[name] for name in with_run_id(named.name, runs)]
     if named.is_dir() or not of_this_name:
         return run_named(str(named))
     if len(of_this_name) > 1:

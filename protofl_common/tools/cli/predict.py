@@ -40,7 +40,7 @@ from rich.progress import track
 from protofl_common.basics.files import replacing
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.data.division import client_and_number, shares_of
+from protofl_common.data.division import number_in_division, shares_of
 from protofl_common.data.images import counts_of, image_files, read_image
 from protofl_common.data.objects import inputs_for
 from protofl_common.data.raw import DataError, Inputs
@@ -340,7 +340,7 @@ def _test_rows(
             f"{card.site}: no simulated client; its data are on a machine of its own"
         )
     # its place among the shares, and how many there are: 0 of 1 where no client shares its data
-    client, sharing = client_and_number(settings.data, int(number), clients)
+    client, sharing = number_in_division(settings.data, int(number), clients)
     rows_N = shares_of(data, settings.data, settings.run.seed, sharing)[client].test
     if len(rows_N) != card.test_samples:
         wanted = f"not {card.test_samples} as in the run; the data changed"

@@ -197,7 +197,7 @@ def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str
         figures += ", and losses" if least == 1 else f", rounded to multiples of {least}"
     if privacy.sums_only:
         figures += ", in the sum alone"
-        if not settings.hides_samples:
+        if not settings.hides_sample_counts:
             figures += "; its number of training samples, exact"
     yield f"           {figures}"
     yield f"           metrics: {printable(settings.run.metrics) or 'accuracy alone'}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protofl_common.basics.files import remove
-from protofl_common.basics.text import in_order, numbered
+from protofl_common.basics.text import in_order, with_run_id
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import PER_UNIT
 from protofl_common.experiment.node import DELTA, required_dp, site_name
@@ -158,7 +158,7 @@ def _whole_name(name: str, stored: Mapping[str, Stored]) -> str:
     """Complete the name of a run by the number of its Flower run, if only one is kept."""
     if name in stored:
         return name
-    folders = numbered(name, stored)
+    folders = with_run_id(name, stored)
     return folders[0] if len(folders) == 1 else name
 
 
