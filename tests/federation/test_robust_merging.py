@@ -145,6 +145,16 @@ def test_who_is_the_farthest_depends_on_all_classes_of_a_client() -> None:
     assert left_of(sets, A_FIFTH) == [2, 2, 2, 2, 0]
 
 
+def test_who_has_more_classes_is_no_farther_for_it() -> None:
+    """Four are a little off in four classes each; the fifth lies in the one class that it has."""
+    sets = []
+    for offset in (0.0, 0.1, 0.2, -0.1):
+        sets.append(Prototypes(torch.full((4, 1), offset), torch.arange(4)))
+    sets.append(Prototypes(torch.tensor([[1.0]]), torch.tensor([0])))
+
+    assert left_of(sets, A_FIFTH)[4] == 0
+
+
 def test_a_median_leaves_more_out_than_a_trimmed_mean() -> None:
     values = [0.0, 1.0, 2.0, 3.0, 9.0]
     sets = [Prototypes(torch.tensor([[value]]), torch.tensor([0])) for value in values]

@@ -36,7 +36,7 @@ class DittoClient(plain.PlainClient):
 @pytest.mark.parametrize("lambda_", [0.5, 4.0])
 def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) -> None:
     """The global weights are FedAvg's, the models left the personal ones; only w travels."""
-    settings = {"lr": 0.02, "ditto__lambda": lambda_, "feature_dim": 16, **plain.LABEL_SHIFT}
+    settings = {"lr": 0.02, "ditto__lambda": lambda_, "feature_dim": 16, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, DittoClient, algo="ditto", **settings)
 
     weights = plain.two_rounds(clients, plain.copied(clients[0].model))

@@ -25,7 +25,7 @@ def normalising(model: torch.nn.Module) -> set[str]:
 
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
-    more = {"feature_dim": 16, **plain.LABEL_SHIFT}
+    more = {"feature_dim": 16, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, ARCH, algo="fedbn", **more)
     first = clients[0].model_of("global")
     own = normalising(first)

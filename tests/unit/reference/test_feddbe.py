@@ -66,7 +66,7 @@ def test_three_rounds_equal_an_independent_script(
         "momentum": momentum,
         "feddbe__kappa": kappa,
         "feddbe__momentum": mu,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
     }
     outcome, clients = plain.side_by_side(tmp_path, FedDBEClient, algo="feddbe", **settings)
 

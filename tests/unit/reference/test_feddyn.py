@@ -46,7 +46,7 @@ def test_three_rounds_equal_an_independent_script(
         "momentum": momentum,
         "feature_dim": 16,
         "feddyn__alpha": alpha,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
     }
     outcome, clients = plain.side_by_side(tmp_path, FedDynClient, algo="feddyn", **settings)
 

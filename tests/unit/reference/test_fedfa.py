@@ -94,7 +94,8 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
         "feature_dim": 16,
         "image_size": 0,  # else spreads are near EPS
         "fedfa__probability": probability,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
+        "total_samples": 90,
     }
     outcome, clients = plain.side_by_side(tmp_path, FedFAClient, "cnn4", algo="fedfa", **settings)
 

@@ -165,7 +165,9 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
         "lr": 0.02,
         "total_samples": 150,
         "liars": 0,
-        **plain.LABEL_SHIFT,
+        "partition": "label-shift",
+        "alpha": 0.5,
+        "test_samples": 20,
     }
     outcome, clients = plain.side_by_side(tmp_path, FedGenClient, ARCHS, algo="fedgen", **settings)
     down: dict[int, list[Any]] = {1: [], 2: []}

@@ -71,7 +71,7 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
         "fedgh__server_epochs": epochs,
         "fedgh__server_batch_size": size,
         "fedgh__server_lr": 0.1,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
     }
     outcome, clients = plain.side_by_side(tmp_path, FedGHClient, ARCHS, algo="fedgh", **settings)
 

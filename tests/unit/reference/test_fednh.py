@@ -89,7 +89,7 @@ def test_two_rounds_equal_an_independent_script(
         "fednh__smoothing": rho,
         "fednh__scale": scale,
         "merging": merging,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
     }
     outcome, clients = plain.side_by_side(tmp_path, FedNHClient, algo="fednh", **settings)
     first_message, _ = outcome.exchanged(number=1)[0]

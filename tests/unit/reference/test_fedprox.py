@@ -34,7 +34,7 @@ class FedProxClient(plain.PlainClient):
 @pytest.mark.parametrize("mu", [0.1, 5.0])
 def test_two_rounds_equal_an_independent_script(mu: float, tmp_path: Path) -> None:
     """The global weights are the script's, and each client reports its mean proximal term."""
-    settings = {"fedprox__mu": mu, "feature_dim": 16, **plain.LABEL_SHIFT}
+    settings = {"fedprox__mu": mu, "feature_dim": 16, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, FedProxClient, algo="fedprox", **settings)
 
     weights = plain.two_rounds(clients, plain.copied(clients[0].model_of("global")))

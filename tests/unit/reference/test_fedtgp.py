@@ -104,7 +104,7 @@ def adaptive_margin(pairs: list[tuple[int, torch.Tensor]]) -> float:
 @pytest.mark.parametrize(("transform", "size"), [(True, 10), (False, 0)])
 def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_path: Path) -> None:
     """Global prototypes and models are the script's, also without F and in one batch."""
-    settings = {"feature_dim": DIM, "fedtgp__server_epochs": EPOCHS, **plain.LABEL_SHIFT}
+    settings = {"feature_dim": DIM, "fedtgp__server_epochs": EPOCHS, **plain.UNEQUAL}
     if not transform:  # else both are the defaults
         settings |= {"fedtgp__transform": False, "fedtgp__server_batch_size": size}
     outcome, clients = plain.side_by_side(tmp_path, Client, "htcnn-1", algo="fedtgp", **settings)

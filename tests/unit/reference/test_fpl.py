@@ -102,7 +102,7 @@ def test_two_rounds_equal_an_independent_script(
         "fpl__lambda": 2.0,
         "fpl__temperature": tau,
         "fpl__consistency": consistency,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
         "partition": partition,
     }
     outcome, clients = plain.side_by_side(

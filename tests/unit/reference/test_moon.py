@@ -63,7 +63,7 @@ def test_three_rounds_equal_an_independent_script(mu: float, tau: float, tmp_pat
         "moon__temperature": tau,
         "rounds": 3,
         "feature_dim": 16,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
     }
     outcome, clients = plain.side_by_side(tmp_path, MOONClient, algo="moon", **settings)
 

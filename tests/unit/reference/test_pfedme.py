@@ -52,7 +52,7 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
         "pfedme__personal_steps": steps,
     }
     outcome, clients = plain.side_by_side(
-        tmp_path, PFedMeClient, algo="pfedme", **settings, **plain.LABEL_SHIFT
+        tmp_path, PFedMeClient, algo="pfedme", **settings, **plain.UNEQUAL
     )
 
     weights = plain.copied(clients[0].theta)

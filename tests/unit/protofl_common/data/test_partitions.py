@@ -10,7 +10,14 @@ import pytest
 from protofl_common.config.datasets import PARTITIONS
 from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.division import Division
-from protofl_common.data.partitions import DIVIDE, Pool, _filled_up, balanced_dirichlet, dirichlet
+from protofl_common.data.partitions import (
+    DIVIDE,
+    Pool,
+    _filled_up,
+    balanced_dirichlet,
+    dirichlet,
+    pathological_in_order,
+)
 from protofl_common.data.store import open_data
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
@@ -328,6 +335,27 @@ def test_balanced_shares_are_pfllibs(
     wanted = pfllib(pool.labels, clients, alpha, least, np.random.default_rng(3))
 
     assert [sorted(pool.labels[share]) for share in found] == wanted
+
+
+def test_neighbours_share_classes_as_pfllib_deals_them(data_settings: MakeSettings) -> None:
+    """By its rule: of 7,000 a class, four clients take 175 to 1,749 each, the fourth the rest."""
+    pool = made_up(70_000, 10)
+    settings = data_settings(partition="pathological-in-order", classes_per_client=2)
+
+    shares = pathological_in_order(pool, settings, 20, np.random.default_rng(3))
+
+    assert sorted(np.concatenate(shares).tolist()) == list(range(70_000))
+    class_sizes = np.bincount(pool.labels)
+    for client, share in enumerate(shares):
+        pair = client // 4 * 2
+        sizes = np.bincount(pool.labels[share], minlength=10)
+        assert set(np.flatnonzero(sizes)) == {pair, pair + 1}
+        for label in (pair, pair + 1):
+            equal = class_sizes[label] // 4
+            if client % 4 < 3:
+                assert equal // 10 <= sizes[label] < equal
+            else:
+                assert sizes[label] > equal
 
 
 @pytest.mark.parametrize(("partition", "least"), [("dirichlet", 10), ("balanced-dirichlet", 30)])

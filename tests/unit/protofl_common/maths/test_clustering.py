@@ -103,6 +103,15 @@ def test_means_of_two_groups_by_hand(method: str, clusters: int) -> None:
     torch.testing.assert_close(in_order, wanted)
 
 
+def test_kmeans_makes_as_many_clusters_as_finchs_coarsest_partition() -> None:
+    rows = rows_of("blobs")
+    partitions = finch_partitions(rows)
+    assert len(partitions) > 1
+    means, counts = cluster(torch.from_numpy(rows), "kmeans")
+    assert len(means) == partitions[-1].max() + 1 < partitions[0].max() + 1
+    assert counts.sum() == len(rows)
+
+
 def test_average_is_one_mean() -> None:
     means, _ = cluster(two_groups(), "average")
     torch.testing.assert_close(means, two_groups().mean(0, keepdim=True))

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from protofl_common.maths.aggregation import MEAN, fuse_by_similarity, merge_by_class
-from protofl_common.maths.prototypes import Prototypes, by_class, chosen, class_means, distances
+from protofl_common.maths.prototypes import (
+    Prototypes,
+    by_class,
+    chosen,
+    class_means,
+    distances,
+    margins,
+)
 
 
 def prototypes(
@@ -53,6 +60,13 @@ def test_a_class_nobody_sent_keeps_its_prototype() -> None:
 
     assert merged.labels.tolist() == [0, 3]
     assert merged.means.tolist() == [[9.0], [2.0]]
+
+
+def test_a_classs_own_prototypes_do_not_make_its_margin() -> None:
+    several = prototypes([[0.0, 0.0], [1.0, 0.0], [0.0, 5.0]], [2, 2, 0])
+    torch.testing.assert_close(
+        margins(several, 3), torch.tensor([5.0, torch.nan, 5.0]).double(), equal_nan=True
+    )
 
 
 def test_table_by_class_marks_what_is_held() -> None:

@@ -401,18 +401,18 @@ def means_of(*reports: tuple[Report, int]) -> Any:
 
 
 def test_figures_are_means_over_all_samples() -> None:
-    same: dict[str, Any] = {"losses": {"total": 0.25}, "metrics": {"head/auc": 0.5}}
     validated = {"validation_samples": 4, "validation": {"head": 0.75, "head/auc": 0.5}}
-    first = Report(4, 0, 10, {"head": 7}, seconds={"train": 1.5}, **same, **validated)
-    second = Report(4, 0, 30, {"head": 9}, **same)
+    figures: dict[str, Any] = {"losses": {"total": 0.25}, "metrics": {"head/auc": 0.5}}
+    first = Report(4, 0, 10, {"head": 7}, seconds={"train": 1.5}, **figures, **validated)
+    second = Report(4, 0, 30, {"head": 9}, losses={"total": 0.75}, metrics={"head/auc": 0.75})
     without = Report(4, 0, 0)
 
     means = means_of((first, 30), (second, 10), (without, 5))
 
     assert means["correct"] == {"head": 16 / 40}
     assert means["validation"] == {"head": 0.75, "head/auc": 0.5}
-    assert means["metrics"] == {"head/auc": 0.5}
-    assert means["losses"] == {"total": 0.25}
+    assert means["metrics"] == {"head/auc": (10 * 0.5 + 30 * 0.75) / 40}
+    assert means["losses"] == {"total": (30 * 0.25 + 10 * 0.75) / 40}
     assert summing.without_figures(first) == Report(4, 0, 0, seconds={"train": 1.5})
 
 

@@ -88,6 +88,15 @@ def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() ->
     assert best_text(of_an_older_run) == "90.00 @2 (chosen on test data)"
 
 
+def test_where_some_may_lie_a_round_of_few_sites_is_never_the_best() -> None:
+    rows = [evaluated(0, 0.5), evaluated(1, 0.9), evaluated(2, 0.6)]
+    for row in rows:
+        row["liars"] = 1
+    rows[0]["accuracy"]["head"]["trimmed"] = 0.7
+    rows[2]["accuracy"]["head"]["trimmed"] = 0.6
+    assert best_of(rows, "head") == {"mean": 0.5, "after-round": 0, "chosen-on": "test"}
+
+
 def result(algo: str, **clients: float) -> Any:
     return {
         "settings": {"algo": algo},

@@ -219,6 +219,18 @@ def test_unpaired_runs_are_said(
     assert local["note"] == note
 
 
+def test_runs_of_other_numbers_of_clients_are_not_paired(tmp_path: Path, capsys: Printed) -> None:
+    ours = write(tmp_path, "fedproto", OURS)
+    others = write(tmp_path, "local", LOCAL)
+    for run in others:
+        clients = json.loads((run / SUMMARY).read_text())["clients"]
+        edit_summary(run, clients=clients | {"1": clients["0"]})
+
+    _, local = compared(capsys, *ours, *others)
+
+    assert local["note"] == OTHER_DATA
+
+
 def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
     tmp_path: Path, capsys: Printed
 ) -> None:

@@ -839,7 +839,7 @@ def test_a_wrong_figure_is_named(parts: dict[str, Any], expected: str) -> None:
     ({"when": "best", "what": "validation/head"}, 90.0),
     ({"what": "validation/head"}, 60.0),
     ({}, 60.0),
-    ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 20 + 50 * 30) / 60),
+    ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 5 + 50 * 3) / 18),
 ])  # fmt: skip
 def test_the_best_round_follows_validation_data(
     parts: dict[str, Any], value: float, folder: Path
