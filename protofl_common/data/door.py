@@ -307,11 +307,14 @@ def warn_of_rounding(
 
     ``exact`` are the numbers as they were given, ``rounded`` the same as float32.
     """
-    finite = exact[np.isfinite(exact)]
+    is_finite = np.isfinite(exact)
+    finite = exact[is_finite]
     if not finite.size:
         return
-    change = np.nan_to_num(np.abs(exact - rounded))
-    spread = np.ptp(finite)
+    change = np.zeros(exact.shape)
+    np.subtract(exact, rounded, out=change, where=is_finite)
+    np.abs(change, out=change)
+    spread = finite.max() - finite.min()
     if spread == 0 or change.max() <= MOST_ROUNDED * spread:
         return
     worst = np.unravel_index(int(change.argmax()), change.shape)

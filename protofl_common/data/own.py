@@ -224,8 +224,9 @@ def _renames(values: Sequence[Any], labels: list[str]) -> bool:
     num_labels = len(set(labels))
     if num_labels == 1 or num_labels == len(labels):
         return False
-    if len(set(values[:10_000])) > num_labels:  # the first rows rule most columns out
-        return False
+    for first_rows in (2 * num_labels, 10_000):  # these rule most columns out
+        if len(set(values[:first_rows])) > num_labels:
+            return False
     if len(set(values)) != num_labels:
         return False
     return len(set(zip(values, labels, strict=True))) == num_labels
