@@ -124,14 +124,15 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
             arrow_csv.ConvertOptions(column_types=numbered, strings_can_be_null=False),
         )
         what = f"× {BLOCK_BYTES // 2**20} MB read of {file}"
-        table = pyarrow.Table.from_batches(list(with_progress(reader, what)))
+        table = pyarrow.Table.from_batches(with_progress(reader, what), reader.schema)
     except (OSError, UnicodeDecodeError, csv.Error, StopIteration, pyarrow.ArrowException):
         return None
 
     lines = range(lines_before + 1, last_line + 1)
-    columns: list[Sequence[str]] = [ArrowTexts(column) for column in table.columns]
-    if len(lines) != table.num_rows or _may_be_refused(names, columns):
+    has_empty_lines = len(lines) != table.num_rows
+    if not lines or has_empty_lines or _may_be_refused(names, table):
         return None
+    columns: list[Sequence[str]] = [ArrowTexts(column) for column in table.columns]
     if separator != ",":
         columns = [_with_points(column) for column in columns]
     return CsvContent(names, lines, columns, last_line)
@@ -154,30 +155,21 @@ def _plain_lines(file: Path, separator: str) -> int:
             if not chunk:
                 return lines
             lines += chunk.count(b"\n") + (not chunk.endswith(b"\n"))
-            other_ends = chunk.count(b"\r") - chunk.count(b"\r\n")
+            has_other_signs = b"\0" in chunk or chunk.count(b"\r") > chunk.count(b"\r\n")
             quotes = chunk.count(b'"')
-            if (
-                b"\0" in chunk
-                or other_ends
-                or (quotes and quotes != 2 * len(in_quotes.findall(chunk)))
-            ):
+            if has_other_signs or (quotes and quotes > 2 * len(in_quotes.findall(chunk))):
                 return 0
 
 
-def _may_be_refused(names: list[str], columns: Sequence[ArrowTexts]) -> bool:
+def _may_be_refused(names: list[str], table: Any) -> bool:
     """True if a row may be that of the names again, or a value too long for Python's reader."""
     from pyarrow import compute  # not for every command
 
-    if "label" in names:
-        labels = columns[names.index("label")].texts
-        if compute.any(compute.match_substring(labels, "label")).as_py():
+    longest = csv.field_size_limit()
+    for name, texts in zip(names, table.columns, strict=True):
+        if name == "label" and compute.any(compute.match_substring(texts, name)).as_py():
             return True
-    for column in columns:
-        may_be_long = column.texts.nbytes > csv.field_size_limit()
-        if (
-            may_be_long
-            and compute.max(compute.binary_length(column.texts)).as_py() > csv.field_size_limit()
-        ):
+        if texts.nbytes > longest and compute.max(compute.binary_length(texts)).as_py() > longest:
             return True
     return False
 

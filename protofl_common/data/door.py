@@ -234,7 +234,11 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
         return array
 
     texts = []
+    seen: set[str] = set()  # texts that are names already
     for row, text in enumerate(array.tolist()):
+        if isinstance(text, str) and text in seen:
+            texts.append(text)
+            continue
         if isinstance(text, bytes):
             try:
                 text = text.decode()
@@ -245,6 +249,7 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
             wanted = f"a name has no line break, and at most {LONGEST_NAME} characters"
             shown = f"{place(row)} has '{printable(text, 40)}'"
             raise DataError(f'{what}: {shown}: {wanted}; is a quote (") without its pair?')
+        seen.add(text)
         texts.append(text)
     return np.array(texts, dtype=np.str_)
 
@@ -370,7 +375,8 @@ def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place
     marks = NO_LABELS if key == "labels" else GAPS
     is_missing = column != column  # NaN
     if column.dtype.kind == "U":
-        is_missing = np.isin(np.char.lower(column), list(marks))
+        texts = [text for text in {*column.tolist()} if text.lower() in marks]
+        is_missing = np.isin(column, texts)
     missing = np.flatnonzero(is_missing)
     if not len(missing):
         return

@@ -346,7 +346,10 @@ def _read(
 
         is_wrong = np.asarray(~np.isfinite(part).all(axis=1))
         if is_wrong.any():
-            is_missing = np.array([_is_gap(value) for value in column.values])
+            column = column._replace(values=list(column.values))
+            is_missing = is_wrong.copy()  # a category may be called as a gap is: "none"
+            for row in np.flatnonzero(is_wrong).tolist():
+                is_missing[row] = _is_gap(column.values[row])
             part[is_missing] = 0.0 if categories else np.nan
             problems += _problems(column, is_wrong, is_missing, place, gaps)
         if not problems:
@@ -404,9 +407,16 @@ def _one_hot(column: _Column) -> Floats:
     A value that is none of the categories has NaN in all of them.
     """
     categories = [_category(category) for category in column.categories]
-    rows = dict(zip(categories, np.eye(len(categories), dtype=np.float32), strict=True))
-    unknown = np.full(len(categories), np.nan, dtype=np.float32)
-    return np.stack([rows.get(_category(value), unknown) for value in column.values])
+    unknown = len(categories)
+    features = np.eye(unknown + 1, unknown, dtype=np.float32)
+    features[unknown] = np.nan
+    index: dict[str, int] = {}  # text of a value -> its row of ``features``
+    for value in column.values:
+        text = str(value)
+        if text not in index:
+            category = _category(value)
+            index[text] = categories.index(category) if category in categories else unknown
+    return features[[index[str(value)] for value in column.values]]
 
 
 def _category(value: Any) -> str | float:
