@@ -33,6 +33,7 @@ from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.data.division import number_in_division, shares_of
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
+from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.flower import TRIED_ON
 from protofl_common.tools.arguments import (
@@ -78,7 +79,7 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.clients < 1:
         raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
     arguments.chosen = read_assignments(arguments.settings)
-    arguments.settings = recipe.settings | arguments.chosen
+    arguments.settings = with_hparams(recipe.settings | arguments.chosen)
 
     findings: list[Finding] = []
     for check in CHECKS:
