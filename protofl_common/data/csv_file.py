@@ -195,8 +195,8 @@ def _by_python(file: Path, header: list[str] | None) -> CsvContent:
                     names = [with_composed_letters(name) for name in values]
                     continue
                 if len(values) != len(names):
-                    columns = f"there are {len(names)} columns"
-                    raise DataError(f"{file}, line {first}: {len(values)} values; {columns}")
+                    wanted = f"there are {len(names)} columns"
+                    raise DataError(f"{file}, line {first}: {len(values)} values; {wanted}")
                 if values == names and "label" in names:  # texts may have no row of names
                     again = "is the row of names again; take it out"
                     raise DataError(f"{file}, line {first}: {again}")

@@ -146,7 +146,8 @@ def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
     try:
         table = parquet.read_table(file)
     except (OSError, ArrowException) as error:
-        raise DataError(f"{file} cannot be read as Parquet ({error})") from error
+        reason = printable(str(error))
+        raise DataError(f"{file} cannot be read as Parquet ({reason})") from error
     return _columns_in(table)
 
 
