@@ -30,6 +30,7 @@ from protofl_common.data.objects import TAKEN, as_arrays, is_frame
 from protofl_common.data.raw import DataError
 from protofl_common.data.store import cached, data_key, open_data
 from protofl_common.data.table import arrow_of
+from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, default_run_config, with_halves
 from protofl_common.report import paper as figures
@@ -225,7 +226,7 @@ def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]
         if isinstance(value, np.generic):
             chosen[key] = value.item()
     data_settings = _settings_of_data(data, str(chosen.get("cache-dir", "")))
-    return {**default_run_config(), "report": False, **data_settings, **chosen}
+    return with_hparams({**default_run_config(), "report": False, **data_settings, **chosen})
 
 
 def _settings_of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:

@@ -23,9 +23,10 @@ from safetensors.torch import load_file
 from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.learning.training import Batch, Step
 from protofl_common.algorithms.base import Algorithm, Hparams
+from protofl_common.basics.code_version import version_of
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option
-from protofl_common.config.python_names import allow
+from protofl_common.config.python_names import allow, load
 from protofl_common.data.door import KEYS
 from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.catalog import CATALOG
@@ -34,6 +35,9 @@ from protofl_common.experiment.settings import check_settings_act, known_keys
 from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
+from protofl_common.tools.tables.plan import Runs, plan
+from protofl_common.tools.tables.search import Search, check_search
+from protofl_common.tools.tables.spec import read_table
 from protofl_common.wire.schema import Counts, Entry, Exchange, Update, Vectors, VectorSets, Weights
 from server_app.network.membership import FederationError
 from server_app.run.replies import Upload
@@ -323,9 +327,53 @@ def test_hparams_need_their_decorator() -> None:
 
 
 def test_a_setting_of_another_algorithm_says_where_those_of_a_package_stand() -> None:
-    no_effect = r"no effect on my-moon, which reads mu in hparams, temperature in hparams$"
+    no_effect = r"no effect on my-moon, which reads my-moon\.mu, my-moon\.temperature$"
     with pytest.raises(SettingsError, match=no_effect):
         check_settings_act({"fedprox.mu": 2.0}, settings_of({"algo": "my-moon"}))
+
+
+def test_its_hyper_parameters_are_keys_like_ours() -> None:
+    config = {"algo": "my-moon", "hparams": "mu=3, temperature=0.1", "my-moon.mu": 2.5}
+    assert plugins.with_hparams(config) == {
+        "algo": "my-moon",
+        "hparams": "mu=2.5,temperature=0.1",
+    }
+    assert plugins.with_hparams(config | {"algo": "fedavg", "hparams": ""})["hparams"] == ""
+    assert "other.mu" in plugins.with_hparams({"algo": "my-moon", "other.mu": 1})
+
+
+def test_it_is_tuned_on_a_range_as_ours_are(tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    settings = {key.replace("_", "-"): value for key, value in MOON.items()}
+    settings["validation-fraction"] = 0.2
+    rows = {"Outside": {"settings": {"my-moon.temperature": 0.25}}}
+    search = {"my-moon.mu": {"log": [0.5, 8]}, "lr": {"log": [0.001, 0.1]}}
+    content = {"title": "T", "columns": {"A": {}}, "settings": settings, "rows": rows}
+    path.write_text(json.dumps(content | {"search": search, "trials": 3}))
+    table = read_table(path)
+    (cell,) = plan(table)
+    check_search(table, [cell])
+    trials = Search(table, cell, Runs(tmp_path))
+    chosen = [run.settings.hparams for number in range(3) for run in trials.runs_of(number)]
+    assert len({hparams.mu for hparams in chosen}) == 3
+    assert {hparams.temperature for hparams in chosen} == {0.25}
+    assert all(0.5 <= hparams.mu <= 8 for hparams in chosen)
+    assert trials.settings_of(0)["my-moon.mu"] == 1.0
+
+
+def test_code_that_is_edited_during_its_import_is_refused(tmp_path: Path, own: str) -> None:
+    (tmp_path / f"{own}.py").write_text(
+        "from pathlib import Path\nfile = Path(__file__)\n"
+        "file.write_text(file.read_text() + '#')\ndef metric(): ...\n"
+    )
+    allow([own])
+    with pytest.raises(SettingsError, match="was edited during its import; start again"):
+        load(f"{own}:metric", "metrics")
+    (tmp_path / f"{own}.py").write_text("def metric(): ...\n")
+    load(f"{own}:metric", "metrics")
+    ran = version_of(own)
+    (tmp_path / f"{own}.py").write_text("broken(\n")
+    assert version_of(own) == ran
 
 
 class Summing(FedAvg[Any]):

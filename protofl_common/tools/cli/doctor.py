@@ -34,6 +34,7 @@ from protofl_common.config.options import Config, Scalar, SettingsError
 from protofl_common.data.division import number_in_division, shares_of
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
+from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.flower import TRIED_ON
 from protofl_common.tools.arguments import (
@@ -90,7 +91,8 @@ def act(arguments: argparse.Namespace) -> int:
     if clients < 1:
         raise SettingsError(f"--clients {clients}: must be at least 1")
     chosen = read_assignments(arguments.settings)
-    planned = Planned(recipe.settings | chosen, chosen, clients, clients_by_data)
+    settings = with_hparams(recipe.settings | chosen)
+    planned = Planned(settings, chosen, clients, clients_by_data)
 
     findings: list[Finding] = []
     for check in CHECKS:

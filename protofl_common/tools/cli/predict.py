@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.progress import track
 
 from protofl_common.basics.files import replacing
-from protofl_common.basics.text import in_order
+from protofl_common.basics.text import in_order, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.data.division import number_in_division, shares_of
 from protofl_common.data.images import counts_of, image_files, read_image
@@ -232,7 +232,7 @@ def _read(file: Path, card: "ModelCard") -> Samples:
         rows = inputs_for(card, _content(file), str(file))
         return Samples([f"{name}:{row}" for row in range(len(rows))], rows, {})
     except Exception as error:  # what decoders raise of a broken file may be anything
-        reason = str(error) if isinstance(error, DataError) else repr(error)
+        reason = str(error) if isinstance(error, DataError) else printable(repr(error))
         return Samples([], None, {name: reason})
 
 

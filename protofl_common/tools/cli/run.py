@@ -27,6 +27,7 @@ from protofl_common.config.datasets import data_set_named
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.store import open_data
+from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.events import (
     Event,
@@ -106,7 +107,7 @@ def act(arguments: argparse.Namespace) -> int:
     """
     recipe = read_recipe(arguments.recipe)
     chosen = read_assignments(arguments.settings)
-    config = default_run_config() | recipe.settings | chosen
+    config = with_hparams(default_run_config() | recipe.settings | chosen)
     settings = check_settings(config, chosen)
     clients = _clients(arguments, settings.data)
     federation = with_resources(recipe.federation, arguments, clients)

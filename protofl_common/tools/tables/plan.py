@@ -23,6 +23,7 @@ from protofl_common.config.options import Config, Scalar, SettingsError
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.data.sources import check_data_are_here, source_of
+from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import (
     Settings,
@@ -189,6 +190,7 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     place = PurePath(str(config.get("data-dir", "")))
     if data_dir and place.parts[:1] == ("data",):
         config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
+    config = with_hparams(config)
     settings = Settings.from_run_config(default_run_config() | config)
     check_named(config)
     check_data_settings(settings.data)

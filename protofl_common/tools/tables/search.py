@@ -12,9 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from protofl_common.config.options import Config, Scalar, SettingsError, keys_of
+from protofl_common.config.options import Config, Scalar, SettingsError, keys_of, types_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.experiment.settings import default_run_config, to_run_config
+from protofl_common.experiment.settings import (
+    Settings,
+    default_run_config,
+    hparams_by_key,
+    to_run_config,
+)
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Run, Runs
 from protofl_common.tools.tables.spec import TableFile
@@ -68,11 +73,13 @@ class Search:
         Trial 0 tries the row's own settings if they are in the spaces; all others are drawn.
         """
         spaces = self.cell.spaces
-        config = to_run_config(self.cell.first_run.settings)
+        settings = self.cell.first_run.settings
+        config = to_run_config(settings) | hparams_by_key(settings)
         own = {key: config[key] for key in spaces}
         if number == 0 and all(_is_inside(own[key], space) for key, space in spaces.items()):
             return own
-        return {key: _drawn(key, space, number) for key, space in spaces.items()}
+        kinds = _kinds(settings)
+        return {key: _drawn(key, space, number, kinds[key]) for key, space in spaces.items()}
 
     @property
     def _numbers(self) -> range:
@@ -182,7 +189,15 @@ def _is_inside(value: Scalar, space: Any) -> bool:
     return low <= float(value) <= high
 
 
-def _drawn(key: str, space: Any, number: int) -> Scalar:
+def _kinds(settings: Settings) -> dict[str, type]:
+    """Return the type of each setting by its key, those of a package's algorithm too."""
+    kinds = {key: type(default) for key, default in default_run_config().items()}
+    for key, kind in types_of(type(settings.hparams)).items():
+        kinds[f"{settings.run.algo}.{key}"] = kind
+    return kinds
+
+
+def _drawn(key: str, space: Any, number: int, kind: type) -> Scalar:
     """Draw the value that the trial with this number tries for the setting ``key``.
 
     It depends on these arguments alone, so that all cells that search a space try the same values.
@@ -194,7 +209,7 @@ def _drawn(key: str, space: Any, number: int) -> Scalar:
         return chosen
     ((scale, ends),) = space.items()
     low, high = map(float, ends)
-    is_whole = type(default_run_config()[key]) is int
+    is_whole = kind is int
     end = high + 1 if is_whole else high  # int() rounds down, and the highest must be as likely
     value = low * (end / low) ** position if scale == "log" else low + position * (end - low)
     if is_whole:

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from protofl_common.config.options import SettingsError, key_of, keys_of, unknown_keys
+from protofl_common.experiment.catalog import is_key_of_package
 from protofl_common.experiment.settings import known_keys
 
 TRIAL_SEEDS = (1001,)
@@ -42,7 +43,7 @@ def _must_be(wanted: str) -> WrapValidator:
 
 
 def _known(key: str) -> str:
-    if key not in known_keys():
+    if key not in known_keys() and not is_key_of_package(key):
         raise PydanticCustomError("unknown_setting", "unknown key")
     return key
 
