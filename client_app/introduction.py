@@ -99,6 +99,7 @@ def card_of(work: Workshop, parameters: int, weights: str) -> records.SiteCard:
         real=work.client.node.is_site,
         signature=work.client.signature("introduction").hex(),
         columns=digest(data.columns)[:4] if data.columns and data.mean else "",
+        task_kind=work.task.kind,
     )
 
 

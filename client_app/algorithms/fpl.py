@@ -51,7 +51,8 @@ class FPL(FedAvg[FPLHparams]):
         if hparams.contrast:
             cosine_MG = sparse_similarity(z_MD, clusters.means, alpha=1.0, floor=-1.0)
             own_MG = classes_M.unsqueeze(1) == clusters.labels
-            contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature)
+            rivals_MG = self.task.rivals(classes_M, clusters.labels)
+            contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature, rivals_MG)
             terms["contrast"] = hparams.lambda_ * contrast
         if hparams.consistency != "none":
             consistency = prototype_alignment(

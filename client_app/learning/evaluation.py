@@ -10,7 +10,6 @@ from torch import Tensor
 from client_app.learning.data import Samples
 from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.split import SplitModel
-from protofl_common.privacy.release import rounded_metrics, tested_classes
 from protofl_common.tasks import Task
 
 
@@ -43,7 +42,7 @@ def evaluate(
 ) -> Evaluation:
     """Predict by head and nearest prototype, and count what is right.
 
-    `distances` explains ``similarity``, `tested_classes` and `rounded_metrics` ``least``.
+    `distances` explains ``similarity``, `Task.figures` ``least``.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
@@ -71,12 +70,10 @@ def evaluate(
         return Evaluation(correct)
 
     labels_N = data.labels.cpu().numpy()
-    is_tested_N = np.isin(labels_N, tested_classes(labels_N, least))
     figures: dict[str, float] = {}
     for name, parts in scores.items():
-        scores_NC = _finite(torch.cat(parts))[is_tested_N]
-        exact = task.figures(metrics, scores_NC, labels_N[is_tested_N])
-        for metric, value in rounded_metrics(exact, labels_N[is_tested_N], least).items():
+        scores_NC = _finite(torch.cat(parts))
+        for metric, value in task.figures(metrics, scores_NC, labels_N, least).items():
             figures[f"{name}/{metric}"] = value
     return Evaluation(correct, figures)
 

@@ -167,7 +167,7 @@ class Workshop:
         key = f"{self.settings.data.dataset}-{self.name}"
         features_NF = cached_features(np.asarray(inputs), backbones, self.device, cache, key)
         labels_N = self.task.tensor(labels).to(self.device)
-        return split_unlabelled(features_NF.to(self.device), labels_N)
+        return split_unlabelled(self.task, features_NF.to(self.device), labels_N)
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -221,6 +221,7 @@ class Workshop:
             settings.model.feature_dim,
             weights=weights,
             max_per_class=clients * settings.bounds.max_prototypes_per_class,
+            classes_of_a_sample=self.task.classes_of_a_sample,
         )
 
     @property
@@ -256,7 +257,7 @@ class Workshop:
             return 0
         if self.settings.privacy.dp == "person":
             return self.counted_samples
-        return release.stated_samples(self.data.train_labels, self.settings.privacy)
+        return release.stated_samples(self.task, self.data.train_labels, self.settings.privacy)
 
     @property
     def found_samples(self) -> int:
@@ -267,9 +268,9 @@ class Workshop:
 
     @cached_property
     def large_classes(self) -> torch.Tensor:
-        """Labels of the classes with ``min-class-samples`` training samples, on the CPU."""
+        """The classes with ``min-class-samples`` training samples, on the CPU."""
         least = self.settings.privacy.min_class_samples
-        return torch.from_numpy(release.large_classes(self.data.train_labels, least))
+        return torch.from_numpy(self.task.large_classes(self.data.train_labels, least))
 
     def require_large_classes(self) -> None:
         """SettingsError where no class is large; noise hides which classes this client has."""
@@ -335,16 +336,18 @@ def without_rare_tests(data: ClientData, least: int) -> ClientData:
     A class is small with fewer than ``least`` samples there, or to train on. A server could else
     count them: it chooses what is evaluated, such as weights that take each sample for one of them.
     """
-    large = release.large_classes(data.train_labels, least)
+    task = data.task
+    large = task.large_classes(data.train_labels, least)
     changes: dict[str, Any] = {}
     found = data.found
     for part in ("test", "validation"):
         inputs = getattr(data, f"{part}_inputs")
         labels = getattr(data, f"{part}_labels")
-        kept_classes = np.intersect1d(large, release.large_classes(labels, least))
-        rows = np.flatnonzero(np.isin(labels, kept_classes))
+        kept_classes = np.intersect1d(large, task.large_classes(labels, least))
+        left = task.only_of(labels, kept_classes)
+        rows = np.flatnonzero(task.known(left))
+        changes[f"{part}_labels"] = left[rows]
         if len(rows) < len(labels):
             changes[f"{part}_inputs"] = StoredRows(inputs, rows)
-            changes[f"{part}_labels"] = labels[rows]
             found -= len(labels) - len(rows)
     return replace(data, found=found, **changes)

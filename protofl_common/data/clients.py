@@ -16,6 +16,7 @@ from protofl_common.data.division import Share, client_and_number, names_persons
 from protofl_common.data.partitions import shuffled_by_class
 from protofl_common.data.raw import (
     MOST_BYTES_IN_MEMORY,
+    DataError,
     Inputs,
     Ints,
     StoredRows,
@@ -25,12 +26,11 @@ from protofl_common.data.raw import (
 )
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
-from protofl_common.tasks import Task, task_of
+from protofl_common.tasks import UNLABELLED, Task, kind_of, task_of
 
 Floats = tuple[float, ...]
 Scale = tuple[Floats, Floats, Floats]
 """What stands in the place of missing values, the mean and the deviation."""
-UNLABELLED = -1  # the label of a training sample whose label the client does not know
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ClientData:
 
     The arrays are read-only where they are views into the cache of the data set. Inputs are as
     `RawData.inputs`; no sample is in two parts, and for validation there may be none. Inputs above
-    `MOST_BYTES_IN_MEMORY` stay on the disk (`StoredRows`). Labels are int64 [n], indices into
-    ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
+    `MOST_BYTES_IN_MEMORY` stay on the disk (`StoredRows`). Labels are as `RawData.labels`; -1 for
+    training samples without one (``positive-rate`` below 1), and for labels that are not known.
     """
 
     train_inputs: Inputs
@@ -71,7 +71,7 @@ class ClientData:
 
     @property
     def task(self) -> Task:
-        return task_of(self.classes)
+        return task_of(self.classes, kind_of(self.train_labels))
 
 
 def open_client_data(
@@ -107,6 +107,11 @@ def open_client_data(
 
     hiding_seed = derive_seed(seed, "labelled", client, domain)
     train_labels = _rows(data.labels, share.train)
+    validation_labels = _rows(data.labels, share.validation)
+    if settings.annotated_labels:
+        annotated = annotated_by(client, clients, len(data.classes), settings.annotated_labels)
+        train_labels = only_annotated(train_labels, annotated)
+        validation_labels = only_annotated(validation_labels, annotated)
     rows = np.concatenate(share) if settings.partition == "own" else share.train
     persons = None
     if names_persons(data, settings, domain):
@@ -120,7 +125,7 @@ def open_client_data(
         test_inputs=_rows(data.inputs, share.test, fill),
         test_labels=_rows(data.labels, share.test),
         validation_inputs=_rows(data.inputs, share.validation, fill),
-        validation_labels=_rows(data.labels, share.validation),
+        validation_labels=validation_labels,
         classes=data.classes,
         domain=domain_of(data, rows),
         mean=mean,
@@ -146,6 +151,28 @@ def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
         labelled = positions[: max(1, round(rate * len(positions)))]
         hidden[labelled] = labels[labelled]
     return hidden
+
+
+def annotated_by(client: int, clients: int, labels: int, number: int) -> Ints:
+    """Return the labels that a simulated client annotates, ``number`` of them.
+
+    They follow one another, and begin a client's part of all labels later than those of the client
+    before, so that all labels are annotated as often as can be.
+    """
+    if number > labels:
+        raise DataError(f"annotated-labels = {number}: there are only {labels} labels")
+    if number * clients < labels:
+        without = f"{clients} clients would leave some of the {labels} labels to nobody"
+        raise DataError(f"annotated-labels = {number}: {without}; choose more")
+    first = client * labels // clients
+    return (first + np.arange(number)) % labels
+
+
+def only_annotated(labels: Ints, annotated: Ints) -> Ints:
+    """Labels [N, L] as if a client had annotated no others."""
+    known = np.full_like(labels, UNLABELLED)
+    known[:, annotated] = labels[:, annotated]
+    return known
 
 
 @lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,15 @@ def counted(done: Iterable[T], what: str) -> Iterator[T]:
 
 
 # -- a data set
+class LabelReader(Protocol):
+    """Reads labels where a sample has several (`several_labels.SeveralLabels`)."""
+
+    def read(
+        self, values: Any, own: Sequence[str], where: str, place: Place
+    ) -> tuple[Ints, tuple[str, ...], tuple[str, ...]]:
+        """Return labels [N, L], their names, and lines for their owner."""
+
+
 def from_arrays(
     arrays: Mapping[str, Any],
     where: str,
@@ -91,6 +100,7 @@ def from_arrays(
     *,
     gaps: bool = False,
     columns: tuple[str, ...] = (),
+    several: LabelReader | None = None,
 ) -> RawData:
     """Check named arrays and make a data set of them.
 
@@ -112,7 +122,7 @@ def from_arrays(
     occur, sorted: sites may then differ.
 
     DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``,
-    numbers may be NaN.
+    numbers may be NaN. ``several`` reads the labels where a sample has several.
     """
     given = {key: value for key, value in arrays.items() if value is not None}
     for key in ("inputs", "labels"):
@@ -128,9 +138,14 @@ def from_arrays(
         inputs = checked_inputs(inputs, where, place, gaps=gaps)
         samples = len(inputs)
 
-    _check_one_label_each(given["labels"], where)
     annotations = {}
-    for key in ("labels", "client", "domain", "split"):
+    keys = ["client", "domain", "split"]
+    if several is None:
+        _check_one_label_each(given["labels"], where)
+        keys.insert(0, "labels")
+    elif len(given["labels"]) != samples:
+        raise DataError(f"{where}: {len(given['labels'])} labels; there are {samples} inputs")
+    for key in keys:
         if key not in given:
             continue
         column = as_array(given[key], f"{where}: {key}", place)
@@ -142,10 +157,15 @@ def from_arrays(
         _check_none_missing(column, key, where, place)
         annotations[key] = column
 
-    from_setting = class_names(classes)
-    names = from_setting or _class_array(given.get("classes"), where)
-    labels, names = _labels(annotations["labels"], names, bool(from_setting), where, place)
-    domains = np.zeros_like(labels)
+    notes: tuple[str, ...] = ()
+    in_arrays = () if classes and several is None else _class_array(given.get("classes"), where)
+    if several is None:
+        from_setting = class_names(classes)
+        names = from_setting or in_arrays
+        labels, names = _labels(annotations["labels"], names, bool(from_setting), where, place)
+    else:
+        labels, names, notes = several.read(given["labels"], in_arrays, where, place)
+    domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
     for key in ("client", "domain"):
         if key in annotations:
@@ -165,6 +185,7 @@ def from_arrays(
         domain_names,
         columns,
         by_client="client" in annotations,
+        notes=notes,
         place=place,
     )
 
@@ -186,7 +207,8 @@ def without_copies(data: RawData, where: str) -> RawData:
     if not len(copies):
         return data
 
-    sides: dict[str, NDArray[Any]] = {"labels": data.labels, "parts": data.official}
+    _, labels = np.unique(data.labels, axis=0, return_inverse=True)
+    sides: dict[str, NDArray[Any]] = {"labels": labels, "parts": data.official}
     sides["clients or domains"] = data.domains
     what = "are equal in all inputs"
     if data.inputs.ndim == 2:
@@ -317,7 +339,7 @@ def class_names(classes: str) -> tuple[str, ...]:
     """The names in the setting ``classes``, in label order; they must be different."""
     names = tuple(parts_of(classes))
     if names:
-        _check_class_names(names, f"classes = {classes!r}", "separated by commas")
+        check_class_names(names, f"classes = {classes!r}", "separated by commas")
     return names
 
 
@@ -327,11 +349,11 @@ def _class_array(value: Any, where: str) -> tuple[str, ...]:
     names: tuple[str, ...] = ("",)
     if not isinstance(value, str | bytes):
         names = tuple(as_array(value, f"{where}: classes").astype(str).tolist())
-    _check_class_names(names, f"{where}: classes = {value!r}", "in label order")
+    check_class_names(names, f"{where}: classes = {value!r}", "in label order")
     return names
 
 
-def _check_class_names(names: Sequence[str], which: str, how: str) -> None:
+def check_class_names(names: Sequence[str], which: str, how: str) -> None:
     are_names = all(name and is_short_and_printable(name) for name in names)
     if not are_names or len(set(names)) < max(2, len(names)):
         raise DataError(f"{printable(which)}: must be different names, two or more, {how}")
@@ -340,10 +362,8 @@ def _check_class_names(names: Sequence[str], which: str, how: str) -> None:
 def _check_one_label_each(labels: Any, where: str) -> None:
     for label in labels:
         if not isinstance(label, str | np.generic) and np.size(label) > 1:
-            several = "several labels of a sample (multi-label) cannot be learned"
-            raise DataError(
-                f"{where}: the first label is {label!r}: {several}, only one class of each"
-            )
+            several = "several labels of a sample need task = 'multi-label'"
+            raise DataError(f"{where}: the first label is {label!r}: {several}")
 
 
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
@@ -410,7 +430,7 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
         raise DataError(f"{named} {first_of(map(repr, doubtful))} {alike}; {cure}")
     joined = [name for name in classes if _joins(name, {*classes})]
     if joined:
-        several = "join other labels: several of a sample (multi-label) cannot be learned"
+        several = "join other labels: several of a sample need task = 'multi-label'"
         raise DataError(f"{named} {first_of(map(repr, joined))} {several}; {cure}")
     if len(classes) == 1:
         alone = "is the only label: one class alone cannot be learned"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofl_common.tasks import Task, task_of
+from protofl_common.tasks import Task, kind_of, task_of
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ class RawData:
     [N, channels, steps]), standardised along their second axis; int64 [N, length]: tokens, given to
     models as they are."""
     labels: Ints
-    """int64 [N], indices into ``classes``."""
+    """int64 [N], indices into ``classes``; or [N, L], of each of these 1, 0, or -1 if unknown."""
     domains: Ints
     """int64 [N], indices into ``domain_names``; all 0 when the data have no domains."""
     official: Images
@@ -65,7 +65,7 @@ class RawData:
 
     @property
     def task(self) -> Task:
-        return task_of(self.classes)
+        return task_of(self.classes, kind_of(self.labels))
 
 
 # -- inputs

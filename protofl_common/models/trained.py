@@ -76,9 +76,12 @@ class ModelCard:
     # Of a table, in the order of its features: ``age``, ``sex:f|m``; of texts, joined.
     columns: tuple[Text, ...] = ()
 
+    # Whether a sample has one label or several, as the setting ``task`` says.
+    task_kind: Annotated[str, Field(pattern="^(single-label|multi-label)$")] = "single-label"
+
     @property
     def task(self) -> Task:
-        return task_of(self.classes)
+        return task_of(self.classes, self.task_kind)
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ def _prototypes_in(file: Path, tensors: Mapping[str, Tensor], card: ModelCard) -
     """
     means = tensors["prototypes.means"]
     labels = tensors.get("prototypes.labels", torch.empty(0))  # missing ones are refused below
-    classes = set(range(len(card.classes)))
+    classes = set(range(card.task.num_classes))
     are_of_classes = labels.dtype == torch.int64 and set(labels.flatten().tolist()) <= classes
     is_list = labels.ndim == 1 and len(labels) > 0
     if not are_of_classes or not is_list or means.shape != (len(labels), card.feature_dim):

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.config.sections import FEWEST_TESTED, PrivacySettings
-from protofl_common.data import UNLABELLED
+from protofl_common.config.sections import PrivacySettings
 from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images, described
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.grid import LEAST_PART, STEPS, cut, to_steps, whole_noise
-from protofl_common.tasks.metrics import RECALL
+from protofl_common.tasks import Task
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
 """Class moments -> their part of a sample's squared length, the power of ``clip`` in their unit."""
@@ -23,28 +22,6 @@ STEPS_OF_FEATURES = 2**10
 
 
 # -- classes of enough samples -----------------------------------------------------------------
-def large_classes(labels_N: Ints, least: int) -> Ints:
-    """Labels of the classes with ``least`` samples: nothing that leaves may name others."""
-    labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
-    return np.asarray(labels[counts >= least])
-
-
-def tested_classes(labels_N: Ints, least: int) -> Ints:
-    """Labels of the classes of which metrics may leave.
-
-    Each has enough samples, and so have all the others together, if there are any: fewer would show
-    in the number of right predictions of all classes. So the smallest of the large classes is left
-    out, too, where they are too few.
-    """
-    fewest = max(least, FEWEST_TESTED) if least > 1 else 1
-    labels, counts = np.unique(labels_N, return_counts=True)
-    large = counts >= fewest
-    if 0 < counts[~large].sum() < fewest:
-        counts_of_large = np.where(large, counts, counts.max() + 1)
-        large[counts_of_large.argmin()] = False
-    return np.asarray(labels[large])
-
-
 def rounded_count(right: int, samples: int, least: int) -> int:
     """Round a number of right predictions, of so many samples, to a multiple of ``least``.
 
@@ -53,25 +30,7 @@ def rounded_count(right: int, samples: int, least: int) -> int:
     return min(samples, least * round(right / least))
 
 
-def rounded_metrics(figures: Mapping[str, float], labels_N: Ints, least: int) -> dict[str, float]:
-    """Round metrics over samples with these labels to multiples of what ``least`` samples weigh.
-
-    A sample weighs 1 / N_c in the recall of its class, and in a mean over C classes 1 / (C N_c), so
-    the smallest class counts. What is at most 1 stays so.
-    """
-    if least <= 1:
-        return dict(figures)
-    labels, counts = np.unique(labels_N, return_counts=True)
-    samples_of = {f"{RECALL}/{label}": n for label, n in zip(labels, counts, strict=True)}
-    rounded: dict[str, float] = {}
-    for name, value in figures.items():
-        step = least / float(samples_of.get(name, len(counts) * counts.min()))
-        nearest = step * round(value / step)
-        rounded[name] = min(1.0, nearest) if value <= 1 else nearest
-    return rounded
-
-
-def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:
+def stated_samples(task: Task, labels: Ints, privacy: PrivacySettings) -> int:
     """How many samples a client says that it has: not those of small classes, but under ``dp`` all.
 
     One sample more or less can make a class large, and this number jump by the whole class. Noise
@@ -79,9 +38,10 @@ def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:
     """
     least = privacy.min_class_samples
     if privacy.dp != "none" or least <= 1:
-        return len(labels_N)
-    counted = [*large_classes(labels_N, least), UNLABELLED]
-    return int(np.isin(labels_N, counted).sum())
+        return len(labels)
+    left = task.only_of(labels, task.large_classes(labels, least))
+    is_of_small_N = task.known(labels) & ~task.known(left)
+    return int((~is_of_small_N).sum())
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
@@ -203,7 +163,7 @@ def private_moments(
     """
     samples = max(1, len(labels_N))
     step = step_of_features(clip)
-    moments.measure(to_steps(features_NF.double() / clip, clip / step), labels_N)
+    moments.measure(to_steps(features_NF.double() / clip, clip / step), labels_N, len(labels_N))
     for name, value in moments.named_buffers():
         part, power = MOMENT_PARTS[name]
         unit = unit_of_moments(name, clip)

@@ -18,7 +18,7 @@ from protofl_common.report import drawing as plot
 from protofl_common.report.reading import Floats, Ints, RecordedRun
 from protofl_common.runs.folder import RoundRow
 from protofl_common.runs.over_clients import figures_of
-from protofl_common.tasks.metrics import RECALL
+from protofl_common.tasks.metrics import BY_CLASS, LABEL_AUC, RECALL
 
 MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
 CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])
@@ -122,7 +122,10 @@ def metrics(run: RecordedRun) -> Iterator[Markup]:
             if name not in values:
                 values[name] = _over_rounds(rows, name, factor=1)
 
-    others = {name: line for name, line in values.items() if f"/{RECALL}/" not in name}
+    others = {}
+    for name, line in values.items():
+        if not any(f"/{metric}/" in name for metric in BY_CLASS):
+            others[name] = line
     if others:
         yield plot.line_chart(
             "metrics",
@@ -133,18 +136,19 @@ def metrics(run: RecordedRun) -> Iterator[Markup]:
             f"mean over {run.whose}",
         )
 
-    first = f"{run.better}/{RECALL}/"
-    labels = sorted(int(name.removeprefix(first)) for name in values if name.startswith(first))
-    if labels:
+    for metric, words in {RECALL: "Recall of each class", LABEL_AUC: "AUC of each label"}.items():
+        first = f"{run.better}/{metric}/"
+        labels = sorted(int(name.removeprefix(first)) for name in values if name.startswith(first))
+        if not labels:
+            continue
         yield plot.heat_map(
-            "recall",
-            "Recall of each class",
-            f"Recall of each class by {MEANING[run.better]}: the mean over the clients with test "
-            "samples of it.",
+            metric,
+            words,
+            f"{words} by {MEANING[run.better]}: the mean over the clients with test samples of it.",
             100 * np.array([values[f"{first}{label}"] for label in labels]),
             [run.class_name(label) for label in labels],
             _rounds(rows),
-            "recall, %",
+            f"{words.split()[0]}, %",
             "after round",
         )
 

@@ -89,11 +89,10 @@ def _sites(run: ActiveRun) -> Sites:
     for site, card in cards.items():
         sites[site] = {**_facts(card), **counts_by_site.get(site, {})}
 
-    first_card = next(iter(cards.values()))
     return {
         "algorithm": run.strategy.row.title,
         "paper": run.strategy.row.paper,
-        "classes": list(first_card.classes),
+        "classes": list(run.strategy.task.class_names),
         "division": PARTITIONS[run.settings.data.partition].version,
         "sites": sites,
     }

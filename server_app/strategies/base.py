@@ -60,7 +60,7 @@ class ServerStrategy(Generic[H]):
         self.hparams = cast(H, federation.settings.hparams)
         self.row = federation.settings.row
         self.card = federation.reference  # For what all clients have alike; the majority's
-        self.task = task_of(self.card.classes)
+        self.task = task_of(self.card.classes, self.settings.data.task)
         self.num_classes = self.task.num_classes
         # Of the draws that this half makes
         self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)

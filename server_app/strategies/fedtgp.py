@@ -23,7 +23,6 @@ clients least like the others. The authors' code uploads those of the model befo
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -98,7 +97,12 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         samples_PD, labels_P = all_vectors(uploads)
         margin = self.margin(samples_PD, labels_P)
-        loss = partial(margin_contrast, margin=margin)  # Eq. 10
+
+        def loss(samples_BD: Tensor, rows_B: Tensor, targets_KD: Tensor) -> Tensor:
+            labels_K = torch.nonzero(self.seen_C).flatten().to(targets_KD.device)
+            rivals_BK = self.task.rivals(labels_K[rows_B], labels_K)
+            return margin_contrast(samples_BD, rows_B, targets_KD, margin, rivals_BK)  # Eq. 10
+
         return {"server-loss": self.train_on(samples_PD, labels_P, loss), "margin": margin}
 
     def margin(self, samples_PD: Tensor, labels_P: Tensor) -> float:

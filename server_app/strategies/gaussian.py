@@ -85,7 +85,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
             if before != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {before!r}")
         its = RunFolder(run).sites().get("classes")
-        classes = list(self.card.classes)
+        classes = list(self.task.class_names)
         if its != classes:
             raise SettingsError(f"{what}: its classes are {its}, and those of this run {classes}")
         sent = sent_in(earlier.state)
