@@ -106,12 +106,8 @@ def open_client_data(
         fill, mean, std = _fitted(data, settings, share.train)
 
     hiding_seed = derive_seed(seed, "labelled", client, domain)
-    train_labels = _rows(data.labels, share.train)
-    validation_labels = _rows(data.labels, share.validation)
-    if settings.annotated_labels:
-        annotated = annotated_by(client, clients, len(data.classes), settings.annotated_labels)
-        train_labels = only_annotated(train_labels, annotated)
-        validation_labels = only_annotated(validation_labels, annotated)
+    train_labels = annotated(_rows(data.labels, share.train), settings, client, clients)
+    validation_labels = annotated(_rows(data.labels, share.validation), settings, client, clients)
     rows = np.concatenate(share) if settings.partition == "own" else share.train
     persons = None
     if names_persons(data, settings, domain):
@@ -153,25 +149,25 @@ def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
     return hidden
 
 
-def annotated_by(client: int, clients: int, labels: int, number: int) -> Ints:
-    """Return the labels that a simulated client annotates, ``number`` of them.
+def annotated(labels: Ints, settings: DataSettings, client: int, clients: int) -> Ints:
+    """Labels as a simulated client has annotated them (``annotated-labels``), [N, L].
 
-    They follow one another, and begin a client's part of all labels later than those of the client
-    before, so that all labels are annotated as often as can be.
+    Those that it has follow one another, and begin later than those of the client before, so that
+    all labels are annotated about as often.
     """
-    if number > labels:
-        raise DataError(f"annotated-labels = {number}: there are only {labels} labels")
-    if number * clients < labels:
-        without = f"{clients} clients would leave some of the {labels} labels to nobody"
-        raise DataError(f"annotated-labels = {number}: {without}; choose more")
-    first = client * labels // clients
-    return (first + np.arange(number)) % labels
-
-
-def only_annotated(labels: Ints, annotated: Ints) -> Ints:
-    """Labels [N, L] as if a client had annotated no others."""
+    number = settings.annotated_labels
+    if not number:
+        return labels
+    total = labels.shape[1]
+    which = f"annotated-labels = {number}"
+    if number > total:
+        raise DataError(f"{which}: there are only {total} labels")
+    if number * clients < total:
+        without = f"{clients} clients would leave some of the {total} labels to nobody"
+        raise DataError(f"{which}: {without}; choose more")
+    columns = (client * total // clients + np.arange(number)) % total
     known = np.full_like(labels, UNLABELLED)
-    known[:, annotated] = labels[:, annotated]
+    known[:, columns] = labels[:, columns]
     return known
 
 

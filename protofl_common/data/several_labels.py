@@ -136,8 +136,16 @@ class SeveralLabels:
         if len(left_out) == len(own):
             asked = f"classes = {as_list(names)!r}"
             raise DataError(f"{where}: has no label of {asked}, only {first_of(own)}")
-        notes = tuple([f"{where}: left out the labels {first_of(left_out)}"] if left_out else [])
-        return ReadLabels(labels, names, notes)
+        notes = []
+        for name, label in self.meaning.items():
+            if label:
+                notes.append(f"{where}: the label {name!r} is read as {label!r}")
+        if left_out:
+            notes.append(f"{where}: left out the labels {first_of(left_out)}")
+        unknown = [name for name in names if name not in meanings]
+        if unknown:
+            notes.append(f"{where}: lacks the labels {first_of(unknown)}: they count as not known")
+        return ReadLabels(labels, names, tuple(notes))
 
     def _column(self, values: NDArray[Any], what: str, where: str, place: Place) -> Ints:
         """One label of all samples."""

@@ -25,6 +25,10 @@ class Task(ABC):
 
     kind: ClassVar[str]
     """As the setting ``task`` names it."""
+    noun: ClassVar[str]
+    """What ``classes`` are, for people."""
+    says: ClassVar[str]
+    """What a model says of an input, for people."""
     metrics: ClassVar[Mapping[str, Metric]]
     """Metrics beside the share of right predictions, by name."""
     metrics_by_class: ClassVar[tuple[str, ...]]
@@ -61,9 +65,9 @@ class Task(ABC):
         """How many classes a sample belongs to at most."""
         return 1
 
-    @abstractmethod
     def describe(self) -> str:
         """Say for people how much there is to tell apart: ``"10 classes"``."""
+        return f"{len(self.classes)} {self.noun}"
 
     @abstractmethod
     def names(self, labels: "Tensor") -> list[str]:

@@ -35,6 +35,8 @@ class MultiLabel(Task):
     """Binary cross-entropy of L outputs, over the labels that are known."""
 
     kind = "multi-label"
+    noun = "labels"
+    says = "of every input it says which of them hold"
     metrics = LABEL_METRICS
     metrics_by_class = (LABEL_AUC,)
     usual_metric = "auc"
@@ -61,9 +63,6 @@ class MultiLabel(Task):
     @property
     def classes_of_a_sample(self) -> int:
         return len(self.classes)
-
-    def describe(self) -> str:
-        return f"{len(self.classes)} labels"
 
     def names(self, labels: "Tensor") -> list[str]:
         texts = []

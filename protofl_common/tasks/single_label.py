@@ -27,6 +27,8 @@ class SingleLabel(Task):
     """Cross-entropy of C outputs; the class of the largest one is predicted."""
 
     kind = "single-label"
+    noun = "classes"
+    says = "every input is given one of them"
     metrics = METRICS
     metrics_by_class = (RECALL,)
     usual_metric = BALANCED
@@ -38,9 +40,6 @@ class SingleLabel(Task):
     @property
     def num_outputs(self) -> int:
         return len(self.classes)
-
-    def describe(self) -> str:
-        return f"{len(self.classes)} classes"
 
     def names(self, labels: "Tensor") -> list[str]:
         return [self.classes[label] for label in labels.tolist()]

@@ -6,7 +6,7 @@ It predicts by its head or by prototypes, and can be exported as ONNX.
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,12 +34,13 @@ OPSET = 18  # The version of ONNX's operators
 class Prediction:
     """What a model says of one sample."""
 
-    label: int  # Index of the class
-    name: str
-    probability: float
-    nearest: str | None = None  # Class of the nearest prototype, with which the head need not agree
-    distance: float | None = None  # From it
+    label: int | list[int]  # Index of the class; of several labels, 1 for each that holds, or 0
+    name: str  # Of several labels those that hold, with commas
+    probability: float  # Of several labels that of the least certain one
+    nearest: str | None = None  # What the nearest prototypes predict; the head need not agree
+    distance: float | None = None  # From the nearest of all
     unknown: bool = False  # Farther from every prototype than the samples of the site are
+    probabilities: dict[str, float] = field(default_factory=dict)  # Of each of several labels
 
 
 Outputs = tuple[dict[str, Tensor], Tensor | None]
@@ -136,7 +137,7 @@ class Predictor:
         """Return the scores [N, C] of each way to predict, on the CPU.
 
         They are logits of the head, and −d²/T from each class's nearest prototype, −∞ for a class
-        without one.
+        without one. Of several labels [N, L]: above 0 where the label is predicted.
         """
         parts = [scores for scores, _ in self._batches(inputs, batch_size)]
         return {way: torch.cat([part[way] for part in parts]) for way in self.inferences}
@@ -185,17 +186,18 @@ class Predictor:
         labels = labels_N.tolist()
         names = task.names(labels_N)
         shares = task.probabilities(scores[by], labels_N).tolist()
+        of_each = task.of_each(scores[by])
         if nearest_N is None or distances_NP is None:
-            rows = zip(labels, names, shares, strict=True)
-            return [Prediction(*row) for row in rows]
+            rows = zip(labels, names, shares, of_each, strict=True)
+            return [Prediction(*row, probabilities=each) for *row, each in rows]
 
         predictions = []
         least = distances_NP.amin(1).tolist()
-        for label, name, share, nearest, distance in zip(
-            labels, names, shares, task.names(nearest_N), least, strict=True
+        for label, name, share, nearest, distance, each in zip(
+            labels, names, shares, task.names(nearest_N), least, of_each, strict=True
         ):
             unknown = not distance <= self.threshold  # of NaN, too
-            predictions.append(Prediction(label, name, share, nearest, distance, unknown))
+            predictions.append(Prediction(label, name, share, nearest, distance, unknown, each))
         return predictions
 
 

@@ -130,6 +130,11 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     run = RecordedRun(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
     RunFolder(folder).check_division(settings.data.partition)
+    if settings.data.task != "single-label":
+        raise SettingsError(
+            f"{folder}: the attacks compare samples of one class; those of this run have several"
+            " labels, and nothing here attacks these"
+        )
     if settings.privacy.dp == "person":
         raise SettingsError(
             f"{folder}: the attacks look for single samples; dp = 'person' protects persons as a"

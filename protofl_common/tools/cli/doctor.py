@@ -251,7 +251,7 @@ def _own_data(data: StoredData, settings: Settings, clients: int) -> Found:
     """Say what is in the data, how many samples clients use, and if they train on test clients."""
     names = data.domain_names
     samples = f"{len(data.labels)} samples, {described(data.inputs)}"
-    classes = f"{len(data.classes)} classes: {first_of(data.classes)}"
+    classes = f"{data.task.describe()}: {first_of(data.classes)}"
     domains = ""
     if names:
         what = "clients" if data.by_client else "domains"
