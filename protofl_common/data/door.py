@@ -87,9 +87,12 @@ class LabelReader(Protocol):
     """Reads labels where a sample has several (`several_labels.SeveralLabels`)."""
 
     def read(
-        self, values: Any, own: Sequence[str], where: str, place: Place
+        self, values: Any, own: Any, where: str, place: Place
     ) -> tuple[Ints, tuple[str, ...], tuple[str, ...]]:
-        """Return labels [N, L], their names, and lines for their owner."""
+        """Return labels [N, L], their names, and lines for their owner.
+
+        ``own`` are the names that come with the ``values``, if any.
+        """
 
 
 def from_arrays(
@@ -158,13 +161,12 @@ def from_arrays(
         annotations[key] = column
 
     notes: tuple[str, ...] = ()
-    in_arrays = () if classes and several is None else _class_array(given.get("classes"), where)
     if several is None:
         from_setting = class_names(classes)
-        names = from_setting or in_arrays
+        names = from_setting or _class_array(given.get("classes"), where)
         labels, names = _labels(annotations["labels"], names, bool(from_setting), where, place)
     else:
-        labels, names, notes = several.read(given["labels"], in_arrays, where, place)
+        labels, names, notes = several.read(given["labels"], given.get("classes", ()), where, place)
     domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
     for key in ("client", "domain"):

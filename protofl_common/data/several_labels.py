@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from protofl_common.basics.text import first_of, printable
 from protofl_common.config.lists import as_list, names_in
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import GAPS, check_class_names, class_names, number
+from protofl_common.data.door import GAPS, as_array, check_class_names, class_names, number
 from protofl_common.data.raw import DataError, Ints, Place
 from protofl_common.tasks import UNLABELLED, MultiLabel
 
@@ -85,7 +85,7 @@ class SeveralLabels:
         return {"labels": values, "classes": own}, {*own, *self.meaning}
 
     # -- of arrays
-    def read(self, values: Any, own: Sequence[str], where: str, place: Place) -> ReadLabels:
+    def read(self, values: Any, own: Any, where: str, place: Place) -> ReadLabels:
         """Read a matrix whose columns are the labels ``own``, or the names that hold of a sample.
 
         DataError for what is neither.
@@ -98,7 +98,8 @@ class SeveralLabels:
         if _are_names(rows):
             read = self._joined(rows, where, place)
         else:
-            read = self._matrix(rows, own, where, place)
+            names = tuple(as_array(own, f"{where}: classes").astype(str).tolist())
+            read = self._matrix(rows, names, where, place)
         unknown = np.flatnonzero((read.labels == UNLABELLED).all(1))
         if len(unknown):
             many = f"{len(unknown)} of {len(rows)} samples"
@@ -109,11 +110,13 @@ class SeveralLabels:
     def _matrix(
         self, rows: Sequence[Any], own: Sequence[str], where: str, place: Place
     ) -> ReadLabels:
-        own = list(own) or list(self.names)
+        own = own or self.names
         widths = {np.size(row) for row in rows}
         if not own:
             cure = "name them: classes, in the order of the columns"
             raise DataError(f"{where}: the labels [samples, labels] have no names; {cure}")
+        if len(set(own)) < len(own):
+            raise DataError(f"{where}: classes = {list(own)!r}: a name stands there twice")
         if widths != {len(own)}:
             shape = f"of {first_of(map(str, sorted(widths)))} labels a sample"
             raise DataError(f"{where}: labels {shape}, and {len(own)} names: {first_of(own)}")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protofl_common.config.options import SettingsError
-from protofl_common.data import DataError
+from protofl_common.data import DataError, check_data_settings
 from protofl_common.data.store import open_data
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
@@ -62,7 +62,7 @@ def arrays_in(tmp_path: Path) -> Path:
 
 
 def table_in(tmp_path: Path, header: str, *rows: str) -> Path:
-    file = tmp_path / "findings.csv"
+    file = tmp_path / f"{header}.csv"
     file.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
     return file
 
@@ -186,7 +186,7 @@ def test_what_does_not_go_with_it_says_so(
 ) -> None:
     config = config_of(tmp_path, arrays_in(tmp_path), **{"algo": "fedproto", **setting})
     with pytest.raises((SettingsError, DataError), match=why):
-        open_data(Settings.from_run_config(config).data)
+        check_data_settings(Settings.from_run_config(config).data)
 
 
 # -- afterwards
