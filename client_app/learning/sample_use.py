@@ -34,9 +34,13 @@ class SampleUse:
         return labels_N.bincount(minlength=num_classes)
 
     def measure(
-        self, moments: ClassMoments, features_MF: Tensor, classes_M: Tensor, samples: int
+        self,
+        moments: ClassMoments,
+        features_MF: Tensor,
+        classes_M: Tensor,
+        samples: int | None = None,
     ) -> None:
-        """Set ``moments`` to those of so many ``samples``, each as often as it has classes."""
+        """Set ``moments`` to those of the samples, as `ClassMoments.measure` does."""
         moments.measure(features_MF, classes_M, samples)
 
     def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:

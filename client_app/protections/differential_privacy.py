@@ -148,9 +148,13 @@ class DifferentialPrivacy(Protection, SampleUse):
         return noisy_C
 
     def measure(
-        self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor, samples: int
+        self,
+        moments: ClassMoments,
+        features_NF: Tensor,
+        labels_N: Tensor,
+        samples: int | None = None,
     ) -> None:
-        if len(labels_N) != samples:
+        if samples not in (None, len(labels_N)):
             raise SettingsError(f"{len(labels_N)} classes of {samples} samples; dp takes one each")
         clip = self.client.settings.privacy.dp_feature_clip
         noise = self._table_noise() * self._plan.part_of_each

@@ -64,12 +64,12 @@ class ClassMoments(nn.Module):
         """Whether S is of all classes together (lda)."""
         return self.second.dim() == 1
 
-    def measure(self, features_NF: Tensor, labels_N: Tensor, samples: int) -> None:
-        """Set shares π, means m and second moments S to those of n = ``samples``.
+    def measure(self, features_NF: Tensor, labels_N: Tensor, samples: int | None = None) -> None:
+        """Set shares π, means m and second moments S to those of these n samples.
 
-        A row for each sample and class that it is of.
+        If they are of several classes, they have a row for each, and ``samples`` is n.
         """
-        n = samples
+        n = samples or len(labels_N)
         # in float64, on the CPU: sums of products of many samples
         x_NF = features_NF.double().cpu()
         labels_N = labels_N.cpu()

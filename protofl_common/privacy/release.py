@@ -163,7 +163,7 @@ def private_moments(
     """
     samples = max(1, len(labels_N))
     step = step_of_features(clip)
-    moments.measure(to_steps(features_NF.double() / clip, clip / step), labels_N, len(labels_N))
+    moments.measure(to_steps(features_NF.double() / clip, clip / step), labels_N)
     for name, value in moments.named_buffers():
         part, power = MOMENT_PARTS[name]
         unit = unit_of_moments(name, clip)

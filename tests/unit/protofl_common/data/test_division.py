@@ -9,13 +9,13 @@ import pytest
 
 from protofl_common.config.datasets import DATASETS
 from protofl_common.data import (
-    UNLABELLED,
     ClientData,
     DataError,
     check_data_settings,
     open_client_data,
 )
 from protofl_common.data.clients import hide_labels
+from protofl_common.tasks import UNLABELLED
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
 
