@@ -158,7 +158,7 @@ def choose_best(message: Message, context: Context) -> RecordDict:
 
     # one of the run's Flower runs has evaluated this model, in a round that counts
     run_history = client.instructions.run_history
-    run_ids = [run_id for run_id in run_history.known if run_history.counts(run_id, best + 1)]
+    run_ids = [run_id for run_id in run_history.run_ids if run_history.counts(run_id, best + 1)]
     for name in (*(_evaluated(best, run_id) for run_id in run_ids), WEIGHTS):
         with suppress(SettingsError):
             model = TrainedModel.read(folder / name)

@@ -55,7 +55,7 @@ def be_server_of(run_id: int) -> None:
     """Let this process create messages as the ServerApp of a run, without a SuperLink."""
     TaskIdentity.task_id = 1
     TaskIdentity.run_id = run_id
-    TaskIdentity.node_id = 1
+    TaskIdentity.node_id = 1  # as Flower numbers a SuperLink
 
 
 def set_message_id(message: Message, name: str) -> None:

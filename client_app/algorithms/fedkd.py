@@ -38,7 +38,7 @@ from client_app.algorithms.base import (
 )
 from client_app.site.record import StateError
 from protofl_common.algorithms.fedkd import FedKDHparams
-from protofl_common.maths.losses import adaptive, divergence
+from protofl_common.maths.losses import adaptive_distillation, divergence
 from protofl_common.maths.low_rank import apply_change, change_of, compress
 from protofl_common.models.devices import seeded
 
@@ -99,15 +99,15 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         student_distance = mse_loss(batch.features.detach(), self.projection(student_BD))
         return {
             "cross-entropy": teacher_loss,
-            "mutual": adaptive(
+            "mutual": adaptive_distillation(
                 divergence(teacher_BC, student_BC.detach()), teacher_loss, student_loss
             ),
-            "hidden": adaptive(teacher_distance, teacher_loss, student_loss),
+            "hidden": adaptive_distillation(teacher_distance, teacher_loss, student_loss),
             "student-cross-entropy": student_loss,
-            "student-mutual": adaptive(
+            "student-mutual": adaptive_distillation(
                 divergence(student_BC, teacher_BC.detach()), student_loss, teacher_loss
             ),
-            "student-hidden": adaptive(student_distance, student_loss, teacher_loss),
+            "student-hidden": adaptive_distillation(student_distance, student_loss, teacher_loss),
         }
 
     def upload(self) -> Payload:

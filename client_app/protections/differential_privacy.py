@@ -74,9 +74,9 @@ class DifferentialPrivacy(Protection, SampleUse):
         """
         plan = self._plan
         number = self.client.instructions.round
-        costs = plan.of_evaluation()
+        costs = plan.costs_of_evaluation()
         if self.client.trains_now:
-            costs = plan.of_round(number, self.client.evaluates)
+            costs = plan.costs_of_round(number, self.client.evaluates)
         self.epsilon = charge_ledgers(self.client, self.client.instructions.run_name, costs)
         if self.client.trains_now:
             self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
@@ -242,7 +242,7 @@ def check_affordable(work: Workshop) -> None:
     client = work.client
     if work.plan is None or client.node.required_dp is None:
         return
-    first_round = spending_of(work.plan.of_round(1, True), client.settings.privacy.dp)
+    first_round = spending_of(work.plan.costs_of_round(1, True), client.settings.privacy.dp)
     for file in ledgers_of(client, ""):
         _check_all_runs(client, total(read_ledger(file)) + first_round)
 

@@ -16,7 +16,7 @@ from client_app.learning.training import Batches, LossTerms, Step
 from protofl_common.config.options import SettingsError
 from protofl_common.models.devices import seed_torch
 from protofl_common.privacy.grid import STEPS, longest_before_rounding, whole_noise
-from protofl_common.privacy.persons import Persons, few_at_a_time
+from protofl_common.privacy.persons import Persons, sizes_in_groups
 from protofl_common.privacy.plan import Plan
 from protofl_common.privacy.release import fresh_draw
 from protofl_common.privacy.released import Released
@@ -125,7 +125,7 @@ class PrivateStep(Step):
         For a batch into which nobody is drawn, the first person stands in, and `empty` says so: its
         gradient counts nothing, and the step has its noise all the same.
         """
-        persons = self.persons or Persons.apart(len(data))
+        persons = self.persons or Persons.one_per_sample(len(data))
         if self.released is not None:
             self.released.check(persons.samples == len(data))
         seed_torch(generator.seed())  # not the run's seed: see the class
@@ -159,7 +159,7 @@ class PrivateStep(Step):
         """The sums of persons' gradients, cut; of large models few samples at a time."""
         sums = dict.fromkeys(weights, torch.zeros(()))
         most = max(1, NUMBERS_AT_ONCE // sum(weight.numel() for weight in weights.values()))
-        sizes_of_parts = [*few_at_a_time(self.sizes or [1] * len(batch[0]), most)]
+        sizes_of_parts = [*sizes_in_groups(self.sizes or [1] * len(batch[0]), most)]
         lengths = [sum(sizes) for sizes in sizes_of_parts]
         parts = zip(*(values.split(lengths) for values in batch), strict=True)
         for sizes, samples in zip(sizes_of_parts, parts, strict=True):

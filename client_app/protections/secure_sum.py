@@ -143,7 +143,7 @@ class SecureSum:
         for peer, text in sealed.items():
             peer_keys = progress.keys[peer]
             try:
-                opened[peer] = masks.opened(name, progress.secret, peer_keys, peer, self.name, text)
+                opened[peer] = masks.unseal(name, progress.secret, peer_keys, peer, self.name, text)
             except InvalidTag:
                 opened[peer] = b""
         self._opened = replace(progress, shares=opened)
@@ -166,7 +166,9 @@ class SecureSum:
         """Mask the vector [L]; return it, and this site's keys for the next sum if one follows."""
         progress = self._opened
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
-        received = masks.received(digest_of_message(self.client.content), progress.keys, peers)
+        received = masks.digest_of_received(
+            digest_of_message(self.client.content), progress.keys, peers
+        )
         name = self._name_of(self.sum_number)
         masked = masks.masked(name, vector, progress.secret, self.name, peers, received)
 
@@ -225,7 +227,7 @@ class SecureSum:
         self, secret: bytes, sum_number: int, record: str = SECAGG
     ) -> dict[str, ConfigRecord]:
         public = masks.public_of(secret)
-        signature = self.client.signature(masks.introducing(self.algo, sum_number, public))
+        signature = self.client.signature(masks.text_to_sign(self.algo, sum_number, public))
         if not signature:
             signature = bytes(masks.SIGNATURE)
         return pack_by_site({self.name: public + signature}, record)
@@ -262,12 +264,12 @@ class SecureSum:
         own_keys = keys.get(self.name, b"")[: masks.PUBLIC]
         if own_keys != masks.public_of(progress.secret):
             raise RefusedMessage("keys for a sum: those of this site are not the ones it sent")
-        if masks.sharing_a_key(keys):
+        if masks.sites_sharing_a_key(keys):
             raise RefusedMessage("keys for a sum: one of them occurs twice")
         for site, signed_keys in keys.items():
-            if not masks.are_keys(signed_keys):
+            if not masks.are_valid_keys(signed_keys):
                 raise RefusedMessage(f"keys for a sum: those of {site} are not valid X25519 keys")
-            purpose = masks.introducing(self.algo, progress.sum, signed_keys)
+            purpose = masks.text_to_sign(self.algo, progress.sum, signed_keys)
             signature = signed_keys[masks.PUBLIC :]
             if not is_from_site(study, site, self.run_id, purpose, signature):
                 why = "are not signed with its key in the study"
@@ -309,7 +311,9 @@ class SecureSum:
         They are counted of all that the study names, even if the server shows fewer keys.
         """
         named = len(self.client.settings.named_sites)
-        return masks.needed(max(len(keys), named), self.client.settings.privacy.secagg_threshold)
+        return masks.threshold_of(
+            max(len(keys), named), self.client.settings.privacy.secagg_threshold
+        )
 
     # -- the file
     def _passed(self, stage: str) -> _Progress:

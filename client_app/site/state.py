@@ -130,7 +130,7 @@ class StateFolder:
         newest = key.round if key else 0
         if newest >= counted:
             return
-        run_ids = sorted(self.run_history.known)
+        run_ids = sorted(self.run_history.run_ids)
         run_id = next(each for each in run_ids if self.run_history.counts(each, counted))
         path = self._path(_Key(counted, run_id))
         file = path.relative_to(self.folder.parents[2])
@@ -146,7 +146,7 @@ class StateFolder:
         """
         cpu = torch.device("cpu")
         all_runs = self.folder.parents[2]
-        for run_id in self.run_history.known:
+        for run_id in self.run_history.run_ids:
             pattern = f"*/clients/{escape(self.folder.name)}/*-{run_id}.safetensors"
             for path in all_runs.glob(pattern):
                 name = _NAME.fullmatch(path.name)
@@ -195,7 +195,7 @@ class StateFolder:
             old = start is not None and key.round < start.round
             if self.is_site:
                 old = old and key.run_id == present and key.round < newest
-            elif key.run_id in self.run_history.known:
+            elif key.run_id in self.run_history.run_ids:
                 old = old or not self.run_history.counts(key.run_id, key.round)
             if old:
                 remove(path)

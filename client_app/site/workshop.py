@@ -239,7 +239,7 @@ class Workshop:
         """Whose its training samples are: each one's own, unless ``dp`` counts persons."""
         owners = self.data.persons
         if self.settings.privacy.dp != "person" or owners is None:
-            return Persons.apart(len(self.data.train_labels))
+            return Persons.one_per_sample(len(self.data.train_labels))
         return Persons(owners.train)
 
     @property
@@ -253,7 +253,7 @@ class Workshop:
     @property
     def stated_samples(self) -> int:
         """What counts of its training samples, as it tells them: 0 if they are only in a sum."""
-        if self.settings.hides_samples:
+        if self.settings.hides_sample_counts:
             return 0
         if self.settings.privacy.dp == "person":
             return self.counted_samples

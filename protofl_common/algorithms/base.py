@@ -19,7 +19,10 @@ class Hparams:
     """The hyper-parameters of an algorithm; this base has none."""
 
     def exchange(self, declared: Exchange) -> Exchange:
-        """Return the exchange under these hyper-parameters; by default all that is ``declared``."""
+        """Return what is exchanged under these hyper-parameters: by default all that is declared.
+
+        ``declared`` is the exchange of the algorithm's row; an override may narrow it.
+        """
         return declared
 
     def due(self, server_round: int, rounds: int) -> bool:
@@ -28,9 +31,9 @@ class Hparams:
 
     @property
     def needs_last_round(self) -> str:
-        """Say what to set so that a run may end early; "" where it may already.
+        """Name the setting that lets a run stop before its last round; "" if it may as it is.
 
-        It may not where a part of the algorithm's work is done in the last round only.
+        A run may not stop early if the algorithm does a part of its work in the last round only.
         """
         return ""
 
@@ -40,7 +43,7 @@ class Hparams:
 
     @property
     def uncovered_by_dp(self) -> str:
-        """Say which value differential privacy does not cover, and why; "" for none."""
+        """Name the value here that differential privacy does not cover, and say why; or ""."""
         return ""
 
 
@@ -134,7 +137,10 @@ class Algorithm:
     """Frozen backbones are used unless the settings say otherwise."""
 
     def needs_single_uploads(self, exchange: Exchange) -> str:
-        """Say why sums over the clients are not enough for a server that exchanges this, or ""."""
+        """Say why the server needs each client's upload by itself; "" if their sum is enough.
+
+        ``exchange`` is the algorithm's under the hyper-parameters of the run.
+        """
         if any(entry.shows_single_clients for entry in exchange.down.values()):
             return "its clients receive one another's prototypes"
         vectors_up = schema.vectors_in(exchange.up)
@@ -154,8 +160,9 @@ class Algorithm:
 
     @property
     def tells_classes(self) -> bool:
-        """Return whether uploads tell which classes a client holds.
+        """True if uploads tell which classes a client has.
 
-        A client then has to name its classes when it introduces itself.
+        A client then has to name its classes when it introduces itself, and the server compares
+        its uploads with them.
         """
         return any(entry.shows_classes for entry in self.exchange.up.values())

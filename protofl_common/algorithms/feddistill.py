@@ -24,7 +24,7 @@ class FedDistillHparams(OwnHparams):
     )
 
     def exchange(self, declared: Exchange) -> Exchange:
-        """Logits need not be probabilities."""
+        """Return the exchange; with ``outputs = "logits"`` uploads need not be probabilities."""
         if self.outputs == "probabilities":
             return declared
         return Exchange(down=declared.down, up=declared.down)

@@ -34,7 +34,10 @@ class FedKDHparams(OwnHparams):
     )
 
     def energy(self, server_round: int, rounds: int) -> float:
-        """T of a round; both halves ask here."""
+        """Return T: the part of a matrix's squared singular values that its factors keep.
+
+        It changes evenly over the rounds, from the first to the last; both halves compress by it.
+        """
         growth = self.energy_end - self.energy_start
         return self.energy_start + growth * server_round / rounds
 

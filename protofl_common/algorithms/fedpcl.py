@@ -30,7 +30,7 @@ class FedPCLHparams(OwnHparams):
         return "fedpcl.loss = 'supcon' compares samples, whose gradients are then no sample's own"
 
     def exchange(self, declared: Exchange) -> Exchange:
-        """Without the clients' own sets where no loss looks at them."""
+        """Return the exchange, without the sets of single clients if no loss term uses them."""
         if self.loss == "contrast" and self.prototypes != "global":
             return declared
         return Exchange(down={"prototypes": declared.down["prototypes"]}, up=declared.up)

@@ -13,7 +13,7 @@ class FedPerHparams(OwnHparams):
     )
 
     def exchange(self, declared: Exchange) -> Exchange:
-        """Without the personal layers, which are the last ones."""
+        """Return the exchange of all weights but the personal layers, which are the last ones."""
         shared = {"weights": Weights(without_last=self.personal_layers)}
         return Exchange(down=shared, up=shared)
 

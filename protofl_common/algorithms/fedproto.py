@@ -13,7 +13,7 @@ class FedProtoHparams(AlignmentHparams):
     )
 
     def exchange(self, declared: Exchange) -> Exchange:
-        """Counts travel only where they weigh."""
+        """Return the exchange; numbers of samples travel only if the server weights by them."""
         prototypes = Vectors(counts=self.weighting == "counts")
         return Exchange(down=declared.down, up={**declared.up, "prototypes": prototypes})
 

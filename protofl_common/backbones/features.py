@@ -28,10 +28,10 @@ FORMAT = 1
 def cached_features(
     images: Inputs, names: Sequence[str], device: torch.device, cache_dir: Path, key: str
 ) -> Tensor:
-    """Return `extract_features` of the images; treat the result as read-only.
+    """Return `extract_features` of the images, from the cache where they have been computed before.
 
-    They are computed once, kept in ``cache_dir`` under the name ``key`` and a digest of the images
-    and the backbones, and read from there ever after. BackboneError where a backbone cannot be had,
+    Treat the result as read-only. It is kept in ``cache_dir``, in a file with ``key`` and a digest
+    of the images and the backbones in its name. BackboneError where a backbone cannot be had,
     DataError where the cache cannot be used.
     """
     backbones = [load_backbone(name, device) for name in names]
@@ -47,11 +47,14 @@ def cached_features(
             save_file({"features": features}, beside)
         return features
 
-    return cached(file, lambda: _opened(file, shape), build)
+    return cached(file, lambda: _read(file, shape), build)
 
 
-def _opened(file: Path, shape: tuple[int, int]) -> Tensor | None:
-    """The features, or None where there are none, or others than expected."""
+def _read(file: Path, shape: tuple[int, int]) -> Tensor | None:
+    """Return the features in a file of the cache.
+
+    None, so that they are computed anew, where it has none of this ``shape``, or cannot be read.
+    """
     try:
         features = load_file(file)["features"]
     except (OSError, SafetensorError, KeyError):
@@ -66,11 +69,12 @@ def _opened(file: Path, shape: tuple[int, int]) -> Tensor | None:
 def extract_features(
     images: Inputs, names: Sequence[str], device: torch.device, batch_size: int = 64
 ) -> Tensor:
-    """r(x) of images uint8 [N, channels, H, W] -> float32 [N, F_1 + … + F_K] on the CPU.
+    """Compute the frozen backbones' features of images, float32 [N, F_1 + … + F_K] on the CPU.
 
-    The backbones' features stand in the order of ``names``. Grey images get three equal channels;
-    each backbone sees them stretched to its own size (bilinear, antialiased) and normalised its own
-    way. Nothing is random, and the batch size changes no more than rounding.
+    Images are uint8 [N, channels, H, W]; SettingsError for others. The backbones' features stand
+    side by side, in the order of ``names``. Grey images get three equal channels; each backbone
+    sees them stretched to its own size (bilinear, antialiased) and normalised its own way. Nothing
+    is random, and the batch size changes no more than rounding.
     """
     check_images(images, names)
     backbones = [load_backbone(name, device) for name in names]
@@ -84,7 +88,10 @@ def extract_features(
 
 
 def check_vectors(inputs: Inputs, algo: str) -> None:
-    """SettingsError where the samples of ``inputs`` are no vectors of features."""
+    """Refuse samples that are no vectors of features, which ``algo`` takes without backbones.
+
+    SettingsError, which names the algorithm.
+    """
     if inputs.ndim != 2 or inputs.dtype != np.float32:
         raise SettingsError(
             f"backbones = 'none': {algo} then takes vectors of features, float32 [features];"
@@ -94,7 +101,7 @@ def check_vectors(inputs: Inputs, algo: str) -> None:
 
 
 def check_images(inputs: Inputs, names: Sequence[str]) -> None:
-    """SettingsError where backbones cannot see the samples of ``inputs``."""
+    """Refuse samples that are no images which backbones can take, with SettingsError."""
     if not are_images(inputs) or inputs.shape[1] not in (1, 3):
         raise SettingsError(
             f"backbones = {', '.join(names)}: they see images, uint8 [1 or 3, H, W];"
@@ -105,16 +112,16 @@ def check_images(inputs: Inputs, names: Sequence[str]) -> None:
 
 
 def feature_widths(names: Sequence[str]) -> tuple[int, ...]:
-    """F_k of each backbone, in the order of ``names``; loads them."""
+    """Load backbones, and return the number of features F_k of each, in the order of ``names``."""
     return tuple(load_backbone(name, torch.device("cpu")).width for name in names)
 
 
 def features_of(batch: Tensor, backbones: list[Backbone]) -> Tensor:
-    """Pixels 0..255 [B, channels, H, W] -> float32 [B, F_total].
+    """Return the backbones' features side by side: pixels 0..255 [B, 1 or 3, H, W] -> [B, F].
 
     Backbones of one size share the stretched images.
     """
-    colour = batch.expand(-1, 3, -1, -1).float()
+    colour = batch.expand(-1, 3, -1, -1).float()  # grey images get three equal channels
     pixels_of_size = {}
     for size in {backbone.size for backbone in backbones}:
         pixels = colour

@@ -76,22 +76,23 @@ class Backbone:
 def load_backbone(name: str, device: torch.device) -> Backbone:
     """Load a backbone by its name, and freeze it on the ``device``.
 
-    Whoever builds a network draws its first weights, which the loaded ones replace. Those draws
-    leave torch's generator as it was: what is drawn next must not depend on who loaded first.
-    ValueError for a wrong name, BackboneError where its weights or its package are missing.
+    A network that is built draws first weights, which the loaded ones then replace. These draws
+    leave torch's generator as it was, as what is drawn next must not depend on whether this call
+    was answered from its cache. ValueError for a wrong name, BackboneError where weights or package
+    are missing.
     """
     parsed = parse_name(name)
-    reader = _READERS[parsed.kind]
+    read = _READERS[parsed.kind]
     # a user's weights of our own small ResNet have the format of the embedded ones, JSON
     if parsed.kind == "file" and parsed.arch == SMALL:
-        reader = _from_json
+        read = _from_json
     try:
         with torch.random.fork_rng(devices=[]):
-            parts = reader(parsed)
+            parts = read(parsed)
     except Exception as error:  # of JSON, base64, pickle, safetensors, a library or its hub
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise BackboneError(f"backbone {name}: cannot be had ({reason})") from error
-    backbone = frozen(parsed, *parts)
+    backbone = frozen_backbone(parsed, *parts)
     backbone.network.to(device).to(memory_format=torch.channels_last)  # a third faster
     return backbone
 
@@ -100,14 +101,18 @@ Parts = tuple[nn.Module, int, Sequence[float], Sequence[float]]
 """A network, and its images' size, mean and deviation."""
 
 
-def frozen(
+def frozen_backbone(
     name: BackboneName,
     network: nn.Module,
     size: int,
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Backbone:
-    """Freeze a network, and find out what it makes of images."""
+    """Freeze a network for images of these statistics, and try it on one to count its features.
+
+    ``size`` is the network's own, in pixels a side; a ``name`` with a size overrides it.
+    BackboneError where the network cannot take such an image, or its features are not finite.
+    """
     size = name.size or size
     network.requires_grad_(False).eval()
     try:
@@ -122,13 +127,13 @@ def frozen(
         raise BackboneError(
             f"backbone {name.kind}:{name.arch}: its weights give features that are not finite"
         )
-    weights = checksum(network.state_dict(), {})
-    identity = f"{name.kind}:{name.arch}@{size}:{mean}:{std}:{weights}"
+    digits_of_weights = checksum(network.state_dict(), {})
+    identity = f"{name.kind}:{name.arch}@{size}:{mean}:{std}:{digits_of_weights}"
     return Backbone(network, size, width, tuple(mean), tuple(std), identity)
 
 
 def _from_json(name: BackboneName) -> Parts:
-    """A `SmallResNet`: an embedded one, or that of a file of the same format."""
+    """Read a `SmallResNet`: an embedded one, or that of a user's file of the same format."""
     file = WEIGHTS / f"{name.arch}.json"
     if name.path:
         file = Path(name.path).expanduser()
@@ -143,9 +148,9 @@ def _from_json(name: BackboneName) -> Parts:
 
 
 def _from_package(name: BackboneName) -> Parts:
-    """EfficientNet-Lite0 with ImageNet's weights.
+    """Read EfficientNet-Lite0 with ImageNet's weights.
 
-    The package that has them is found, never imported.
+    They are read as a file of their package, which is never imported.
     """
     package_of_code, package_of_weights = PACKAGES
     path, wanted_sha256 = PACKAGED
@@ -166,12 +171,12 @@ def _from_package(name: BackboneName) -> Parts:
     size = name.size or IMAGENET[0]  # the network pads as for this size
     network = efficient_net.from_name(name.arch, image_size=size)
     network.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
-    network._fc = nn.Identity()
+    network._fc = nn.Identity()  # in the place of the classifier
     return network, *IMAGENET
 
 
 def _from_torchvision(name: BackboneName) -> Parts:
-    """A network of torchvision's, from torch hub's cache or downloaded."""
+    """Read a network of torchvision with its default weights, from torch hub's cache or the net."""
     from torchvision import models
 
     weights = models.get_model_weights(classifier_name(name.arch)).DEFAULT
@@ -182,15 +187,16 @@ def _from_torchvision(name: BackboneName) -> Parts:
 
 
 def _from_timm(name: BackboneName) -> Parts:
+    """Read a network of timm with its pre-trained weights, which timm may download."""
     network = timm().create_model(name.arch, pretrained=True, num_classes=0)
     config = timm().data.resolve_model_data_config(network)
     return network, int(config["input_size"][-1]), config["mean"], config["std"]
 
 
 def _from_file(name: BackboneName) -> Parts:
-    """A state dict of torchvision's network of this name, of any number of classes.
+    """Read a user's file with the state dict of a torchvision network, of any number of classes.
 
-    It stands in the file alone, or as ``state_dict``.
+    The state dict is all that the file has, or stands there as ``state_dict``.
     """
     from torchvision import models
 
@@ -218,7 +224,7 @@ _READERS: dict[str, Callable[[BackboneName], Parts]] = {
 
 
 def timm() -> Any:
-    """The library; ImportError with the cure where it is not installed."""
+    """Import the library timm; ImportError with the cure where it is not installed."""
     try:
         return import_module("timm")
     except ImportError as error:
@@ -227,7 +233,7 @@ def timm() -> Any:
 
 
 def classifier_name(arch: str) -> str:
-    """``arch``; ValueError where torchvision has no such classifier."""
+    """Return ``arch``; ValueError where torchvision has no classifier of this name."""
     from torchvision import models
 
     choices = models.list_models(module=models)
@@ -237,15 +243,16 @@ def classifier_name(arch: str) -> str:
 
 
 def without_head(network: nn.Module, arch: str) -> str:
-    """Replace the last linear layer by the identity; return how its parameters' names begin.
+    """Replace a network's last linear layer by the identity, in place.
 
-    ValueError where the network does not end in one.
+    Return how the names of its parameters begin, such as ``fc.``. ValueError where the network does
+    not end in a linear layer.
     """
     last = ""
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear):
             last = name
-    if not last.startswith(("fc", "classifier", "head")):
+    if not last.startswith(("fc", "classifier", "head")):  # torchvision's names of heads
         raise ValueError(f"architecture {arch!r} does not end in a linear layer")
     network.set_submodule(last, nn.Identity())
     return f"{last}."
@@ -271,6 +278,8 @@ class SmallResNet(nn.Module):
 
 
 class _Block(nn.Module):
+    """A residual block of two convolutions that halves the map's sides."""
+
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.first = _Convolution(inputs, outputs, kernel=3, stride=2)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 _RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){2}")
 ROOT = Path(__file__).resolve().parents[2]
-AT_A_SITE = ("client_app", "protofl_common")
+PACKAGES_AT_A_SITE = ("client_app", "protofl_common")
 NOT_AT_A_SITE = (
     "maths/aggregation.py",
     "report",
@@ -28,21 +28,24 @@ NOT_AT_A_SITE = (
 
 @cache
 def code_version() -> str:
-    """The first 8 digits of a SHA-256 over this machine's copy of the code in an app's bundle.
+    """Return 8 hexadecimal digits that stand for the code that this machine runs in a federation.
 
-    Tools are in none, and run nothing of a run.
+    It is the code of the three packages without `tools`, which take no part in a run.
     """
-    return _digest(_files_in(*AT_A_SITE, "server_app"))
+    return _digest(_files_in(*PACKAGES_AT_A_SITE, "server_app"))
 
 
 @cache
 def code_version_at_site() -> str:
-    """The same over what runs at a site: a change of anything else asks no operator."""
+    """Return 8 hexadecimal digits that stand for the code that runs at a site.
+
+    An operator is asked again when they change, so what only the server runs is not in them.
+    """
     common = ROOT / "protofl_common"
-    without = [common / name for name in NOT_AT_A_SITE]
+    left_out = [common / name for name in NOT_AT_A_SITE]
     files = []
-    for file in _files_in(*AT_A_SITE):
-        if not any(file.is_relative_to(path) for path in without):
+    for file in _files_in(*PACKAGES_AT_A_SITE):
+        if not any(file.is_relative_to(path) for path in left_out):
             files.append(file)
     return _digest(files)
 
@@ -55,7 +58,7 @@ def _files_in(*packages: str) -> list[Path]:
 
 
 def is_later_patch(before: str, after: str) -> bool:
-    """Return whether the release ``after`` differs from ``before`` in a higher last number alone.
+    """Return whether release ``after`` is a later patch of ``before``: ``0.2.3`` of ``0.2.1``.
 
     False where one of them is not three numbers, such as ``0.2.0rc1``.
     """
@@ -67,9 +70,10 @@ def is_later_patch(before: str, after: str) -> bool:
 
 
 def version_of(module: str) -> str:
-    """The first 8 digits for the package of ``module``, or its one file; "" if Python finds none.
+    """Return 8 hexadecimal digits that stand for the code of ``module`` (`files_of`).
 
-    Of a module that is imported it stays what it was at the first look: this process runs that.
+    "" if it has no files. The digits of an imported module are kept beside it: its files may be
+    edited later, but this process goes on with what it imported.
     """
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if spec is None:
@@ -84,9 +88,10 @@ def files_of(module: str) -> list[Path]:
 
     There are none for a module that Python does not find, or that has no file, as in a notebook.
     """
+    package = module.partition(".")[0]
     try:
-        spec = find_spec(module.partition(".")[0])
-    except ValueError:  # of ``__main__``
+        spec = find_spec(package)
+    except ValueError:  # ``__main__`` has no spec
         return []
     if spec is None:
         return []
@@ -101,28 +106,30 @@ def files_of(module: str) -> list[Path]:
 
 
 def _digest(files: Iterable[Path]) -> str:
-    content = [file.read_bytes() for file in sorted(files)]
-    if not content:
+    contents = [file.read_bytes() for file in sorted(files)]
+    if not contents:
         return ""
-    return hashlib.sha256(b"".join(content)).hexdigest()[:8]
+    return hashlib.sha256(b"".join(contents)).hexdigest()[:8]
 
 
 @cache
 def commit() -> str:
-    """Git's name of the code, with ``-dirty`` where files differ from it.
+    """Return the code's Git commit, with ``-dirty`` where files differ from it.
 
-    "none" outside a repository, as in the copy that Flower runs.
+    "none" outside a repository, as in the copy that Flower runs, and where Git does not answer.
     """
+    if not (ROOT / ".git").exists():  # Git would describe a repository that this folder lies in
+        return "none"
+    # without tags, which would be described in place of the commit
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
         described = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        if (ROOT / ".git").exists():
-            return described.stdout.strip()
+        return described.stdout.strip()
     return "none"
 
 
 def machine() -> str:
-    """``"Linux x86_64, 2 CPUs, 24 GB"`` and the GPU, where PyTorch sees one."""
+    """Describe this machine: ``"Linux x86_64, 2 CPUs, 24 GB"``, and the GPUs that PyTorch sees."""
     import torch
 
     gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9

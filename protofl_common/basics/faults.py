@@ -11,18 +11,19 @@ STANDARD_LIBRARY = Path(traceback.__file__).parent
 
 
 def fault_of(error: BaseException) -> str:
-    """Say whose fault an unexpected error is, with file and line, in one line.
+    """Return one line that says in whose code an unexpected error arose, with file and line.
 
-    It is that of the innermost code that is no library's: ours, or a network or function of the
-    user's.
+    Of the files in its traceback, the innermost that belongs to no library decides: it is either
+    ours, or has a network or function of the user's.
     """
     what = printable(f"{type(error).__name__}: {error}")
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_of_library(Path(frame.filename))]
-    if not own:
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if not _is_of_library(Path(frame.filename))]
+    if not frames:
         return f"a fault of ProtoFL: {what}; report it"
-    file = Path(own[-1].filename)
-    place = f"{what}, in {file}, line {own[-1].lineno}"
+    innermost = frames[-1]
+    file = Path(innermost.filename)
+    place = f"{what}, in {file}, line {innermost.lineno}"
     if _is_ours(file):
         return f"a fault of ProtoFL: {place}; report it"
     return f"a fault of {file.name}: {place}"
@@ -33,7 +34,9 @@ def _is_ours(file: Path) -> bool:
 
 
 def _is_of_library(file: Path) -> bool:
+    """Return whether code is of an installed package, of Python itself, or made while running."""
     if _is_ours(file):
         return False
     is_installed = not LIBRARIES.isdisjoint(file.parts)
-    return is_installed or file.is_relative_to(STANDARD_LIBRARY) or not file.exists()
+    is_generated = not file.exists()  # such as the ``<string>`` of a data class
+    return is_installed or file.is_relative_to(STANDARD_LIBRARY) or is_generated

@@ -23,7 +23,7 @@ class TensorFileError(RuntimeError):
 
 @contextmanager
 def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Iterator[Path]:
-    """Give a free name for a file, or a folder of files, that then replaces ``path`` in one step.
+    """Yield a free name; the file or folder written there replaces ``path`` after the ``with``.
 
     After an error ``path`` is as it was, and nothing is left beside it. A ``private`` file is
     written in a folder of its own, into which no other user can look. A power cut may undo what is
@@ -32,31 +32,33 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
     if private:
         make_private(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    new = beside / path.name if private else beside
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+    new = temporary / path.name if private else temporary
     try:
         if private:  # from the first byte on, and if this process is killed
-            beside.mkdir(mode=0o700)
+            temporary.mkdir(mode=0o700)
         yield new
         written = [new]
         if new.is_dir():
             written = [*new.iterdir(), new]
-        for made in written:
+        for entry in written:
             if private:
-                made.chmod(0o700 if made.is_dir() else 0o600)
+                entry.chmod(0o700 if entry.is_dir() else 0o600)
             if durable:
-                sync(made)
-        if new.is_dir():
+                sync(entry)
+        if new.is_dir():  # which can replace only an empty folder
             remove(path)
         os.replace(new, path)
         if durable:
             sync(path.parent)
     except OSError as error:
-        if error.errno:  # without one its text would be lost
-            error.filename = error.filename or str(path)  # a full disk names none
+        # "no space left on device" names no file. An error without a number is left alone: with a
+        # file name its text would be lost
+        if error.errno:
+            error.filename = error.filename or str(path)
         raise
     finally:
-        remove(beside)
+        remove(temporary)
 
 
 def make_private(folder: Path) -> None:
@@ -76,9 +78,9 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk.
+    """Wait until the content of a file, or the names in a folder, are on the disk.
 
-    A power cut must not reorder what we rely on.
+    Without this a power cut may undo what was written first, and keep what was written after it.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -88,9 +90,9 @@ def sync(path: Path) -> None:
 
 
 def sync_disk_of(path: Path) -> None:
-    """Wait until all that was written beside ``path``, and elsewhere on its disk, is there.
+    """Wait until all that was written to the disk of ``path`` has reached it.
 
-    Linux alone can leave out other disks, of which one may hang.
+    Only Linux can wait for a single disk; elsewhere it is all disks, one of which may hang.
     """
     if sys.platform != "linux":
         os.sync()
@@ -111,9 +113,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path, of: str = "*") -> None:
-    """Remove what killed processes were writing by `replacing`, and nobody else's ``.tmp``."""
-    for leftover in folder.glob(f"{of}.{'[0-9a-f]' * 8}.tmp"):
+def remove_leftovers(folder: Path, name_pattern: str = "*") -> None:
+    """Remove what killed processes were writing by `replacing`, and nobody else's ``.tmp``.
+
+    ``name_pattern`` is a glob pattern of the names that were to be replaced.
+    """
+    eight_digits = "[0-9a-f]" * 8  # which `replacing` puts into its temporary names
+    for leftover in folder.glob(f"{name_pattern}.{eight_digits}.tmp"):
         remove(leftover)
 
 
@@ -133,12 +139,12 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def digest(*parts: object) -> str:
-    """16 hexadecimal digits that stand for ``parts`` (plain values; of others their text)."""
+    """Return 16 hexadecimal digits that stand for ``parts``: plain values, or else their `repr`."""
     return hashlib.sha256(json.dumps(parts, default=repr).encode()).hexdigest()[:16]
 
 
 def cache_folder(cache_dir: str) -> Path:
-    """The folder of the setting ``cache-dir``; where it is empty, one in the user's caches."""
+    """Return the folder of the setting ``cache-dir``; if that is "", one in the user's caches."""
     if cache_dir:
         return Path(cache_dir).expanduser().absolute()
     users_caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 
 def replaced(owner: object, **ours: object) -> AbstractContextManager[None]:
-    """Replace these names of ``owner``, a module or an object, inside a ``with``.
+    """Return a context in which ``owner``, a module or an object, has ``ours`` as its attributes.
 
-    AttributeError at once, before the ``with``, if this version of the library lacks one.
+    AttributeError from this call itself if this version of the library lacks one of them.
     """
     originals = {name: getattr(owner, name) for name in ours}
     return _replacing(owner, originals, ours)
@@ -17,6 +17,7 @@ def replaced(owner: object, **ours: object) -> AbstractContextManager[None]:
 def _replacing(
     owner: object, originals: dict[str, object], ours: dict[str, object]
 ) -> Iterator[None]:
+    """Give ``owner`` the values of ``ours`` inside the ``with``, and ``originals`` after it."""
     try:
         for name, value in ours.items():
             setattr(owner, name, value)

@@ -31,7 +31,7 @@ class RunHistory:
         return run_id
 
     @property
-    def known(self) -> set[int]:
+    def run_ids(self) -> set[int]:
         return {self.run_id, *(run_id for run_id, _ in self.earlier)}
 
     def counts(self, run_id: int, server_round: int) -> bool:
@@ -41,16 +41,16 @@ class RunHistory:
         stored in later rounds of the stopped one does not count: these rounds are made anew. So
         each Flower run has the rounds after its predecessor's last, up to its own last.
         """
-        first = 1
-        for earlier_id, last in self.earlier:
+        first_round = 1
+        for earlier_id, last_round in self.earlier:
             if run_id == earlier_id:
-                return first <= server_round <= last
-            first = last + 1
-        return run_id == self.run_id and server_round >= first
+                return first_round <= server_round <= last_round
+            first_round = last_round + 1
+        return run_id == self.run_id and server_round >= first_round
 
-    def then(self, run_id: int, last: int) -> "RunHistory":
-        """This history, ended after the round ``last`` and continued by another Flower run."""
-        return RunHistory(run_id, (*self.earlier, (self.run_id, last)))
+    def continued_by(self, run_id: int, last_round: int) -> "RunHistory":
+        """Return the history of another Flower run, which goes on after this one's last round."""
+        return RunHistory(run_id, (*self.earlier, (self.run_id, last_round)))
 
     @property
     def text(self) -> str:
@@ -59,12 +59,12 @@ class RunHistory:
 
     @classmethod
     def parse(cls, text: str) -> "RunHistory":
-        """Read a history in the form that `text` has; ValueError for a text of another form."""
+        """Read a history from its `text`, such as ``11:5,12:6,13``; ValueError for another form."""
         if not _TEXT.fullmatch(text):
             raise ValueError(f"{text!r} is no run_history, such as '11:5,12:6,13'")
-        *ended, now = text.split(",")
+        *ended, run_id_now = text.split(",")
         earlier = []
         for entry in ended:
-            run_id, last = entry.split(":")
-            earlier.append((int(run_id), int(last)))
-        return cls(int(now), tuple(earlier))
+            run_id, last_round = entry.split(":")
+            earlier.append((int(run_id), int(last_round)))
+        return cls(int(run_id_now), tuple(earlier))

@@ -18,40 +18,42 @@ CHECKSUM = "checksum"
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str], *, durable: bool = True
 ) -> None:
-    """Replace ``path`` in one step, as `replacing` does; TensorFileError leaves it as it was."""
+    """Write tensors, ``facts`` and their checksum to ``path``, which no other user can read.
+
+    The file is replaced in one step, as `replacing` does; after a TensorFileError it is as it was.
+    """
     try:
-        with replacing(path, private=True, durable=durable) as beside:
-            apart = without_shared_memory(tensors)
-            metadata = {**facts, CHECKSUM: checksum(apart, facts)}
-            save_file(apart, beside, metadata=metadata)
+        with replacing(path, private=True, durable=durable) as new:
+            separate = without_shared_memory(tensors)
+            metadata = {**facts, CHECKSUM: checksum(separate, facts)}
+            save_file(separate, new, metadata=metadata)
     except (OSError, SafetensorError) as error:
-        size = sum(value.numel() * value.element_size() for value in tensors.values())
-        megabytes = size / 1e6
+        megabytes = sum(value.nbytes for value in tensors.values()) / 1e6
         raise TensorFileError(
             f"{path} could not be written, {megabytes:.1f} MB: {error}"
         ) from error
 
 
 def without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors, of which no two have one memory, as tied weights of a network have.
+    """Return the tensors made contiguous, with a copy of each that shares memory with another.
 
-    The format has no two names for one tensor.
+    Tied weights of a network share theirs, and safetensors refuses two names for one memory.
     """
-    apart = {}
-    seen = set()
+    separate = {}
+    addresses = set()
     for name, value in tensors.items():
-        own = value.contiguous()
-        if own.untyped_storage().data_ptr() in seen:
-            own = own.clone()
-        seen.add(own.untyped_storage().data_ptr())
-        apart[name] = own
-    return apart
+        value = value.contiguous()
+        if value.untyped_storage().data_ptr() in addresses:
+            value = value.clone()
+        addresses.add(value.untyped_storage().data_ptr())
+        separate[name] = value
+    return separate
 
 
 def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file on ``device``, and its facts.
+    """Return the tensors of a file, on ``device``, and its facts.
 
-    TensorFileError if it is missing, or damaged; old files have no checksum.
+    TensorFileError if it is missing or damaged. A file without a checksum is read as it is.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -66,7 +68,7 @@ def read_tensors(path: Path, device: torch.device) -> tuple[dict[str, Tensor], d
 
 
 def checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
-    """SHA-256 of names, types, shapes and bytes of the tensors, and of the facts, as digits."""
+    """Return the SHA-256 of the facts, and of the tensors' names, types, shapes and bytes."""
     digest = hashlib.sha256(json.dumps(sorted(facts.items())).encode())
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

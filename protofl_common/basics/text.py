@@ -8,38 +8,40 @@ from unicodedata import normalize
 LONGEST = 500
 LONGEST_IN_LOG = 10_000
 LONGEST_NAME = 200
+# the folders at the beginning of an absolute path, but not the path of a URL
 _FOLDERS = re.compile(r"…?(?<![\w.:/])/(?:[^\s/:;,'\"()]+/)+")
 
 
 def with_composed_letters(name: str) -> str:
-    """``name`` with one character for an umlaut: macOS writes two, which look the same."""
+    """Return ``name`` with one character for an umlaut: macOS writes two, which look the same."""
     return normalize("NFC", name)
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """The names in natural order, which is always the same one.
+    """Return the names in natural order: ``site-2`` before ``site-10``.
 
-    ``site-2`` comes before ``site-10``, and ``site-01`` before ``site-1``.
+    Names that differ in leading zeros only have an order too: ``site-01`` before ``site-1``.
     """
 
-    def natural(name: str) -> tuple[str, str]:
+    def natural_key(name: str) -> tuple[str, str]:
         padded = re.sub(r"\d+", lambda number: number.group().zfill(12), name)
         return padded, name
 
-    return sorted(names, key=natural)
+    return sorted(names, key=natural_key)
 
 
 def first_of(names: Iterable[str], most: int = 20) -> str:
-    """The first of the names with commas, and how many there are where these are more."""
-    listed = list(names)
-    more = f", … ({len(listed)})" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+    """Return up to ``most`` names with commas; if there are more, also how many there are."""
+    names = list(names)
+    total = f", … ({len(names)})" if len(names) > most else ""
+    return ", ".join(names[:most]) + total
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    """At most ``longest`` characters in one line, safe in a log and on a terminal.
+    """Return ``text`` in one line, safe in a log and on a terminal, cut to ``longest`` characters.
 
-    A control character is written as its number.
+    ``; `` stands for a line break, and ``\\x1b``, say, for a control character. What is cut says
+    how long it was.
     """
     line = "; ".join(text[:longest].splitlines())
     letters = [letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in line]
@@ -48,19 +50,19 @@ def printable(text: str, longest: int = LONGEST) -> str:
     return "".join(letters)
 
 
-def numbered(name: str, names: Iterable[str]) -> list[str]:
-    """List those of ``names`` that are ``name`` and the number of a Flower run.
+def with_run_id(run_name: str, folders: Iterable[str]) -> list[str]:
+    """Return those of ``folders`` that a site has of runs called ``run_name``.
 
-    So the folders of runs at a site are called.
+    Each has the id of its Flower run behind the name: ``trial-4711``.
     """
-    with_number = re.compile(re.escape(name) + r"-\d+")
-    return [entry for entry in names if with_number.fullmatch(entry)]
+    pattern = re.compile(re.escape(run_name) + r"-\d+")
+    return [folder for folder in folders if pattern.fullmatch(folder)]
 
 
 def is_plain_name(text: str) -> bool:
     """Return whether ``text`` may name a folder and stand in a log.
 
-    It then is short and printable, without slashes, and not hidden.
+    It must be short and printable, without slashes, and not begin with a dot.
     """
     if not text or not is_short_and_printable(text):
         return False
@@ -74,30 +76,30 @@ def is_short_and_printable(text: str) -> bool:
 def is_site_name(text: str) -> bool:
     """Return whether ``text`` may name a site: ASCII letters, digits, ``.``, ``_`` and ``-``.
 
-    So no two names look alike.
+    Letters of other alphabets are refused, as some of them look like these.
     """
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text) is not None
 
 
 def as_file_name(text: str) -> str:
-    """``text`` with what is not fit for the name of a file replaced by ``-``."""
+    """Return ``text`` with ``-`` for what does not fit in the name of a file."""
     return re.sub(r"[^\w.-]+", "-", text)
 
 
 def without_paths(text: str) -> str:
-    """``text`` without the folders of absolute paths: where things lie is a site's own business.
+    """Return ``text`` without the folders of absolute paths: where a site keeps files is private.
 
     ``/home/jane/scans/a.png`` becomes ``…/a.png``. A folder with a space in its name is recognised
-    only inside the home folder and the working directory.
+    only as a part of the home folder or the working directory.
     """
     for folder in (str(Path.cwd()), str(Path.home())):
-        if len(folder) > 1:
+        if len(folder) > 1:  # not "/", which every path begins with
             text = re.sub(re.escape(folder) + r"(?![\w.-])", "…", text)
     return _FOLDERS.sub("…/", text)
 
 
 def human_bytes(size: float) -> str:
-    """1536 -> ``1.5 kB`` (steps of 1000)."""
+    """Return a number of bytes for people: 1536 -> ``1.5 kB`` (steps of 1000)."""
     if size < 1000:
         return f"{size:.0f} B"
     for unit in ("kB", "MB"):
@@ -108,7 +110,7 @@ def human_bytes(size: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """75 -> ``1m15s``."""
+    """Return a duration for people: 7.25 -> ``7.2s``, 75 -> ``1m15s``, 3660 -> ``1h01m``."""
     if seconds < 10:
         return f"{seconds:.1f}s"
     if seconds < 60:

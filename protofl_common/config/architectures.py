@@ -80,13 +80,16 @@ _PAPERS: dict[str, tuple[str, ...]] = {
 
 
 def body_and_hidden(arch: str) -> tuple[str, int]:
-    """The body's name, and the width of the head's hidden layer (0: it has none)."""
+    """Split ``BODY+fcN`` into the body's name and the width N of the head's hidden layer, or 0."""
     body, _, hidden = arch.partition("+fc")
     return body, int(hidden or 0)
 
 
 def _architectures() -> dict[str, str]:
-    """The bodies, and those that the papers' groups name with a head of two layers."""
+    """Return a description of each architecture, by name.
+
+    These are the bodies, and those to which a paper's group gives a head of two layers.
+    """
     described = dict(BODIES)
     for group in _PAPERS.values():
         for arch in group:
@@ -112,9 +115,10 @@ ORTHOGONAL_SHARED = "orthogonal-shared"
 
 
 def members_of(models: str) -> tuple[str, ...]:
-    """The architectures that ``models`` stands for.
+    """Return the architectures that the setting ``models`` stands for, at least one.
 
-    It is a list, separated by commas, of groups, architectures and Python names.
+    It is a list, separated by commas, of groups, architectures and Python names. "" stands for "",
+    which is no architecture.
     """
     members: list[str] = []
     for name in parts_of(models) or [""]:
@@ -123,6 +127,6 @@ def members_of(models: str) -> tuple[str, ...]:
 
 
 def architecture_of(models: str, client: int) -> str:
-    """The architecture of the client with index ``client``; each in turn has the next of them."""
+    """Return the architecture of the client with this index: ``models`` are dealt out in turn."""
     members = members_of(models)
     return members[client % len(members)]

@@ -42,11 +42,11 @@ class BackboneName(NamedTuple):
 
 
 def parse_backbones(value: str) -> tuple[str, ...]:
-    """The names in a setting's ``value``, in order.
+    """Return the backbones that a setting's ``value`` names, in order.
 
     ValueError for an unknown or empty name, or one given twice.
     """
-    names = tuple(parts_of(value)) or ("",)
+    names = tuple(parts_of(value)) or ("",)  # "" is refused below
     for name in names:
         parse_name(name)
     most_frequent = max(names, key=names.count)
@@ -56,39 +56,46 @@ def parse_backbones(value: str) -> tuple[str, ...]:
 
 
 def parse_name(name: str) -> BackboneName:
-    """One name in parts; ValueError when it has none of the legal forms."""
+    """Split a backbone's name into its parts; ValueError when it has none of the legal forms.
+
+    They are an embedded one's name, ``KIND:ARCH``, ``KIND:ARCH@SIZE``, ``file:ARCH:PATH`` and
+    ``file:ARCH@SIZE:PATH``.
+    """
     if name in EMBEDDED:
         return BackboneName("embedded", name)
 
     match = re.fullmatch(r"(package|torchvision|timm):([^\s,]+?)(?:@(\d+))?", name)
     if match:
-        kind, arch, digits = match.groups()
+        kind, arch, size_digits = match.groups()
         if kind != "package" or f"package:{arch}" in OTHERS:
-            return BackboneName(kind, arch, _size(name, digits))
+            return BackboneName(kind, arch, _size(name, size_digits))
 
     match = re.fullmatch(r"file:(\w+)(?:@(\d+))?:(.+)", name)
     if match:
-        arch, digits, path = match.groups()
-        return BackboneName("file", arch, _size(name, digits), path)
+        arch, size_digits, path = match.groups()
+        return BackboneName("file", arch, _size(name, size_digits), path)
 
     raise ValueError(f"backbone {name!r} is not one of {CHOICES}")
 
 
 def is_allowed(name: str, permitted: str) -> bool:
-    """Return whether a site that permits these names takes the backbone.
+    """Return whether a site lets a run use this backbone; the embedded ones are always allowed.
 
-    An entry that ends in ``:`` or ``/`` permits all names that begin with it.
+    ``permitted`` is the site's comma-separated list. An entry that ends in ``:`` or ``/`` permits
+    all names that begin with it, except paths that lead out of its folder.
     """
-    if ":" not in name:
+    is_embedded = ":" not in name
+    if is_embedded:
         return True
     entries = names_in(permitted)
     if name in entries:
         return True
-    beginnings = tuple(entry for entry in entries if entry.endswith((":", "/")))
-    return name.startswith(beginnings) and "/.." not in name
+    prefixes = tuple(entry for entry in entries if entry.endswith((":", "/")))
+    return name.startswith(prefixes) and "/.." not in name
 
 
 def _size(name: str, digits: str | None) -> int:
+    """Return the size that a backbone's name asks for, 0 for none; ValueError if out of range."""
     if not digits:
         return 0
     size = int(digits)

@@ -193,7 +193,7 @@ _NAMED = DataSet(
 
 
 def data_set_named(dataset: str) -> DataSet:
-    """The row of ``dataset``, also where it is a Python name or one of Hugging Face's."""
+    """Return the row of ``dataset``; a Python name, or one of Hugging Face's, has a row too."""
     return DATASETS.get(dataset, _NAMED)
 
 
@@ -295,5 +295,5 @@ PARTITIONS: dict[str, Partition] = {
 
 
 def partitions_that_read(key: str) -> list[str]:
-    """The partitions that the setting ``key`` belongs to; none where all runs may read it."""
+    """Return the partitions that alone read the setting ``key``; [] if it is none of theirs."""
     return [name for name, row in PARTITIONS.items() if key in row.reads]

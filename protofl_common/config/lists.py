@@ -5,14 +5,14 @@ from collections.abc import Iterable
 
 
 def names_in(text: object) -> tuple[str, ...]:
-    """Return the distinct names of a comma-separated list, in its order; () for an empty one."""
+    """Return the names of a comma-separated list in order, each once; () for "" or None."""
     return tuple(dict.fromkeys(filter(None, parts_of(text))))
 
 
 def parts_of(text: object) -> list[str]:
-    """Return the parts of a comma-separated list, empty and repeated ones too.
+    """Return the parts of a comma-separated list, empty and repeated ones too; [] for "" or None.
 
-    A name with a comma stands in quotes: ``"a, b",c``.
+    A name with a comma stands in quotes: ``"a, b",c``. A line break counts as a space.
     """
     line = str(text or "").replace("\n", " ")
     parts = next(csv.reader([line], skipinitialspace=True), [])
@@ -27,7 +27,9 @@ def as_list(names: Iterable[str]) -> str:
             name = '"{}"'.format(name.replace('"', '""'))
         quoted.append(name)
     text = ",".join(quoted)
-    return f" {text}" if text.startswith('"') else text  # else a setting would lose its quotes
+    if text.startswith('"'):
+        return f" {text}"  # else the quotes would be taken for those around a setting's value
+    return text
 
 
 def as_setting(key: str, names: Iterable[str]) -> str:
@@ -35,11 +37,11 @@ def as_setting(key: str, names: Iterable[str]) -> str:
 
     Returns "" for names that cannot be written in such a line.
     """
-    wanted = list(names)
-    value = as_list(wanted)
+    names = list(names)
+    value = as_list(names)
     quote = '"'
     if any(character in value for character in '"\\$`'):  # between "…" they mean something else
         quote = "'"
-    if quote in value or list(names_in(value)) != wanted:
+    if quote in value or list(names_in(value)) != names:
         return ""
     return f"{key}={quote}{value}{quote}"

@@ -65,19 +65,18 @@ def option(
     with_secagg: Needed | None = None,
     with_dp: Needed | None = None,
 ) -> Any:
-    """A dataclass field with its default, its meaning and its legal values.
+    """Return the dataclass field of a setting: its default, its meaning and its legal values.
 
-    These are ``choices``, or a range.
-
-    A range may have ``minimum``, ``maximum`` and ``above``, which is exclusive; ``or_zero`` allows
-    0 beside it. Beside the choices, a value may be what matches ``or_like``, which errors call
-    ``or_words``; with ``several``, a list of such values, separated by commas.
+    A number may have a range: ``minimum``, ``maximum``, and ``above``, which is exclusive;
+    ``or_zero`` allows 0 beside it. A string may have ``choices``; beside these it may be what
+    matches ``or_like``, which errors call ``or_words``; with ``several``, it is a list of such
+    values, separated by commas.
 
     A site's node config may set it where ``site`` says what it means there; ``at_most`` is the key
-    of the node config that bounds it. ``with_secagg`` and ``with_dp`` say what it must be under
-    secure aggregation, and under differential privacy, if these do not go with all its values.
+    of the node config that bounds it. ``with_secagg`` and ``with_dp`` say which value it must have
+    under secure aggregation, and under differential privacy, where these do not allow all.
     """
-    legal: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "choices": None if choices is None else tuple(choices),
         "minimum": minimum,
         "maximum": maximum,
@@ -93,10 +92,10 @@ def option(
         "with_dp": with_dp,
         "help": help,
     }
-    return dataclasses.field(metadata=legal, default=default)
+    return dataclasses.field(metadata=metadata, default=default)
 
 
-_ANY_VALUE: Mapping[str, Any] = option(default=0).metadata  # of a field that is none of `option`'s
+_ANY_VALUE: Mapping[str, Any] = option(default=0).metadata  # of a field not made by `option`
 
 
 @dataclass_transform(frozen_default=True)
@@ -110,7 +109,10 @@ class Table:
 
 
 def typed(text: str, wanted: Callable[[str], Scalar]) -> Scalar:
-    """``text`` in the wanted type, or as it is where it does not fit."""
+    """Return ``text`` in the wanted type, or as it is where it does not fit.
+
+    A later check of the value's type then refuses it as it was written.
+    """
     if wanted is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:
@@ -120,7 +122,10 @@ def typed(text: str, wanted: Callable[[str], Scalar]) -> Scalar:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Config:
-    """Nested TOML tables -> dotted keys."""
+    """Return nested TOML tables as one with dotted keys: ``{"a": {"b": 1}}`` as ``{"a.b": 1}``.
+
+    The ``prefix`` is put before each key.
+    """
     flat: Config = {}
     for key, value in table.items():
         if isinstance(value, Mapping):
@@ -131,7 +136,10 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Config:
 
 
 def key_of(field_name: str) -> str:
-    """``batch_size`` -> ``batch-size``; ``lambda_``, which is no Python keyword, -> ``lambda``."""
+    """Return the key of a field: ``batch_size`` -> ``batch-size``, ``lambda_`` -> ``lambda``.
+
+    The underscore at the end is for names that are Python keywords.
+    """
     return field_name.rstrip("_").replace("_", "-")
 
 
@@ -140,7 +148,7 @@ def keys_of(section: type, prefix: str = "") -> list[str]:
 
 
 def types_of(section: type) -> dict[str, type]:
-    """The type of each key of ``section``."""
+    """Return the type of each key of ``section``."""
     hints = _hints(section)
     return {key_of(field.name): hints[field.name] for field in dataclasses.fields(section)}
 
@@ -148,9 +156,10 @@ def types_of(section: type) -> dict[str, type]:
 def read_section(
     section: type[Section], config: Values, problems: list[str], prefix: str = ""
 ) -> Section | None:
-    """Build ``section`` from ``config``, whose keys begin with ``prefix``.
+    """Build ``section`` from ``config``, where its keys have the ``prefix``; ignore other keys.
 
-    On any problem append lines to ``problems``, and return None.
+    Where keys are missing or values are not legal, append a line for each to ``problems``, and
+    return None.
     """
     values: dict[str, Any] = {}
     problems_before = len(problems)
@@ -175,9 +184,11 @@ def read_section(
 
 
 def read_pairs(section: type[Section], name: str, text: str) -> Section:
-    """Build ``section`` from its defaults and the setting ``name``, "KEY=VALUE, …".
+    """Build ``section`` from its defaults and the pairs in ``text``: "KEY=VALUE, …".
 
-    SettingsError for a wrong pair.
+    ``text`` is the value of the setting ``name``, which errors name. SettingsError for a pair that
+    is malformed, is repeated, has an unknown key or a value that is not legal, and for a key
+    without a default that no pair sets.
     """
     types = types_of(section)
     chosen: dict[str, Scalar] = {}
@@ -216,41 +227,47 @@ def unknown_keys(config: Values, legal: Iterable[str], likely: Sequence[str] = (
 
 
 def folders_of_unknown_users(config: Values) -> list[str]:
-    """A line for each folder ``~USER/…`` of a user whom this machine does not have."""
+    """Return a line for each setting of a folder ``~USER/…`` whose user this machine lacks."""
     lines = []
     for key, folder in config.items():
-        if key.endswith("-dir") and expanduser(str(folder)).startswith("~"):
+        is_of_unknown_user = expanduser(str(folder)).startswith("~")
+        if key.endswith("-dir") and is_of_unknown_user:
             lines.append(f"{key} = {folder!r}: this machine has no such user; write the whole path")
     return lines
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """`` (did you mean …?)`` with the nearest choice, whatever letters are capitals, or ""."""
-    by_small_letters = {choice.lower(): choice for choice in choices}
-    nearest = difflib.get_close_matches(name.lower(), by_small_letters, n=1)
+    """Return `` (did you mean …?)`` with the choice most like ``name``; "" if none is like it.
+
+    Capital and small letters are the same here.
+    """
+    choice_of = {choice.lower(): choice for choice in choices}
+    nearest = difflib.get_close_matches(name.lower(), choice_of, n=1)
     if not nearest:
         return ""
-    return f" (did you mean {by_small_letters[nearest[0]]}?)"
+    return f" (did you mean {choice_of[nearest[0]]}?)"
 
 
 def _nearest(key: str, legal: Sequence[str], likely: Sequence[str]) -> str:
-    """Words that name the nearest legal key, or "".
+    """Return words that suggest a legal key similar to an unknown one, or "".
 
-    Keys are compared by their names without a table; of several with one name the first counts.
+    For ``TABLE.KEY`` it is first a legal key that is similar as a whole. Then keys are compared by
+    their names without a table, the ``likely`` ones first; of several with one name the first is
+    suggested. A table that no legal key has is taken for that of another package's algorithm.
     """
     if "." in key:
-        tables = {known.partition(".")[0] for known in legal}
+        tables = {legal_key.partition(".")[0] for legal_key in legal}
         if key.partition(".")[0] not in tables:
             return "; hyper-parameters of a package's algorithm stand in hparams"
-        whole = difflib.get_close_matches(key, legal, n=1)
-        if whole:
-            return f"; did you mean {whole[0]}?"
+        nearest = difflib.get_close_matches(key, legal, n=1)
+        if nearest:
+            return f"; did you mean {nearest[0]}?"
 
-    name = key.rpartition(".")[2]
+    name = key.rpartition(".")[2]  # without its table
     for keys in (likely, legal):
         key_of_name: dict[str, str] = {}
-        for known in keys:
-            key_of_name.setdefault(known.rpartition(".")[2], known)
+        for legal_key in keys:
+            key_of_name.setdefault(legal_key.rpartition(".")[2], legal_key)
         nearest = difflib.get_close_matches(name, key_of_name, n=1)
         if nearest:
             return f"; did you mean {key_of_name[nearest[0]]}?"
@@ -258,7 +275,11 @@ def _nearest(key: str, legal: Sequence[str], likely: Sequence[str]) -> str:
 
 
 def _problem_with(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> str:
-    """Say why ``value`` is none of the ``wanted`` type, or not ``legal``; "" where it is."""
+    """Say why a setting cannot have this value; "" where it can.
+
+    ``wanted`` is the type of its field, and ``legal`` the field's metadata, as `option` makes it.
+    Whole numbers fit where a number is wanted.
+    """
     if wanted not in TYPES:
         return f"its type is {wanted}; a setting is a bool, int, float or str"
     if legal["choices"] is not None:
@@ -276,6 +297,10 @@ def _problem_with(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> str:
 
 
 def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
+    """Say which part of a value is neither a choice nor like ``or_like``; "" if there is none.
+
+    ``legal`` is the metadata that `option` makes; a value has several parts where it allows a list.
+    """
     choices = legal["choices"]
     pattern = legal["or_like"]
 
@@ -297,9 +322,10 @@ def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
 
 
 def _is_in_range(value: float, legal: Mapping[str, Any]) -> bool:
+    """Return whether a number is finite in float32, and in the range of `option`'s metadata."""
     if legal["or_zero"] and value == 0:
         return True
-    if not abs(value) <= LARGEST_FLOAT32:  # nan, too
+    if not abs(value) <= LARGEST_FLOAT32:  # in this form nan is refused too
         return False
     if legal["minimum"] is not None and value < legal["minimum"]:
         return False
@@ -309,6 +335,7 @@ def _is_in_range(value: float, legal: Mapping[str, Any]) -> bool:
 
 
 def _range_broken(value: float, legal: Mapping[str, Any]) -> str:
+    """Say which numbers are legal, for one that `_is_in_range` has refused."""
     if abs(value) <= LARGEST_FLOAT32:
         return f"must be a number{range_text(legal)}"
     if not math.isfinite(value):
@@ -317,7 +344,7 @@ def _range_broken(value: float, legal: Mapping[str, Any]) -> str:
 
 
 def range_text(legal: Mapping[str, Any]) -> str:
-    """The range of an option's metadata in words, after a space; "" if it has none."""
+    """Return the range of `option`'s metadata in words, after a space: `` at least 1``; or ""."""
     bounds = []
     for key, words in (("above", "above"), ("minimum", "at least"), ("maximum", "at most")):
         if legal[key] is not None:

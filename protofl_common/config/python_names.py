@@ -42,23 +42,23 @@ def is_inside(module: str, names: Iterable[str]) -> bool:
 
 
 def allow(modules: Iterable[str]) -> None:
-    """Let `load` import these modules, and those that lie in them.
+    """Let `load` import these modules, and those inside them, beside those allowed before.
 
-    Somebody who may say so has named them.
+    Call it only with modules that a person who may decide this has named.
     """
     _ALLOWED.set(_ALLOWED.get().union(modules))
 
 
 def allow_only(modules: Iterable[str]) -> None:
-    """Let `load` import these modules, and those that lie in them.
+    """Let `load` import these modules, and those inside them, and no others.
 
-    From now on settings cannot name others.
+    From now on `allow` changes nothing, in any thread of this process.
     """
     _ONLY[:] = [frozenset(modules)]
 
 
-def at_worker() -> bool:
-    """Return whether a worker's operator has named the modules that may be imported."""
+def _operator_decides() -> bool:
+    """Return whether a worker's operator has named the only modules that may be imported."""
     return bool(_ONLY)
 
 
@@ -68,7 +68,7 @@ def _allowed_modules() -> frozenset[str]:
 
 @contextmanager
 def allowing(modules: Iterable[str]) -> Iterator[None]:
-    """Let `load` import these modules inside of the ``with`` statement."""
+    """Let `load` import these modules too, inside the ``with`` statement."""
     before = _ALLOWED.set(_ALLOWED.get().union(modules))
     try:
         yield
@@ -77,8 +77,11 @@ def allowing(modules: Iterable[str]) -> Iterator[None]:
 
 
 def check_allowed(*named: tuple[str, str]) -> None:
-    """SettingsError with a line for each ``(setting, module:name)`` that may not be imported."""
-    check_modules([(f"{what} = {name!r}", module_of(name)) for what, name in named])
+    """Refuse modules that may not be imported; SettingsError with a line for each.
+
+    ``named`` are pairs of a setting and its value, ``module:name``.
+    """
+    check_modules([(f"{key} = {name!r}", module_of(name)) for key, name in named])
 
 
 def check_modules(named: Iterable[tuple[str, str]]) -> None:
@@ -91,10 +94,10 @@ def check_modules(named: Iterable[tuple[str, str]]) -> None:
     if not refused:
         return
     modules = ",".join(dict.fromkeys(module for _, module in refused))
-    if at_worker():
-        how = f"its operator may name {modules} in protofl worker --allow-python"
+    if _operator_decides():
+        cure = f"its operator may name {modules} in protofl worker --allow-python"
     else:
-        how = (
+        cure = (
             f"only if you trust it, give --allow-python {modules}"
             f" (in Python: allow_python={modules!r})"
         )
@@ -102,20 +105,20 @@ def check_modules(named: Iterable[tuple[str, str]]) -> None:
     lines = []
     for setting, module in refused:
         why = f"runs code of the module {module}, which you did not name"
-        if at_worker():
+        if _operator_decides():
             why = "not allowed at this server"
         lines.append(f"{setting}: {why}")
-    raise SettingsError("\n".join(lines) + f"; {how}")
+    raise SettingsError("\n".join(lines) + f"; {cure}")
 
 
-def load(name: str, what: str) -> Any:
-    """Return the object that the setting ``what`` names as ``module:name``.
+def load(name: str, setting: str) -> Any:
+    """Import the object that a setting names as ``module:name``.
 
     This is the only place that imports by name. The object must be one of an allowed module itself,
     not one that such a module has imported. SettingsError when the module is not allowed or cannot
     be imported, or has no such object of its own.
     """
-    check_allowed((what, name))
+    check_allowed((setting, name))
     module_name, _, attribute = name.partition(":")
     try:
         module = import_module(module_name)
@@ -125,15 +128,15 @@ def load(name: str, what: str) -> Any:
         if isinstance(error, ModuleNotFoundError):
             hint = "install it, or put its folder on PYTHONPATH"
         raise SettingsError(
-            f"{what} = {name!r}: {module_name} cannot be imported ({reason}); {hint}"
+            f"{setting} = {name!r}: {module_name} cannot be imported ({reason}); {hint}"
         ) from error
     if not hasattr(module, attribute):
-        raise SettingsError(f"{what} = {name!r}: {module_name} has no {attribute}")
+        raise SettingsError(f"{setting} = {name!r}: {module_name} has no {attribute}")
     loaded = getattr(module, attribute)
-    home = str(getattr(loaded, "__module__", ""))
-    if not is_inside(home, _allowed_modules()):
-        where = f"; it lies in {home}" if home else ""
+    defined_in = str(getattr(loaded, "__module__", ""))
+    if not is_inside(defined_in, _allowed_modules()):
+        where = f"; it lies in {defined_in}" if defined_in else ""
         raise SettingsError(
-            f"{what} = {name!r}: it is no function or class of {module_name}{where}"
+            f"{setting} = {name!r}: it is no function or class of {module_name}{where}"
         )
     return loaded

@@ -24,8 +24,8 @@ TRACKERS = ("mlflow", "tensorboard", "trackio", "wandb")
 KEYED = "keyed"
 """The value of ``test-from`` with which a sample's side depends on nothing but the sample."""
 FEWEST_TESTED = 20
-"""Samples of a figure under ``min-class-samples``, at least: a figure of few says which of them are
-right."""
+"""The fewest test samples of a figure under ``min-class-samples``: one of few samples would say
+which of them are predicted right."""
 HIDES_UPLOADS = "hides the single uploads that it needs"
 HIDES_FIGURES = "hides the single figures that it needs"
 SAME_CLIENTS = "forbids sums over different clients, whose difference shows single uploads"
@@ -891,10 +891,7 @@ class PrivacySettings(Table):
 
     @property
     def sums_only(self) -> bool:
-        """True where the server learns sums over the clients, and of no single client.
-
-        It then sees no client's upload, figures or classes.
-        """
+        """Whether the server learns only sums over the clients: of none its upload or figures."""
         return self.secagg
 
 
@@ -1030,9 +1027,9 @@ SECTIONS: dict[str, type] = get_type_hints(Sections)
 
 
 def keys_that_change(*kinds: Affects) -> frozenset[str]:
-    """The keys of the general settings that change one of these.
+    """Return the keys of the general settings whose ``affects`` is one of ``kinds``.
 
-    Those of algorithms change the result.
+    Hyper-parameters of algorithms are not among them: they all change the result.
     """
     keys = set()
     for section in SECTIONS.values():
@@ -1052,6 +1049,7 @@ DANGER_OF_WEIGHTS = (
 
 
 def _on_honest_sites(settings: Mapping[str, Scalar]) -> str:
+    """Return words on how many honest sites ε counts on, after a space; "" if only on the own."""
     honest_sites = settings.get("dp-honest-sites", 1)
     if honest_sites == 1:
         return ""
@@ -1059,14 +1057,19 @@ def _on_honest_sites(settings: Mapping[str, Scalar]) -> str:
 
 
 def protections(settings: Mapping[str, Scalar]) -> list[str]:
-    """A line for people on each protection that the settings ask for; a site may add to them."""
+    """Return a line for people on each protection of the clients' data that a run asks for.
+
+    ``settings`` are a run's, by key; a site may protect more. A setting that is missing has its
+    default: no protection.
+    """
     lines = []
-    least = settings.get("min-class-samples", 1)
-    if least != 1:
-        fewest_tested = max(FEWEST_TESTED, int(least))
+    min_class_samples = settings.get("min-class-samples", 1)
+    if min_class_samples != 1:
+        fewest_tested = max(FEWEST_TESTED, int(min_class_samples))
         lines.append(
             "small classes: nothing is sent of classes and clusters of fewer than"
-            f" {least} training samples, nor figures of fewer than {fewest_tested} test samples;"
+            f" {min_class_samples} training samples, nor figures of fewer than {fewest_tested} test"
+            " samples;"
             " metrics are of classes with as many test samples alone"
         )
     if settings.get("secagg", False):

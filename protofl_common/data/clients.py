@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.division import Share, client_and_number, names_persons, shares_of
+from protofl_common.data.division import Share, names_persons, number_in_division, shares_of
 from protofl_common.data.partitions import shuffled_by_class
 from protofl_common.data.raw import (
     MOST_BYTES_IN_MEMORY,
@@ -84,17 +84,17 @@ def open_client_data(
     shared_scale: bool = False,
     key: bytes = b"",
 ) -> ClientData:
-    """The data of client ``partition`` of ``num_partitions``: the same for the same arguments.
+    """Open the data of client number ``partition`` of ``num_partitions``.
 
-    With ``domain``, from the client's own configuration, and the partitions ``own``,
-    ``feature-shift`` and ``feature-label-shift`` it gets that domain as if it were its only client.
-    ``key`` is what a site with data of its own divides them by (``test-from = "keyed"``). With
-    ``shared_scale`` all clients standardise alike. The first call on a machine decodes the
-    data set into the cache; later ones take milliseconds.
+    They follow from the arguments alone. With a ``domain``, from the client's own configuration,
+    it gets that domain as if it were its only client; the partition must be ``own``,
+    ``feature-shift`` or ``feature-label-shift``. ``key`` is what a site with data of its own
+    divides them by (``test-from = "keyed"``). With ``shared_scale`` all clients standardise alike.
+    The first call on a machine decodes the data set into the cache; later ones take milliseconds.
     """
     check_data_settings(settings)
     data = open_data(settings)
-    client, clients = client_and_number(settings, partition, num_partitions, domain)
+    client, clients = number_in_division(settings, partition, num_partitions, domain)
     share = shares_of(data, settings, seed, clients, domain, key)[client]
     if settings.standardise == "auto" and are_images(data.inputs):
         fill = Floats()
@@ -103,7 +103,7 @@ def open_client_data(
     elif shared_scale or settings.standardise == "pooled":
         fill, mean, std = _pooled_scale(data, settings, seed, clients, domain, key)
     else:
-        fill, mean, std = _fitted(data, settings, share.train)
+        fill, mean, std = _scale_of(data, settings, share.train)
 
     hiding_seed = derive_seed(seed, "labelled", client, domain)
     train_labels = annotated(_rows(data.labels, share.train), settings, client, clients)
@@ -136,9 +136,9 @@ def open_client_data(
 
 
 def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
-    """Hide all labels but a random ``rate`` of every class, at least one.
+    """Return ``labels`` with all but a random part ``rate`` of each class as `UNLABELLED`.
 
-    A larger rate hides a subset of these.
+    At least one label of each class stays. What a larger rate hides, a smaller one hides too.
     """
     if rate >= 1:
         return labels
@@ -175,43 +175,48 @@ def annotated(labels: Ints, settings: DataSettings, client: int, clients: int) -
 def _pooled_scale(
     data: StoredData, settings: DataSettings, seed: int, clients: int, domain: str, key: bytes
 ) -> Scale:
-    """The scale of the training samples of all clients, found once per process."""
+    """Return the scale of all clients' training samples together, computed once per process."""
     rows = [share.train for share in shares_of(data, settings, seed, clients, domain, key)]
-    return _fitted(data, settings, np.unique(np.concatenate(rows)))
+    return _scale_of(data, settings, np.unique(np.concatenate(rows)))
 
 
-def _fitted(data: StoredData, settings: DataSettings, rows: Ints) -> Scale:
-    """The scale of these ``rows``."""
+def _scale_of(data: StoredData, settings: DataSettings, rows: Ints) -> Scale:
+    """Return what these ``rows`` give to fill and standardise with: fill, mean and deviation.
+
+    The fill is each feature's mean or median without gaps, as ``impute`` says, or else ().
+    """
     inputs = _rows(data.inputs, rows)
     fill = Floats()
     if settings.impute != "none" and np.issubdtype(inputs.dtype, np.floating):
-        middle = np.nanmedian if settings.impute == "median" else np.nanmean
+        average = np.nanmedian if settings.impute == "median" else np.nanmean
         all_but_features = (0, *range(2, inputs.ndim))
+        # NumPy warns of a feature without any value: its average is NaN, and its fill 0
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-            centre = middle(np.asarray(inputs, np.float64), axis=all_but_features)
-        fill = tuple(np.nan_to_num(centre).tolist())  # a feature without any value: 0
+            averages = average(np.asarray(inputs, np.float64), axis=all_but_features)
+        fill = tuple(np.nan_to_num(averages).tolist())
     mean, std = statistics(_rows(data.inputs, rows, fill))
     return fill, mean, std
 
 
 def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArray[Any]:
-    """These rows, in rising order: a copy, or a view that all clients of the machine share.
+    """Return ``rows``, in rising order, of an array in the cache, with gaps filled by ``fill``.
 
-    A view where they follow one another; and inputs above `MOST_BYTES_IN_MEMORY` stay on the disk.
+    Rows that follow one another are a view, whose memory all clients of the machine share; others
+    are a copy. Inputs above `MOST_BYTES_IN_MEMORY` are read from the disk when they are indexed.
     """
     bytes_as_float32 = 4 * len(rows) * math.prod(array.shape[1:])
     if array.ndim > 1 and bytes_as_float32 > MOST_BYTES_IN_MEMORY:
         return cast(NDArray[Any], StoredRows(array, rows, fill))
 
-    plain = np.asarray(array)
+    in_memory = np.asarray(array)  # a plain array on the same memory
     follow_one_another = len(rows) > 0 and rows[-1] - rows[0] == len(rows) - 1
     if follow_one_another:
-        return filled(plain[rows[0] : rows[-1] + 1], fill)
-    return filled(plain[rows], fill)
+        return filled(in_memory[rows[0] : rows[-1] + 1], fill)
+    return filled(in_memory[rows], fill)
 
 
 def domain_of(data: StoredData, rows: Ints) -> str:
-    """The domain of these ``rows``; "" where the data have none, or the rows are of several."""
+    """Return the domain of these ``rows``; "" if the data have none, or the rows several."""
     present = np.unique(np.asarray(data.domains)[rows])
     if not data.domain_names or len(present) != 1:
         return ""

@@ -65,14 +65,17 @@ Pixels = NDArray[np.floating[Any]]
 
 
 def read_domains(settings: DataSettings) -> RawData:
-    """All domains of ``digit-domains``, in the order of `DOMAINS`; the settings change nothing."""
+    """Draw all images of ``digit-domains``, in the order of `DOMAINS`.
+
+    They are the same for all settings and seeds of a run.
+    """
     from sklearn.datasets import load_digits
 
     rng = np.random.default_rng(SEED)
     scans = load_digits()
-    stacks = []  # of the scans of each digit, of which no domain gets one that another has
+    unused_scans = []  # of each digit; they are taken one by one, so no two domains share one
     for digit in range(10):
-        stacks.append(iter(rng.permutation(np.flatnonzero(scans.target == digit))))
+        unused_scans.append(iter(rng.permutation(np.flatnonzero(scans.target == digit))))
 
     labels = np.tile(np.arange(10), PER_CLASS)
     parts = []
@@ -81,8 +84,8 @@ def read_domains(settings: DataSettings) -> RawData:
         for number in range(PER_CLASS):
             for digit in range(10):
                 if number < domain.scanned:
-                    scan = scans.images[next(stacks[digit])]
-                    inks.append(_scanned(scan / 16, rng))
+                    scan = scans.images[next(unused_scans[digit])]
+                    inks.append(_scanned(scan / 16, rng))  # 16 is full ink
                 else:
                     inks.append(_printed(digit, domain.fonts, rng))
         pixels = np.stack([domain.look(ink, inks, rng) for ink in inks])
@@ -126,7 +129,10 @@ def locate_mix(settings: DataSettings) -> tuple[Path, ...]:
 
 
 def read_mix(settings: DataSettings) -> RawData:
-    """All domains of ``digit-mix``, without an official test part."""
+    """Read the domains of ``digit-mix``: `REAL` ones, and `LOOKS` of ``digit-domains``.
+
+    All images are 28×28 RGB and for training: there is no official test part.
+    """
     parts = []
     drawn = read_domains(settings)
     for name in REAL:
@@ -144,7 +150,10 @@ def read_mix(settings: DataSettings) -> RawData:
 
 
 def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
-    """The files of the domains of Digit-5 that are in ``data-dir``, of which it needs two."""
+    """Return the files of all domains of Digit-5 that are in ``data-dir``.
+
+    DataError for fewer than two domains.
+    """
     files_of = _digit5_files(settings)
     if len(files_of) < 2:
         wanted = f"two of {', '.join(DIGIT5)}: torchvision's files, and {', '.join(MNIST_M)}"
@@ -153,11 +162,11 @@ def locate_digit5(settings: DataSettings) -> tuple[Path, ...]:
 
 
 def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
-    """The files of each domain of Digit-5 of which none is missing."""
+    """Return the files of each domain of Digit-5 that is complete in ``data-dir``, by its name."""
     data_dir = data_dir_of(settings)
     complete = {}
     for name in DIGIT5:
-        with suppress(DataError):
+        with suppress(DataError):  # which `locate_public` raises for a domain that is not there
             if name == "mnist-m":
                 paths = tuple(data_dir / file for file in MNIST_M)
             else:
@@ -168,9 +177,10 @@ def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
 
 
 def read_digit5(settings: DataSettings) -> RawData:
-    """The domains of Digit-5 that are there, at 32×32 RGB.
+    """Read the domains of Digit-5 that are in ``data-dir``, as 32×32 RGB.
 
-    Of each the first 7,500 training and 2,000 test images.
+    Of each they are the first training and test images, at most `MOST_OF_DIGIT5`. A line names the
+    domains that are missing.
     """
     files_of = _digit5_files(settings)
     absent = ", ".join(name for name in DIGIT5 if name not in files_of)
@@ -194,7 +204,10 @@ def read_digit5(settings: DataSettings) -> RawData:
 
 
 def _mnist_m(train: Path, test: Path, train_list: Path, test_list: Path) -> RawData:
-    """Two folders, and a list of the files in each, ``00000000.png 5`` (Ganin et al., 2016)."""
+    """Read MNIST-M as its authors give it (Ganin et al., 2016): two folders of images.
+
+    A list of each has a line per image with its name and digit, ``00000000.png 5``.
+    """
     images = []
     labels = []
     split = []
@@ -209,9 +222,9 @@ def _mnist_m(train: Path, test: Path, train_list: Path, test_list: Path) -> RawD
 
 
 def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> RawData:
-    """Images and labels of each domain as one data set, all for training."""
+    """Join images and labels of several domains to one data set, all for training."""
     images, labels = zip(*parts, strict=True)
-    sizes = [len(of_domain) for of_domain in labels]
+    sizes = [len(domain_labels) for domain_labels in labels]
     return RawData(
         inputs=np.concatenate(images),
         labels=np.concatenate(labels),
@@ -224,12 +237,12 @@ def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> Raw
 
 # -- looks: ink [28, 28], the domain's other inks -> pixels [28, 28, 3]
 def _scanned_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
-    """White strokes on black."""
+    """Return white strokes on black."""
     return _mixed(ink, np.zeros(3), np.ones(3))
 
 
 def _printed_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
-    """Dark strokes on slightly yellowed paper."""
+    """Return dark strokes on slightly yellowed paper, with grain."""
     paper = np.array([1.0, 0.98, 0.92]) * rng.uniform(0.85, 1.0)
     stroke = np.full(3, rng.uniform(0.0, 0.3))
     grain = rng.normal(0, 0.015, (SIDE, SIDE, 1))
@@ -237,7 +250,10 @@ def _printed_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixe
 
 
 def _photo_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
-    """Absolute difference of strokes and a piece of a photograph, as in MNIST-M."""
+    """Return the absolute difference of the strokes and a random piece of a photograph.
+
+    MNIST-M is made so.
+    """
     photo = _photographs()[rng.integers(2)]
     height, width, _ = photo.shape
     top = int(rng.integers(height - SIDE))
@@ -248,7 +264,7 @@ def _photo_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels
 
 
 def _inverted_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
-    """Dark strokes on light grey, of changing contrast, under strong noise."""
+    """Return dark strokes on light grey, of random contrast, under strong noise."""
     ground = rng.uniform(0.6, 0.95)
     contrast = rng.uniform(0.4, 0.6)
     grey = ground - contrast * ink + rng.normal(0, 0.12, (SIDE, SIDE))
@@ -256,7 +272,10 @@ def _inverted_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pix
 
 
 def _coloured_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
-    """A coloured digit on a gradient, between parts of two others, as on house numbers (SVHN)."""
+    """Return a coloured digit on a gradient, between parts of two other digits.
+
+    So look the house numbers of SVHN. The neighbours are drawn from ``others``.
+    """
     ground = rng.uniform(0.0, 0.5, size=3)
     stroke = rng.uniform(0.6, 1.0, size=3)
     if rng.random() >= 0.5:  # dark on light
@@ -283,9 +302,9 @@ def _mixed(ink: Ink, ground: NDArray[np.float64], stroke: NDArray[np.float64]) -
 
 @lru_cache(maxsize=1)
 def _photographs() -> list[Pixels]:
-    """Two photographs, float32 [214, 320, 3] in [0, 1].
+    """Return scikit-learn's two photographs, float32 [214, 320, 3] in [0, 1].
 
-    They have half their size, so that a piece shows some structure.
+    They are at half their size, so that a piece of 28×28 pixels shows some structure.
     """
     from sklearn.datasets import load_sample_images
 
@@ -311,7 +330,7 @@ DOMAINS: dict[str, Domain] = {
 
 # -- strokes
 def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
-    """A scanned digit in the middle, of random size, then jittered."""
+    """Return the ink of a scanned digit [8, 8]: of random size, nearly centred and upright."""
     from PIL import Image
 
     side = int(rng.integers(22, 27))
@@ -324,7 +343,7 @@ def _scanned(scan: Ink, rng: np.random.Generator) -> Ink:
 
 
 def _printed(digit: int, fonts: str, rng: np.random.Generator) -> Ink:
-    """A digit in the middle, in one of the ``fonts`` and of random size, then jittered."""
+    """Return the ink of a digit in a random font, of random size, nearly centred and upright."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFont
 
@@ -339,7 +358,7 @@ def _printed(digit: int, fonts: str, rng: np.random.Generator) -> Ink:
 
 
 def _jittered(canvas: Any, rng: np.random.Generator) -> Ink:
-    """The canvas, shifted by up to 2 pixels and turned by up to 12 degrees."""
+    """Return the ink on a PIL canvas, shifted by up to 2 pixels and turned by up to 12 degrees."""
     from PIL import Image
 
     shift = tuple(int(step) for step in rng.integers(-2, 3, size=2))

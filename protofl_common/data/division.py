@@ -52,12 +52,14 @@ class Share(NamedTuple):
     validation: Ints
 
 
-def client_and_number(
+def number_in_division(
     settings: DataSettings, client: int, clients: int, domain: str = ""
 ) -> tuple[int, int]:
-    """Return a client's number, and among how many clients its data are divided.
+    """Return a client's number, and among how many clients the data that it reads are divided.
 
-    (0, 1) where nobody else has a part of them: with partition ``own``, or a domain of its own.
+    They are those that its node config says, ``client`` of ``clients``, or (0, 1) if nobody else
+    has a part of these data: with partition ``own``, or a ``domain`` of its own. DataError for
+    numbers that cannot be.
     """
     if settings.partition == "own" or domain:
         return 0, 1
@@ -79,24 +81,26 @@ def shares_of(
     domain: str = "",
     key: bytes = b"",
 ) -> list[Share]:
-    """The share of each client, made once per process; with ``domain`` of that domain alone.
+    """Divide the data among ``clients``; return the share of each. Results are cached.
 
-    ``key`` is that of a site with data of its own.
+    With a ``domain`` only its samples are divided. ``key`` is what a site with data of its own
+    divides them by (``test-from = "keyed"``).
     """
     return Division(data, settings, seed, domain, key).shares(clients)
 
 
 def names_persons(data: StoredData, settings: DataSettings, domain: str) -> bool:
-    """True where a column ``client`` of the user's own data says whose each sample is.
+    """True if a column ``client`` of the user's own data says whose each sample is.
 
-    With a ``domain``, or a partition by domains, each of its values is a client of a run instead.
+    With a ``domain``, or a partition by domains, the column's values are the clients of the run
+    instead.
     """
     by_domain = bool(domain) or PARTITIONS[settings.partition].needs_domains
     return data.by_client and is_own(settings.dataset) and not by_domain
 
 
 class Division:
-    """Divides the data set; the settings have passed `check_data_settings`."""
+    """A division of a data set among clients; the settings have passed `check_data_settings`."""
 
     def __init__(
         self, data: StoredData, settings: DataSettings, seed: int, domain: str, key: bytes = b""
@@ -119,7 +123,7 @@ class Division:
         self.domains = np.zeros_like(self.owners) if self.by_client else self.owners
 
         self.marked = self.official == VALIDATION
-        self.reserved = self.marked  # for validation: the marked samples, or else whole clients
+        self.reserved = self.marked  # for validation; `_reserve_…` choose if none are marked
         self.is_keyed = settings.test_from == KEYED
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
@@ -127,13 +131,17 @@ class Division:
         return np.random.default_rng(derive_seed(self.seed, *purpose))
 
     def shares(self, clients: int) -> list[Share]:
-        """Each client's share; DataError where the data do not suffice for so many clients."""
+        """Return each client's share; DataError if the data do not suffice for so many clients.
+
+        Samples are marked for testing, or reserved for validation, before the pool is dealt if that
+        depends on more than a single share. What each client is dealt is split afterwards.
+        """
         settings = self.settings
         pool = self._pool()
-        least = 1 if settings.test_from in COMMON_TESTS else 2
+        least = 1 if settings.test_from in COMMON_TESTS else 2  # with one to test on
         if len(pool.rows) < least * clients:
             raise self._too_few(f"{len(pool.rows)} samples are too few for {clients} clients")
-        if self.partition.shares_samples:  # a sample marked for validation is no shot
+        if self.partition.shares_samples:  # a sample marked for validation is in nobody's share
             pool = pool.take(np.flatnonzero(~self.marked[pool.rows]))
         pool = replace(pool, for_training=self._for_training(pool))
 
@@ -153,17 +161,19 @@ class Division:
                 self._reserve_clients(pool)
         dealt = self._dealt(pool, clients)
         for client, positions in enumerate(dealt):
-            many = int((~self.reserved[pool.rows[positions]]).sum())
-            if many < least:
-                raise self._too_few(f"client {client} of {clients} would have {many} samples")
+            count = int((~self.reserved[pool.rows[positions]]).sum())
+            if count < least:
+                raise self._too_few(f"client {client} of {clients} would have {count} samples")
         return [self._share(client, pool, share, tests) for client, share in enumerate(dealt)]
 
     # -- the pool
     def _pool(self) -> Pool:
         """Return the samples that are divided among the clients.
 
-        They are all samples, or the official training part where tests are in nobody's share
-        (`COMMON_TESTS`); of these ``total-samples``, if it is set, and of them those of the domain.
+        They are all samples, or the official training part if the test samples are in nobody's
+        share (`COMMON_TESTS`). If ``total-samples`` is set, so many of them are drawn; a client
+        with a domain of its own gets those of its domain. DataError if the data do not have what
+        the settings ask of them.
         """
         settings = self.settings
         rows = np.arange(len(self.labels))
@@ -188,7 +198,7 @@ class Division:
         return pool
 
     def _of_domain(self, pool: Pool) -> Pool:
-        """The samples of the client's domain, as if it were the only one."""
+        """Return the pool's samples of `self.domain`, as a data set that has no other domain."""
         settings = self.settings
         names = pool.domain_names
         which = f"domain = {self.domain!r}"
@@ -204,23 +214,24 @@ class Division:
         return replace(pool, domains=np.zeros_like(pool.domains), domain_names=(self.domain,))
 
     def _check_domains(self, pool: Pool) -> None:
-        """DataError if a partition by domains finds no domains, or one without samples."""
+        """Raise DataError if a partition by domains finds no domains, or one without samples."""
         which = f"partition = {self.settings.partition!r}"
         if not pool.domain_names:
             cure = "give them a column 'client', or choose another partition"
             raise DataError(f"{which}: the data name no clients or domains; {cure}")
         if self.domain:  # the pool has this domain alone: what the others have does not matter
             return
-        filled = {pool.domain_names[owner] for owner in np.unique(self.owners)}
-        empty = set(pool.domain_names) - filled
+        with_samples = {pool.domain_names[owner] for owner in np.unique(self.owners)}
+        empty = set(pool.domain_names) - with_samples
         if empty:
             raise DataError(f"{which}: domain {min(empty)!r} is empty; fill or remove it")
 
     def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
-        """Decide which samples nobody is tested on, bool [n]; None: after they are dealt.
+        """Decide which samples of the pool are for training, bool [n], and which for tests.
 
-        By ``test-from = "balanced"`` a class has a sample to train on in every domain that it
-        occurs in, and where it has two, one to test on.
+        None if that is decided for each share by itself, or the tests are in nobody's share.
+        ``test-from = "balanced"`` splits each class of each domain by itself, so that it has
+        samples for training wherever it occurs, and samples for tests wherever it has two.
         """
         settings = self.settings
         if settings.test_from == "official-own":
@@ -235,16 +246,17 @@ class Division:
 
         free = pool.take(np.flatnonzero(~self.marked[pool.rows]))
         groups = free.labels
-        if is_balanced:
+        if is_balanced:  # a number for each pair of domain and class
             groups = free.domains * len(self.strata_names) + free.labels
         rng = self.random("split", self.domain)
-        test = split(groups, settings.train_fraction, rng)[1]
-        return ~np.isin(pool.rows, self._rows_aside(free.rows, test, rng, for_testing=True))
+        _, tests = split(groups, settings.train_fraction, rng)
+        return ~np.isin(pool.rows, self._rows_aside(free.rows, tests, rng, for_testing=True))
 
     def _hashes(self, purpose: str, rows: Ints) -> NDArray[np.float64]:
-        """A number from 0 to 1 for each of these rows, which follows from the sample and the key.
+        """Return a number in [0, 1) for each row, a keyed hash of ``purpose`` and the sample.
 
-        Samples of one `client` have one in common.
+        If samples of one `client` stay together, it is a hash of the client, and theirs are equal.
+        DataError without a key, or if the data set has no digests of its samples.
         """
         if not self.key:
             which = f"test-from = {KEYED!r}"
@@ -253,9 +265,10 @@ class Division:
             contents = [self.data.domain_names[owner].encode() for owner in self.owners[rows]]
         else:
             contents = [digest.tobytes() for digest in self.data.contents[rows]]
-            if contents and not contents[0]:
+            if contents and not contents[0]:  # the data set has none
                 cure = "choose split, or keep them as files"
                 raise DataError(f"test-from = {KEYED!r}: not with {self.settings.dataset}; {cure}")
+        # ``person`` personalises the hash: one key gives other numbers for another purpose
         hashes = [
             blake2b(content, key=self.key, person=purpose.encode(), digest_size=8).digest()
             for content in contents
@@ -263,7 +276,7 @@ class Division:
         return np.frombuffer(b"".join(hashes), "<u8") / 2**64
 
     def _reserve_by_hash(self, pool: Pool) -> None:
-        """Reserve about ``validation-fraction`` of the training samples, each by itself."""
+        """Reserve about ``validation-fraction`` of the training samples by their hashes."""
         assert pool.for_training is not None
         rows = pool.rows[pool.for_training]
         is_reserved = self._hashes("validation", rows) < self.settings.validation_fraction
@@ -275,7 +288,7 @@ class Division:
         rows = pool.rows
         if pool.for_training is not None:
             rows = rows[pool.for_training]
-        rng = self.random("validation", 0, self.domain)
+        rng = self.random("validation", 0, self.domain)  # 0: once for all clients
         aside = set_aside(self.labels[rows], self.settings.validation_fraction, rng)[1]
         self.reserved = np.zeros_like(self.marked)
         self.reserved[self._rows_aside(rows, aside, rng)] = True
@@ -283,12 +296,12 @@ class Division:
     def _rows_aside(
         self, rows: Ints, aside: Ints, rng: Generator, *, for_testing: bool = False
     ) -> Ints:
-        """The rows at positions ``aside``; if `by_client`, those of whole clients instead.
+        """Return the rows at positions ``aside``; if `by_client`, rows of whole clients instead.
 
-        Clients go in random order, whoever brings the parts of the classes that are gone nearer to
-        those of ``aside``. No class goes as a whole. With ``for_testing`` a second turn, small
-        clients first, adds who has a class that nobody brought: so each class is tested that two
-        clients have.
+        Then ``aside`` says how much of each class is wanted. Clients are asked in random order. One
+        goes aside if that brings the amounts clearly nearer to the wanted ones, and takes no class
+        as a whole. With ``for_testing`` they are asked again, small clients first, and one goes if
+        it has a class that is not aside yet: so each class that two clients have is tested.
         """
         if not self.by_client:
             return rows[aside]
@@ -299,36 +312,38 @@ class Division:
         counts_NC = np.bincount(cells, minlength=len(names) * classes).reshape(-1, classes)
 
         # all amounts are parts of a class: 1 is all its samples
-        of_class_C = 1 / np.maximum(np.bincount(labels, minlength=classes), 1)
-        has_NC = counts_NC * of_class_C
-        wanted_C = np.bincount(labels[aside], minlength=classes) * of_class_C
-        gone_C = np.zeros(classes)
+        part_of_a_sample_C = 1 / np.maximum(np.bincount(labels, minlength=classes), 1)
+        has_NC = counts_NC * part_of_a_sample_C
+        wanted_C = np.bincount(labels[aside], minlength=classes) * part_of_a_sample_C
+        aside_C = np.zeros(classes)
 
-        goes_N = np.zeros(len(names), dtype=bool)
+        is_aside_N = np.zeros(len(names), dtype=bool)
         order = rng.permutation(len(names))
         turns = order
         if for_testing:
             small_first = order[has_NC[order].sum(1).argsort(kind="stable")]
             turns = np.concatenate([order, small_first])
         for turn, client in enumerate(turns):
-            if (gone_C >= wanted_C - NEARLY).all():
+            if (aside_C >= wanted_C - NEARLY).all():
                 break
-            then_C = gone_C + has_NC[client]
-            if goes_N[client] or (then_C >= 1 - NEARLY).any():
+            then_C = aside_C + has_NC[client]
+            takes_a_class = (then_C >= 1 - NEARLY).any()
+            if is_aside_N[client] or takes_a_class:
                 continue
-            gain = (abs(wanted_C - gone_C) - abs(wanted_C - then_C)).sum()
-            is_nearer = 2 * gain >= has_NC[client].sum()
-            brings_class = turn >= len(order) and (then_C > 0)[gone_C == 0].any()
-            if is_nearer or brings_class:
-                goes_N[client] = True
-                gone_C = then_C
-        return rows[goes_N[client_of]]
+            gain = (abs(wanted_C - aside_C) - abs(wanted_C - then_C)).sum()
+            is_nearer = 2 * gain >= has_NC[client].sum()  # at least half of what it has counts
+            is_asked_again = turn >= len(order)
+            brings_class = (then_C > 0)[aside_C == 0].any()
+            if is_nearer or (is_asked_again and brings_class):
+                is_aside_N[client] = True
+                aside_C = then_C
+        return rows[is_aside_N[client_of]]
 
     def _dealt(self, pool: Pool, clients: int) -> list[Ints]:
-        """Positions in the pool of each client's samples.
+        """Deal the pool by the run's partition; return the positions of each client's samples.
 
-        Where samples of one person stay together, draw again until each client has some on both
-        sides.
+        If the samples of one person stay together, deal anew until each client has samples for
+        training and for testing, at most `DRAWS_BY_CLIENT` times.
         """
         settings = self.settings
         divide = DIVIDE[settings.partition]
@@ -340,19 +355,21 @@ class Division:
         for_training = pool.for_training
         if for_training is None:
             for_training = np.ones(len(pool.rows), dtype=bool)
-        sides = 1 if for_training.all() else 2
+        needed_sides = 1 if for_training.all() else 2
         for _ in range(DRAWS_BY_CLIENT):
             dealt = divide(pool, settings, clients, rng)
-            used = [for_training[share[is_free[share]]] for share in dealt]
-            if all(len(np.unique(marks)) == sides for marks in used):
+            sides = [for_training[share[is_free[share]]] for share in dealt]
+            if all(len(np.unique(of_client)) == needed_sides for of_client in sides):
                 break
         return dealt
 
     # -- a share
     def _share(self, client: int, pool: Pool, dealt: Ints, tests: Ints) -> Share:
-        """The client's rows; ``tests`` are those that are in nobody's share.
+        """Return the client's rows for training, testing and validation.
 
-        Of a share that is split, training samples above ``train-samples`` are for testing.
+        ``dealt`` are the positions in the pool that it was dealt, ``tests`` the rows for tests that
+        are in nobody's share. If this share is split here, training samples above
+        ``train-samples`` are for testing.
         """
         settings = self.settings
         rng = self.random("share", client, self.domain)
@@ -368,8 +385,8 @@ class Division:
             tests = train[~is_training]
             train = train[is_training]
 
-        cap = balanced if self.partition.balances_classes else proportional
-        within, beyond = cap(self.labels[train], settings.train_samples, rng)
+        choose = balanced if self.partition.balances_classes else proportional
+        within, beyond = choose(self.labels[train], settings.train_samples, rng)
         if is_split_here:
             tests = np.concatenate([tests, train[beyond]])
         train = np.sort(train[within])
@@ -379,7 +396,7 @@ class Division:
         return Share(train, tests, validation)
 
     def _tested(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """The rows among ``tests`` that a client with these training rows is tested on."""
+        """Choose among ``tests`` the rows that a client with these training rows is tested on."""
         mode = self.settings.test_from
         if mode == "official-all":  # capped once, for all clients alike
             return tests
@@ -390,7 +407,11 @@ class Division:
         return self._tested_on_own(train, tests, rng)
 
     def _tested_on_classes(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """The official test samples of the client's classes."""
+        """Return the official test samples of the classes that the client trains on.
+
+        DataError if there is none. The samples of a set of classes are found once, as many clients
+        have the same.
+        """
         classes = np.unique(self.labels[train])
         key = classes.tobytes()
         if key not in self.tests_of:
@@ -406,20 +427,28 @@ class Division:
         return tests[proportional(self.labels[tests], limit, rng)[0]]
 
     def _tested_on_domains(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """The test samples of the client's domains, each class as often."""
+        """Return test samples of the domains that the client trains on, of each class as many.
+
+        DataError if those domains have none.
+        """
         tests = tests[np.isin(self.domains[tests], self.domains[train])]
         if not len(tests):
             without = "a client's domain has no sample left to test on; use split"
             raise DataError(f"test-from = 'balanced': {without}")
         counts = np.bincount(self.labels[tests])
         counts = counts[counts > 0]
-        limit = self.settings.test_samples or len(counts) * counts.min()
-        return tests[balanced(self.labels[tests], limit, rng)[0]]
+        all_of_the_rarest = len(counts) * counts.min()  # and as many of each other class
+        limit = self.settings.test_samples or all_of_the_rarest
+        chosen, _ = balanced(self.labels[tests], limit, rng)
+        return tests[chosen]
 
     def _tested_on_own(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """The test samples of the client's own share."""
+        """Return the test samples of the client's own share, at most ``test-samples``.
+
+        DataError if it has none, or nothing to train on.
+        """
         settings = self.settings
-        within = proportional(self.labels[tests], settings.test_samples, rng)[0]
+        within, _ = proportional(self.labels[tests], settings.test_samples, rng)
         tests = np.sort(tests[within])
         if not (len(train) and len(tests)):
             which = f"partition = {settings.partition!r}, test-from = {settings.test_from!r}"
@@ -432,7 +461,12 @@ class Division:
         return tests
 
     def _validated(self, client: int, train: Ints, share: Ints) -> tuple[Ints, Ints]:
-        """Training and validation rows of a client with this ``share``."""
+        """Return a client's rows for training, and those for validation.
+
+        ``train`` are the rows for training so far, ``share`` all rows that it was dealt. Rows for
+        validation are those that the data mark, or that were reserved before the data were dealt;
+        otherwise ``validation-fraction`` of ``train`` is set aside here.
+        """
         settings = self.settings
         is_marked = self.marked.any()
         if is_marked and self._validates_in_common():
@@ -450,7 +484,7 @@ class Division:
         return train[stay], train[go]
 
     def _validates_in_common(self) -> bool:
-        """True where the samples marked for validation are in nobody's share."""
+        """True if the samples marked for validation are in nobody's share."""
         return self.settings.test_from in COMMON_TESTS or self.partition.shares_samples
 
     def _too_few(self, what: str) -> DataError:

@@ -72,11 +72,11 @@ def say(text: str) -> None:
     print(f"protofl: {text}", file=sys.stderr, flush=True)
 
 
-def counted(done: Iterable[T], what: str) -> Iterator[T]:
-    """Yield each of ``done``, and every few seconds say how many these are."""
+def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
+    """Yield each item; print a line with their number so far every `PROGRESS_SECONDS`."""
     reported = time.monotonic()
-    for count, one in enumerate(done, 1):
-        yield one
+    for count, item in enumerate(items, 1):
+        yield item
         if time.monotonic() > reported + PROGRESS_SECONDS:
             reported = time.monotonic()
             say(f"{count:,} {what}")
@@ -105,9 +105,9 @@ def from_arrays(
     columns: tuple[str, ...] = (),
     several: LabelReader | None = None,
 ) -> RawData:
-    """Check named arrays and make a data set of them.
+    """Check named arrays, and make a data set of them.
 
-    Errors name the arrays by ``where`` and a sample by ``place``. The arrays:
+    Errors name the arrays' origin as ``where``, and a sample by ``place``. The arrays:
 
     ``inputs``   [N, …]: images uint8 [N, channels, H, W]; numbers, floating point (a table
                  [N, features], a signal [N, channels, steps], …); tokens, whole numbers from 0
@@ -117,26 +117,26 @@ def from_arrays(
     ``client``   [N], optional: whose it is (``partition = "natural"``, or a patient); or
                  ``domain``: of which scanner.
     ``split``    [N], optional: ``train`` or ``test`` (or 0 or 1), for ``test-from = "official"``
-                 and its like; or ``validation`` (2), which counts always.
+                 and its like; or ``validation`` (2), whatever ``test-from`` says.
     ``classes``  optional: names in label order; labels that are numbers are then indices into them.
 
-    The setting ``classes`` comes before the array. Where one of its names is a number (or True),
-    labels are names; else numbers are indices. Without either the classes are the labels that
-    occur, sorted: sites may then differ.
+    The argument ``classes``, a setting, replaces that array. If one of its names is a number (or
+    True), labels are names; else numbers are indices. Without either the classes are the labels
+    that occur, sorted, which may differ between sites.
 
     DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``,
     numbers may be NaN. ``several`` reads the labels where a sample has several.
     """
-    given = {key: value for key, value in arrays.items() if value is not None}
+    present = {key: value for key, value in arrays.items() if value is not None}
     for key in ("inputs", "labels"):
-        if key not in given:
-            present = ", ".join(map(repr, arrays)) or "nothing"
-            raise DataError(f"{where}: has no {key!r}, only {present}")
-    if "client" in given and "domain" in given:
+        if key not in present:
+            names_present = ", ".join(map(repr, arrays)) or "nothing"
+            raise DataError(f"{where}: has no {key!r}, only {names_present}")
+    if "client" in present and "domain" in present:
         raise DataError(f"{where}: has both client and domain; leave one of them out")
-    inputs = given["inputs"]
+    inputs = present["inputs"]
     if callable(inputs):
-        samples = len(given["labels"])
+        samples = len(present["labels"])
     else:
         inputs = checked_inputs(inputs, where, place, gaps=gaps)
         samples = len(inputs)
@@ -144,14 +144,14 @@ def from_arrays(
     annotations = {}
     keys = ["client", "domain", "split"]
     if several is None:
-        _check_one_label_each(given["labels"], where)
+        _check_one_label_each(present["labels"], where)
         keys.insert(0, "labels")
-    elif len(given["labels"]) != samples:
-        raise DataError(f"{where}: {len(given['labels'])} labels; there are {samples} inputs")
+    elif len(present["labels"]) != samples:
+        raise DataError(f"{where}: {len(present['labels'])} labels; there are {samples} inputs")
     for key in keys:
-        if key not in given:
+        if key not in present:
             continue
-        column = as_array(given[key], f"{where}: {key}", place)
+        column = as_array(present[key], f"{where}: {key}", place)
         if key == "labels" and column.shape[1:] == (1,):  # as Keras and MATLAB give labels
             column = column[:, 0]
         if not samples or column.shape != (samples,):
@@ -163,10 +163,12 @@ def from_arrays(
     notes: tuple[str, ...] = ()
     if several is None:
         from_setting = class_names(classes)
-        names = from_setting or _class_array(given.get("classes"), where)
+        names = from_setting or _class_array(present.get("classes"), where)
         labels, names = _labels(annotations["labels"], names, bool(from_setting), where, place)
     else:
-        labels, names, notes = several.read(given["labels"], given.get("classes", ()), where, place)
+        labels, names, notes = several.read(
+            present["labels"], present.get("classes", ()), where, place
+        )
     domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
     for key in ("client", "domain"):
@@ -193,13 +195,14 @@ def from_arrays(
 
 
 def without_copies(data: RawData, where: str) -> RawData:
-    """The data with each image or signal once: a copy could be trained on and tested.
+    """Return the data with each image or signal once; a note counts what is left out.
 
-    Equal rows of a table, or texts, may be different samples: they stay, and a line counts them.
-    DataError for one image with two labels, or of two parts, clients or domains.
+    Else the copy of a training sample could be among the tests. Equal rows of a table, or texts,
+    may be different samples: they stay, and the note counts them. DataError for copies of one image
+    that differ in label, part, client or domain.
     """
     first_row: dict[bytes, int] = {}
-    firsts = []
+    firsts = []  # for each sample the first row with the same inputs
     for row in range(len(data.labels)):
         content = blake2b(data.inputs[row].tobytes(), digest_size=16).digest()
         firsts.append(first_row.setdefault(content, row))
@@ -210,17 +213,17 @@ def without_copies(data: RawData, where: str) -> RawData:
         return data
 
     _, labels = np.unique(data.labels, axis=0, return_inverse=True)
-    sides: dict[str, NDArray[Any]] = {"labels": labels, "parts": data.official}
-    sides["clients or domains"] = data.domains
+    annotations: dict[str, NDArray[Any]] = {"labels": labels, "parts": data.official}
+    annotations["clients or domains"] = data.domains
     what = "are equal in all inputs"
-    if data.inputs.ndim == 2:
-        across = sum(side[copies] != side[first_N[copies]] for side in sides.values())
+    if data.inputs.ndim == 2:  # a table, or texts
+        across = sum(column[copies] != column[first_N[copies]] for column in annotations.values())
         counts = f"{len(copies)} of {len(firsts)} samples {what} to others"
         cure = "leave them out if they are copies, which may be trained on and tested"
         elsewhere = f"{np.count_nonzero(across)} of another label, part or client"
         return replace(data, notes=(*data.notes, f"{where}: {counts} ({elsewhere}); {cure}"))
-    for name, side in sides.items():
-        wrong = copies[side[copies] != side[first_N[copies]]]
+    for name, column in annotations.items():
+        wrong = copies[column[copies] != column[first_N[copies]]]
         if len(wrong):
             both = f"{data.place(firsts[wrong[0]])} and {data.place(int(wrong[0]))}"
             many = f"of two {name} ({len(wrong)} such copies)"
@@ -236,10 +239,11 @@ def without_copies(data: RawData, where: str) -> RawData:
 
 # -- values
 def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
-    """An array of what Python has for one: lists, tensors, bytes, arrays with a mask.
+    """Return an array of what a user gives as one: a list, a tensor, an array with a mask.
 
-    A number behind a mask is NaN; other objects become texts, None the empty one. DataError for a
-    text that is no name: a quote without its pair makes one of the rows of many patients.
+    A masked number becomes NaN. What are no numbers become texts, None the empty text, if they are
+    one column. DataError for a text that is too long for a name, or has a line break: a quote
+    without its pair joins the rows of many patients to one.
     """
     if hasattr(value, "detach"):  # PyTorch's, perhaps with a gradient, or of a type of its own
         value = value.detach().cpu()
@@ -274,7 +278,11 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
 def checked_inputs(
     value: Any, where: str, place: Place = any_place, *, gaps: bool = False
 ) -> Inputs:
-    """The inputs as one of the three kinds, contiguous; DataError names what is wrong with them."""
+    """Return inputs as images, numbers or tokens (`RawData.inputs`), contiguous in memory.
+
+    DataError names what is wrong with them. With ``gaps``, numbers may be NaN. A line is printed
+    for a feature whose digits float32 loses.
+    """
     array = as_array(value, f"{where}: inputs")
     shape = list(array.shape)
     if array.ndim < 2 or 0 in shape[1:] or array.dtype.kind not in "biuf":
@@ -301,7 +309,7 @@ def checked_inputs(
 
 
 def _whole_numbers(array: NDArray[Any], where: str, place: Place) -> Inputs:
-    """Images as uint8, or tokens as int64."""
+    """Return whole numbers as what they mean: bytes as images, uint8; others as tokens, int64."""
     are_bytes = array.dtype == np.uint8
     if array.ndim != (4 if are_bytes else 2):
         kinds = "bytes must be images [N, channels, H, W], other whole numbers tokens [N, length]"
@@ -321,7 +329,10 @@ def _whole_numbers(array: NDArray[Any], where: str, place: Place) -> Inputs:
 def warn_of_rounding(
     exact: NDArray[Any], rounded: NDArray[np.float32], where: str, place: Place, name: str
 ) -> None:
-    """Say where float32 loses the digits in which the numbers [N, …] of a feature differ."""
+    """Print a line if float32 loses digits in which the numbers [N, …] of a feature differ.
+
+    ``exact`` are the numbers as they were given, ``rounded`` the same as float32.
+    """
     finite = exact[np.isfinite(exact)]
     if not finite.size:
         return
@@ -329,16 +340,16 @@ def warn_of_rounding(
     spread = np.ptp(finite)
     if spread == 0 or change.max() <= MOST_ROUNDED * spread:
         return
-    at = np.unravel_index(int(change.argmax()), change.shape)
-    row = int(at[0])
-    seen = f"{exact[at]:.17g} is {rounded[at]:.17g} to a model (float32)"
+    worst = np.unravel_index(int(change.argmax()), change.shape)
+    row = int(worst[0])
+    example = f"{exact[worst]:.17g} is {rounded[worst]:.17g} to a model (float32)"
     cure = "drop an id, or subtract what all share"
-    say(f"{where}, {place(row)}, {name}: {seen}; {cure}")
+    say(f"{where}, {place(row)}, {name}: {example}; {cure}")
 
 
 # -- labels and names
 def class_names(classes: str) -> tuple[str, ...]:
-    """The names in the setting ``classes``, in label order; they must be different."""
+    """Return the names in the setting ``classes``, in label order; DataError if two are equal."""
     names = tuple(parts_of(classes))
     if names:
         check_class_names(names, f"classes = {classes!r}", "separated by commas")
@@ -346,9 +357,10 @@ def class_names(classes: str) -> tuple[str, ...]:
 
 
 def _class_array(value: Any, where: str) -> tuple[str, ...]:
+    """Return the names in an array ``classes``; () without one, DataError if they are none."""
     if value is None:
         return ()
-    names: tuple[str, ...] = ("",)
+    names: tuple[str, ...] = ("",)  # refused below, as one text is no list of names
     if not isinstance(value, str | bytes):
         names = tuple(as_array(value, f"{where}: classes").astype(str).tolist())
     check_class_names(names, f"{where}: classes = {value!r}", "in label order")
@@ -362,6 +374,7 @@ def check_class_names(names: Sequence[str], which: str, how: str) -> None:
 
 
 def _check_one_label_each(labels: Any, where: str) -> None:
+    """Raise DataError if a sample has a list of labels."""
     for label in labels:
         if not isinstance(label, str | np.generic) and np.size(label) > 1:
             several = "several labels of a sample need task = 'multi-label'"
@@ -369,9 +382,14 @@ def _check_one_label_each(labels: Any, where: str) -> None:
 
 
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
-    """DataError for NaN or a mark of a gap: it would be a class or a client of its own."""
+    """Raise DataError for a gap in a column, which would be a class, or a client, of its own.
+
+    ``key`` names the column: ``labels``, ``client``, ``domain`` or ``split``. Of labels only
+    `NO_LABELS` are gaps here: `check_classes` decides about other texts, unless the setting
+    ``classes`` lists them.
+    """
     marks = NO_LABELS if key == "labels" else GAPS
-    is_missing = column != column
+    is_missing = column != column  # NaN
     if column.dtype.kind == "U":
         is_missing = np.isin(np.char.lower(column), list(marks))
     missing = np.flatnonzero(is_missing)
@@ -386,7 +404,11 @@ def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place
 def _labels(
     column: NDArray[Any], names: tuple[str, ...], from_setting: bool, where: str, place: Place
 ) -> tuple[Ints, tuple[str, ...]]:
-    """Labels int64 [N] and the names of the classes: without ``names`` the labels that occur."""
+    """Return the labels as indices into the classes, int64 [N], and the names of the classes.
+
+    Without ``names`` the classes are the labels that occur. ``from_setting``: the names are those
+    of the setting ``classes``. DataError for a label that is none of the names.
+    """
     if column.dtype.kind == "f" and (column == column.round()).all():
         column = column.astype(np.int64)
     are_numbers = column.dtype.kind in "biu"
@@ -412,16 +434,16 @@ def _labels(
 
 
 def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place) -> None:
-    """DataError for labels that are no classes.
+    """Raise DataError for labels that are no classes: ``classes`` are their different values.
 
-    They are quantities, names of samples, stand for no label or for several, or spell one class in
-    two ways; or there is one class alone. A line names classes of a single sample.
+    They may be quantities, names of samples, marks of a gap, several labels joined, or one class in
+    two spellings; or there is only one. A line is printed for each class of a single sample.
     """
     named = f"{where}: the labels"
     cure = "correct them, or name them in `classes`"
     meanings = [_meaning(name) for name in classes]
     times = Counter(meanings)
-    marks = {*_marks(classes), *(GAPS - {"none"})}
+    marks = {*_marks(classes), *(GAPS - {"none"})}  # "none" may well be a class
     doubtful = [
         name
         for name, meaning in zip(classes, meanings, strict=True)
@@ -438,20 +460,21 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
         alone = "is the only label: one class alone cannot be learned"
         raise DataError(f"{where}: {classes[0]!r} {alone}; name `classes` if others have more")
 
-    number_of = len(classes)
-    single = np.flatnonzero(np.bincount(labels) == 1)
+    num_classes = len(classes)
+    single = np.flatnonzero(np.bincount(labels) == 1)  # classes of one sample
     samples = len(labels)
-    several = f"{named} have {number_of} different values of {samples} samples"
-    several = f"{several}, such as {classes[0]!r}"
-    are_names = number_of > samples / 2
-    are_scattered = not are_names and len(single) > number_of / 10
+    counts = f"{named} have {num_classes} different values of {samples} samples"
+    counts = f"{counts}, such as {classes[0]!r}"
+    are_names = num_classes > samples / 2  # hardly two samples have the same label
+    # many values occur once, as measurements do
+    are_scattered = not are_names and len(single) > num_classes / 10
     are_quantities = are_scattered or not all(map(WHOLE.fullmatch, classes))
-    if number_of > FEW_CLASSES and are_quantities and all(map(is_number, classes)):
+    if num_classes > FEW_CLASSES and are_quantities and all(map(is_number, classes)):
         cure = "make classes of them, as low and high, or name `classes`"
-        raise DataError(f"{several}: quantities (regression) cannot be learned; {cure}")
-    if number_of > FEW_CLASSES and are_names:
+        raise DataError(f"{counts}: quantities (regression) cannot be learned; {cure}")
+    if num_classes > FEW_CLASSES and are_names:
         cure = "name `classes` if they are some"
-        raise DataError(f"{several}: no classes, but quantities or names of samples; {cure}")
+        raise DataError(f"{counts}: no classes, but quantities or names of samples; {cure}")
     if samples > FEW_CLASSES:
         rows = [int(np.argmax(labels == label)) for label in single[:FEW_CLASSES]]
         for row in rows:
@@ -460,7 +483,10 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
 
 
 def _marks(classes: Sequence[str]) -> set[str]:
-    """Numbers that stand for no label: those below 0 beside 0, 1, …, and 255 beside others."""
+    """Return the classes that mark a missing label, if all classes are whole numbers.
+
+    They are numbers below 0, and 255 without a 254; but only beside at least two other classes.
+    """
     if not all(map(WHOLE.fullmatch, classes)):
         return set()
     marks = {name for name in classes if name.startswith("-")}
@@ -479,14 +505,17 @@ def _joins(label: str, labels: set[str]) -> bool:
 
 
 def _meaning(label: str) -> float | str:
-    """A label without its capitals and spaces, or its number."""
+    """Return what two spellings of one label have in common.
+
+    That is its number, or else its text in lower case without spaces.
+    """
     if is_number(label):
         return float(label)
     return "".join(label.casefold().split())
 
 
 def number(value: Any) -> float:
-    """The number that a value says, or else NaN; ``2_0`` is one of Python's only."""
+    """Return the number that a value is or spells; NaN for others, and for Python's ``2_0``."""
     try:
         return math.nan if "_" in str(value) else float(value)
     except (ValueError, TypeError, OverflowError):
@@ -498,6 +527,10 @@ def is_number(value: Any) -> bool:
 
 
 def _official(column: NDArray[Any], where: str, place: Place) -> Images:
+    """Return the part that each sample belongs to, as `RawData.official`, from a column ``split``.
+
+    DataError for another word, and if no sample is for training.
+    """
     parts = [SPLITS.get(str(value)) for value in column]
     if None in parts:
         row = parts.index(None)

@@ -26,7 +26,7 @@ import numpy as np
 from protofl_common.basics.files import cache_folder, make_private
 from protofl_common.basics.text import first_of, with_composed_letters
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import class_names, counted, from_arrays
+from protofl_common.data.door import class_names, from_arrays, with_progress
 from protofl_common.data.raw import DataError, Images, Place, RawData, digests
 from protofl_common.data.several_labels import SeveralLabels
 
@@ -51,7 +51,10 @@ MOST_PIXELS = 2**26  # limit of an image file; decoded, so many pixels take 200 
 
 
 def data_dir_of(settings: DataSettings, *, hint: str = "") -> Path:
-    """The folder ``data-dir``; DataError without one, with a ``hint`` at another way."""
+    """Return the folder ``data-dir``; DataError if it is not set, or there is no such folder.
+
+    ``hint`` ends the error for a data set that could be downloaded.
+    """
     dataset = settings.dataset
     if not settings.data_dir:
         filled = ", which download = true can fill" if hint else ""
@@ -73,11 +76,11 @@ class _Sample(NamedTuple):
 
 
 def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData:
-    """Read all images of a folder, the classes and domains of which are its subfolders.
+    """Read all images of ``data-dir``, whose subfolders are the classes, and perhaps domains.
 
-    An ``image-folder`` has CLASS/image below ``data-dir``, every other data set DOMAIN/CLASS/image.
-    With ``domains`` these folders are the domains, in this order; else all below ``data-dir`` are,
-    by name.
+    An ``image-folder`` has CLASS/image there, every other data set DOMAIN/CLASS/image. The domains
+    are the folders ``domains``, or else all in ``data-dir``. DataError if the folders are no such
+    layout, or have no images.
     """
     root = data_dir_of(settings)
     by_domain = settings.dataset != "image-folder"
@@ -106,7 +109,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     note = f"{root}: {len(data.labels)} images of {first_of(data.classes)}"
     if left_out:
         note += f"; left out: {counts_of(left_out)}"
-    if by_domain:  # a domain without images is one, too
+    if by_domain:  # those without images count, too, so indices are into all names
         names = sorted({with_composed_letters(folder.name) for folder in folders})
         indices = np.array([names.index(name) for name in data.domain_names], np.int64)
         data = replace(data, domains=indices[data.domains], domain_names=tuple(names))
@@ -116,7 +119,10 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
 def _images_in(
     trees: Sequence[Path], names: tuple[str, ...], left_out: Counter[str]
 ) -> list[_Sample]:
-    """All images TREE/CLASS/image; with ``names`` only those of the classes called so."""
+    """Return all images TREE/CLASS/image; with ``names`` only those of these classes.
+
+    What is passed over is counted in ``left_out``.
+    """
     samples = []
     for tree in trees:
         for folder in _folders(tree, left_out):
@@ -132,7 +138,11 @@ def _images_in(
 def _check_classes_of_folders(
     samples: list[_Sample], folders: Sequence[Path], root: Path, settings: DataSettings
 ) -> None:
-    """DataError for folders that are no classes, but parts or domains, or have no image."""
+    """Raise DataError for folders of an ``image-folder`` that are no classes.
+
+    They have no image, are not in the setting ``classes``, or are parts or domains: those have
+    folders of the same names below them.
+    """
     names = class_names(settings.classes)
     present = {image.class_name for image in samples}
     if names:
@@ -151,15 +161,15 @@ def _check_classes_of_folders(
 
     direct = {image.class_name for image in samples if image.file.parent.parent == root}
     nested = [folder for folder in folders if with_composed_letters(folder.name) not in direct]
-    below = {folder: _names_below(folder) for folder in nested}
-    times = Counter([*present, *chain.from_iterable(below.values())])
-    alike = [folder for folder in nested if any(times[name] > 1 for name in below[folder])]
+    names_below = {folder: _names_below(folder) for folder in nested}
+    times = Counter([*present, *chain.from_iterable(names_below.values())])
+    alike = [folder for folder in nested if any(times[name] > 1 for name in names_below[folder])]
     if alike:
         raise _no_layout(root, alike, "classes")
 
 
 def _names_below(folder: Path) -> set[str]:
-    """The names of the folders below this one that are the user's."""
+    """Return the names of all folders below this one, without those of systems and tools."""
     names = {with_composed_letters(path.name) for path in folder.rglob("*") if path.is_dir()}
     return {name for name in names if not _LEFT_OUT.fullmatch(name)}
 
@@ -174,9 +184,10 @@ def _no_layout(root: Path, folders: Sequence[Path], taken: str) -> DataError:
 def _check_picked(
     samples: list[_Sample], trees: Sequence[Path], root: Path, settings: DataSettings
 ) -> None:
-    """DataError where a class that the setting picks has no images in a ``domain-folder``.
+    """Raise DataError for a class in the setting ``classes`` without images in a domain-folder.
 
-    Its folder may be spelt in another way.
+    If a folder is spelt nearly so, the error names it. A site with data of its own may lack a
+    class, but not by misspelling it.
     """
     names = class_names(settings.classes)
     present = {image.class_name for image in samples}
@@ -201,12 +212,15 @@ def _check_picked(
 
 
 def _letters(name: str) -> str:
-    """A name without capitals and marks; looser, ``female`` would be as ``male``."""
+    """Return a name in lower case without signs, to find misspelt ones.
+
+    A looser comparison would take ``female`` for ``male``.
+    """
     return re.sub(r"[\W_]", "", name.casefold())
 
 
 def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
-    """The folders in ``root``, by name; what lies beside them is counted in ``left_out``."""
+    """Return the user's folders in ``root``, sorted by name; count all else in ``left_out``."""
     folders = []
     for entry in root.iterdir():
         if entry.is_dir() and not _LEFT_OUT.fullmatch(entry.name):
@@ -217,7 +231,7 @@ def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
 
 
 def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path]:
-    """All images in ``folder`` and below it, by name; all others are counted in ``left_out``.
+    """Return all image files in ``folder`` and below it, sorted; count others in ``left_out``.
 
     DataError for a link to a folder there: it may lead anywhere.
     """
@@ -226,6 +240,7 @@ def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path
         is_foreign = path.name.startswith(".")
         if path.is_dir() and not is_foreign:
             is_foreign = bool(_LEFT_OUT.fullmatch(path.name) or _COPIES.fullmatch(path.name))
+        # a broken link counts as an image, so that it is refused when it is read
         is_image = path.suffix.lower() in EXTENSIONS and (path.is_file() or not path.exists())
         if path.is_dir() and not is_foreign:
             if path.is_symlink():
@@ -240,7 +255,7 @@ def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path
 
 
 def _kind(path: Path) -> str:
-    """How a file or folder that is left out is counted."""
+    """Return the words under which a file or folder that is left out is counted."""
     if path.is_dir():
         return f"folder {path.name}"
     if path.name.startswith("."):
@@ -261,14 +276,15 @@ def with_images(
     *,
     keyed: bool,
 ) -> RawData:
-    """The data set of these image files, of which ``arrays`` has labels and all else.
+    """Make a data set of these image files; ``arrays`` has their labels, domains and parts.
 
-    These are checked before an image is decoded. Files that cannot be read are left out and named,
-    as if they were not there, where ``max-unreadable`` lets some be. ``keyed``: with a digest of
-    each file.
+    The arrays are checked before an image is decoded. If ``max-unreadable`` allows it, files that
+    cannot be read are left out as if they were not there, and the notes name them. With ``keyed``
+    the data set has a digest of each file. DataError if the arrays are wrong, too many files cannot
+    be read, or all of a class.
     """
     decoded = Decoded(files, settings)
-    most = math.floor(settings.max_unreadable * len(files) + 1e-9)
+    most = math.floor(settings.max_unreadable * len(files) + 1e-9)  # 0.29 · 100 is below 29
     several = SeveralLabels.of(settings)
     first = from_arrays(
         {**arrays, "inputs": lambda: decoded.read(most)},
@@ -284,7 +300,7 @@ def with_images(
     if not decoded.unreadable:
         return replace(first, contents=contents)
 
-    for position, row in enumerate(rows):
+    for position, row in enumerate(rows):  # in place: they may be too large for two arrays
         decoded.images[position] = decoded.images[row]
     kept: dict[str, Any] = dict(arrays)
     for key in arrays.keys() - {"classes"}:
@@ -301,12 +317,15 @@ def with_images(
 
 
 def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
-    """uint8 [N, 3, size, size]; DataError for a file that is no image."""
+    """Decode image files to uint8 [N, 3, size, size]; DataError for a file that is no image."""
     return Decoded(files, settings).read()
 
 
 class Decoded:
-    """Image files as uint8 [N, 3, size, size], in a nameless file in the cache."""
+    """Image files, and what `read` makes of them: uint8 [N, 3, size, size].
+
+    The array lies in a nameless file in the cache, as it may be larger than the memory.
+    """
 
     def __init__(self, files: Sequence[Path], settings: DataSettings) -> None:
         self.files = files
@@ -316,15 +335,16 @@ class Decoded:
         self.unreadable: dict[int, DataError] = {}  # row -> why it has no image
 
     def read(self, most: int = 0) -> Images:
-        """Decode the files; DataError where more than ``most`` are no images.
+        """Decode the files into `self.images`, on all cores.
 
-        OSError where the disk has no room.
+        At most ``most`` files may be unreadable: `self.unreadable` says why, and their rows mean
+        nothing. DataError if more are, OSError if the disk has no room.
         """
-        self.images = self._room()
+        self.images = self._array_on_disk()
         number = len(self.files)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             errors = pool.map(self._decode, range(number))
-            for row, error in enumerate(counted(errors, f"of {number:,} images decoded")):
+            for row, error in enumerate(with_progress(errors, f"of {number:,} images decoded")):
                 if error is None:
                     continue
                 self.unreadable[row] = error
@@ -333,19 +353,21 @@ class Decoded:
                     raise self._too_many(error)
         return self.images
 
-    def _room(self) -> Images:
+    def _array_on_disk(self) -> Images:
+        """Return an array for all images in a nameless file; the disk frees it with the array."""
         shape = (len(self.files), 3, self.size, self.size)
         length = math.prod(shape)
         folder = cache_folder(self.settings.cache_dir)
         make_private(folder)
         with TemporaryFile(dir=folder) as file:
             file.truncate(length)
-            # a full disk is an error now; later it would be the end (SIGBUS)
+            # a full disk is an OSError now; later it would kill the process (SIGBUS)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, length)
             return np.memmap(file, np.uint8, "r+", shape=shape)
 
     def _decode(self, row: int) -> DataError | None:
+        """Decode one file into its row; return the error if it is no image."""
         try:
             self.images[row] = read_image(self.files[row], self.size)
         except DataError as error:
@@ -353,6 +375,7 @@ class Decoded:
         return None
 
     def _too_many(self, error: DataError) -> DataError:
+        """Return the ``error`` of a file, with what the setting ``max-unreadable`` says of it."""
         share = self.settings.max_unreadable
         if not share:
             return DataError(f"{error}, or let some be so: max-unreadable")
@@ -361,9 +384,9 @@ class Decoded:
 
 
 def square_rgb(image: Any, size: int) -> Images:
-    """A PIL image as uint8 [3, size, size], stretched (bilinear).
+    """Return a PIL image as uint8 [3, size, size], stretched (bilinear).
 
-    ValueError for more than 8 bits, or several pages.
+    ValueError for an image of more than 8 bits, or of several pages.
     """
     if image.mode.startswith(("I", "F")):  # PIL would cut them off at 255
         deep = f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says"
@@ -391,7 +414,7 @@ def open_image(file: Path) -> Any:
 
 
 def read_image(file: Path, size: int) -> Images:
-    """One image file as uint8 [3, size, size]."""
+    """Decode one image file to uint8 [3, size, size], upright; DataError if it cannot be read."""
     from PIL import ImageOps
 
     try:
@@ -399,9 +422,9 @@ def read_image(file: Path, size: int) -> Images:
             if image.width * image.height > MOST_PIXELS:  # a small file may say so
                 limit = f"{MOST_PIXELS / 1e6:.0f} million"
                 raise ValueError(f"{image.width}×{image.height} pixels, above {limit}")
-            # a camera's notes may be broken; what is wrong with the pixels is said below
+            # what a camera noted of its position may be broken: then the image stays as it is
             with suppress(Exception):
-                ImageOps.exif_transpose(image, in_place=True)  # upright, as its camera says
+                ImageOps.exif_transpose(image, in_place=True)
             return square_rgb(image, size)
     except Exception as error:  # what decoders raise of a broken file may be anything
         cure = "repair or remove it"

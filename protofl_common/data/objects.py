@@ -36,22 +36,26 @@ def is_frame(data: Any) -> bool:
 
 
 def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
-    """The arrays of `TAKEN`, but for frames, by the names of a file; DataError for another object.
+    """Return the arrays of a Python object by the names that an ``.npz`` file gives them.
 
-    ``alone``: inputs may come without labels, and a list has them.
+    These are ``inputs`` and ``labels``, or ``x_train`` and so on. ``data`` is one of `TAKEN` but no
+    data frame; DataError for another object. With ``alone`` it may be inputs without labels: then
+    a list is a list of inputs.
     """
-    data = getattr(data, "tensors", data)
+    data = getattr(data, "tensors", data)  # a TensorDataset's, which are a tuple
     if isinstance(data, Mapping):
         return {str(name): value for name, value in data.items()}
     if alone and not isinstance(data, tuple):
         return {"inputs": data}
     if alone and len(data) == 1:
         return {"inputs": data[0]}
+    # as Keras loads a data set: (x_train, y_train), (x_test, y_test)
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_pair, data)):
-        data = (*data[0], *data[1])  # as Keras loads a data set
+        data = (*data[0], *data[1])
     if isinstance(data, tuple | list) and len(data) in PARTS:
         return dict(zip(PARTS[len(data)], data, strict=True))
 
+    # what is left are pairs (input, label); an array is no series of them
     samples = list(data) if isinstance(data, Iterable) and not hasattr(data, "dtype") else []
     if not samples or not all(map(_is_pair, samples)):
         raise DataError(f"data: {type(data).__name__} is none of {TAKEN}")
@@ -66,9 +70,11 @@ def _is_pair(part: Any) -> bool:
 
 
 def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = any_place) -> Inputs:
-    """Inputs [N, …] as the model of the ``card`` takes them; DataError as for those of training.
+    """Return the inputs [N, …] for a prediction, as the model of the ``card`` takes them.
 
-    ``data`` are arrays, a data frame, or a file that has been read; their labels are left out.
+    ``data`` are arrays, a data frame, or a file that has been read; labels among them are ignored.
+    They pass the checks of training data. DataError names them as ``where``, and a sample by
+    ``place``.
     """
     if is_frame(data):
         data = Columns.of_frame(data, where)
@@ -83,10 +89,10 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
         data = arrays["inputs"]
 
     array = as_array(data, where)
-    is_whole = array.dtype.kind in "iu"
-    if is_whole and card.input_type == "float32":
+    are_whole_numbers = array.dtype.kind in "iu"  # of any width: they become the model's type
+    if are_whole_numbers and card.input_type == "float32":
         array = array.astype(np.float64)
-    elif is_whole and card.input_type == "int64":
+    elif are_whole_numbers and card.input_type == "int64":
         array = array.astype(np.int64)
     inputs = checked_inputs(array, where, place, gaps=bool(card.fill))
     if inputs.dtype != card.input_type or inputs.shape[1:] != card.input_shape:
@@ -96,7 +102,11 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
 
 
 def _of_table(card: Wanted, table: Columns) -> Inputs:
-    """The inputs in the columns that are called as those of the training."""
+    """Return the inputs in the columns of a table that the model was trained on, by their names.
+
+    The card of a model of texts without a header names no columns: then all columns that may be
+    inputs are taken. DataError for a column that is missing.
+    """
     is_text = card.input_type == "int64"
     wanted = list(card.columns)
     if not is_text:

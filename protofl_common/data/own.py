@@ -47,7 +47,10 @@ _WORD = re.compile(rf"[{_NO_BLANKS}]|[^\W{_NO_BLANKS}]+|[^\w\s]")
 
 
 def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
-    """``data-dir`` where that is a file of such a kind, else the only one in that folder."""
+    """Return the file ``data-dir``, or the only file in that folder with one of the ``suffixes``.
+
+    DataError if there is none, or several.
+    """
     what = f"dataset {settings.dataset!r}"
     kinds = ", ".join(f"*{suffix}" for suffix in suffixes)
     if not settings.data_dir:
@@ -71,9 +74,10 @@ def _data_path(settings: DataSettings) -> Path:
 
 
 def read_manifest(settings: DataSettings) -> RawData:
-    """A CSV file ``file,label,client,split``, the last two optional; ``file`` is an image's path.
+    """Read a CSV file ``file,label,client,split`` and the images that it lists.
 
-    The images are read as in folders.
+    ``file`` is an image's path from the folder of the CSV file; ``client`` and ``split`` are
+    optional. Images are decoded as those of folders are.
     """
     rows = TableFile(file_of(settings, (".csv",)))
     several = SeveralLabels.of(settings)
@@ -91,16 +95,16 @@ def read_manifest(settings: DataSettings) -> RawData:
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
-    """The file, and the images that it names."""
+    """Return the manifest, and the images that it lists."""
     file = file_of(settings, (".csv",))
     names = TableFile(file).columns.get("file", ())
     return (file, *(Path(os.path.normpath(file.parent / name)) for name in names))
 
 
 def read_arrays(settings: DataSettings) -> RawData:
-    """A file of arrays ``inputs``, ``labels``, … (``.npz``), or a table (CSV, Parquet).
+    """Read a file of arrays ``inputs``, ``labels``, … (``.npz``), or a table (CSV, Parquet).
 
-    A table has a column ``label``.
+    A table has a column ``label``. DataError if an ``.npz`` file is to have columns.
     """
     file = file_of(settings, ARRAY_SUFFIXES)
     where = str(file)
@@ -113,6 +117,7 @@ def read_arrays(settings: DataSettings) -> RawData:
         arrays = _npz(file)
         data = from_arrays(arrays, where, settings.classes, gaps=gaps, several=several)
         data = _with_digests(data)
+        # without x_train, y_train and the like, which have become inputs and labels
         others = [name for name in arrays if name not in KEYS and name[2:] not in SPLITS]
         if others:
             note = f"{file}: left out the arrays {first_of(others)}"
@@ -147,7 +152,10 @@ def read_arrays(settings: DataSettings) -> RawData:
 
 
 def _with_digests(data: RawData) -> RawData:
-    """The data with digests of the inputs, which must be as their owner has them."""
+    """Return the data with a digest of each sample's inputs, for ``test-from = "keyed"``.
+
+    No setting may have changed the inputs: then a sample's digest would depend on settings.
+    """
     return replace(data, contents=digests(one.tobytes() for one in data.inputs))
 
 
@@ -157,9 +165,11 @@ def locate_arrays(settings: DataSettings) -> tuple[Path, ...]:
 
 
 def read_text(settings: DataSettings) -> RawData:
-    """CSV files of texts: columns ``label`` and any others, joined (`tokens`).
+    """Read one or two CSV files of texts, and make tokens of these.
 
-    Or without a header, the label first.
+    The columns beside ``label`` and the like are joined by spaces; a file without a header has the
+    label first. Of two files one is for tests (`locate_text`). DataError if they have not the same
+    columns, or one of several columns says the label.
     """
     where = settings.data_dir
     parts = [_with_label(file) for file in locate_text(settings)]
@@ -177,7 +187,7 @@ def read_text(settings: DataSettings) -> RawData:
     texts_of = {}
     for name in joined:
         texts_of[name] = list(chain.from_iterable(rows.columns[name] for rows in parts))
-    # in all files together: a few texts may say it by chance
+    # in all files together: in a few texts a column may fit the labels by chance
     check_no_label(texts_of, arrays["labels"], where)
     if len(parts) == 2 and "split" not in arrays:
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
@@ -191,7 +201,7 @@ def read_text(settings: DataSettings) -> RawData:
 
 
 def locate_text(settings: DataSettings) -> tuple[Path, ...]:
-    """One CSV file, or ``test.csv`` and ``train.csv``, which give the split."""
+    """Return the only CSV file, or ``test.csv`` and ``train.csv`` if ``data-dir`` has both."""
     folder = _data_path(settings)
     both = (folder / "test.csv", folder / "train.csv")
     if all(file.is_file() for file in both):
@@ -202,10 +212,11 @@ def locate_text(settings: DataSettings) -> tuple[Path, ...]:
 def check_no_label(
     columns: Mapping[str, Sequence[Any]], labels: Any, where: str, numbers: bool = False
 ) -> None:
-    """DataError where one of several columns of texts says the label in other words.
+    """Refuse a column of texts that says the label in other words, with DataError.
 
-    For ``numbers``, where that may be by chance, only a warning, of a single column too, and of one
-    that numbers the rows: where they are sorted, it tells the label.
+    A single column of texts may do so. In a table, ``numbers``, it may be by chance, so a line is
+    printed instead, for a single column too; and one for a column that numbers the rows, which
+    tells the label if these are sorted.
     """
     if len(columns) < 2 and not numbers:
         return
@@ -222,7 +233,7 @@ def check_no_label(
 
 
 def _numbers_rows(values: Sequence[Any]) -> bool:
-    """True for 0, 1, … or 1, 2, …, of more than a few rows."""
+    """True if the values are 0, 1, 2, … or 1, 2, 3, …, and more than `FEW_CLASSES`."""
     first = number(values[0])
     if len(values) <= FEW_CLASSES or first not in (0, 1):
         return False
@@ -230,15 +241,15 @@ def _numbers_rows(values: Sequence[Any]) -> bool:
 
 
 def _renames(values: Sequence[Any], labels: list[str]) -> bool:
-    """True where each value stands for one label, and each label for one value.
+    """True if each value stands for one label, and each label for one value.
 
-    False where that would say nothing: if there is a single label, every constant column renames
-    it, and if every row has a label of its own, every column of distinct values does.
+    False if that is trivial: a constant column renames a single label, and a column of distinct
+    values renames labels that are all different.
     """
     num_labels = len(set(labels))
     if num_labels == 1 or num_labels == len(labels):
         return False
-    if len(set(values[:10_000])) > num_labels:  # for most columns a part shows it
+    if len(set(values[:10_000])) > num_labels:  # the first rows rule most columns out
         return False
     if len(set(values)) != num_labels:
         return False
@@ -246,10 +257,10 @@ def _renames(values: Sequence[Any], labels: list[str]) -> bool:
 
 
 def tokens(texts: Iterable[str], length: int) -> Ints:
-    """int64 [N, length]: the first words and signs of each text; 0 where it has fewer.
+    """Return the first words and signs of each text as tokens, int64 [N, length], 0 for padding.
 
-    A word is the token 1 + crc32(word) mod (`VOCABULARY` − 1), so that all sites agree (Weinberger
-    et al., ICML 2009).
+    The token of a word is 1 + crc32(word) mod (`VOCABULARY` − 1): so all sites agree without a
+    common list of words (feature hashing; Weinberger et al., ICML 2009).
     """
     words_of = [_WORD.findall(text.lower())[:length] for text in texts]
     result = np.zeros((len(words_of), length), dtype=np.int64)
@@ -260,7 +271,11 @@ def tokens(texts: Iterable[str], length: int) -> Ints:
 
 
 def _with_label(file: Path) -> TableFile:
-    """The rows of a file of texts; where it has no header, the first column is the label."""
+    """Read a file of texts; if it has no header, its first column is the label.
+
+    A file without a column ``label`` has no header if the label in its first row is a number, or
+    occurs again below. Else it may have forgotten that column: DataError.
+    """
     rows = TableFile(file)
     if "label" in rows.columns:
         return rows
@@ -274,10 +289,10 @@ def _with_label(file: Path) -> TableFile:
 
 
 def _npz(file: Path) -> dict[str, Any]:
-    """The arrays of the file.
+    """Read the arrays of an ``.npz`` file, by the names that `from_arrays` knows.
 
-    With ``x_train`` and ``y_train``, the same of ``test`` and perhaps of ``validation``, it is a
-    split data set.
+    ``x_train``, ``y_train``, ``x_test``, ``y_test``, and perhaps the same of ``validation``, are
+    joined to ``inputs``, ``labels`` and ``split``.
     """
     try:
         with np.load(file, allow_pickle=False) as opened:
@@ -310,7 +325,7 @@ def _npz(file: Path) -> dict[str, Any]:
 
 # -- a function
 def read_python(name: str, settings: DataSettings) -> RawData:
-    """Data from a function of the user's: ``dataset = "module:function"``.
+    """Read data from a function of the user's: ``dataset = "module:function"``.
 
     It is called as ``function(data_dir)``, once on a machine until its package, or a file in
     ``data-dir``, changes. It returns a dictionary of arrays as `from_arrays` describes, or an
@@ -329,8 +344,8 @@ def read_python(name: str, settings: DataSettings) -> RawData:
             raise DataError(f"{where}: it returned {kind}, not a dictionary of arrays")
         data = attributes
     for key in data:
-        is_pythons = str(key).startswith("_")  # as the `__module__` in the `vars` of a class
-        if key not in KEYS and not is_pythons:
+        is_private = str(key).startswith("_")  # such as `__module__`, if it returned `vars(…)`
+        if key not in KEYS and not is_private:
             raise DataError(f"{where}: it returned {key!r}; choose among {', '.join(KEYS)}")
     gaps = settings.impute != "none"
     several = SeveralLabels.of(settings)
@@ -354,13 +369,13 @@ def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
 
 # -- Hugging Face
 def read_hugging_face(name: str, settings: DataSettings) -> RawData:
-    """``dataset = "hf:NAME"``: the folder NAME in ``data-dir``, or else the hub's data set.
+    """Read Hugging Face's data set ``hf:NAME``: the folder NAME in ``data-dir``, or the hub's.
 
-    The folder is one that ``save_to_disk`` wrote, or that ``load_dataset`` reads. From the hub's
-    cache without the network, unless ``download = true``. The parts ``test`` and ``validation`` are
-    that, all others for training. The column ``label`` (or the only one of ``ClassLabel``) has the
-    labels, ``client`` or ``domain`` the clients; the inputs are the column of images, else the
-    columns of text, else those of numbers.
+    The folder is one that ``save_to_disk`` wrote, or that ``load_dataset`` reads. Without
+    ``data-dir`` it is the hub's data set, from the local cache unless ``download = true``. Samples
+    of the parts ``test`` and ``validation`` are for these, all others for training. The column
+    ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the
+    clients; the inputs are the column of images, or the columns of text, or those of numbers.
     """
     where = f"dataset = {name!r}"
     try:
@@ -386,7 +401,7 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
 
         label, classes = _label_column(datasets, whole.features, where)
         splits = _splits(parts, where)
-        inputs, joined = _inputs(datasets, whole, label, name, settings)
+        inputs, columns = _inputs(datasets, whole, label, name, settings)
         arrays: dict[str, Any] = {
             "inputs": inputs,
             "labels": np.array(whole[label][:]),
@@ -401,24 +416,33 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         where,
         settings.classes,
         gaps=settings.impute != "none",
-        columns=checked_names(joined, where),
+        columns=checked_names(columns, where),
     )
 
 
 def _label_column(datasets: Any, kinds: Any, where: str) -> tuple[str, list[str] | None]:
-    """The column of the labels, and the names of their classes where the data set has them."""
-    named = [column for column, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
+    """Return the column of the labels, and the names of their classes, or None without names.
+
+    ``datasets`` is the package, ``kinds`` has the type of each column. DataError if no column has
+    the labels.
+    """
+    with_class_names = [
+        column for column, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)
+    ]
     if "label" in kinds:
         label = "label"
-    elif len(named) == 1:
-        label = named[0]
+    elif len(with_class_names) == 1:
+        label = with_class_names[0]
     else:
         raise DataError(f"{where}: has no column 'label'; its columns: {', '.join(kinds)}")
-    return label, kinds[label].names if label in named else None
+    return label, kinds[label].names if label in with_class_names else None
 
 
 def _splits(parts: Mapping[str, Any], where: str) -> list[str]:
-    """The use of each part; DataError for one that is nearly called like a test part."""
+    """Return for each part of a data set: "test", "validation", or else "train".
+
+    DataError for a part with a name such as ``testing``, which would be trained on.
+    """
     for part in parts:
         if part not in SPLITS and re.match("test|val|dev|eval", part.lower()):
             cure = "call it test, validation or train_…"
@@ -427,10 +451,10 @@ def _splits(parts: Mapping[str, Any], where: str) -> list[str]:
 
 
 def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """Find the folder of the data set ``hf:NAME``, which is NAME in ``data-dir``.
+    """Return the folder of the data set ``hf:NAME``, which is NAME in ``data-dir``.
 
-    Without ``data-dir`` there is none to find: the data set then comes from the hub or its cache.
-    DataError where ``data-dir`` has no such folder.
+    () without ``data-dir``: the data set then comes from the hub or its cache. DataError if
+    ``data-dir`` has no such folder, or NAME leads out of it.
     """
     if not settings.data_dir:
         return ()
@@ -443,7 +467,11 @@ def locate_hugging_face(name: str, settings: DataSettings) -> tuple[Path, ...]:
 
 
 def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> Any:
-    """The package's data set, or a dictionary of its parts."""
+    """Open a data set of Hugging Face's: an object of the package, or a dictionary of its parts.
+
+    ``scratch`` is a folder for the package's copies of files in ``data-dir``. The hub is asked only
+    with ``download``.
+    """
     if not settings.data_dir:
         with replaced(datasets.config, HF_HUB_OFFLINE=not settings.download):
             return datasets.load_dataset(name.removeprefix("hf:"))
@@ -456,7 +484,13 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
 def _inputs(
     datasets: Any, whole: Any, label: str, name: str, settings: DataSettings
 ) -> tuple[Any, list[str]]:
-    """The inputs, and the columns of text that were joined for them, or of one number each."""
+    """Return the inputs of a data set, and the columns that name its features.
+
+    ``whole`` is the data set with all parts, ``label`` its column of labels, and ``columns`` and
+    ``drop`` say which others are inputs. These must be one of images, all of text, or all of
+    numbers. Texts are joined, and all their columns returned; columns of numbers are returned if
+    each has one number a sample. DataError for other columns.
+    """
     where = f"dataset = {name!r}"
     labels = whole[label][:]
     kinds = {
@@ -472,11 +506,13 @@ def _inputs(
         if getattr(kind, "dtype", "") in ("string", "large_string"):
             texts[column] = whole[column][:]
     others = len(kinds) - len(images) - len(texts)
-    if len(images) > 1 or sum(map(bool, (images, texts, others))) > 1:
+    are_mixed = sum(map(bool, (images, texts, others))) > 1
+    if len(images) > 1 or are_mixed:
         what = f"{', '.join(kinds)}: one of images, all of text, or all of numbers can be inputs"
         raise DataError(f"{where}: its columns are {what}; say which by columns or drop")
     for column, values in texts.items():
-        if any(Path(str(value)).suffix.lower() in EXTENSIONS for value in values[:1]):
+        first = str(values[0]) if values else ""
+        if Path(first).suffix.lower() in EXTENSIONS:
             cure = f"cast_column({column!r}, Image())"
             raise DataError(f"{where}: column {column!r} names files of images; {cure}")
     check_no_label(texts, labels, where)

@@ -2,7 +2,8 @@
 
 Every function takes the pool of samples, the settings, the number of clients and a random
 generator, and returns for each client the positions (int64) of its share in the pool. Shares are
-disjoint, but for `n_way_k_shot`.
+disjoint, but for `n_way_k_shot`. A *deck* is an array of positions in the order in which they are
+dealt, as cards are.
 """
 
 import math
@@ -34,14 +35,14 @@ class Pool:
     for_training: NDArray[np.bool_] | None = None  # bool [n]; None: decided after they are dealt
 
     def take(self, positions: Ints) -> "Pool":
-        """Only these samples, of which nothing is decided yet."""
+        """Return a pool of these samples alone, with ``for_training`` still undecided."""
         return Pool(
             self.rows[positions], self.labels[positions], self.domains[positions], self.domain_names
         )
 
 
 def iid(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """Deal the samples out at random, to each client as many."""
+    """Deal the samples out at random, to each client equally many, give or take one."""
     return np.array_split(rng.permutation(len(pool.rows)), clients)
 
 
@@ -51,11 +52,14 @@ def own(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Sha
 
 
 def natural(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """Give client i the samples of the i-th name in the data, which must be as many."""
-    names = len(pool.domain_names)
-    if names != clients:
+    """Give client i the samples of the i-th client, or domain, that the data name.
+
+    DataError if the run has not as many clients as the data name.
+    """
+    named = len(pool.domain_names)
+    if named != clients:
         raise DataError(
-            f"partition = 'natural': the data name {names} clients, not {clients}; "
+            f"partition = 'natural': the data name {named} clients, not {clients}; "
             "in simulation run that many (--clients; in a table clients), or choose feature-shift, "
             "which divides a name among several or leaves some out"
         )
@@ -70,8 +74,8 @@ def dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) 
     """
     size = len(pool.rows)
     least = min(10, max(2, size // (5 * clients)), size // clients)
-    own_rng = np.random.default_rng(int(rng.integers(2**31)))
-    return _dirichlet(pool, clients, own_rng, settings.alpha, least)
+    seeded_rng = np.random.default_rng(int(rng.integers(2**31)))  # Flower's takes a seed
+    return _dirichlet(pool, clients, seeded_rng, settings.alpha, least)
 
 
 def balanced_dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
@@ -93,30 +97,37 @@ def _dirichlet(
     least: int,
     full: float = math.inf,
 ) -> Shares:
-    """Draw until each client has ``least`` samples.
+    """Divide each class among the clients in proportions from Dir(alpha).
 
-    After `TRIES` draws in vain the richest clients fill up the poorest.
+    Draw anew until each client has ``least`` samples; after `TRIES` draws in vain samples of the
+    richest clients go to the poorest. A client of ``full`` samples gets none of further classes.
     """
     class_sizes = np.unique(pool.labels, return_counts=True)[1].tolist()
     for _ in range(TRIES):
         counts_CN, drawn_CN = _counts_drawn(class_sizes, np.full(clients, alpha), rng, full)
         if counts_CN.sum(0).min() >= least:
             break
-    else:
+    else:  # no draw gave each client enough: mend the last one
         positive_CN = drawn_CN + TINY * rng.random(drawn_CN.shape)
         counts_CN = _filled_up(counts_CN, positive_CN, least)
 
-    owners = np.concatenate([np.repeat(np.arange(clients), counts_N) for counts_N in counts_CN])
     # at random within a class: files are in the order of looks, patients or dates
     deck = np.concatenate(shuffled_by_class(pool.labels, rng))
-    dealt = deck[np.argsort(owners, kind="stable")]
-    return np.split(dealt, np.cumsum(counts_CN.sum(0))[:-1])
+    # the client of each position of the deck, which has the classes one after the other
+    owners = np.concatenate([np.repeat(np.arange(clients), counts_N) for counts_N in counts_CN])
+    deck_by_client = deck[np.argsort(owners, kind="stable")]
+    ends_N = np.cumsum(counts_CN.sum(0))
+    return np.split(deck_by_client, ends_N[:-1])
 
 
 def _counts_drawn(
     class_sizes: list[int], alpha_N: Floats, rng: Generator, full: float
 ) -> tuple[Ints, Floats]:
-    """Draw each client's number of samples of each class, and its proportions, both [C, N]."""
+    """Draw each client's number of samples of each class, and its proportions, both [C, N].
+
+    ``class_sizes`` has C numbers of samples, ``alpha_N`` the parameters of Dir. A client that has
+    ``full`` samples by the classes before gets none of a class.
+    """
     counts = []
     drawn = []
     total_N = np.zeros(len(alpha_N), dtype=np.int64)
@@ -134,10 +145,11 @@ def _counts_drawn(
 
 
 def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
-    """Move samples to poor clients until each has ``least``.
+    """Return the numbers of samples [C, N] after some have moved to clients below ``least``.
 
     A poor client gets, one by one, a sample of the class that it lacks most, from the client that
-    has most of it and can spare one.
+    has most of it and keeps ``least`` itself. What it lacks follows from the proportions
+    ``drawn_CN`` that were drawn for it, at ``least`` samples in all.
     """
     counts_CN = counts_CN.copy()
     sizes_N = counts_CN.sum(0)
@@ -191,24 +203,27 @@ def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generato
 
 
 def _unequal(deck: Ints, holders: int, rng: Generator) -> Shares:
-    """Cut ``deck`` into parts of random size, of at least 2 samples, or 1 if they are few."""
+    """Cut ``deck`` into as many parts of random size as a class has ``holders``.
+
+    Each part has at least 2 samples, or 1 if the deck is too short for that.
+    """
     least = min(2, len(deck) // holders)
+    to_share_out = len(deck) - least * holders  # beyond what each gets anyway
     weights = rng.uniform(0.1, 1, size=holders)
     fractions = np.cumsum(weights / weights.sum())
-    to_share_out = len(deck) - least * holders
-    cuts = np.floor(fractions * to_share_out).astype(np.int64)
-    cuts += least * np.arange(1, holders + 1)
-    return np.split(deck, cuts[:-1])
+    ends = np.floor(fractions * to_share_out).astype(np.int64)
+    ends += least * np.arange(1, holders + 1)
+    return np.split(deck, ends[:-1])
 
 
 def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Give each client n random classes with k training samples each, as FedProto does.
 
     n is uniform in ``ways`` ± ``ways-stdev`` within 2 … number of classes; so is k (at least 1).
-    When a class runs out, its samples are dealt out again from the start, so that clients come to
-    share some; a client never has one twice. Samples that the pool marks for testing are dealt from
-    a deck of their own, as many as ``train_fraction`` says: nobody trains on another's test
-    samples.
+    When all samples of a class have been dealt, they are dealt again from the start, so that
+    clients come to share some; a client never has one twice. Samples that the pool marks for
+    testing are dealt from a deck of their own, so nobody trains on another's test samples; there
+    are as many for k as make k the part ``train-fraction``.
     """
     decks = shuffled_by_class(pool.labels, rng)
     for_training = pool.for_training
@@ -245,46 +260,49 @@ class _EndlessDeck:
         self._dealer = cycle(positions.tolist())
 
     def deal(self, count: int) -> list[int]:
-        """The next ``count`` positions, or the whole deck once where it has fewer."""
+        """Return the next ``count`` positions; each of the deck once if it has fewer."""
         return list(islice(self._dealer, min(count, self._size)))
 
 
 # -- label and feature shift
 def label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """Deal equal sizes in proportions from Dir(alpha) (Hsu et al., arXiv:1909.06335).
+    """Give each client equally many samples, of class proportions drawn from Dir(alpha).
 
-    The last clients get what is left.
+    Source: Hsu et al., arXiv:1909.06335. The last clients get what the others have left.
     """
     decks = shuffled_by_class(pool.labels, rng)
-    left = np.array([len(deck) for deck in decks])
+    left_C = np.array([len(deck) for deck in decks])
     shares = []
     sizes = [len(part) for part in np.array_split(pool.rows, clients)]
     for size in sizes:
-        proportions = rng.dirichlet(np.full(len(decks), settings.alpha))
-        counts = _drawn(proportions, left, size, rng)
-        still_left = left - counts
-        taken = [deck[still_left[i] : left[i]] for i, deck in enumerate(decks)]
+        proportions_C = rng.dirichlet(np.full(len(decks), settings.alpha))
+        counts_C = _drawn(proportions_C, left_C, size, rng)
+        still_left_C = left_C - counts_C
+        taken = [deck[still_left_C[i] : left_C[i]] for i, deck in enumerate(decks)]
         shares.append(np.concatenate(taken))
-        left = still_left
+        left_C = still_left_C
     return shares
 
 
-def _drawn(proportions: Floats, left: Ints, size: int, rng: Generator) -> Ints:
-    """Draw how many samples of each class to take, of those ``left``, both [C]: ``size`` in all."""
-    counts = np.zeros_like(left)
-    while (missing := size - counts.sum()) > 0:
-        weights = proportions * (counts < left)
-        if weights.sum() < 1e-9:  # only classes are left that this client would hardly have
-            weights = (left - counts).astype(np.float64)
-        drawn = rng.multinomial(missing, weights / weights.sum())
-        counts += np.minimum(drawn, left - counts)
-    return counts
+def _drawn(proportions_C: Floats, left_C: Ints, size: int, rng: Generator) -> Ints:
+    """Draw how many samples of each class a client gets, [C]: ``size`` in all, of those left.
+
+    What a class cannot give is drawn again from the classes that still have samples.
+    """
+    counts_C = np.zeros_like(left_C)
+    while (missing := size - counts_C.sum()) > 0:
+        weights_C = proportions_C * (counts_C < left_C)
+        if weights_C.sum() < 1e-9:  # only classes are left that this client would hardly have
+            weights_C = (left_C - counts_C).astype(np.float64)
+        drawn_C = rng.multinomial(missing, weights_C / weights_C.sum())
+        counts_C += np.minimum(drawn_C, left_C - counts_C)
+    return counts_C
 
 
 def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """Give each client one domain: number i mod n, or by ``clients-per-domain``.
+    """Give each client samples of one domain; clients of the same domain divide it evenly.
 
-    Clients of one domain divide it evenly.
+    Client i has domain i mod n of n, or the one that ``clients-per-domain`` says.
     """
     domain_of_client = np.array(
         _domain_of_clients(settings.clients_per_domain, pool.domain_names, clients)
@@ -298,18 +316,18 @@ def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generat
             few = f"domain {name!r} has {len(positions)} samples for {len(members)} clients"
             cure = "use fewer clients, or a larger total-samples"
             raise DataError(f"partition = {settings.partition!r}: {few}; {cure}")
-        dealt = dealt_evenly(pool.labels[positions], len(members), rng)
-        for client, share in zip(members, dealt, strict=True):
-            shares[client] = positions[share]
+        parts = dealt_evenly(pool.labels[positions], len(members), rng)
+        for client, part in zip(members, parts, strict=True):
+            shares[client] = positions[part]
     return shares
 
 
 def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Give each client one domain as in `feature_shift`, and its own class proportions.
 
-    Class c is thinned out to p_c / max p, with p ~ Dir(alpha). So the client's most frequent class
-    keeps all its samples, and the samples thinned out are used by nobody. Where only one would be
-    left, the client gets two, of its most frequent classes.
+    Of class c the client keeps the part p_c / max p of its samples, with p ~ Dir(alpha), so all of
+    its most frequent class; nobody uses the others. A client that would keep fewer than two
+    samples gets two, of its most frequent classes.
     """
     shares = []
     for share in feature_shift(pool, settings, clients, rng):
@@ -326,7 +344,10 @@ def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: G
 
 
 def parse_clients_per_domain(text: str) -> list[int]:
-    """``"1,4,2,2,1"`` -> the number of clients of each domain; empty for ``""``."""
+    """Read ``clients-per-domain``, such as ``"1,4,2,2,1"``: a number for each domain; [] for "".
+
+    DataError for anything else.
+    """
     if not text:
         return []
     counts = [count.strip() for count in text.split(",")]
@@ -337,7 +358,11 @@ def parse_clients_per_domain(text: str) -> list[int]:
 
 
 def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -> list[int]:
-    """The domain of each client, as an index into ``domain_names``."""
+    """Return the domain of each client, as an index into ``domain_names``.
+
+    ``text`` is the setting ``clients-per-domain``; "": the domains in turn. DataError if its
+    numbers are not one for each domain, or do not sum to the number of clients.
+    """
     counts = parse_clients_per_domain(text)
     if not counts:
         return [client % len(domain_names) for client in range(clients)]
@@ -354,30 +379,34 @@ def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -
 
 # -- stratified dealing: labels int64 [n] of some samples -> positions into these (int64)
 def shuffled_by_class(labels: Ints, rng: Generator) -> list[Ints]:
-    """The positions of each class that occurs, shuffled; classes in the order of their labels."""
+    """Return a shuffled deck of positions for each class that occurs, in the order of labels."""
     shuffled = rng.permutation(len(labels))
     deck = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    return np.split(deck, np.flatnonzero(np.diff(labels[deck])) + 1) if len(deck) else []
+    if not len(deck):
+        return []
+    starts = np.flatnonzero(np.diff(labels[deck])) + 1  # of each class but the first
+    return np.split(deck, starts)
 
 
 def dealt_evenly(labels: Ints, clients: int, rng: Generator) -> Shares:
-    """Shares of (nearly) equal size and equal class proportions; needs a sample at least."""
+    """Return shares of nearly equal size and class proportions; there must be a sample."""
     deck = np.concatenate(shuffled_by_class(labels, rng))
     return [deck[client::clients] for client in range(clients)]
 
 
 def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, Ints]:
-    """Training and test positions: ``train_fraction`` of every class, rounded, is for training.
+    """Split samples for training and for testing; return the positions of both.
 
-    There must be two samples. A class of two samples or more has one at least on either side; a
-    single sample is for training. Where no test sample would be left, the last training sample is
-    one.
+    ``train_fraction`` of each class, rounded, is for training. A class of two samples or more has
+    at least one on either side; a single sample is for training. If no test sample would be left,
+    the last training sample becomes one; so there must be two samples.
     """
     train = []
     test = []
     for positions in shuffled_by_class(labels, rng):
         count = len(positions)
-        cut = min(max(round(train_fraction * count), 1), max(count - 1, 1))
+        most_for_training = max(count - 1, 1)
+        cut = min(max(round(train_fraction * count), 1), most_for_training)
         train.append(positions[:cut])
         test.append(positions[cut:])
     for_training = np.concatenate(train)
@@ -388,21 +417,27 @@ def split(labels: Ints, train_fraction: float, rng: Generator) -> tuple[Ints, In
 
 
 def set_aside(labels: Ints, fraction: float, rng: Generator) -> tuple[Ints, Ints]:
-    """Positions that stay, and those that go: about ``fraction`` of each class.
+    """Set about ``fraction`` of each class aside; return the positions that stay, and those aside.
 
-    Both are in rising order. One sample of each class stays.
+    Both are in rising order. At least one sample of each class stays.
     """
     decks = shuffled_by_class(labels, rng)
     spare = np.sort(np.concatenate([positions[1:] for positions in decks]))
     wanted = min(round(fraction * len(labels)), len(spare))
     aside = spare[:0]
     if wanted:
-        aside = spare[proportional(labels[spare], wanted, rng)[0]]
-    return np.setdiff1d(np.arange(len(labels)), aside), aside
+        chosen, _ = proportional(labels[spare], wanted, rng)
+        aside = spare[chosen]
+    stay = np.setdiff1d(np.arange(len(labels)), aside)
+    return stay, aside
 
 
 def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
-    """At most ``limit`` positions (0: all), of every class as many, and those left over."""
+    """Choose at most ``limit`` samples (0: all), of each class equally many where it has them.
+
+    Return the positions of these and of the others, both in rising order. A class's n-th sample
+    has turn n, and lower turns are chosen first.
+    """
     turns = np.empty(len(labels))
     for positions in shuffled_by_class(labels, rng):
         turns[positions] = np.arange(len(positions))
@@ -410,7 +445,11 @@ def balanced(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
 
 
 def proportional(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
-    """At most ``limit`` positions (0: all), in about the class proportions, and those left over."""
+    """Choose at most ``limit`` samples (0: all), in about the proportions of the classes.
+
+    Return the positions of these and of the others, both in rising order. The turns of a class are
+    spread evenly over [0, 1), from a random start, and lower turns are chosen first.
+    """
     turns = np.empty(len(labels))
     for positions in shuffled_by_class(labels, rng):
         turns[positions] = (np.arange(len(positions)) + rng.random()) / len(positions)
@@ -418,9 +457,9 @@ def proportional(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
 
 
 def _first(turns: Floats, limit: int, rng: Generator) -> tuple[Ints, Ints]:
-    """The ``limit`` positions whose turn is first (0: all), ties at random, and the others.
+    """Return the ``limit`` positions of the lowest turns (0: all), and the other positions.
 
-    Both are in rising order.
+    Of positions with the same turn, random ones are chosen. Both arrays are in rising order.
     """
     lots = rng.random(len(turns))
     if limit == 0 or limit >= len(turns):

@@ -42,7 +42,10 @@ class PublicSet(NamedTuple):
     download: Callable[[Path], None] | None = None  # into a folder; None: a person must fetch it
 
     def place(self, data_dir: Path) -> tuple[Path, list[str]]:
-        """The folder of the files, perhaps ``data_dir`` itself, and the files missing in it."""
+        """Return the folder of the data set's files, and the files that are missing there.
+
+        It is the folder of its own in ``data_dir`` if that is complete, or else ``data_dir``.
+        """
         own_folder = data_dir / self.folder
         if not self._missing_in(own_folder):
             return own_folder, []
@@ -53,9 +56,10 @@ class PublicSet(NamedTuple):
 
 
 def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """The files and folders of data set ``name``, with ``download`` fetched first.
+    """Return the files and folders of the data set ``name``, which are downloaded if need be.
 
-    DataError names those that are missing.
+    That happens only with the setting ``download``, into ``data-dir``. DataError names files that
+    are missing.
     """
     row = PUBLIC[name]
     download = row.download if settings.download else None
@@ -64,9 +68,8 @@ def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
     hint = "; name another, or set download = true" if row.download else ""
     data_dir = data_dir_of(settings, hint=hint)
     if download and row.place(data_dir)[1]:
-        with locked(
-            data_dir / f".{row.folder}.download"
-        ):  # only one process downloads, the others wait
+        # one process downloads; the others wait, and then find the files
+        with locked(data_dir / f".{row.folder}.download"):
             if row.place(data_dir)[1]:
                 download(data_dir)
     root, missing = row.place(data_dir)
@@ -90,6 +93,7 @@ def _domains(root: Path, settings: DataSettings) -> RawData:
 
 
 def _fed_isic(root: Path, settings: DataSettings) -> RawData:
+    """Read Fed-ISIC's images, and their labels, centres and split from ``train_test_split``."""
     rows = TableFile(root / "train_test_split")
     files = [root / ISIC_IMAGES / f"{name}.jpg" for name in rows.columns["image"]]
     missing = [file for file in files if not file.is_file()]
@@ -114,12 +118,13 @@ Pieces = Sequence[dict[str, Any]]
 def _torchvision(
     cls: str, *files: str, pieces: Pieces = ({"train": True}, {"train": False})
 ) -> PublicSet:
+    """Describe a data set that the class ``torchvision.datasets.CLS`` reads and downloads."""
     return PublicSet(
         read=partial(_decoded, cls, pieces),
         origin="its publisher, or set download = true",
         folder=cls,
         files=files,
-        download=partial(_downloaded, cls, pieces),
+        download=partial(_download, cls, pieces),
     )
 
 
@@ -135,16 +140,18 @@ def _decoded(cls: str, pieces: Pieces, root: Path, settings: DataSettings) -> Ra
         what = f"torchvision cannot read {cls} in {root} ({error})"
         raise DataError(f"dataset = {settings.dataset!r}: {what}") from error
     labels = np.concatenate([_labels(piece) for piece in opened])
+    test_begins = len(labels) - len(images[-1])
     arrays = {
         "inputs": np.concatenate(images),
         "labels": labels,
-        "split": np.arange(len(labels)) >= len(labels) - len(images[-1]),
-        "classes": getattr(opened[0], "classes", None) or range(10),
+        "split": np.arange(len(labels)) >= test_begins,
+        "classes": getattr(opened[0], "classes", None) or range(10),  # digits have no names
     }
     return from_arrays(arrays, f"torchvision's {cls}")
 
 
-def _downloaded(cls: str, pieces: Pieces, root: Path) -> None:
+def _download(cls: str, pieces: Pieces, root: Path) -> None:
+    """Let torchvision download a data set into the folder ``root``; DataError if it fails."""
     import torchvision
 
     try:
@@ -155,9 +162,10 @@ def _downloaded(cls: str, pieces: Pieces, root: Path) -> None:
 
 
 def _images(dataset: Any, size: int) -> Images:
-    """uint8 [N, channels, H, W] of a data set of torchvision.
+    """Return the images of a data set of torchvision, uint8 [N, channels, H, W].
 
-    It has [N, H, W], [N, H, W, 3] or [N, 3, H, W], or files of any size.
+    The data set holds them as [N, H, W], [N, H, W, 3] or [N, 3, H, W]; if it reads files instead,
+    these are stretched to ``size``×``size``.
     """
     if not hasattr(dataset, "data"):
         return np.stack([square_rgb(image, size) for image, _ in dataset])
@@ -170,8 +178,8 @@ def _images(dataset: Any, size: int) -> Images:
 
 
 def _labels(dataset: Any) -> Ints:
-    """int64 [N] of a data set of torchvision."""
-    names = ("targets", "labels", "_labels")
+    """Return the labels of a data set of torchvision, int64 [N]."""
+    names = ("targets", "labels", "_labels")  # its classes do not call them alike
     labels = next(getattr(dataset, name) for name in names if hasattr(dataset, name))
     return np.asarray(labels, dtype=np.int64)
 

@@ -12,13 +12,14 @@ import numpy as np
 
 from protofl_common.basics.text import first_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import counted
+from protofl_common.data.door import with_progress
 from protofl_common.data.images import EXTENSIONS, image_files, open_image
 from protofl_common.data.raw import are_images
 from protofl_common.data.sources import source_of
 from protofl_common.data.store import StoredData
 
-MOST_STRETCHED = 2.0  # times the usual width or height, or part of it
+MOST_STRETCHED = 2.0
+"""An image that is so many times as wide or high as the median, or as narrow or low, is odd."""
 
 
 class _Image(NamedTuple):
@@ -47,46 +48,52 @@ def oddities(data: StoredData, settings: DataSettings) -> Iterator[str]:
             files.append(path)
     if files:
         with ThreadPoolExecutor(cpu_count()) as pool:
-            looked_at = counted(pool.map(_looked_at, files), f"of {len(files):,} images looked at")
-            readable = [image for image in looked_at if image.mode]
+            images = pool.map(_inspected, files)
+            readable = [
+                image
+                for image in with_progress(images, f"of {len(files):,} images looked at")
+                if image.mode
+            ]
             yield from _unlike_the_rest(readable)
     elif are_images(data.inputs):
-        spread = np.ptp(np.asarray(data.inputs), axis=(2, 3)).max(axis=1)
-        rows = np.flatnonzero(spread == 0)
+        widest_range_N = np.ptp(np.asarray(data.inputs), axis=(2, 3)).max(axis=1)  # of a channel
+        rows = np.flatnonzero(widest_range_N == 0)
         if len(rows):
             yield f"{len(rows)} images of one colour: samples {first_of(map(str, rows))}"
 
 
 def label_rates(data: StoredData) -> Iterator[str]:
-    """Yield how often each client, or domain, has each class."""
+    """Yield a line for each client, or domain, with its samples and its rate of each class."""
     kind = "client" if data.by_client else "domain"
     for number, name in enumerate(data.domain_names):
         labels = data.labels[data.domains == number]
         task = data.task
         counts = task.class_counts(task.tensor(labels))
         rates = []
-        for of_class, count in zip(task.class_names, counts.tolist(), strict=True):
+        for class_name, count in zip(task.class_names, counts.tolist(), strict=True):
             if count:
-                rates.append(f"{of_class} {100 * count / len(labels):.0f} %")
+                rates.append(f"{class_name} {100 * count / len(labels):.0f} %")
         yield f"{kind} {name}: {len(labels)} samples: {first_of(rates)}"
 
 
-def _looked_at(file: Path) -> _Image:
+def _inspected(file: Path) -> _Image:
+    """Decode an image file, and return what `oddities` compares of it."""
     try:
         with open_image(file) as image:
             extrema = image.convert("RGB").getextrema()
             has_one_colour = all(low == high for low, high in extrema)
             return _Image(str(file), image.mode, image.size, has_one_colour)
-    except Exception:  # what decoders raise of a broken file may be anything; its reading names it
+    except Exception:  # decoders may raise anything; the reader of the data set names such files
         return _Image(str(file), "", (0, 0), False)
 
 
 def _unlike_the_rest(images: Sequence[_Image]) -> Iterator[str]:
+    """Yield a line for images of one colour, one for rare channels, and one for odd sizes."""
     if not images:
         return
-    plain = [image.name for image in images if image.has_one_colour]
-    if plain:
-        yield f"{len(plain)} images of one colour: {first_of(plain)}"
+    of_one_colour = [image.name for image in images if image.has_one_colour]
+    if of_one_colour:
+        yield f"{len(of_one_colour)} images of one colour: {first_of(of_one_colour)}"
 
     usual_mode = Counter(image.mode for image in images).most_common(1)[0][0]
     others = [f"{image.name} ({image.mode})" for image in images if image.mode != usual_mode]

@@ -91,12 +91,12 @@ class StoredRows:
 
 
 def described(inputs: Inputs) -> str:
-    """Type and shape of a sample: ``"float32 [30]"``."""
+    """Return the type and shape of one sample in words: ``"float32 [30]"``."""
     return f"{inputs.dtype} {list(inputs.shape[1:])}"
 
 
 def digests(contents: Iterable[bytes]) -> Images:
-    """A digest of each, uint8 [N, 16]."""
+    """Return a digest of 16 bytes of each content, uint8 [N, 16]."""
     parts = [blake2b(content, digest_size=16).digest() for content in contents]
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, 16)
 
@@ -106,9 +106,10 @@ def are_images(inputs: Inputs) -> bool:
 
 
 def resized(images: Inputs, side: int) -> Inputs:
-    """The images stretched to ``side``×``side`` pixels; 0: as they are.
+    """Return images stretched to ``side``×``side`` pixels, bilinear and antialiased as in PIL.
 
-    Bilinear, and antialiased as in PIL.
+    With ``side`` 0 the inputs stay as they are, whatever they are; else DataError for others than
+    images.
     """
     if side == 0 or (are_images(images) and images.shape[2:] == (side, side)):
         return images
@@ -130,9 +131,9 @@ def resized(images: Inputs, side: int) -> Inputs:
 def normalised(
     inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: "torch.device"
 ) -> "torch.Tensor":
-    """float32 (x − mean) / std per channel or feature; bytes are scaled to [0, 1] first.
+    """Return (x − mean) / std per channel or feature, float32; bytes are scaled to [0, 1] before.
 
-    Without ``mean`` they are tokens: int64, as they are.
+    An empty ``mean`` marks tokens: these become int64, and keep their values.
     """
     import torch
 
@@ -149,24 +150,27 @@ def normalised(
 
 
 def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel (in [0, 1]) or feature, axis 1; () for tokens.
+    """Return the mean and the deviation of each channel of images, in [0, 1], or feature (axis 1).
 
-    A deviation of 0, but for rounding, is given as 1.
+    Both are () for tokens. A constant feature gets a deviation of 1, to be divided by.
     """
-    rounding: float | NDArray[np.float64] = 1e-6
+    rounding_error: float | NDArray[np.float64] = 1e-6
     if are_images(inputs):
         mean, std = _channel_statistics(inputs)
     elif np.issubdtype(inputs.dtype, np.floating):
         mean, std = _feature_statistics(inputs)
-        # the unit may be any, as concentrations in mol/l
-        rounding = float(np.finfo(np.float32).eps) * np.abs(mean) + 1e-30
+        # relative to the mean, as a unit may make all values tiny: concentrations in mol/l
+        rounding_error = float(np.finfo(np.float32).eps) * np.abs(mean) + 1e-30
     else:
         return (), ()
-    return tuple(mean.tolist()), tuple(np.where(std > rounding, std, 1.0).tolist())
+    return tuple(mean.tolist()), tuple(np.where(std > rounding_error, std, 1.0).tolist())
 
 
 def _feature_statistics(numbers: Inputs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and deviation of each feature, chunk by chunk: the numbers may lie on the disk."""
+    """Return the mean and the deviation of each feature (axis 1), both float64 [features].
+
+    The numbers are read chunk by chunk, as they may lie on the disk.
+    """
     all_but_features = (0, *range(2, numbers.ndim))
     values_of_each = math.prod(numbers.shape) // numbers.shape[1]
     starts = range(0, len(numbers), CHUNK)
@@ -185,7 +189,10 @@ def _feature_statistics(numbers: Inputs) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def filled(inputs: Inputs, fill: Sequence[float]) -> Inputs:
-    """The inputs with the value of its feature (axis 1) in the place of NaN; () fills nothing."""
+    """Return the inputs with each NaN replaced by the value that ``fill`` has for its feature.
+
+    Features are along axis 1. With an empty ``fill`` nothing is replaced.
+    """
     if not fill:
         return inputs
     values = np.array(fill, np.float32).reshape(_along_axis_1(inputs))
@@ -193,12 +200,16 @@ def filled(inputs: Inputs, fill: Sequence[float]) -> Inputs:
 
 
 def _along_axis_1(inputs: Inputs) -> tuple[int, ...]:
-    """The shape of one value per channel or feature that broadcasts over ``inputs``."""
+    """Return the shape in which one value per channel or feature broadcasts over ``inputs``."""
     return (-1,) + (1,) * (inputs.ndim - 2)
 
 
 def _channel_statistics(images: Images) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The same of images, by how often each channel has each of the 256 values."""
+    """Return the mean and the deviation of each channel, of pixel values scaled to [0, 1].
+
+    They follow from how often a channel has each of the 256 values, so no image is made floating
+    point.
+    """
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
     for image in images:
         for channel, pixels in enumerate(image):

@@ -36,9 +36,9 @@ class Source:
 
 
 def read_digits(settings: DataSettings) -> RawData:
-    """scikit-learn's ``load_digits``: 1,797 images 8×8, without an official test part.
+    """Read scikit-learn's ``load_digits``: 1,797 images 8×8, without an official test part.
 
-    Their values 0…16 become 0…255.
+    Pixel values of 0…16 become 0…255.
     """
     from sklearn.datasets import load_digits
 
@@ -47,13 +47,16 @@ def read_digits(settings: DataSettings) -> RawData:
     return from_arrays({"inputs": pixels, "labels": scans.target}, "digits")
 
 
-def read_table(load: str, settings: DataSettings) -> RawData:
-    """A bundled table of scikit-learn, by the name of its function; no official test part."""
+def read_table(loader: str, settings: DataSettings) -> RawData:
+    """Read a table that scikit-learn brings with it; there is no official test part.
+
+    ``loader`` is the name of its function in ``sklearn.datasets``.
+    """
     from sklearn import datasets
 
-    table = getattr(datasets, load)()
+    table = getattr(datasets, loader)()
     arrays = {"inputs": table.data, "labels": table.target, "classes": table.target_names}
-    return from_arrays(arrays, load)
+    return from_arrays(arrays, loader)
 
 
 def locate_folder(settings: DataSettings) -> tuple[Path, ...]:
@@ -82,7 +85,10 @@ SOURCES: dict[str, Source] = {
 
 
 def source_of(dataset: str) -> Source:
-    """How ``dataset`` is read, which may be a Python name or one of Hugging Face's."""
+    """Return how the data set of the setting ``dataset`` is read.
+
+    It may be a function of the user's, ``module:function``, or Hugging Face's ``hf:NAME``.
+    """
     if dataset in SOURCES:
         return SOURCES[dataset]
     if dataset.startswith("hf:"):
@@ -92,9 +98,9 @@ def source_of(dataset: str) -> Source:
 
 
 def check_data_settings(settings: DataSettings) -> None:
-    """Check the settings before any client is contacted, without reading data.
+    """Check whether the settings about data fit each other, without reading data.
 
-    DataError has a line per problem.
+    DataError has a line for each problem.
     """
     data_set = data_set_named(settings.dataset)
     problems = [
@@ -109,16 +115,16 @@ def check_data_settings(settings: DataSettings) -> None:
 
 
 def check_data_are_here(settings: DataSettings) -> None:
-    """DataError when the files are missing and cannot be downloaded into a ``data-dir``.
+    """Check that a data set's files are there, or that the run may download them later.
 
-    Nothing is downloaded.
+    DataError if they are missing. Nothing is downloaded here.
     """
     if not (settings.download and settings.data_dir):
         source_of(settings.dataset).locate(settings)
 
 
 def _about_parts(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
-    """Yield what does not fit the test part and the domains of the data set."""
+    """Yield a line if the settings want a test part, or domains, that the data set lacks."""
     dataset = settings.dataset
     if settings.test_from.startswith("official") and not data_set.has_official:
         without = f"dataset {dataset!r} has no official test part"
@@ -134,6 +140,7 @@ def _about_parts(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
 
 
 def _about_clients_per_domain(settings: DataSettings) -> Iterator[str]:
+    """Yield a line if ``clients-per-domain`` is no list, or has not a number for each domain."""
     text = settings.clients_per_domain
     domains = source_of(settings.dataset).domains
     try:
@@ -170,7 +177,7 @@ def _about_task(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
 
 
 def _about_classes(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
-    """Yield what does not fit the classes of the data set."""
+    """Yield a line for each setting that does not fit the classes of the data set."""
     try:
         names = class_names(settings.classes)
     except DataError as error:
@@ -180,9 +187,12 @@ def _about_classes(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
         only = "only for data of your own"
         yield f"classes = {settings.classes!r}: {only}; {settings.dataset!r} has its own names"
         return
-    number = len(names) or data_set.num_classes
-    of_a_client = {"classes-per-client": settings.classes_per_client, "ways": settings.ways}
-    for key, wanted in of_a_client.items():
+    num_classes = len(names) or data_set.num_classes  # 0: not known before the data are read
+    classes_of_a_client = {
+        "classes-per-client": settings.classes_per_client,
+        "ways": settings.ways,
+    }
+    for key, wanted in classes_of_a_client.items():
         is_read = key in PARTITIONS[settings.partition].reads
-        if is_read and 0 < number < wanted:
-            yield f"{key} = {wanted}: there are only {number} classes"
+        if is_read and 0 < num_classes < wanted:
+            yield f"{key} = {wanted}: there are only {num_classes} classes"

@@ -44,25 +44,32 @@ class StoredData(RawData):
 
 
 def open_data(settings: DataSettings) -> StoredData:
-    """The data set of ``settings``, from the cache, which is filled first where it has none."""
+    """Open the data set of ``settings`` from the cache; if it is not there, decode and store it."""
     folder = cache_folder(settings.cache_dir) / data_key(settings)
     return cached(folder, lambda: _opened(folder), lambda: _build(folder, settings))
 
 
 def data_if_cached(settings: DataSettings) -> StoredData | None:
-    """The data set that clients divide if the cache has it, else None; never decodes it."""
+    """Open the data set that clients divide, if the cache has it; never decode anything.
+
+    None if the cache lacks it, and for sites with data of their own.
+    """
     if settings.partition == "own":
         return None
     return _opened(cache_folder(settings.cache_dir) / data_key(settings))
 
 
 def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:
-    """Open a cache entry; where that gives None, build it, one process at a time."""
+    """Open the cache ``entry`` by ``open_it``; if that returns None, ``build`` it.
+
+    One process at a time builds; the others wait, and open what it has built. DataError if the
+    cache cannot be written, or the entry cannot be opened afterwards.
+    """
     opened = open_it()
     if opened is None:
         try:
             with locked(entry):
-                opened = open_it()
+                opened = open_it()  # another process may have built it meanwhile
                 if opened is None:
                     opened = build()
         except OSError as error:
@@ -76,9 +83,10 @@ def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T |
 
 @lru_cache(maxsize=64)
 def data_key(settings: DataSettings) -> str:
-    """The name of the cache entry.
+    """Return the name of a data set's cache entry: all that its content depends on is digested.
 
-    Files are listed once per process, which so notices no later change of them.
+    That is the settings that shape samples, the source files, and the packages that decode. Results
+    are cached, so a process does not notice files that change while it runs.
     """
     listing = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
     made_by = [version(package) for package in MADE_BY]
@@ -91,16 +99,16 @@ def data_key(settings: DataSettings) -> str:
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of a file, or of all files in a folder."""
+    """Return name, size and time of change of a file, or of all files in and below a folder."""
     files = [path]
-    seen = set()
+    visited = set()
     for folder, subfolders, names in os.walk(path, followlinks=True):
         stat = os.stat(folder)
-        if (stat.st_dev, stat.st_ino) in seen:  # a link leads back
+        if (stat.st_dev, stat.st_ino) in visited:  # a link leads back: do not go round for ever
             subfolders.clear()
             continue
-        seen.add((stat.st_dev, stat.st_ino))
-        subfolders.sort()
+        visited.add((stat.st_dev, stat.st_ino))
+        subfolders.sort()  # os.walk goes down in this order, which the digest needs to be fixed
         files += [Path(folder, name) for name in sorted(names)]
     listing = []
     for file in files:
@@ -111,31 +119,32 @@ def _listing(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _opened(folder: Path) -> StoredData | None:
-    """The entry, or None where a file is missing or damaged."""
+    """Open a cache entry; None if one of its files is missing or damaged."""
     names = ["meta.json"] + [f"{name}.npy" for name in ARRAYS]
     try:
         stats = [os.stat(f"{folder}/{name}") for name in names]
     except OSError:
         return None
-    return _opened_once(folder, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
+    return _opened_in_state(folder, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
 
 @lru_cache(maxsize=8)
-def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData | None:
-    """The entry whose files are in this ``state``.
+def _opened_in_state(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData | None:
+    """Open a cache entry whose files have these times and sizes; None if one is damaged.
 
-    So a process that simulates many clients maps the arrays once.
+    ``state`` is a key of the function's cache alone: files that change are opened anew, and a
+    process that simulates many clients maps the arrays once.
     """
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
         if any(len(array) != meta["samples"] for array in arrays.values()):
             return None
-        facts: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
-        task = task_of(facts["classes"], kind_of(arrays["labels"]))
+        tuples: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
+        task = task_of(tuples["classes"], kind_of(arrays["labels"]))
         return StoredData(
             **arrays,
-            **facts,
+            **tuples,
             by_client=meta["by_client"],
             has_uneven_classes=task.are_uneven(arrays["labels"]),
         )
@@ -144,7 +153,10 @@ def _opened_once(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData
 
 
 def _build(folder: Path, settings: DataSettings) -> StoredData | None:
-    """Read and decode the data set, and write it to the cache."""
+    """Read and decode the data set, write it to the cache, and open it there.
+
+    Prints what its owner should know of it.
+    """
     raw = source_of(settings.dataset).read(settings)
     if is_own(settings.dataset):
         raw = without_copies(raw, settings.data_dir or settings.dataset)
@@ -152,10 +164,10 @@ def _build(folder: Path, settings: DataSettings) -> StoredData | None:
         say(note)
     contents = raw.contents if len(raw.contents) else np.zeros((len(raw.labels), 0), np.uint8)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size), contents=contents)
-    measured = raw.inputs
-    if not are_images(measured):
-        measured = measured[raw.official == 0]
-    mean, std = statistics(measured)
+    inputs_to_scale_by = raw.inputs
+    if not are_images(raw.inputs):  # numbers: by those for training alone
+        inputs_to_scale_by = raw.inputs[raw.official == 0]
+    mean, std = statistics(inputs_to_scale_by)
     meta: dict[str, Any] = {"samples": len(raw.labels)}
     for name in (*NAMES, "by_client"):
         meta[name] = getattr(raw, name)

@@ -24,7 +24,14 @@ from protofl_common.basics.text import (
 )
 from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import GAPS, WHOLE, counted, is_number, number, warn_of_rounding
+from protofl_common.data.door import (
+    GAPS,
+    WHOLE,
+    is_number,
+    number,
+    warn_of_rounding,
+    with_progress,
+)
 from protofl_common.data.raw import DataError, Place
 
 ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client", "split": "split"}
@@ -49,22 +56,27 @@ class Columns:
     def __init__(
         self, where: str, word: str, names: list[str], lines: list[int], values: list[Sequence[Any]]
     ) -> None:
+        """Take the columns' ``names`` and ``values``, and the number of each row for errors.
+
+        ``word`` is "line" if ``lines`` are numbers of lines in a file, and otherwise "row".
+        DataError without rows.
+        """
         self.where = where
         self.names = names
         self.lines = lines
-        self._word = word  # for a row: its line in a file, perhaps
+        self._word = word
         if not lines:
             raise DataError(f"{where}: has no rows")
         self.columns = dict(zip(names, values, strict=True))
 
     @classmethod
     def of_frame(cls, frame: Any, where: str) -> "Columns":
-        """The columns of a data frame of pandas."""
+        """Return the columns of a data frame of pandas."""
         return cls(where, "row", *_columns_in(arrow_of(frame, where)))
 
     @property
     def others(self) -> list[str]:
-        """The columns that may be inputs: but for labels and the like, and pandas' index."""
+        """Return the columns that may be inputs: all but labels and the like, and pandas' index."""
         return [
             name
             for name in self.names
@@ -75,11 +87,11 @@ class Columns:
         return f"{self._word} {self.lines[row]}"
 
     def annotations(self, *needed: str) -> dict[str, Any]:
-        """The columns that are no inputs: labels, whose a row is, and its part.
+        """Return the columns that are no inputs: labels, client or domain, and split.
 
-        `ANNOTATION_COLUMNS` has their names in a file, and by what name of `from_arrays` they are
-        returned. Labels that are all whole numbers become int64, and else stay names. DataError
-        without a column that is ``needed``, and for any column without a name of its own.
+        Their keys are those of `from_arrays` (`ANNOTATION_COLUMNS`). Labels that are all whole
+        numbers become int64, others stay texts. DataError if a ``needed`` column is missing, and
+        for any column of the table without a name, or with another's.
         """
         for name in needed:
             if name not in self.columns:
@@ -87,7 +99,7 @@ class Columns:
                 raise DataError(f"{self.where}: has no column {name!r}; its columns: {present}")
         times = Counter(self.names)
         for position, name in enumerate(self.names, 1):
-            # pandas' numbers of the rows, which may give the label away
+            # pandas calls its numbers of the rows so; they may give the label away
             if not name or name.startswith("Unnamed: "):
                 cure = "give it one, or leave it out (index=False)"
                 raise DataError(f"{self.where}: column {position} has no name; {cure}")
@@ -104,7 +116,7 @@ class Columns:
         return columns
 
     def texts(self, joined: Sequence[str]) -> list[str]:
-        """The texts of each row, ``joined`` by spaces."""
+        """Return for each row the texts in the columns ``joined``, with spaces between them."""
         if not joined:
             present = ", ".join(self.columns)
             raise DataError(f"{self.where}: has no column of texts beside {present}")
@@ -116,7 +128,7 @@ class TableFile(Columns):
     """A CSV or Parquet file, read."""
 
     def __init__(self, file: Path, header: list[str] | None = None) -> None:
-        """Read the file; a CSV file without a row of names is read with this ``header``."""
+        """Read the file; ``header`` has the names of the columns of a CSV file that has none."""
         self.file = file
         self.has_header = header is None
         self.notes: tuple[str, ...] = ()
@@ -132,22 +144,26 @@ class TableFile(Columns):
 def _csv(
     file: Path, header: list[str] | None
 ) -> tuple[list[str], list[int], list[Sequence[Any]], int]:
-    """The names of the columns, the line of each row, the values of each column, the last line."""
+    """Read a CSV file, whose first row has the names of the columns unless ``header`` has them.
+
+    Return the names, the line in which each row begins, the values of each column, and the number
+    of the last line. DataError for rows of another length, and for broken quotes.
+    """
     lines: list[int] = []
     rows: list[list[str]] = []
-    known: dict[str, str] = {}  # equal values are one text in memory
-    last = 0
+    texts: dict[str, str] = {}  # so that equal values are one text in memory
+    last = 0  # the last line read, not counting ``lines_before``
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
-            separator, begun = _separator(opened)
+            separator, lines_before = _separator(opened)
             reader = csv.reader(opened, delimiter=separator, strict=True)
             names = header
-            for row in counted(reader, f"rows read of {file}"):
-                first = begun + last + 1
+            for row in with_progress(reader, f"rows read of {file}"):
+                first = lines_before + last + 1
                 last = reader.line_num
                 if not row:
                     continue
-                values = [known.setdefault(value, value) for value in map(str.strip, row)]
+                values = [texts.setdefault(value, value) for value in map(str.strip, row)]
                 if names is None:
                     names = [with_composed_letters(name) for name in values]
                     continue
@@ -162,22 +178,24 @@ def _csv(
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as CSV in UTF-8 ({error})") from error
     except csv.Error as error:
-        begins = f"the row that begins in line {begun + last + 1}"
-        ends = f"cannot be read, up to line {begun + reader.line_num} ({error})"
+        begins = f"the row that begins in line {lines_before + last + 1}"
+        ends = f"cannot be read, up to line {lines_before + reader.line_num} ({error})"
         cure = 'is a quote (") without its pair? One within a text is ""'
         raise DataError(f"{file}: {begins} {ends}; {cure}") from error
     values_of: list[Sequence[str]] = list(zip(*rows, strict=True))
     if separator != ",":
         values_of = [_with_points(values) for values in values_of]
-    return names or [], lines, values_of, begun + last
+    return names or [], lines, values_of, lines_before + last
 
 
 def _separator(opened: TextIO) -> tuple[str, int]:
-    """The sign between columns, and the lines before the first row: Excel's ``sep=;`` is one.
+    """Return the sign between columns, and the number of lines before the first row.
 
-    It is a comma unless the first row has none, as spreadsheets of some languages save it.
+    The sign is a comma, or the commonest other one if the first row has no comma: spreadsheets of
+    some languages save so. Excel may say it in a line before, ``sep=;``. Leaves the file at the
+    first row.
     """
-    first = re.sub('"[^"]*"', "", opened.readline())
+    first = re.sub('"[^"]*"', "", opened.readline())  # without texts in quotes
     if re.fullmatch(r"sep=.\s*", first):
         return first[4], 1
     opened.seek(0)
@@ -188,15 +206,16 @@ def _separator(opened: TextIO) -> tuple[str, int]:
 
 
 def _with_points(values: Sequence[str]) -> Sequence[str]:
-    """Numbers with a decimal comma as others have them; other columns as they are."""
-    numbers = [value for value in values if "," in value]
-    if not all(map(_DECIMAL_COMMA.fullmatch, numbers)) or any("." in value for value in values):
+    """Return a column of numbers with decimal commas with points; other columns as they are."""
+    with_comma = [value for value in values if "," in value]
+    are_numbers = all(map(_DECIMAL_COMMA.fullmatch, with_comma))
+    if not are_numbers or any("." in value for value in values):
         return values
     return [value.replace(",", ".") for value in values]
 
 
 def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
-    """The names of the columns, the number of each row, and the values of each column."""
+    """Read a Parquet file: the names of the columns, the rows' numbers, each column's values."""
     from pyarrow import ArrowException, parquet  # not for every command
 
     try:
@@ -207,7 +226,7 @@ def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
 
 
 def arrow_of(frame: Any, where: str) -> Any:
-    """A data frame of pandas as a table of Arrow's; DataError for a column of several types."""
+    """Return a data frame of pandas as Arrow's table; DataError for a column of several types."""
     import pyarrow  # not for every command
 
     try:
@@ -217,7 +236,10 @@ def arrow_of(frame: Any, where: str) -> Any:
 
 
 def _columns_in(table: Any) -> tuple[list[str], list[int], list[Sequence[Any]]]:
-    """The same of a table of Arrow's."""
+    """Return the names of an Arrow table's columns, the rows' numbers, and each column's values.
+
+    Values are an array for a column of numbers without gaps, and otherwise a list.
+    """
     values: list[Any] = []
     for column in table.columns:
         if str(column.type) in _NUMBERS and not column.null_count:
@@ -231,7 +253,11 @@ def _columns_in(table: Any) -> tuple[list[str], list[int], list[Sequence[Any]]]:
 
 
 def definition_problems(settings: DataSettings) -> Iterator[str]:
-    """Yield a line for each ``columns``, ``drop`` and ``one-hot`` that makes no definition."""
+    """Yield a line for each wrong setting that defines a table's inputs.
+
+    These are ``columns``, ``drop`` and ``one-hot``; they are wrong for data sets that are no
+    tables, and ``one-hot`` for a column without categories, or with one twice.
+    """
     definition = {"columns": settings.columns, "drop": settings.drop, "one-hot": settings.one_hot}
     for key, value in definition.items():
         has_columns = key != "one-hot" and settings.dataset.startswith("hf:")
@@ -246,29 +272,34 @@ def definition_problems(settings: DataSettings) -> Iterator[str]:
 
 
 def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> tuple[str, ...]:
-    """The columns of the inputs, in order: ``age``, or ``sex:f|m`` for categories.
+    """Return the columns of the inputs, in order: ``age``, or ``sex:f|m`` for categories.
 
-    ``names`` are those of the file that may be inputs.
+    ``names`` are the columns of the file that may be inputs; ``columns``, ``drop`` and ``one-hot``
+    choose among them. DataError for a setting with another column, for a column that is called
+    nearly as that of the labels, and if none is left.
     """
     categories = {}
     for column in names_in(settings.one_hot):
         name, values = name_and_categories(column)
         categories[name] = f"{name}:{'|'.join(values)}"
-    left = chosen_names(settings, names, where)
-    _check_present("one-hot", categories, left, where)
-    for name in left:
-        if name.lower() in ANNOTATION_COLUMNS:
+    chosen = chosen_names(settings, names, where)
+    _check_present("one-hot", categories, chosen, where)
+    for name in chosen:
+        if name.lower() in ANNOTATION_COLUMNS:  # ``Label``: perhaps the labels
             cure = f"call it {name.lower()!r}, or drop it"
             raise DataError(f"{where}: column {name!r} would be an input; {cure}")
-    if not left:
+    if not chosen:
         besides = "besides label, client, domain, split and those of drop"
         raise DataError(f"{where} has no column for the inputs {besides}")
-    columns = [categories.get(name) or _without_categories(name) for name in left]
+    columns = [categories.get(name) or _without_categories(name) for name in chosen]
     return checked_names(columns, where)
 
 
 def chosen_names(settings: DataSettings, names: Sequence[str], where: str) -> list[str]:
-    """Those of ``names`` that ``columns`` picks, in this order, and ``drop`` does not take out."""
+    """Return the columns in ``columns``, or else all ``names``, without those in ``drop``.
+
+    DataError if one of these settings has a column that is none of ``names``.
+    """
     picked = names_in(settings.columns) or names
     dropped = {*names_in(settings.drop)}
     _check_present("columns", picked, names, where)
@@ -277,7 +308,7 @@ def chosen_names(settings: DataSettings, names: Sequence[str], where: str) -> li
 
 
 def _check_present(key: str, wanted: Iterable[str], names: Sequence[str], where: str) -> None:
-    """DataError for a column in the setting ``key`` that is none of ``names``."""
+    """Raise DataError for a column in the setting ``key`` that is none of ``names``."""
     present = {*names}
     for name in wanted:
         if name not in present:
@@ -286,7 +317,10 @@ def _check_present(key: str, wanted: Iterable[str], names: Sequence[str], where:
 
 
 def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
-    """``columns`` as a model file may name them: neither too long nor with control characters."""
+    """Return ``columns`` as a model's card names them, with composed letters (NFC).
+
+    DataError for one that is too long, or has a line break or another control character.
+    """
     for column in columns:
         if not is_short_and_printable(column):
             what = f"a name, or categories, of over {LONGEST_NAME} letters, or with a line break"
@@ -295,7 +329,11 @@ def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def name_and_categories(column: str) -> tuple[str, tuple[str, ...]]:
-    """``sex:f|m`` -> ``sex`` and its categories; () for one of numbers, ``age`` or ``a:b|c:``."""
+    """Split a column of inputs, such as ``sex:f|m``, into its name and its categories.
+
+    () are the categories of a column of numbers: ``age``, or with a colon at the end one whose name
+    looks like categories, ``a:b|c:``.
+    """
     name, colon, values = column.rpartition(":")
     if colon and not values:
         return name, ()
@@ -305,7 +343,7 @@ def name_and_categories(column: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _without_categories(name: str) -> str:
-    """A column of numbers as `name_and_categories` reads it, whatever signs its name has."""
+    """Write the name of a column of numbers so that `name_and_categories` reads no categories."""
     return name if name_and_categories(name) == (name, ()) else f"{name}:"
 
 
@@ -341,18 +379,23 @@ def read_columns(
     *,
     gaps: bool,
 ) -> Floats:
-    """float32 [N, F] of the ``chosen`` columns, texts or values; with ``gaps``, NaN if missing.
+    """Return the ``chosen`` columns as numbers, float32 [N, F]; a category has a feature for each.
 
-    DataError names each column that cannot be used, its first such value, where that stands, and
-    what to do. A line on standard error names a column whose numbers lose the digits in which they
-    differ.
+    With ``gaps`` a missing number is NaN. DataError names each column that cannot be used, its
+    first such value, where that stands, and which settings would do. A line on standard error
+    names a column whose numbers lose digits in which they differ.
     """
     parts, problems = _read(columns, chosen, where, place, gaps)
     if not problems:
         return np.concatenate(parts, axis=1)
+
+    # try whether the settings that the message proposes would do together
     proposal = _together(problems)
     left = _applied(proposal, chosen)
-    works = bool(left) and not _read(columns, left, where, place, gaps or "impute" in proposal)[1]
+    works = False
+    if left:
+        _, problems_left = _read(columns, left, where, place, gaps or "impute" in proposal)
+        works = not problems_left
     raise DataError(_message(where, problems, proposal, works))
 
 
@@ -363,7 +406,11 @@ def _read(
     place: Place,
     gaps: bool,
 ) -> tuple[list[Floats], list[_Problem]]:
-    """The ``chosen`` columns, and what is wrong with some."""
+    """Return the features of each chosen column, float32 [N, …], and what is wrong with some.
+
+    After the first problem no more features are returned. Prints a line for a column whose
+    numbers lose digits in float32.
+    """
     parts: list[Floats] = []
     problems: list[_Problem] = []
     for name, categories in map(name_and_categories, chosen):
@@ -394,34 +441,41 @@ def _problems(
     place: Place,
     gaps: bool,
 ) -> Iterator[_Problem]:
-    """Yield what is wrong with the values of a column; with ``gaps`` some may be missing."""
+    """Yield what is wrong with a column, of which some values [N] are wrong, or missing.
+
+    That is its first value that is no number and no category, or if there is none, its first gap.
+    A second problem, without a text, adds the cure for gaps. With ``gaps`` these are no problem.
+    """
     is_unusable = is_wrong & ~is_missing
     any_unusable = is_unusable.any()
     if gaps and not any_unusable:
         return
-    counted = is_unusable if any_unusable else is_missing
-    row = int(counted.argmax())
+    is_named = is_unusable if any_unusable else is_missing
+    row = int(is_named.argmax())  # the first
     value = column.values[row]
     if isinstance(value, np.generic):
         value = value.item()
     why, cure = _diagnosis(column, value, ~is_missing) if any_unusable else GAP
-    many = f"{counted.sum()} of {len(column.values)} values"
+    count = f"{is_named.sum()} of {len(column.values)} values"
     where = f"{place(row)}, column {column.name!r}"
     shown = printable(repr(value), 80)
-    yield _Problem(f"{where}: {shown} {why} ({many})", cure)
+    yield _Problem(f"{where}: {shown} {why} ({count})", cure)
     if is_missing.any():
         yield _Problem("", GAP[1])
 
 
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
-    """float64 [N, 1]; NaN for a value that is no number."""
+    """Return the values as float64 [N, 1]; NaN for one that is no number."""
     if isinstance(values, np.ndarray):
         return values.astype(np.float64)[:, None]
     return np.array([[number(value)] for value in values], dtype=np.float64)
 
 
 def _one_hot(column: _Column) -> Floats:
-    """float32 [N, categories] of 0 and 1; NaN for a value that is none of them."""
+    """Return a feature of 0 and 1 for each category, float32 [N, categories].
+
+    A value that is none of the categories has NaN in all of them.
+    """
     categories = [_category(category) for category in column.categories]
     rows = dict(zip(categories, np.eye(len(categories), dtype=np.float32), strict=True))
     unknown = np.full(len(categories), np.nan, dtype=np.float32)
@@ -429,12 +483,15 @@ def _one_hot(column: _Column) -> Floats:
 
 
 def _category(value: Any) -> str | float:
-    """The meaning of a category: ``1``, ``"1"``, ``"1.0"`` are one in files of different origin."""
+    """Return what categories are compared by: ``1``, ``"1"`` and ``"1.0"`` are the same one."""
     return float(value) if is_number(value) else with_composed_letters(str(value).strip())
 
 
 def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tuple[str, Cure]:
-    """Say what is wrong with a ``value`` of a column, and the setting that would do."""
+    """Say what is wrong with a ``value`` of a column, and which setting would do.
+
+    ``is_present`` tells which rows have a value at all.
+    """
     drop = ("drop", column.name)
     if isinstance(value, dict) and "bytes" in value:
         return "is an image; read it as dataset = 'hf:NAME', or leave the column out", drop
@@ -446,20 +503,23 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tu
     if _DATE.fullmatch(str(value)):
         why = "is not a finite number but a date; make it one, such as days, or leave it out"
         return why, drop
-    present = [str(column.values[row]).strip() for row in np.flatnonzero(is_present).tolist()]
-    kinds = sorted(set(present))
-    # where they are more, they may be the names of the samples
-    are_few = 2 <= len(kinds) <= min(MOST_CATEGORIES, len(present) / 2)
-    if are_few and not any(is_number(text) or set(text) & _SIGNS for text in kinds):
+    texts = [str(column.values[row]).strip() for row in np.flatnonzero(is_present).tolist()]
+    different = sorted(set(texts))
+    # if they are more, they may be names of the samples
+    are_few = 2 <= len(different) <= min(MOST_CATEGORIES, len(texts) / 2)
+    if are_few and not any(is_number(text) or set(text) & _SIGNS for text in different):
         why = "is not a finite number but text; name its categories"
-        return why, ("one-hot", f"{column.name}:{'|'.join(kinds)}")
-    why = f"is not a finite number ({len(kinds)} different values); correct it, or leave it out"
+        return why, ("one-hot", f"{column.name}:{'|'.join(different)}")
+    why = f"is not a finite number ({len(different)} different values); correct it, or leave it out"
     return why, drop
 
 
 def _together(problems: Sequence[_Problem]) -> dict[str, str]:
-    """The settings that would mend all problems, each as its value; {} for names it cannot have."""
-    cures: dict[str, dict[str, None]] = {}
+    """Return the settings that would mend all problems, by key.
+
+    {} if one of them cannot be written, as a column's name has signs that a list may not have.
+    """
+    cures: dict[str, dict[str, None]] = {}  # key -> its names, each once, in this order
     for problem in problems:
         key, name = problem.cure
         cures.setdefault(key, {})[name] = None
@@ -469,7 +529,7 @@ def _together(problems: Sequence[_Problem]) -> dict[str, str]:
 
 
 def _applied(proposal: Mapping[str, str], chosen: Sequence[str]) -> list[str]:
-    """The columns that are left of the ``chosen``, as the proposed settings are read."""
+    """Return the ``chosen`` columns as they would be with the proposed settings."""
     if not proposal:
         return []
     dropped = {*names_in(proposal.get("drop"))}
@@ -487,15 +547,19 @@ def _applied(proposal: Mapping[str, str], chosen: Sequence[str]) -> list[str]:
 def _message(
     where: str, problems: Sequence[_Problem], proposal: Mapping[str, str], works: bool
 ) -> str:
-    """One message of all problems; of several, with the settings that mend them all, if any do."""
-    said = [problem for problem in problems if problem.text]
-    if len(said) == 1:
-        is_all = bool(proposal) and not works
-        line = f"{said[0].text}: there is no other column" if is_all else said[0].line
-        return f"{where}, {line}"
-    title = f"{where}: {len(said)} columns cannot be used as they are"
-    lines = [problem.line for problem in said[:MOST_SHOWN]]
-    if len(said) > MOST_SHOWN:
+    """Return one message of all problems, with the settings of the ``proposal`` if these mend all.
+
+    ``works`` says whether they do.
+    """
+    with_text = [problem for problem in problems if problem.text]
+    if len(with_text) == 1:
+        is_only_column = bool(proposal) and not works
+        if is_only_column:
+            return f"{where}, {with_text[0].text}: there is no other column"
+        return f"{where}, {with_text[0].line}"
+    title = f"{where}: {len(with_text)} columns cannot be used as they are"
+    lines = [problem.line for problem in with_text[:MOST_SHOWN]]
+    if len(with_text) > MOST_SHOWN:
         return "\n  ".join([title, *lines, "…: name those to use in `columns`"])
     if works:
         settings = [as_setting(key, names_in(value)) for key, value in proposal.items()]

@@ -22,7 +22,10 @@ GROUP = "protofl.algorithms"  # of the entry points of other packages
 
 
 def _rows() -> dict[str, Algorithm]:
-    """The row of every file in `protofl_common/algorithms`, by the name of the algorithm."""
+    """Import every file of `protofl_common/algorithms`; return its row by the algorithm's name.
+
+    The name is the file's, with hyphens: ``fedproto-avg`` is in ``fedproto_avg.py``.
+    """
     rows = {}
     for module in pkgutil.iter_modules(algorithms.__path__):
         if module.name != "base":
@@ -35,7 +38,10 @@ CATALOG = _rows()
 
 
 def options_of_a_run() -> dict[str, Field[Any]]:
-    """Every key of a run configuration, algorithms' included, with all that is known of it."""
+    """Return the field behind every key of a run configuration, algorithms' keys included.
+
+    Its metadata has the help, the legal values and what else `config.options.option` is told.
+    """
     options = {}
     for section in SECTIONS.values():
         for field in fields(section):
@@ -50,9 +56,10 @@ Half = TypeVar("Half")
 
 
 def half(path: str, kind: type[Half]) -> type[Half]:
-    """The class ``module:Class``, or the last of this ``kind`` that ``module`` defines.
+    """Import the client's or the server's half of an algorithm, a subclass of ``kind``.
 
-    SettingsError where there is none.
+    ``path`` is ``module:Class``, or ``module`` for the last such class that the module defines.
+    SettingsError if the import fails, or there is no such class.
     """
     module_name, _, name = path.partition(":")
     try:
@@ -68,6 +75,7 @@ def half(path: str, kind: type[Half]) -> type[Half]:
 
 
 def _last_defined(kind: type, module: ModuleType) -> type | None:
+    """Return the last subclass of ``kind`` that the module defines itself, not imports."""
     for value in reversed(vars(module).values()):
         if not isinstance(value, type) or not issubclass(value, kind):
             continue
@@ -79,16 +87,20 @@ def _last_defined(kind: type, module: ModuleType) -> type | None:
 # -- algorithms of other packages: entry points, each a row; their hyper-parameters come from the
 # setting ``hparams``
 def installed() -> dict[str, EntryPoint]:
-    """The entry points by name; those of the catalog's names are not used."""
+    """Return the algorithms of installed packages, by name, without importing them.
+
+    A package cannot replace an algorithm of the catalog: those with such names are left out.
+    """
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in CATALOG}
 
 
 @cache
 def algorithm_named(name: str) -> Algorithm:
-    """The row of an algorithm: of the catalog, or of a package, which is imported now.
+    """Return an algorithm's row; one of another package is imported from there.
 
-    SettingsError where there is none, or where nobody who may say so has named the package: the
-    name may stand in a stranger's recipe or table. What is imported stays so: the row is kept.
+    SettingsError if there is none of this name, or its package may not be imported: the name may
+    come from a stranger's recipe or table, so the user or operator has to have named the package.
+    Rows are cached, since a module stays imported.
     """
     if name in CATALOG:
         return CATALOG[name]
@@ -111,9 +123,10 @@ def algorithm_named(name: str) -> Algorithm:
 
 
 def read_hparams(row: Algorithm, text: str) -> Hparams:
-    """The hyper-parameters of a package's algorithm: its defaults, and what ``text`` changes.
+    """Build the hyper-parameters of a package's algorithm: its defaults, changed by ``text``.
 
-    ``text`` is the setting ``hparams``, such as ``"mu=5.0, margin=none"``.
+    ``text`` is the setting ``hparams``, such as ``"mu=5.0, margin=none"``. SettingsError if it is
+    wrong, or if the package's class is not a dataclass of its own.
     """
     is_table = issubclass(row.hparams, Hparams) and "__dataclass_fields__" in vars(row.hparams)
     if not is_table:

@@ -238,7 +238,11 @@ DEFAULTS: dict[str, Scalar] = {
 }
 NODE_KEYS = (*NODE_ROWS, *NODE_OVERRIDES)
 DELTA = 1e-5  # δ of a site that demands ε alone
-_DP = re.compile(r"epsilon<=(\d+\.?\d*)( delta<=(\d*\.?\d+(?:e-\d+)?))?( per person)?")
+_DP = re.compile(
+    r"epsilon<=(?P<epsilon>\d+\.?\d*)"
+    r"( delta<=(?P<delta>\d*\.?\d+(?:e-\d+)?))?"
+    r"(?P<person> per person)?"
+)
 
 
 class PrivacyLimits(NamedTuple):
@@ -250,7 +254,7 @@ class PrivacyLimits(NamedTuple):
 
     @property
     def per_unit(self) -> str:
-        """What is written behind ε; "" for a sample."""
+        """Return the words that follow a value of ε: " per person", or "" for samples."""
         return PER_UNIT[self.unit]
 
 
@@ -271,7 +275,7 @@ class NodeConfig:
 
     @classmethod
     def of(cls, node: Values) -> Self:
-        """Read and check a node config; SettingsError names the key."""
+        """Check a node config, and read what it says of the site; SettingsError names the key."""
         if "site-name" not in node and "partition-id" not in node:
             raise SettingsError("node-config: give partition-id and num-partitions, or a site-name")
         name = site_name(node)
@@ -297,7 +301,10 @@ class NodeConfig:
         )
 
     def known_among(self, sites: Mapping[str, str]) -> set[str]:
-        """The others of a study's ``sites`` that this one knows under the same name and key."""
+        """Return which other sites of a study its operator has listed in ``peers``.
+
+        ``sites`` are the study's, each with its key; name and key have to be the same in both.
+        """
         known = self.peers.items() & sites.items()
         return {site for site, _ in known} - {self.name}
 
@@ -305,7 +312,8 @@ class NodeConfig:
 def site_folder(node: Values) -> Path:
     """Return the folder of a site's key, approvals and audit log.
 
-    Several sites may share a ``state-dir``.
+    It is named after the site, as several sites may share a ``state-dir``; without one it lies in
+    ``runs``.
     """
     state_dir = str(node.get("state-dir") or SITE_FOLDERS["out-dir"])
     return Path(state_dir).expanduser() / "sites" / as_file_name(site_name(node))
@@ -316,43 +324,45 @@ def site_name(node: Mapping[str, object]) -> str:
 
 
 def is_site(node: Mapping[str, object]) -> bool:
-    """Return whether a node config is that of a machine with an operator.
+    """True if a node config is that of a machine with an operator, not of a simulated client.
 
-    If not, it is that of a simulated client.
+    A simulated client's has no keys but ``partition-id`` and ``num-partitions``.
     """
     return bool(node.keys() - set(PARTITION_KEYS))
 
 
 def has_own_data(node: Mapping[str, object]) -> bool:
-    """Return whether a site brings data of its own.
-
-    If not, it has a share of a data set that several clients divide.
-    """
+    """True if a site has data of its own, not a share of a data set that several clients divide."""
     return "partition-id" not in node and bool(node.get("data-dir") or node.get("dataset"))
 
 
 def asks_its_operator(node: Values) -> bool:
-    """Return whether a site's operator approves each run.
+    """True if no run uses a site's data before its operator has approved the run.
 
-    By default, where it has data of its own, or only its operator can say who the others are.
+    If the key ``approve`` is missing, that is so at a site with data of its own, and at one with
+    secure sums only whose operator alone can judge who the other sites are.
     """
-    return bool(node.get("approve", has_own_data(node) or _knows_nobody(node)))
+    return bool(node.get("approve", has_own_data(node) or _lacks_peers(node)))
 
 
-def _knows_nobody(node: Values) -> bool:
+def _lacks_peers(node: Values) -> bool:
+    """True if a site takes part in secure sums only, and its node config names no other site."""
     return bool(node.get(REQUIRE_SECAGG)) and not node.get("peers")
 
 
 def problem_of_peers(node: Values, config: Values) -> str:
-    """Say why a site cannot know with whom a run would sum its uploads; "" if it can."""
-    named = keys_of_sites(str(config["study-sites"]))
-    if _knows_nobody(node) and not named:
+    """Say why a site cannot know with whom a run would sum its uploads; "" if it can.
+
+    ``config`` are all settings of the run.
+    """
+    sites_of_study = keys_of_sites(str(config["study-sites"]))
+    if _lacks_peers(node) and not sites_of_study:
         return (
             "study-sites: missing; this site takes part only in a signed study that names its"
             f" sites by their keys (node config: {REQUIRE_SECAGG})"
         )
     if node.get("peers") and config["secagg"]:
-        known = NodeConfig.of(node).known_among(named)
+        known = NodeConfig.of(node).known_among(sites_of_study)
         if len(known) < FEWEST_KNOWN:
             return (
                 f"study-sites: this site knows {len(known)} of the others by name and key, fewer"
@@ -362,70 +372,92 @@ def problem_of_peers(node: Values, config: Values) -> str:
 
 
 def required_dp(node: Values) -> PrivacyLimits | None:
-    """What this site lets all runs together spend, of ``require-dp``; None without."""
+    """Read ``require-dp``: the ε and δ that all runs together may spend at a site.
+
+    None without that key, and if it cannot be read (`refusals` names that).
+    """
     limits = _DP.fullmatch(str(node.get("require-dp")))
     if limits is None:
         return None
-    unit = "person" if limits[4] else "sample"
-    return PrivacyLimits(float(limits[1]), float(limits[3] or DELTA), unit)
+    unit = "person" if limits["person"] else "sample"
+    return PrivacyLimits(float(limits["epsilon"]), float(limits["delta"] or DELTA), unit)
 
 
 def allowed_by(node: Values) -> dict[str, Scalar]:
-    """Return what a node config says, with the defaults of what it does not say."""
+    """Return a node config with the defaults of the keys that it lacks."""
     return {**DEFAULTS, **node}
 
 
 def as_its_operator(config: Values, node: Values) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-    """Return both as the site's operator asks: approved, and without secure aggregation.
+    """Return copies of a run's settings and a node config for the operator's own checks.
 
-    That would hide numbers.
+    With these the site answers without an approval, and without secure aggregation, which would
+    hide its numbers from the operator too.
     """
     return {**config, "secagg": False}, {**node, REQUIRE_SECAGG: False, "approve": False}
 
 
 def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
-    """Return the settings by which a site divides data of its own, whatever the run says.
+    """Return the settings by which a site divides data of its own into parts, whatever a run says.
 
-    {} where it has none.
+    They come from the node config, or else from the ``defaults`` of all settings. {} for a site
+    without data of its own.
     """
     if not has_own_data(node):
         return {}
     division = {key: node.get(key, defaults[key]) for key in DIVISION}
-    if "require-dp" in node and "test-from" not in node:  # then ε is with and without a sample
+    if "require-dp" in node and "test-from" not in node:
+        # ε compares the data with and without a sample, which must then move no other one
         division["test-from"] = KEYED
     return UNDIVIDED | division
 
 
-def settings_of_site(node: Values, defaults: Values) -> dict[str, Scalar]:
-    """Return the settings that a site puts in the place of a run's.
+def settings_of_site(node: Values, asked: Values, defaults: Values) -> dict[str, Scalar]:
+    """Return the settings that a site puts in the place of those that a run has ``asked`` for.
 
-    ``node`` is {} for a simulated client, which changes nothing.
+    {} for a simulated client, whose ``node`` is {}.
     """
-    folders = SITE_FOLDERS if node else {}
-    own = {key: node[key] for key in NODE_OVERRIDES if key in node}
-    return folders | own_division(node, defaults) | own
+    if not node:
+        return {}
+    overrides = {key: node[key] for key in NODE_OVERRIDES if key in node}
+    settings = SITE_FOLDERS | own_division(node, defaults) | overrides
+
+    key = "min-class-samples"  # the stricter one counts
+    asked_for = asked.get(key)
+    demanded = node.get(key, 1)
+    if type(asked_for) is int and type(demanded) is int:  # other types are refused later
+        settings[key] = max(asked_for, demanded)
+    return settings
 
 
-def refusals(node: Values, config: dict[str, Scalar], asked: Values) -> list[str]:
-    """Raise ``config`` to what a site demands; a line for each unmet demand and forbidden value.
+def refusals(node: Values, config: Values, asked: Values) -> list[str]:
+    """Return a line for each demand of a site that a run does not meet, and each forbidden value.
 
-    ``asked`` are the settings as the run gave them.
+    ``config`` are the run's settings as they would be at the site (`settings_of_site`), ``asked``
+    as the run gave them.
     """
     wrong = list(wrong_values(node))
     if wrong:
         return wrong
-    lines = [*_demanded(node, config), *permission_problems(node, config)]
-    for key in TABLE:
+
+    allowed = allowed_by(node)
+    from_run = {key: value for key, value in config.items() if key not in node}
+    lines = [
+        *_unmet_dp_demand(node, config),
+        *_beyond_limits(allowed, from_run),
+        *_too_many_evaluations(allowed, config),
+        *_about_data(node, config),
+        *_not_permitted(allowed, config, from_run),
+    ]
+    for key in TABLE:  # a run may repeat what the operator says of a table, or leave it out
         value = asked.get(key, "")
         if value not in ("", node.get(key, "")):
             lines.append(f"{key} = {value!r}: {_NOT_ALLOWED} set it to the same (node config)")
     return lines
 
 
-def _demanded(node: Values, config: dict[str, Scalar]) -> Iterator[str]:
-    least = config.get("min-class-samples")
-    if type(least) is int:
-        config["min-class-samples"] = max(least, int(node.get("min-class-samples", 1)))
+def _unmet_dp_demand(node: Values, config: Values) -> Iterator[str]:
+    """Yield a line for each way in which a run does not meet the site's ``require-dp``."""
     if "require-dp" not in node:
         return
 
@@ -454,20 +486,8 @@ def _demanded(node: Values, config: dict[str, Scalar]) -> Iterator[str]:
             yield f"{key} = {value}: this site takes at most {most:g} (node config: {demand})"
 
 
-def permission_problems(node: Values, config: Values) -> list[str]:
-    """A line for each value of the run's ``config`` that the site does not allow."""
-    allowed = allowed_by(node)
-    from_run = {key: value for key, value in config.items() if key not in node}
-    return [
-        *_beyond_limits(allowed, from_run),
-        *_too_many_evaluations(allowed, config),
-        *_about_data(node, config),
-        *_not_named(allowed, config, from_run),
-    ]
-
-
 def wrong_values(node: Values) -> Iterator[str]:
-    """A line for each value of a node config that nobody could mean, whatever a run asks."""
+    """Yield a line for each value of a node config that is wrong whatever a run asks."""
     for key, default in DEFAULTS.items():
         value = node.get(key, default)
         least = NODE_ROWS[key].minimum
@@ -482,7 +502,7 @@ def wrong_values(node: Values) -> Iterator[str]:
         yield f"node-config: {key} = {value!r} must be {wanted}"
 
     yield from problems_of_keys("node-config: peers", str(node.get("peers", "")))
-    if _knows_nobody(node) and node.get("approve") is False:
+    if _lacks_peers(node) and node.get("approve") is False:
         yield (
             f"node-config: approve = false: with {REQUIRE_SECAGG} and without peers only its"
             " operator can say who the others are; give peers, or leave it out"
@@ -500,16 +520,16 @@ def wrong_values(node: Values) -> Iterator[str]:
 
 
 def _beyond_limits(allowed: Values, config: Values) -> Iterator[str]:
-    """Yield each setting of a run that is above what the site takes.
+    """Yield a line for each setting of a run that is above the site's limit on it.
 
-    Values of a wrong type are passed over: `wrong_values` names those of the node config, and
-    `Settings` those of the run.
+    ``allowed`` is the node config with its defaults. Values of a wrong type are passed over:
+    `wrong_values` names those of the node config, and `Settings` those of the run.
     """
     for key, limit in LIMITED.items():
         value = config.get(key)
         most = allowed[limit]
-        table = key.rpartition(".")[0]
-        if table not in ("", config.get("algo")):  # of an algorithm that does not run
+        algo = key.rpartition(".")[0]  # "" for a setting that is no algorithm's
+        if algo and algo != config.get("algo"):
             continue
         if isinstance(value, int | float) and isinstance(most, int) and value > most:
             yield (
@@ -519,18 +539,20 @@ def _beyond_limits(allowed: Values, config: Values) -> Iterator[str]:
 
 
 def _too_many_evaluations(allowed: Values, config: Values) -> Iterator[str]:
-    """A line for a run of more evaluations than the site makes where it rounds figures.
+    """Yield a line if a run has more evaluations than the site makes of rounded figures.
 
-    Values of a wrong type are passed over, as in `_beyond_limits`.
+    The figures of many models of a server's choice can tell the values of one patient, and
+    rounding alone only makes that dearer. Values of a wrong type are passed over, as in
+    `_beyond_limits`.
     """
     rounds = config.get("rounds")
     every = config.get("evaluate-every")
     most = allowed[MAX_EVALUATIONS]
     if not isinstance(rounds, int) or not isinstance(every, int) or not isinstance(most, int):
         return
-    rounds_figures = config.get("min-class-samples") != 1 and config.get("dp") == "none"
-    planned = math.ceil(rounds / max(1, every)) + 1
-    if rounds_figures and planned > most:
+    are_rounded = config.get("min-class-samples") != 1 and config.get("dp") == "none"
+    planned = math.ceil(rounds / max(1, every)) + 1  # the last one is of the final model
+    if are_rounded and planned > most:
         yield (
             f"evaluate-every = {every}: {planned} evaluations in {rounds} rounds; with"
             f" min-class-samples this site makes at most {most}; its operator may raise"
@@ -539,7 +561,10 @@ def _too_many_evaluations(allowed: Values, config: Values) -> Iterator[str]:
 
 
 def _about_data(node: Values, config: Values) -> Iterator[str]:
-    """A line for each way in which the run would decide how a site's own files are read."""
+    """Yield a line for each setting with which a run would decide how a site's files are read.
+
+    And one for each key about data that its node config lacks, or that has no effect there.
+    """
     dataset = str(config["dataset"])
     has_own = has_own_data(node)
 
@@ -556,11 +581,12 @@ def _about_data(node: Values, config: Values) -> Iterator[str]:
         if config.get("partition") != "own":
             partition = config.get("partition")
             yield f"partition = {partition!r}: this site has data of its own; choose 'own'"
-        for key in filter(config.get, SIMULATED):
-            yield (
-                f"{key} = {config[key]!r}: only for clients that divide a data set;"
-                " this site has its own; leave it out"
-            )
+        for key in SIMULATED:
+            if config.get(key):
+                yield (
+                    f"{key} = {config[key]!r}: only for clients that divide a data set;"
+                    " this site has its own; leave it out"
+                )
 
     demands = [key for key in STRICT if node.get(key)]
     if demands and is_own(dataset) and "dataset" in node:
@@ -584,10 +610,12 @@ def _about_data(node: Values, config: Values) -> Iterator[str]:
                 )
 
 
-def _not_named(allowed: Values, config: Values, from_run: Values) -> Iterator[str]:
-    """Downloads, modules, backbones, networks and algorithms that the operator has not named.
+def _not_permitted(allowed: Values, config: Values, from_run: Values) -> Iterator[str]:
+    """Yield a line for what a run needs a site's permission for, and does not have.
 
-    ``from_run`` is the part of ``config`` that the node config leaves to the run.
+    This is about downloads, the user's modules, backbones, networks and algorithms, and about a
+    run without the secure aggregation that a site requires. ``allowed`` is the node config with its
+    defaults, ``from_run`` the part of the settings ``config`` that it does not replace.
     """
     if allowed[REQUIRE_SECAGG] and config.get("secagg") is not True:
         yield (
@@ -612,7 +640,7 @@ def _not_named(allowed: Values, config: Values, from_run: Values) -> Iterator[st
 
 
 def _library_networks(config: Values) -> Iterator[tuple[str, str]]:
-    """The networks of torchvision and timm that settings name, each with its key."""
+    """Yield the networks of torchvision and timm that settings name: (key, network)."""
     for key in NETWORKS:
         for name in names_in(config.get(key)):
             if python_names.LIBRARY_NETWORK.fullmatch(name):
@@ -622,9 +650,9 @@ def _library_networks(config: Values) -> Iterator[tuple[str, str]]:
 def _modules_named(
     config: Values, without: Collection[str] = AT_THE_SERVER
 ) -> list[tuple[str, str]]:
-    """List the settings that name a module: each as ``KEY = VALUE``, with the module's name.
+    """List the modules of the user, or of another package, that settings name.
 
-    Those of the keys ``without`` are left out.
+    Each is the setting as ``KEY = VALUE``, and the module. Keys in ``without`` are left out.
     """
     named = []
     algo = str(config.get("algo"))
@@ -639,24 +667,24 @@ def _modules_named(
 
 
 def own_code(config: Values, without: Collection[str] = AT_THE_SERVER) -> dict[str, str]:
-    """Return the version of each module of the user, or of another package, that is named here.
+    """Return the code version of each module of the user, or of another package, in ``config``.
 
-    Modules named by the keys ``without`` are left out: unless told otherwise, those that only the
-    server imports.
+    Keys in ``without`` are left out: by default those whose modules only the server imports.
     """
     return {module: version_of(module) for _, module in _modules_named(config, without)}
 
 
 def code_at_server(config: Values) -> str:
-    """Return the version of the code with which the server's half of a run is done."""
+    """Return the version of all code that computes at the server: ours, and named modules'."""
     return "-".join([code_version(), *own_code(config, without=("callback",)).values()])
 
 
 def _named_in(config: Values) -> Iterator[tuple[str, str]]:
-    """The values ``module:name`` of a run's settings, each with its key."""
+    """Yield what settings name as ``module:name``: (key, name)."""
     for key in ("metrics", "dataset", *NETWORKS, "callback"):
         for name in names_in(config.get(key)):
-            if python_names.is_python_name(name) and not name.startswith("hf:"):
+            is_of_a_hub = name.startswith("hf:")  # a data set of the Hugging Face hub
+            if python_names.is_python_name(name) and not is_of_a_hub:
                 yield key, name
 
 
@@ -670,7 +698,11 @@ def allow_named(config: Values) -> None:
 
 
 def check_named(config: Values) -> None:
-    """SettingsError where these settings name a module that is not allowed, or lacks the name."""
+    """Import what settings name as ``module:name``, before a run needs it.
+
+    SettingsError if a module may not be imported, or has no such name; also for a network of
+    torchvision or timm that is not installed. A data set's function is not imported here.
+    """
     python_names.check_allowed(*_named_in(config))
     for key, name in _named_in({**config, "dataset": ""}):
         python_names.load(name, key)

@@ -64,7 +64,10 @@ from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_i
 
 
 def needed_with(protection: Literal["with_secagg", "with_dp"]) -> dict[str, Needed]:
-    """The settings that do not go with a protection as they please, and what each must be."""
+    """Return, by key, the value that a setting must have under a protection, and why.
+
+    Settings that may have any value under that protection are left out.
+    """
     needed = {}
     for key, setting in options_of_a_run().items():
         if setting.metadata[protection] is not None:
@@ -89,9 +92,10 @@ class Settings(Sections):
         return exchange.with_vectors() if self.takes_vectors else exchange
 
     def due_up(self, round_number: int) -> Declared:
-        """Return the entries that a client sends after training in this round.
+        """Return what a client uploads after training in this round: the entries by name.
 
-        Both halves ask here.
+        An algorithm may leave prototypes out of some rounds (`Hparams.due`). The client packs
+        these entries, and the server accepts no others.
         """
         entries = self.exchange.up
         if self.hparams.due(round_number, self.run.rounds):
@@ -99,11 +103,14 @@ class Settings(Sections):
         return {name: entry for name, entry in entries.items() if name != "prototypes"}
 
     def evaluates(self, round_number: int) -> bool:
-        """Return whether clients evaluate before they train in this round; both halves ask here."""
+        """True if clients evaluate before they train in this round; rounds count from 1.
+
+        They do in the first round, and then every ``evaluate-every`` rounds.
+        """
         return (round_number - 1) % self.federation.evaluate_every == 0
 
     def lr_in(self, round_number: int) -> float:
-        """Return the learning rate of a round, counted from 1 (``lr-schedule``)."""
+        """Return the learning rate of a round by ``lr-schedule``; rounds count from 1."""
         training = self.training
         rounds_before = max(0, round_number - 1)
         if training.lr_schedule == "cosine":
@@ -113,7 +120,11 @@ class Settings(Sections):
         return training.lr
 
     def alignment_in(self, round_number: int) -> float:
-        """Return the part of their weight that aligning terms have in a round, counted from 1."""
+        """Return the factor from 0 to 1 on the weight of loss terms that align features.
+
+        It is 0 in round 1, grows by the same amount in each of ``alignment-warmup`` rounds, and
+        then stays 1; without a warm-up it is 1 always.
+        """
         warmup = self.training.alignment_warmup
         if not warmup:
             return 1.0
@@ -121,9 +132,9 @@ class Settings(Sections):
 
     @property
     def starts_alike(self) -> bool:
-        """Return whether clients of one architecture begin with equal weights.
+        """True if clients of one architecture begin with equal weights (``initial-weights``).
 
-        By default they do where they receive some.
+        "auto" means: they do if the server sends them weights for their models.
         """
         start = self.model.initial_weights
         if start != "auto":
@@ -131,16 +142,16 @@ class Settings(Sections):
         return any(entry.of == "model" for entry in weights_in(self.exchange.down).values())
 
     @property
-    def hides_samples(self) -> bool:
-        """Return whether clients hide their numbers of training samples, too.
+    def hides_sample_counts(self) -> bool:
+        """True if the server does not learn how many training samples each client has.
 
-        With `dp` the budget needs them.
+        Secure aggregation hides them, except with ``dp``, whose budget is computed from them.
         """
         return self.privacy.sums_only and self.privacy.dp == "none"
 
     @property
     def named_sites(self) -> dict[str, str]:
-        """Return the sites that may take part, each with its key; {} where no study names them."""
+        """Return the public keys of the sites that may take part, by name; {} if any site may."""
         return study.keys_of_sites(self.study.study_sites)
 
     @property
@@ -159,51 +170,55 @@ class Settings(Sections):
     def reported_metrics(self) -> tuple[str, ...]:
         """Return the metrics that a client may report: `metrics`, and perhaps the task's usual one.
 
-        Simulated clients add that one where classes are uneven, unless the server sees no figures
-        of single clients.
+        A simulated client with uneven classes adds balanced accuracy without being asked, unless
+        its own figures are protected by secure sums or noise.
         """
-        is_hidden = self.privacy.sums_only or self.privacy.dp != "none"
+        has_protected_figures = self.privacy.sums_only or self.privacy.dp != "none"
         usual = self.task.usual_metric
-        if is_hidden or usual in self.metrics:
+        if has_protected_figures or usual in self.metrics:
             return self.metrics
         return (*self.metrics, usual)
 
     @property
     def backbones(self) -> tuple[str, ...]:
-        """Names of the frozen backbones in front of every client's model; () for none."""
-        named = self.model.backbones
-        if named == "auto" and self.row.frozen_backbones:
+        """Return the names of the frozen backbones in front of every client's model.
+
+        "auto" means the embedded ones for an algorithm of frozen features, and else none.
+        """
+        setting = self.model.backbones
+        if setting == "auto" and self.row.frozen_backbones:
             return tuple(EMBEDDED)
-        if named in ("auto", "none"):
+        if setting in ("auto", "none"):
             return ()
-        return parse_backbones(named)
+        return parse_backbones(setting)
 
     @property
     def takes_vectors(self) -> bool:
-        """Whether clients bring vectors, features that they have made themselves.
+        """True if the samples are feature vectors that the clients have computed themselves.
 
-        An algorithm of frozen features takes them with ``backbones = "none"``.
+        So it is if ``backbones = "none"`` in an algorithm that works on frozen features.
         """
         is_of_features = any(entry.of_features for entry in self.row.exchange.up.values())
         return self.model.backbones == "none" and is_of_features
 
-    def new_clients(self, clients: int) -> set[int]:
-        """Return the numbers of the clients that never train (``new-clients``).
+    def new_clients(self, num_partitions: int) -> set[int]:
+        """Draw ``new-clients`` of the partitions: their clients never train.
 
-        ``clients`` is how many divide the data set.
+        The draw depends on the run's seed alone, so server and clients draw the same.
         """
         generator = np.random.default_rng(derive_seed(self.run.seed, "new-clients"))
-        count = min(self.federation.new_clients, clients)
-        return set(generator.choice(clients, count, replace=False).tolist())
+        count = min(self.federation.new_clients, num_partitions)
+        return set(generator.choice(num_partitions, count, replace=False).tolist())
 
     def plan(self, samples: int) -> Plan | None:
-        """How the messages of a client with so many training samples are made private.
+        """Return the differential privacy plan of a client with so many training samples.
 
-        None where they are not.
+        It says how much noise each of the client's messages needs; None without ``dp``.
         """
         if self.privacy.dp == "none":
             return None
         rounds = self.run.rounds
+        # entries of class sums or counts, each of which needs noise of its own
         tables = sum(entry.shows_classes for entry in self.exchange.up.values())
         tables_in_rounds = tuple(
             tables if self.hparams.due(number, rounds) else 0 for number in range(1, rounds + 1)
@@ -217,46 +232,51 @@ class Settings(Sections):
             self.federation.evaluate_every,
         )
 
-    def architecture(self, client: int, named: str = "") -> str:
-        """Return a client's architecture: ``named``, or else the one of its group.
+    def architecture(self, client: int, chosen: str = "") -> str:
+        """Return the architecture of client number ``client``.
 
-        Behind frozen backbones, or vectors in their place, it is the projection.
+        On features of frozen backbones, or vectors, it is the projection. Otherwise it is the
+        ``chosen`` one; if that is "", the setting ``models`` names one for each number.
         """
         if self.backbones or self.takes_vectors:
             return PROJECTION
-        return named or architecture_of(self.model.models, client)
+        return chosen or architecture_of(self.model.models, client)
 
     @classmethod
     def from_run_config(cls, run_config: Values, node_config: Values | None = None) -> Self:
-        """Check all keys of ``run_config``, and a node's overrides of it; build the settings.
+        """Check a run's flat configuration, and a node's overrides of it; build the settings.
 
-        This happens once per process. SettingsError has a line for each unknown key (of the node's,
-        too), missing key, wrong type, and value out of range or not among its choices; and where
-        there is none, for each value that does not fit the others.
+        SettingsError has a line for each unknown key (of the node's, too), missing key, wrong type,
+        and value out of range or not among its choices. If there are none of these, it has a line
+        for each value that does not fit the others. Settings are cached, as a process asks for the
+        same ones with every message.
         """
         node: Values = {}
-        if node_config and is_site(node_config):  # numbers of partitions change nothing
+        if node_config and is_site(node_config):  # a simulated client's overrides nothing
             node = node_config
-        if run_config.get("algo") not in CATALOG:  # such a row may change while it is developed
+        if run_config.get("algo") not in CATALOG:
+            # not cached: the row of another package may change while it is developed
             return cls._read(run_config, node)
         if not all(isinstance(value, Scalar) for value in (*run_config.values(), *node.values())):
-            return cls._read(run_config, node)
+            return cls._read(run_config, node)  # which refuses values of other types
         configs = json.dumps([dict(run_config), dict(node)])  # in which 1, 1.0 and true differ
-        return cls._read_once(configs)
+        return cls._read_cached(configs)
 
     @classmethod
     @lru_cache(maxsize=16)
-    def _read_once(cls, configs: str) -> Self:
+    def _read_cached(cls, configs: str) -> Self:
         run_config, node = json.loads(configs)
         return cls._read(run_config, node)
 
     @classmethod
     def _read(cls, given: Values, node: Values) -> Self:
-        """Check the ``given`` settings of a run, and those that a site's ``node`` config replaces.
+        """Check the settings that a run has ``given``, and build `Settings` from them.
 
-        ``node`` is empty unless this is a site. SettingsError with all problems at once.
+        ``node`` is a site's node config, whose settings replace the run's; {} for a simulated
+        client. SettingsError with all problems at once.
         """
-        config = {**given, **settings_of_site(node, _defaults())}
+        config = {**given, **settings_of_site(node, given, _defaults())}
+        # names may be typed in two Unicode forms, of which data are read in one
         for key in ("classes", "new-domain", *TABLE):
             value = config.get(key)
             if isinstance(value, str):
@@ -266,17 +286,19 @@ class Settings(Sections):
             f"node-config: {line}; choose from {', '.join(NODE_KEYS)}"
             for line in unknown_keys(node, NODE_KEYS)
         ]
+        # what a misspelt key is likely to mean: no setting of an algorithm that does not run
         likely = [key for key in known_keys() if key.rpartition(".")[0] in ("", config.get("algo"))]
         problems += unknown_keys(config, known_keys(), likely)
         problems += folders_of_unknown_users(config)
         denied = refusals(node, config, given) if node else []
 
+        # hyper-parameters: those of other algorithms are checked, too
         problems_of_tables: list[str] = []
         tables = {}
         for name, row in CATALOG.items():
             tables[name] = read_section(row.hparams, config, problems_of_tables, prefix=f"{name}.")
         hparams = None
-        if not denied:  # the package of a denied run is not imported
+        if not denied:  # else an algorithm's package would be imported for a run that is refused
             with allowing(names_in(node.get("allow-python"))):
                 hparams = _hparams(config, tables, problems)
         sections = {
@@ -295,27 +317,31 @@ class Settings(Sections):
 
 
 def check_settings_act(chosen: Values, *runs: Settings) -> None:
-    """SettingsError with a line for each ``chosen`` setting that acts in no run.
+    """Refuse settings that have an effect on none of these runs.
 
-    Such settings are of an algorithm or a partition that no run has.
+    SettingsError has a line for each ``chosen`` setting that belongs to an algorithm (its key is
+    ``ALGO.KEY``) or to a partition that no run has.
     """
-    tables = {""}
-    settings_of: dict[str, str] = {}
+    algorithms = set()
+    keys_read: dict[str, str] = {}
     for settings in runs:
         algo = settings.run.algo
-        tables |= {algo, *settings.baselines}
+        algorithms |= {algo, *settings.baselines}
         keys = keys_of(type(settings.hparams))
         if algo in CATALOG:
-            own = [f"{algo}.{key}" for key in keys]
+            full_keys = [f"{algo}.{key}" for key in keys]
         else:
-            own = [f"{key} in hparams" for key in keys]
-        settings_of[algo] = ", ".join(own) or "no settings of its own"
+            full_keys = [f"{key} in hparams" for key in keys]
+        keys_read[algo] = ", ".join(full_keys) or "no settings of its own"
 
     problems = []
-    reads = "; on ".join(f"{algo}, which reads {own}" for algo, own in settings_of.items())
+    algorithms_in_words = "; on ".join(
+        f"{algo}, which reads {keys}" for algo, keys in keys_read.items()
+    )
     for key, value in chosen.items():
-        if key.rpartition(".")[0] not in tables:
-            problems.append(f"{key} = {value!r}: has no effect on {reads}")
+        owner = key.rpartition(".")[0]
+        if owner and owner not in algorithms:
+            problems.append(f"{key} = {value!r}: has no effect on {algorithms_in_words}")
 
     partitions = {settings.data.partition for settings in runs}
     for key, value in chosen.items():
@@ -330,20 +356,20 @@ def check_settings_act(chosen: Values, *runs: Settings) -> None:
 
 
 def digest_of(run_config: Values) -> str:
-    """16 hexadecimal digits that stand for a run configuration.
+    """Return 16 hexadecimal digits that stand for a run configuration.
 
-    The server's folder is left out: it is no site's.
+    ``out-dir`` does not count: the server writes there, and no site does.
     """
     return digest(*sorted(item for item in run_config.items() if item[0] != "out-dir"))
 
 
 def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
-    """The run configuration of a run's baseline: another algorithm, all else that applies alike.
+    """Return the configuration of a run's baseline: the same run with the algorithm ``algo``.
 
-    It has no ``callback``.
+    Settings that do not apply to it go back to their defaults.
     """
     config = {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": ""}
-    if not CATALOG[algo].exchange.up:
+    if not CATALOG[algo].exchange.up:  # then the server merges nothing
         config |= {"merging": "mean", "max-update-ratio": 0.0, "late": "discard"}
     return config
 
@@ -351,6 +377,10 @@ def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
 def baselines_of(
     settings: Settings, run_config: Values, node: Values | None = None
 ) -> dict[str, Settings]:
+    """Return the settings of each of a run's baselines, by algorithm.
+
+    SettingsError names the baseline in front of each line.
+    """
     baselines = {}
     for algo in settings.baselines:
         try:
@@ -362,7 +392,7 @@ def baselines_of(
 
 
 def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
-    """Return the settings with which a run meets what a site demands of its protections."""
+    """Return settings with which a run has the protections that a site's node config demands."""
     config: dict[str, Scalar] = {}
     limits = required_dp(node)
     if limits:
@@ -376,7 +406,12 @@ def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
 def _hparams(
     config: Values, tables: Mapping[str, Hparams | None], problems: list[str]
 ) -> Hparams | None:
-    """The hyper-parameters of the run; on any problem append lines to ``problems``, return None."""
+    """Return the hyper-parameters of the run's algorithm.
+
+    ``tables`` has those of the catalog's algorithms, already read; for an algorithm of another
+    package they are read from the setting ``hparams``. On any problem append to ``problems``, and
+    return None.
+    """
     algo = str(config.get("algo"))
     text = str(config.get("hparams", ""))
     try:
@@ -395,6 +430,7 @@ def _hparams(
 
 
 def _run_problems(settings: Settings) -> Iterator[str]:
+    """Yield a line for each wrong name of a run, callback, baseline or metric, and the like."""
     run = settings.run
     if run.run_name and not is_plain_name(run.run_name):
         yield f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"
@@ -439,29 +475,37 @@ def _task_problems(settings: Settings) -> Iterator[str]:
 
 
 def _stopping_problems(settings: Settings) -> Iterator[str]:
+    """Yield a line for each reason why the run cannot stop early as its settings say."""
     run = settings.run
     if run.early_stopping_metric and not _is_figure(run.early_stopping_metric, run.metrics):
         yield (
             f"early-stopping-metric = {run.early_stopping_metric!r}: choose head, prototype, or one"
             " of the setting metrics, such as head/auc with metrics = 'auc'"
         )
-    every_round = settings.hparams.needs_last_round
-    if run.early_stopping and every_round:
+    cure = settings.hparams.needs_last_round
+    if run.early_stopping and cure:
         yield (
             f"early-stopping = {run.early_stopping}: {run.algo} does a part of its work in the last"
-            f" round only; set {every_round}"
+            f" round only; set {cure}"
         )
 
 
 def _is_figure(name: str, metrics: str) -> bool:
-    """Return whether ``name`` is a way to predict, or such a way and one of the ``metrics``."""
+    """True if a run reports a figure of this ``name``: ``head``, or ``head/auc`` of its metrics.
+
+    What stands before the slash is a way to predict (`KINDS`); without one it is accuracy.
+    """
     kind, slash, metric = name.partition("/")
     if kind not in KINDS:
-        return not kind
-    return not slash or metric.partition("/")[0] in names_in(metrics)
+        return False
+    if not slash:
+        return True
+    metric_name = metric.partition("/")[0]  # of recall/3, the recall of class 3
+    return metric_name in names_in(metrics)
 
 
 def _upload_problems(settings: Settings) -> Iterator[str]:
+    """Yield a line for each setting about uploads that does not fit what the algorithm sends."""
     algo = settings.run.algo
     row = settings.row
     if "merging" not in row.supports:
@@ -469,7 +513,7 @@ def _upload_problems(settings: Settings) -> Iterator[str]:
         if not row.exchange.up:
             why = f"in {algo} clients send nothing that a server could merge"
         needed = {"merging": Needed("mean", why), "max-update-ratio": Needed(0.0, why)}
-        if algo not in CATALOG:  # what it bounds in one of these, its page says
+        if algo not in CATALOG:  # the pages of the catalog's say what liars bounds
             needed["liars"] = Needed(0, why)
         for setting, only, _ in _changed(settings, needed):
             yield f"{setting}: {why}; choose {only}"
@@ -492,15 +536,14 @@ def _upload_problems(settings: Settings) -> Iterator[str]:
 
 
 def _backbone_problems(settings: Settings) -> Iterator[str]:
-    """Yield what is wrong with ``backbones``, and with what needs or excludes frozen ones."""
-    named = settings.model.backbones
+    """Yield a line for each wrong name in ``backbones``, and setting that does not fit it."""
     augment = settings.training.augment
     try:
-        is_frozen = bool(settings.backbones)
-    except ValueError as error:  # the names are read only now
-        yield f"backbones = {named!r}: {error}; or auto, or none"
+        has_backbones = bool(settings.backbones)
+    except ValueError as error:
+        yield f"backbones = {settings.model.backbones!r}: {error}; or auto, or none"
         return
-    if augment != "none" and is_frozen:
+    if augment != "none" and has_backbones:
         yield (
             f"augment = {augment!r}: frozen backbones see every image once, as it is;"
             " set augment to none"
@@ -511,6 +554,7 @@ def _backbone_problems(settings: Settings) -> Iterator[str]:
 
 
 def _dp_problems(settings: Settings) -> Iterator[str]:
+    """Yield a line for each setting that does not go with ``dp``, or acts only with it."""
     privacy = settings.privacy
     private = f"dp = {privacy.dp!r}"
     yield from _honest_sites_problems(settings)
@@ -549,8 +593,12 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
 
 
 def _honest_sites_problems(settings: Settings) -> Iterator[str]:
-    """Sites may share noise only where a sum is all that is seen, and all that noise is for."""
-    if settings.privacy.dp_honest_sites == 1:
+    """Yield a line for each reason why sites may not share noise (``dp-honest-sites``).
+
+    They may if the server sees only the sum of their uploads, and the algorithm makes nothing
+    of a noisy upload before it is summed.
+    """
+    if settings.privacy.dp_honest_sites == 1:  # each site adds all the noise itself
         return
     shared = f"dp-honest-sites = {settings.privacy.dp_honest_sites}"
     if settings.privacy.dp == "none":
@@ -570,14 +618,15 @@ def _honest_sites_problems(settings: Settings) -> Iterator[str]:
 
 
 def _shares_noise(row: Algorithm) -> bool:
+    """True if all that a client sends are noisy sums, whose noise adds up in the sites' sum."""
     return row.one_shot and all(entry.noise_adds_up for entry in row.exchange.up.values())
 
 
 def _secagg_problems(settings: Settings) -> Iterator[str]:
     """Yield a line for each setting that would undo secure sums, or cannot work with them.
 
-    A client must not send the same in every round: the sums of two rounds in which other clients
-    take part would differ by single uploads.
+    A client must not send the same in every round: if one client more takes part in the second of
+    two rounds, the difference of their sums would be its upload.
     """
     if not settings.privacy.secagg:
         return
@@ -595,7 +644,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
                 " with secagg choose at least 1, or rounds = 1"
             )
         last_lr = settings.lr_in(rounds)
-        if last_lr <= 1e-7:  # next to nothing in float32
+        if last_lr <= 1e-7:  # a step changes next to nothing in float32
             yield (
                 f"lr = {training.lr}: in steps of {last_lr:g} a client sends the same in every"
                 " round, and the sums' differences show single uploads;"
@@ -620,6 +669,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
 
 
 def _refused_weights(settings: Settings, node: Values) -> Iterator[str]:
+    """Yield a line if the server would send weights to a site that accepts none."""
     if settings.exchange.sends_weights and not allowed_by(node)[ACCEPT_WEIGHTS]:
         sent = [entry.words for entry in settings.exchange.down.values() if entry.are_parameters]
         choices = [name for name, row in CATALOG.items() if not row.exchange.sends_weights]
@@ -649,31 +699,34 @@ RULES = (  # what values must mean together
 def _changed(settings: Settings, needed: Mapping[str, Needed]) -> Iterator[tuple[str, Scalar, str]]:
     """Yield the settings that are neither as ``needed`` nor left at their default.
 
-    Each is ``key = value``, the value needed, and why.
+    Each is ``key = value`` as words, the value needed, and why.
     """
     values = to_run_config(settings)
     for key, (only, why) in needed.items():
-        if values.get(key, only) not in (only, _defaults()[key]):
+        if key not in values:  # of another algorithm
+            continue
+        if values[key] not in (only, _defaults()[key]):
             yield f"{key} = {values[key]!r}", only, why
 
 
 def _able(settings: Settings) -> Iterator[str]:
-    """The algorithms that run with the protections of ``settings``."""
+    """Yield the names of the algorithms that run with the protections of ``settings``."""
     for name, row in CATALOG.items():
-        is_covered = settings.privacy.dp == "none" or set(row.exchange.up) <= set(row.private)
-        is_open = settings.privacy.secagg and row.needs_single_uploads(row.exchange)
-        if is_covered and not is_open:
-            yield name
+        if settings.privacy.dp != "none" and not set(row.exchange.up) <= set(row.private):
+            continue
+        if settings.privacy.secagg and row.needs_single_uploads(row.exchange):
+            continue
+        yield name
 
 
 @cache
 def known_keys() -> list[str]:
-    """Every key of a run configuration, algorithms' included."""
+    """Return every key of a run configuration, algorithms' included."""
     return list(options_of_a_run())
 
 
 def default_run_config() -> dict[str, Scalar]:
-    """The default of every key, also of an algorithm's (``fedproto.lambda``)."""
+    """Return the default of every key, also of an algorithm's (``fedproto.lambda``)."""
     return dict(_defaults())
 
 
@@ -683,9 +736,10 @@ def _defaults() -> dict[str, Any]:
 
 
 def app_folder() -> Path:
-    """The Flower app: the folder of this package, in a checkout and in a bundle.
+    """Return the folder of the Flower app, with its pyproject.toml.
 
-    In a wheel it is the copy that the wheel holds.
+    In a checkout and in a bundle it is the folder around this package; a wheel holds a copy of
+    the app inside of this package.
     """
     package = Path(__file__).resolve().parents[1]
     if (package / "app").is_dir():
@@ -700,7 +754,7 @@ def release() -> str:
 
 
 def with_halves() -> None:
-    """Let Python find ``client_app`` and ``server_app``, which a wheel holds as data."""
+    """Put `app_folder` on Python's path: a wheel holds ``client_app`` and ``server_app`` there."""
     folder = str(app_folder())
     if folder not in sys.path:
         sys.path.append(folder)

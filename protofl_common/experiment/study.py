@@ -26,26 +26,26 @@ from protofl_common.config.options import SettingsError, Values
 from protofl_common.config.sections import StudySettings, keys_that_change
 
 UNSIGNED = keys_that_change("name") | {"study-signature"}
-_KEY = re.compile(r"[\w-]{43}")
+_KEY = re.compile(r"[\w-]{43}")  # 32 bytes as base64url, without padding
 
 
 @dataclass(frozen=True)
 class Study:
-    """The study of a run; one that names no study has an id alone."""
+    """The study that a run belongs to; a run without a study has an ``id``, and no ``name``."""
 
     id: str  # 32 hexadecimal digits
     name: str  # "" for a run without a study
     by: str  # who signed: ``NAME:KEY``
-    sites: dict[str, str]  # site -> its public key; {} where the study names none
+    sites: dict[str, str]  # site -> its public key; {} if any site may take part
     until: str  # its last day, ``2027-06-30``, or ""
     runs: int  # how many Flower runs it may have; 0: any number
     purpose: str
 
     @classmethod
     def of(cls, config: Values) -> "Study":
-        """Read the study of a run's settings, defaults included.
+        """Read the study that a run's settings name; ``config`` has all of them, also defaults.
 
-        SettingsError where the signature is not theirs.
+        SettingsError if ``study-signature`` does not fit these settings.
         """
         name = str(config["study"])
         by = str(config["study-by"])
@@ -72,12 +72,12 @@ class Study:
 
 
 def is_past(day: str) -> bool:
-    """Return whether a last day, such as ``2027-06-30``, is over; "" never is."""
+    """True if the last ``day`` of a study, such as ``2027-06-30``, is over; "" never is."""
     return bool(day) and date.today() > date.fromisoformat(day)
 
 
 def signed_part(config: Values) -> bytes:
-    """The settings that a study's signature is of, as bytes."""
+    """Return the settings that a study's signature covers, as bytes."""
     signed = {key: config[key] for key in sorted(config.keys() - UNSIGNED)}
     return json.dumps(signed, default=repr).encode()
 
@@ -87,7 +87,7 @@ def study_id(config: Values) -> str:
 
 
 def keys_of_sites(text: str) -> dict[str, str]:
-    """``"north:KEY, south:KEY"`` -> the key of each site, or person."""
+    """Read a list such as ``"north:KEY, south:KEY"``: the public key of each site, or person."""
     keys = {}
     for entry in names_in(text):
         name, _, key = entry.partition(":")
@@ -100,23 +100,23 @@ def key_as_text(key: Ed25519PublicKey) -> str:
 
 
 def is_signed(key: str, signature: str, about: bytes) -> bool:
-    """Return whether ``signature`` is of the bytes ``about``, by the owner of the public ``key``.
+    """True if the owner of the public ``key`` has signed the bytes ``about``.
 
-    It is in hexadecimal digits.
+    The ``key`` is base64url without its padding (`key_as_text`), the ``signature`` hexadecimal.
     """
     try:
-        Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}=")).verify(
-            bytes.fromhex(signature), about
-        )
+        public_key = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}="))
+        public_key.verify(bytes.fromhex(signature), about)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
 def about_site(study: StudySettings, name: str, run_id: int, purpose: str) -> bytes:
-    """Return what a site signs for one study and Flower run.
+    """Return the bytes that a site signs to prove who it is, in one study and Flower run.
 
-    It is the beginning of its introduction, of a refusal of it, or of keys for a sum.
+    ``purpose`` says for what, so that the signature proves nothing else: for its introduction, for
+    a refusal, or for its keys of a secure sum.
     """
     return f"protofl {purpose} of {name} in run {run_id} of study {study.study_signature}".encode()
 
@@ -124,9 +124,9 @@ def about_site(study: StudySettings, name: str, run_id: int, purpose: str) -> by
 def is_from_site(
     study: StudySettings, name: str, run_id: int, purpose: str, signature: bytes
 ) -> bool:
-    """Return whether the site has signed that with its key in the study.
+    """True if ``signature`` of `about_site` was made with the key that the study has of the site.
 
-    True where the study names no sites.
+    Always True if the study names no sites: then there is no key to check with.
     """
     sites = keys_of_sites(study.study_sites)
     if not sites:
@@ -155,14 +155,15 @@ def problems(study: StudySettings) -> Iterator[str]:
         )
     yield from problems_of_keys("study-sites", study.study_sites)
     yield from wrong_key("study-by", study.study_by)
-    try:
-        date.fromisoformat(study.study_until or "2000-01-01")
-    except ValueError:
-        yield f"study-until = {study.study_until!r}: must be a day, such as 2027-06-30"
+    if study.study_until:
+        try:
+            date.fromisoformat(study.study_until)
+        except ValueError:
+            yield f"study-until = {study.study_until!r}: must be a day, such as 2027-06-30"
 
 
 def problems_of_keys(setting: str, text: str) -> Iterator[str]:
-    """Yield a line for each entry of the list ``text`` that is no ``NAME:KEY`` of a site.
+    """Yield a line for each entry of the list ``text`` that is not written ``NAME:KEY``.
 
     Yield one more if several entries name the same site.
     """
@@ -174,7 +175,7 @@ def problems_of_keys(setting: str, text: str) -> Iterator[str]:
 
 
 def wrong_key(setting: str, entry: str) -> Iterator[str]:
-    """Yield a line where an entry of a setting is no ``NAME:KEY``."""
+    """Yield a line if the ``entry`` of a setting is not a name and a public key: ``NAME:KEY``."""
     name, _, key = entry.partition(":")
     if not is_site_name(name) or not _KEY.fullmatch(key):
         shown = printable(repr(entry))

@@ -45,10 +45,10 @@ class Aggregator:
         previous: Prototypes | None,
         factors: Sequence[float] = (),
     ) -> Prototypes:
-        """Merge at least one set into one prototype per class; a class nobody sent stays as before.
+        """Merge at least one set of prototypes into one prototype per class, in order of labels.
 
-        ``weighting`` and ``factors`` are those of `merge_by_class`; a median and a trimmed mean
-        ignore them.
+        A class that nobody sent keeps the prototype that it has in ``previous``. ``weighting`` and
+        ``factors`` are those of `merge_by_class`; a median and a trimmed mean ignore them.
         """
         if self.merging == "mean":
             merged = merge_by_class(sets, weighting, factors)
@@ -58,8 +58,8 @@ class Aggregator:
             merged_means = []
             for label in labels_C:
                 means_ND = joined.means[joined.labels == label]
-                drop = self.dropped_at_each_end(len(means_ND))
-                merged_means.append(trimmed_mean(means_ND, drop).float())
+                dropped = self.dropped_at_each_end(len(means_ND))
+                merged_means.append(trimmed_mean(means_ND, dropped).float())
             merged = Prototypes(torch.stack(merged_means), labels_C)
 
         if previous is None:
@@ -69,11 +69,11 @@ class Aggregator:
         return completed.only(rows_by_label)
 
     def merge_weights(self, sets: Sequence[State], shares: Sequence[float]) -> dict[str, Tensor]:
-        """Merge the clients' weights in float64; whole numbers are rounded.
+        """Merge the clients' weights in float64; tensors of whole numbers are rounded.
 
         The mean is Σ_i share_i · w_i; a median and a trimmed mean ignore ``shares``.
         """
-        drop = self.dropped_at_each_end(len(sets))
+        dropped = self.dropped_at_each_end(len(sets))
         merged = {}
         for name, first in sets[0].items():
             values = [weights[name] for weights in sets]
@@ -82,48 +82,51 @@ class Aggregator:
                 for value, share in zip(values, shares, strict=True):
                     mean += value.double() * share
             else:
-                pieces = [value.flatten().split(COORDINATES_AT_ONCE) for value in values]
-                middles = []
-                for of_clients in zip(*pieces, strict=True):
-                    middles.append(trimmed_mean(torch.stack(of_clients), drop))
-                mean = torch.cat(middles).reshape(first.shape)
+                pieces_of_clients = [value.flatten().split(COORDINATES_AT_ONCE) for value in values]
+                means = []
+                for pieces in zip(*pieces_of_clients, strict=True):
+                    means.append(trimmed_mean(torch.stack(pieces), dropped))
+                mean = torch.cat(means).reshape(first.shape)
             if not first.is_floating_point():
                 mean = mean.round()
             merged[name] = mean.to(first.dtype)
         return merged
 
     def without_outliers(self, sets: Sequence[Prototypes]) -> list[Prototypes]:
-        """Remove the prototypes of the clients that are least like the others; none for a mean.
+        """Return the clients' prototypes without those of the clients that are least like the rest.
 
-        For servers that train on prototypes or cluster them. A client has one vote on a class: the
-        mean of its prototypes. It is as unlike the others as its votes are on average far from
-        those of its classes (`_distances_from_median`): one class alone does not show who gives his
-        prototypes to wrong classes. Of the n clients that have a class, those
-        `dropped_at_each_end` that are most unlike lose theirs.
+        For servers that train on prototypes or cluster them; where ``merging`` is a mean, nothing
+        is removed. A client has one vote on a class: the mean of its prototypes. A client's
+        deviation is the mean over its classes of how far its vote is from the others'
+        (`_distances_from_median`): a single class would not show who sends prototypes under wrong
+        labels. Of the n clients that have a class, the `dropped_at_each_end` (n) with the largest
+        deviations lose their prototypes of it.
         """
         if self.merging == "mean":
             return list(sets)
         distances_MC = _distances_from_median(sets)
-        unlike_M = distances_MC.nanmean(dim=1)
+        deviations_M = distances_MC.nanmean(dim=1)
         kept = [torch.ones(len(prototypes), dtype=torch.bool) for prototypes in sets]
         for label, distances_M in enumerate(distances_MC.T):
             holders = torch.nonzero(~distances_M.isnan()).flatten()
-            most_unlike_last = holders[unlike_M[holders].argsort(stable=True)]
+            largest_last = holders[deviations_M[holders].argsort(stable=True)]
             first_dropped = len(holders) - self.dropped_at_each_end(len(holders))
-            for client in most_unlike_last[first_dropped:].tolist():
+            for client in largest_last[first_dropped:].tolist():
                 kept[client] &= sets[client].labels != label
         return [prototypes.only(rows) for prototypes, rows in zip(sets, kept, strict=True)]
 
     def dropped_at_each_end(self, n: int) -> int:
-        """Return how many of n values go at each end, before the mean of the rest is taken.
+        """Return how many of n sorted values are left out at each end before their mean is taken.
 
-        Of a median (Definition 1) these are all but the one or two in the middle, of a trimmed mean
-        (Definition 2) ⌈βn⌉ for a part β, else β values; at least one stays.
+        Of a median (Definition 1) these are all but the one or two in the middle. Of a trimmed mean
+        (Definition 2) they are ⌈βn⌉ if β = ``trim`` is a part, below 1, else β; at least one value
+        stays.
         """
         most = (n - 1) // 2
         if self.merging == "median":
             return most
         wanted = self.trim * n if self.trim < 1 else self.trim
+        # rounded first: 0.07 of 100 is a little more than 7 in floating point
         return min(most, math.ceil(round(wanted, 9)))
 
 
@@ -136,9 +139,11 @@ def merge_by_class(
 ) -> Prototypes:
     """Average each class's prototypes over the clients that have the class (FedProto Eq. 4).
 
-    At least one set has a prototype. ``weighting``: ``"counts"`` by the samples behind each, which
-    gives the mean over all clients' samples of the class; ``"uniform"``: every client weighs the
-    same. ``factors`` multiply the weights of the sets; without them each is 1.
+    There is a set for each client; at least one of them has a prototype. ``weighting`` is
+    ``"counts"``, by the samples behind each prototype, which gives the mean over all clients'
+    samples of the class, or ``"uniform"``: every prototype weighs the same. ``factors`` multiply
+    the weights of the sets' prototypes, one for each set; () stands for ones. ValueError if counts
+    are wanted and a set has none.
     """
     joined = Prototypes.joined(sets)
     counts_P = torch.ones(len(joined)) if weighting == "uniform" else joined.counts
@@ -161,8 +166,8 @@ def merge_by_class(
 def fuse_by_similarity(sets: Sequence[Prototypes], temperature: float) -> Prototypes:
     """Average each class's prototypes, of which those most like the others weigh most (FedDAP).
 
-    Σ_i a_i p_i with a = softmax_i(Σ_j cos(p_i, p_j) / ``temperature``), over all that have the
-    class. At least one set has a prototype.
+    A class's prototypes p_i become Σ_i a_i p_i with a = softmax_i(Σ_j cos(p_i, p_j) /
+    ``temperature``). At least one set has a prototype.
     """
     joined = Prototypes.joined(sets)
     labels_C = joined.labels.unique()
@@ -177,18 +182,20 @@ def fuse_by_similarity(sets: Sequence[Prototypes], temperature: float) -> Protot
 
 
 def _distances_from_median(sets: Sequence[Prototypes]) -> Tensor:
-    """How far each client's vote on a class is from the coordinate-wise median of all votes on it.
+    """Return how far each client's vote on a class is from the other clients', [M, C] float64.
 
-    [M, C] float64, Euclidean, in multiples of the class's median distance; NaN where a client has
-    no vote or fewer than `MIN_CLIENTS_FOR_MEDIAN` have.
+    A vote is the mean of the client's prototypes of the class. Its distance is the Euclidean one
+    from the coordinate-wise median of all votes on the class, in multiples of the median of these
+    distances. NaN where a client has no vote, or fewer than `MIN_CLIENTS_FOR_MEDIAN` have. C is
+    one more than the largest label that occurs.
     """
-    classes = 0
+    num_classes = 0
     for prototypes in sets:
         if len(prototypes):
-            classes = max(classes, 1 + int(prototypes.labels.max()))
+            num_classes = max(num_classes, 1 + int(prototypes.labels.max()))
 
-    distances_MC = torch.full((len(sets), classes), torch.nan, dtype=torch.float64)
-    for label in range(classes):
+    distances_MC = torch.full((len(sets), num_classes), torch.nan, dtype=torch.float64)
+    for label in range(num_classes):
         holders = [client for client, prototypes in enumerate(sets) if label in prototypes.labels]
         if len(holders) < MIN_CLIENTS_FOR_MEDIAN:
             continue
@@ -199,8 +206,9 @@ def _distances_from_median(sets: Sequence[Prototypes]) -> Tensor:
         votes_ND = torch.stack(votes)
         median_D = trimmed_mean(votes_ND, MEDIAN.dropped_at_each_end(len(holders)))
         distances_N = (votes_ND - median_D).norm(dim=1)
-        usual = distances_N.median().clamp_min(torch.finfo(torch.float64).tiny)
-        distances_MC[holders, label] = distances_N / usual
+        # it may be 0, where most votes are equal
+        median_distance = distances_N.median().clamp_min(torch.finfo(torch.float64).tiny)
+        distances_MC[holders, label] = distances_N / median_distance
     return distances_MC
 
 
@@ -208,15 +216,15 @@ def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float)
     """Return the clients' weights w_i, with each update w_i − w cut to the length M.
 
     ``received`` has the w that each client started from. Sun et al. leave M to the user; here it is
-    ``ratio`` times the median length of this round's updates. Nothing is cut where fewer than
-    `MIN_CLIENTS_FOR_MEDIAN` lengths are left by `lengths_for_median`: so few do not say what is
-    usual.
+    ``ratio`` times the median length of this round's updates. Nothing is cut where
+    `lengths_for_median` leaves fewer than `MIN_CLIENTS_FOR_MEDIAN` of them: the median of so few
+    could be that of a hostile client.
     """
     lengths = [length_of_change(w_i, w) for w_i, w in zip(sets, received, strict=True)]
-    usual = lengths_for_median(lengths)
-    if len(usual) < MIN_CLIENTS_FOR_MEDIAN:
+    compared = lengths_for_median(lengths)
+    if len(compared) < MIN_CLIENTS_FOR_MEDIAN:
         return list(sets)
-    longest = ratio * statistics.median_low(usual)
+    longest = ratio * statistics.median_low(compared)
 
     clipped: list[State] = []
     for w_i, w, length in zip(sets, received, lengths, strict=True):
@@ -225,9 +233,9 @@ def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float)
 
 
 def lengths_for_median(lengths: Sequence[float]) -> Sequence[float]:
-    """Return the lengths whose median says what is usual.
+    """Return the lengths of which to take the median as an honest client's.
 
-    These are all, but without zeros where half of them or more are 0.
+    These are all, unless half of them or more are 0: then those above 0, as the median would be 0.
     """
     if statistics.median_low(lengths):
         return lengths
@@ -235,7 +243,10 @@ def lengths_for_median(lengths: Sequence[float]) -> Sequence[float]:
 
 
 def joint_norm(tensors: Iterable[Tensor]) -> float:
-    """Return the Euclidean norm of all numbers together but whole ones, such as of positions."""
+    """Return the Euclidean norm of all numbers of the tensors together.
+
+    Tensors of whole numbers, such as positions, are left out.
+    """
     square = 0.0
     for tensor in tensors:
         if tensor.is_floating_point():
@@ -244,7 +255,7 @@ def joint_norm(tensors: Iterable[Tensor]) -> float:
 
 
 def length_of_change(end: State, start: State) -> float:
-    """Return how far ``end`` is from ``start``, whole numbers aside."""
+    """Return the Euclidean distance of two models' weights; whole numbers are left out."""
     return joint_norm(
         value.double() - start[name].double()
         for name, value in end.items()
@@ -253,7 +264,7 @@ def length_of_change(end: State, start: State) -> float:
 
 
 def _between(start: State, end: State, part: float) -> dict[str, Tensor]:
-    """start + ``part`` · (end − start); whole numbers as in ``end``."""
+    """Return start + ``part`` · (end − start); tensors of whole numbers as in ``end``."""
     state = {}
     for name, value in end.items():
         if value.is_floating_point():
@@ -263,9 +274,10 @@ def _between(start: State, end: State, part: float) -> dict[str, Tensor]:
 
 
 def trimmed_mean(values_ND: Tensor, k: int) -> Tensor:
-    """Return the trimmed mean [D] float64 over clients, (1 / (n − 2k)) Σ_{k < i ≤ n − k} x_(i).
+    """Return the trimmed mean [D] float64 of n vectors, each coordinate on its own.
 
-    x_(1) ≤ … ≤ x_(n) are the values of one coordinate in ascending order.
+    It is (1 / (n − 2k)) Σ_{k < i ≤ n − k} x_(i), where x_(1) ≤ … ≤ x_(n) are the n values of the
+    coordinate: ``k`` are left out at each end.
     """
     ordered = values_ND.double().sort(dim=0).values
     return ordered[k : len(ordered) - k].mean(dim=0)

@@ -47,7 +47,7 @@ class ClassMoments(nn.Module):
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> "ClassMoments":
-        """Return the moments with these tensors, whose shapes say the kind of head."""
+        """Return moments that have the tensors of ``state``, whose shapes say the kind of head."""
         num_classes, width = state["first"].shape
         moments = cls(num_classes, width, "lda")  # any kind would do: all tensors are replaced
         for name, value in state.items():
@@ -65,7 +65,7 @@ class ClassMoments(nn.Module):
         return self.second.dim() == 1
 
     def measure(self, features_NF: Tensor, labels_N: Tensor, samples: int | None = None) -> None:
-        """Set shares π, means m and second moments S to those of these n samples.
+        """Set π, m and S to the moments of these n samples; ``labels_N`` are in [0, C).
 
         If they are of several classes, they have a row for each, and ``samples`` is n.
         """
@@ -79,49 +79,52 @@ class ClassMoments(nn.Module):
         if self._is_diagonal:
             self.second.copy_(one_hot_NC.T @ x_NF.square() / n)
         elif self._is_shared:
-            self.second.copy_(_half(x_NF.T @ x_NF / n))
+            self.second.copy_(_upper_half(x_NF.T @ x_NF / n))
         else:
             for label in labels_N.unique().tolist():
                 of_class_NF = x_NF[labels_N == label]
-                self.second[label] = _half(of_class_NF.T @ of_class_NF / n)
+                self.second[label] = _upper_half(of_class_NF.T @ of_class_NF / n)
 
-    def repair(self, least: float, longest: float) -> None:
-        """Replace moments with noise by those that samples no longer than ``longest`` can have.
+    def repair(self, min_share: float, max_norm: float) -> None:
+        """Change noisy moments, in place, to such as samples of norm up to ``max_norm`` can have.
 
-        Classes with a share below ``least`` go, but for the largest; shares add up to 1; means are
-        cut to ``longest``; a covariance has no eigenvalue below 0.
+        Classes with a share below ``min_share`` are removed, but never the largest; shares then add
+        up to 1; the classes' means are cut to ``max_norm``; a negative variance, or eigenvalue of a
+        covariance, becomes 0.
         """
-        is_left_C = self.shares >= least
-        is_left_C[self.shares.argmax()] = True
-        noisy_C = self.shares.clamp(min=LEAST_VARIANCE)
-        left_C = is_left_C * noisy_C
-        shares_C = left_C / left_C.sum()
+        is_kept_C = self.shares >= min_share
+        is_kept_C[self.shares.argmax()] = True
+        noisy_shares_C = self.shares.clamp(min=LEAST_VARIANCE)  # what is divided by
+        kept_shares_C = is_kept_C * noisy_shares_C
+        shares_C = kept_shares_C / kept_shares_C.sum()
 
+        # m and S are means over all samples, so a class's are proportional to its share
         if not self._is_shared:
-            self.second *= (shares_C / noisy_C)[:, None]
-        means_CF = (self.first / noisy_C[:, None]).renorm(2, 0, longest)
+            self.second *= (shares_C / noisy_shares_C)[:, None]
+        means_CF = (self.first / noisy_shares_C[:, None]).renorm(2, 0, max_norm)
         self.shares.copy_(shares_C)
         self.first.copy_(shares_C[:, None] * means_CF)
         if self._is_diagonal:
             self.second.copy_(self.second.maximum(self.first * means_CF))
             return
 
-        values, vectors = torch.linalg.eigh(self.covariances())
-        below_0 = (vectors * values.clamp(max=0)[..., None, :]) @ vectors.mT
+        eigenvalues, eigenvectors = torch.linalg.eigh(self.covariances())
+        negative = eigenvalues.clamp(max=0)
+        negative_part = (eigenvectors * negative[..., None, :]) @ eigenvectors.mT
         if self._is_shared:
-            self.second -= _half(below_0)
+            self.second -= _upper_half(negative_part)
         else:
-            self.second -= shares_C[:, None] * _half(below_0)
+            self.second -= shares_C[:, None] * _upper_half(negative_part)
 
     def means(self) -> Tensor:
-        """μ_c = m_c / π_c, [C, F]."""
+        """Return the classes' means μ_c = m_c / π_c, [C, F]."""
         return self.first / self.shares.clamp(min=SMALLEST_SHARE)[:, None]
 
     def covariances(self) -> Tensor:
-        """Return Σ; a class without samples has zeros.
+        """Return the covariances Σ; that of a class without samples is 0.
 
-        Of each class it is S_c / π_c − μ_c μ_cᵀ, [C, F] for naive-bayes, [C, F, F] for qda; within
-        all classes S − Σ_c m_c μ_cᵀ, [F, F] for lda.
+        For qda there is one of each class, S_c / π_c − μ_c μ_cᵀ, [C, F, F]; for naive-bayes its
+        diagonal, [C, F]. For lda it is one within all classes, S − Σ_c m_c μ_cᵀ, [F, F].
         """
         means_CF = self.means()
         shares_C1 = self.shares.clamp(min=SMALLEST_SHARE)[:, None]
@@ -163,35 +166,39 @@ class ClassMoments(nn.Module):
             return "moments of a class without samples"
 
         if self._is_diagonal:
+            # S_c π_c − m_c² is π_c² times the variance, without a division
             squares = self.second * self.shares[:, None]
-            least = (squares - self.first.square()).amin()
-            size = squares.abs().amax()
+            smallest = (squares - self.first.square()).amin()
+            scale = squares.abs().amax()
         else:
             covariances = self.covariances()
             if not covariances.isfinite().all():
                 return "moments too large to be added"
             traces = covariances.diagonal(dim1=-2, dim2=-1).sum(-1)
-            least = torch.linalg.eigvalsh(covariances).amin()
-            size = traces.abs().amax() + self.second.abs().amax()
-        if float(least) >= -TOLERANCE * float(size):
+            smallest = torch.linalg.eigvalsh(covariances).amin()
+            scale = traces.abs().amax() + self.second.abs().amax()
+        if float(smallest) >= -TOLERANCE * float(scale):
             return ""
         return "second moments by which a variance is below 0"
 
-    def problem_with_noise(self, noise: float, longest: float) -> str:
-        """`why_impossible` of samples up to ``longest`` and noise of ``noise`` times a number.
+    def problem_with_noise(self, noise: float, max_norm: float) -> str:
+        """Say why samples of norm up to ``max_norm`` cannot have these moments; "" if they can.
 
-        Each number is measured by the largest that such samples can bring.
+        A number may be as large as such samples can make it, and ``noise`` times that larger.
         """
-        for value, size in ((self.shares, 1.0), (self.first, longest), (self.second, longest**2)):
-            if float(value.abs().max()) > (1 + noise) * size:
+        bounds = ((self.shares, 1.0), (self.first, max_norm), (self.second, max_norm**2))
+        for value, bound in bounds:
+            if float(value.abs().max()) > (1 + noise) * bound:
                 return "moments beyond what samples and noise can bring"
         return ""
 
 
 class GaussianHead(nn.Module):
-    """log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c): [B, F] to logits [B, C].
+    """A Gaussian classifier of features [B, F], with logits [B, C].
 
-    Linear for ``lda``, where it leaves out what is the same for all classes.
+    They are log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c), where features longer than the
+    buffer ``longest`` are cut to it. For ``lda`` what is the same for all classes is left out, so
+    that the logits are linear.
     """
 
     weight: Tensor
@@ -213,16 +220,16 @@ class GaussianHead(nn.Module):
         self.register_buffer("longest", torch.tensor(torch.inf))
 
     def forward(self, x: Tensor) -> Tensor:
-        # no longer than the samples of its moments
+        # as the samples were cut whose moments it is fitted to
         length_B1 = x.norm(dim=1, keepdim=True)
         x = x * (self.longest / length_B1).clamp(max=1)
         if self.kind == "lda":
             return x @ self.weight.T + self.bias
-        away_BCF = x[:, None, :] - self.mean
+        centred_BCF = x[:, None, :] - self.mean
         if self.kind == "naive-bayes":
-            distance_BC = (away_BCF.square() * self.precision).sum(2)
+            distance_BC = (centred_BCF.square() * self.precision).sum(2)
         else:
-            distance_BC = torch.einsum("bcf,cfg,bcg->bc", away_BCF, self.precision, away_BCF)
+            distance_BC = torch.einsum("bcf,cfg,bcg->bc", centred_BCF, self.precision, centred_BCF)
         return self.bias - distance_BC / 2
 
     def fit(
@@ -233,17 +240,18 @@ class GaussianHead(nn.Module):
         shrinkage: float,
         combined: Callable[[Tensor], Tensor],
     ) -> None:
-        """Become the classifier of these moments.
+        """Become the classifier of these moments, of ``counts_C`` samples of each class.
 
-        ``combined`` makes outputs [N, O] of scores of the classes [N, C] (`Task.combined`). But for
-        ``lda``, a class's covariance is smoothed: the one within all classes counts in it as one
-        more sample.
+        ``priors_C`` take the place of π_c; a class without samples is never predicted.
+        ``shrinkage`` is that of `shrunk_covariance`. Before it, except for ``lda``, each class's
+        covariance is smoothed: the one within all classes counts in it as one more sample.
+        ``combined`` makes outputs [N, O] of scores of the classes [N, C] (`Task.combined`).
         """
         means_CF = moments.means()
         covariances = moments.covariances()
         log_priors_C = priors_C.double().log().masked_fill(moments.shares == 0, -torch.inf)
         if self.kind == "lda":
-            within = shrunk(covariances, float(counts_C.sum()), shrinkage)
+            within = shrunk_covariance(covariances, float(counts_C.sum()), shrinkage)
             weight_CF = torch.linalg.solve(within, means_CF.T).T
             bias_C = log_priors_C - (weight_CF * means_CF).sum(1) / 2
             self.weight.copy_(combined(weight_CF.T).T)
@@ -251,14 +259,14 @@ class GaussianHead(nn.Module):
             return
 
         is_diagonal = self.kind == "naive-bayes"
-        shape = (-1, 1) if is_diagonal else (-1, 1, 1)
+        shape = (-1, 1) if is_diagonal else (-1, 1, 1)  # one number for each class's covariance
         n_C = counts_C.double().reshape(shape)
         within = (moments.shares.reshape(shape) * covariances).sum(0)
         smoothed = (n_C * covariances + within) / (n_C + 1)
-        of_classes = []
+        shrunk = []
         for covariance, n in zip(smoothed, n_C, strict=True):
-            of_classes.append(shrunk(covariance, float(n), shrinkage))
-        covariances = torch.stack(of_classes)
+            shrunk.append(shrunk_covariance(covariance, float(n), shrinkage))
+        covariances = torch.stack(shrunk)
         if is_diagonal:
             log_volume_C = covariances.log().sum(1)
             precision = 1 / covariances
@@ -270,13 +278,14 @@ class GaussianHead(nn.Module):
         self.bias.copy_(log_priors_C - log_volume_C / 2)
 
 
-def shrunk(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
-    """(1 − ρ) Σ + ρ (tr Σ / F) I of a covariance [F, F], or of variances [F]; ρ = ``shrinkage``.
+def shrunk_covariance(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
+    """Return (1 − ρ) Σ + ρ (tr Σ / F) I of a covariance [F, F], or its diagonal if given that, [F].
 
-    Below 0, ρ is the oracle approximating shrinkage of so many samples (Chen et al., "Shrinkage
-    Algorithms for MMSE Covariance Estimation", IEEE TSP 2010, Eq. 23):
-    ρ = min(1, ((1 − 2/F) tr Σ² + tr² Σ) / ((n + 1 − 2/F) (tr Σ² − tr² Σ / F))). A millionth of the
-    mean variance is added, for features that never vary.
+    ρ is ``shrinkage``. Where that is below 0, ρ is the oracle approximating shrinkage for n
+    ``samples`` (Chen et al., "Shrinkage Algorithms for MMSE Covariance Estimation", IEEE TSP 2010,
+    Eq. 23): ρ = min(1, ((1 − 2/F) tr Σ² + tr² Σ) / ((n + 1 − 2/F) (tr Σ² − tr² Σ / F))). The result
+    can be inverted: a millionth of the mean variance, and 10⁻⁹, is added to each variance, for
+    features that never vary.
     """
     F = len(covariance)
     is_diagonal = covariance.dim() == 1
@@ -296,17 +305,22 @@ def shrunk(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
     return (1 - rho) * covariance + torch.diag(identity_part_F)
 
 
-def _half(symmetric: Tensor) -> Tensor:
-    """The upper half of symmetric matrices [..., F, F], by rows: [..., F (F + 1) / 2].
+def _upper_half(symmetric: Tensor) -> Tensor:
+    """Return the upper half of symmetric matrices [..., F, F], by rows: [..., F (F + 1) / 2].
 
-    The diagonal is in it; the lower half is the same numbers once more.
+    The diagonal is in it; the lower half has the same numbers once more.
     """
     rows, columns = torch.triu_indices(*symmetric.shape[-2:])
     return symmetric[..., rows, columns]
 
 
 def off_diagonal_parts(shape: torch.Size, width: int) -> Tensor:
-    """Return √½ where numbers of second moments of this shape stand for two of a matrix, else 1."""
-    if shape[-1] == width:
+    """Return √½ for each number of second moments that stands for two of a matrix, else 1.
+
+    ``shape`` is that of the second moments of ``width`` features. Of a symmetric matrix they have
+    the upper half, so a number beside the diagonal counts twice in the length of the matrix.
+    """
+    is_diagonal = shape[-1] == width
+    if is_diagonal:
         return torch.ones(width)
-    return _half(torch.eye(width) + (1 - torch.eye(width)) / 2**0.5)
+    return _upper_half(torch.eye(width) + (1 - torch.eye(width)) / 2**0.5)

@@ -18,7 +18,7 @@ RIGHT = ":right"
 def change_of(
     after: Mapping[str, Tensor], before: Mapping[str, Tensor], trained: Collection[str]
 ) -> dict[str, Tensor]:
-    """Return the change of the ``trained`` parameters, after − before, and buffers as they are."""
+    """Return after − before of the ``trained`` parameters, and all other tensors as ``after``."""
     update = {}
     for name, value in after.items():
         update[name] = value - before[name] if name in trained else value
@@ -28,7 +28,7 @@ def change_of(
 def apply_change(
     before: Mapping[str, Tensor], update: Mapping[str, Tensor], trained: Collection[str]
 ) -> dict[str, Tensor]:
-    """Return the weights after an update: the inverse of `change_of`."""
+    """Return the weights after an update: ``before`` plus what `change_of` gave."""
     after = {}
     for name, value in before.items():
         after[name] = value + update[name] if name in trained else update[name].clone()
@@ -36,7 +36,11 @@ def apply_change(
 
 
 def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
-    """Return the weights, with two `factors` in the place of a matrix where these are smaller."""
+    """Return the weights, with two `factors` in the place of a matrix where these are smaller.
+
+    They are called ``name:left`` and ``name:right``. ``energy``, in (0, 1], is the part of the
+    squares of a matrix's singular values that the factors keep.
+    """
     update: dict[str, Tensor] = {}
     for name, value in weights.items():
         pair = None
@@ -52,7 +56,7 @@ def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
 
 
 def expand(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Restore what `compress` gave, as tensors of the names and shapes of ``like``."""
+    """Multiply the factors that `compress` gave: tensors with the names and shapes of ``like``."""
     weights = {}
     for name, value in like.items():
         if name in update:
@@ -64,18 +68,20 @@ def expand(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str
 
 
 def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
-    """Return factors [P, K] and [K, Q] of A, or None where they are not smaller than A.
+    """Return factors [P, K] and [K, Q] of a weight, or None where they are not smaller than it.
 
-    K is the smallest with Σ_{i≤K} σ_i² ≥ ``energy`` · Σ_i σ_i².
+    The weight [P, …] is flattened to the matrix A [P, Q]. Of its singular values σ, the largest K
+    are kept: K is the smallest number with Σ_{i≤K} σ_i² ≥ ``energy`` · Σ_i σ_i².
     """
     A = weight.flatten(1).double()
     is_tall = len(A) > A.shape[1]
-    wide = A.T if is_tall else A
+    wide = A.T if is_tall else A  # the matrix product below is then as small as can be
 
-    # σ² from the smallest, and U: many times faster than an SVD
+    # W Wᵀ of the wide matrix W has the eigenvalues σ², in ascending order, and the left singular
+    # vectors of W as eigenvectors: many times faster than an SVD
     squares, vectors = torch.linalg.eigh(wide @ wide.T)
     energies = squares.flip(0).clamp(min=0).cumsum(0)
-    rank = 1 + int((energies < energy * energies[-1]).sum())
+    rank = 1 + int((energies < energy * energies[-1]).sum())  # K
     if rank > largest_rank(weight.shape):
         return None
 
@@ -87,9 +93,13 @@ def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
 
 
 def largest_rank(shape: Sequence[int]) -> int:
-    """Return the largest K for which K (P + Q) numbers are fewer than PQ; 0 if there is none."""
+    """Return the largest K with which factors [P, K] and [K, Q] are smaller than a weight [P, …].
+
+    Q is the product of the weight's other sizes. 0 if there is none, as for a vector.
+    """
     if len(shape) < 2:
         return 0
     P = shape[0]
     PQ = math.prod(shape)
-    return (PQ - 1) // (P + PQ // P)
+    Q = PQ // P
+    return (PQ - 1) // (P + Q)  # K (P + Q) < PQ

@@ -37,12 +37,12 @@ class Prototypes:
         return Prototypes(self.means.to(device), self.labels.to(device), counts)
 
     def only(self, rows: Tensor) -> "Prototypes":
-        """Return the prototypes of these ``rows``: [P] bool, or positions in the order wanted."""
+        """Return the prototypes of these ``rows``: a mask [P] bool, or positions in any order."""
         counts = None if self.counts is None else self.counts[rows]
         return Prototypes(self.means[rows], self.labels[rows], counts)
 
     def thinned(self, most: float) -> "Prototypes":
-        """Return these, or ⌊most⌋ of them at even distances in their order."""
+        """Return at most ⌊most⌋ of these: all, or evenly spaced ones from the first to the last."""
         if len(self) <= most:
             return self
         rows = torch.linspace(0, len(self) - 1, int(most)).round().long()
@@ -50,15 +50,16 @@ class Prototypes:
 
     @classmethod
     def joined(cls, sets: Iterable["Prototypes"]) -> "Prototypes":
-        """Join at least one set, one after another; with counts where every set has them."""
+        """Concatenate at least one set; the result has counts only if every set has them."""
         sets = list(sets)
         means = torch.cat([prototypes.means for prototypes in sets])
         labels = torch.cat([prototypes.labels for prototypes in sets])
         counts = [prototypes.counts for prototypes in sets if prototypes.counts is not None]
-        return cls(means, labels, torch.cat(counts) if len(counts) == len(sets) else None)
+        all_have_counts = len(counts) == len(sets)
+        return cls(means, labels, torch.cat(counts) if all_have_counts else None)
 
     def completed_by(self, others: "Prototypes") -> "Prototypes":
-        """Return these, and behind them those of the ``others`` whose classes they lack."""
+        """Return these, followed by the ``others`` of classes that these have no prototype of."""
         lacking = ~torch.isin(others.labels, self.labels)
         return Prototypes.joined([self, others.only(lacking)])
 
@@ -67,7 +68,10 @@ class Prototypes:
 
 
 def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
-    """Return the mean feature of each class present (FedProto Eq. 1), by label, on the CPU."""
+    """Return the mean feature of each class present (FedProto Eq. 1), on the CPU.
+
+    In ascending order of the labels, with the number of samples behind each mean.
+    """
     sums_CD = features_ND.new_zeros(num_classes, features_ND.shape[1], dtype=torch.float32)
     sums_CD.index_add_(0, labels_N, features_ND.float())
     counts_C = torch.bincount(labels_N, minlength=num_classes)
@@ -77,9 +81,10 @@ def class_means(features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prot
 
 
 def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return prototypes, one per class, as a table: ``(means [C, D], mask [C] bool)``.
+    """Return prototypes, at most one per class, as a table: ``(means [C, D], mask [C] bool)``.
 
-    Rows of other classes are zero.
+    A class without a prototype has a row of zeros, and False in the mask. Without any prototype
+    D is 0.
     """
     width = prototypes.means.shape[1] if len(prototypes) else 0
     table_CD = prototypes.means.new_zeros(num_classes, width)
@@ -90,7 +95,10 @@ def by_class(prototypes: Prototypes, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def chosen(prototypes: Prototypes, among: Tensor) -> Prototypes:
-    """Return the prototypes with labels of ``among`` [K] int64, or all if none has one of them."""
+    """Return the prototypes with labels of ``among`` [K] int64, or all if none has one of them.
+
+    So there is always one to predict by.
+    """
     is_among_P = torch.isin(prototypes.labels, among)
     return prototypes.only(is_among_P) if bool(is_among_P.any()) else prototypes
 
@@ -120,11 +128,12 @@ def class_scores(distances_NP: Tensor, labels_P: Tensor, num_classes: int) -> Te
 
 
 def unknown_above(distances_N: Tensor, share: float) -> float:
-    """Return the distance above which a sample counts as unknown.
+    """Return the distance from the nearest prototype above which a sample counts as unknown.
 
-    ``distances_N`` [N] ascending, of samples that are known. Of new samples like these, at most
-    ``share`` are above it on average (split conformal prediction: the k-th smallest with
-    k = ⌈(N + 1)(1 − share)⌉). ∞, so that none is, when N is too small for that.
+    ``distances_N`` [N], ascending, are those of samples of known classes. Of new samples like
+    these, at most the part ``share`` lies above the result on average. By split conformal
+    prediction it is the k-th smallest distance, k = ⌈(N + 1)(1 − share)⌉. ∞, so that no sample is
+    unknown, when N is too small for that.
     """
     k = math.ceil((len(distances_N) + 1) * (1 - share))
     return float(distances_N[k - 1]) if k <= len(distances_N) else math.inf
@@ -134,38 +143,44 @@ def margins(prototypes: Prototypes, num_classes: int) -> Tensor:
     """Return the prototype margin [C] of each class (FedTGP, Figure 1).
 
     It is the least Euclidean distance of the class's prototypes to those of other classes; in
-    FedTGP a class has one prototype. NaN for a class without prototypes, and for all where there is
-    but one class, or more than `MAX_COMPARED` prototypes.
+    FedTGP a class has one prototype. NaN for a class without prototypes, and for all where only one
+    class has any, or where there are more than `MAX_COMPARED`: too many pairs.
     """
-    nearest_C = torch.full((num_classes,), torch.inf, dtype=torch.float64)
+    margins_C = torch.full((num_classes,), torch.inf, dtype=torch.float64)
     if 0 < len(prototypes) <= MAX_COMPARED:
         means_PD = prototypes.means.double()
         labels_P = prototypes.labels
         distances_PP = torch.cdist(means_PD, means_PD)
-        distances_PP[labels_P.unsqueeze(1) == labels_P.unsqueeze(0)] = torch.inf
-        nearest_C.scatter_reduce_(0, labels_P, distances_PP.amin(dim=1), "amin")
-    return nearest_C.masked_fill(nearest_C.isinf(), torch.nan)
+        same_class_PP = labels_P.unsqueeze(1) == labels_P.unsqueeze(0)
+        distances_PP[same_class_PP] = torch.inf
+        margins_C.scatter_reduce_(0, labels_P, distances_PP.amin(dim=1), "amin")
+    return margins_C.masked_fill(margins_C.isinf(), torch.nan)
 
 
 def finch_partitions(vectors_ND: np.ndarray) -> list[np.ndarray]:
-    """Return FINCH's partitions by cosine distance, finest first: cluster numbers [N] each."""
+    """Return FINCH's partitions by cosine distance, the one with the most clusters first.
+
+    Each is an array [N] of the vectors' cluster numbers, from 0.
+    """
     if len(vectors_ND) < 2:
         return [np.zeros(len(vectors_ND), dtype=np.int64)]
     with warnings.catch_warnings():
         # it says at import that its optional search libraries are missing
         warnings.simplefilter("ignore")
         from finch import FINCH
-    labels_NP, _, _ = FINCH(
+    # above ``ann_threshold`` vectors it would search neighbours approximately
+    partitions, _, _ = FINCH(
         vectors_ND, distance="cosine", ann_threshold=len(vectors_ND), verbose=False
     )
-    return [np.asarray(column, dtype=np.int64) for column in labels_NP.T]
+    return [np.asarray(column, dtype=np.int64) for column in partitions.T]
 
 
 def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the means [K, D] of clusters of vectors, and how many vectors are in each, [K].
+    """Cluster vectors [N, D]; return the clusters' means [K, D], and their numbers of vectors [K].
 
-    ``method``: ``finch``, the partition with the fewest clusters; ``kmeans``, ``clusters`` many, or
-    with 0 as many as FINCH finds (FedPLVM Table 9); ``average``, one.
+    ``method`` is ``finch``, FINCH's partition with the fewest clusters; ``kmeans``, with K =
+    ``clusters``, or for 0 as many as FINCH finds (FedPLVM Table 9); or ``average``, one cluster.
+    K-means begins from the same centres at every call.
     """
     if method == "average" or len(vectors_ND) == 1:
         return vectors_ND.mean(dim=0, keepdim=True), torch.tensor([len(vectors_ND)])
@@ -185,23 +200,29 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
 def cluster_classes(
     vectors_ND: Tensor, labels_N: Tensor, method: str, clusters: int = 0, ratio: float = 0
 ) -> Prototypes:
-    """Cluster each class's vectors alone, by label (FedPLVM Eq. 3 and 4).
+    """Cluster each class's vectors alone (FedPLVM Eq. 3 and 4); a prototype is a cluster's mean.
 
-    With ``ratio`` the n vectors of a class become ⌈ratio · n⌉ clusters (MPFT).
+    ``method`` and ``clusters`` are those of `cluster`, for each class. With a ``ratio`` above 0 the
+    n vectors of a class become ⌈ratio · n⌉ clusters instead (MPFT).
     """
     sets = []
     for label in labels_N.unique().tolist():
         of_class_ND = vectors_ND[labels_N == label]
-        # 0.07 of 100 is a little more than 7 in floating point
-        wanted = math.ceil(ratio * len(of_class_ND) * (1 - 1e-12)) or clusters
-        means_KD, sizes_K = cluster(of_class_ND, method, wanted)
+        clusters_of_class = clusters
+        if ratio:
+            # 0.07 of 100 is a little more than 7 in floating point
+            clusters_of_class = math.ceil(ratio * len(of_class_ND) * (1 - 1e-12))
+        means_KD, sizes_K = cluster(of_class_ND, method, clusters_of_class)
         sets.append(Prototypes(means_KD, torch.full_like(sizes_K, label), sizes_K))
     return Prototypes.joined(sets)
 
 
-def _means(vectors_ND: Tensor, cluster_N: np.ndarray) -> tuple[Tensor, Tensor]:
-    """The mean [K, D] of each cluster, and how many vectors are in it [K]."""
-    clusters_N = torch.from_numpy(cluster_N).long()
+def _means(vectors_ND: Tensor, numbers_N: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return the mean [K, D] of each cluster, and how many of the vectors are in it [K].
+
+    ``numbers_N`` has the number, from 0, of the cluster that each vector is in.
+    """
+    clusters_N = torch.from_numpy(numbers_N).long()
     counts_K = torch.bincount(clusters_N)
     sums_KD = torch.zeros(len(counts_K), vectors_ND.shape[1], dtype=torch.float64)
     sums_KD.index_add_(0, clusters_N, vectors_ND.double())

@@ -39,6 +39,11 @@ class Augmentation(nn.Module):
             layer.register_forward_hook(partial(self._augment, number))
 
     def _augment(self, stage: int, layer: nn.Module, inputs: object, maps: Tensor) -> Tensor:
+        """Return a stage's maps with new moments, which are drawn around theirs.
+
+        Only in training, and then with this module's probability. The stage's running averages of
+        the moments go on with those of this batch.
+        """
         if not layer.training or not self.probability:
             return maps
         if torch.rand(()) >= self.probability:
@@ -66,19 +71,23 @@ def _moment_buffers(channels: int, *, initial_mean: float) -> nn.Module:
 
 
 def moments(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return μ and σ of maps [B, C, …]."""
+    """Return the mean and standard deviation over the pixels of maps [B, C, …], [B, C] each."""
     flat_BCN = maps.flatten(2)
     return flat_BCN.mean(dim=2), (flat_BCN.var(dim=2, correction=0) + EPSILON).sqrt()
 
 
 def resampled(moment_BC: Tensor, coefficient_C: Tensor) -> Tensor:
-    """Draw from N(moment, (γ + 1) Σ²), Σ² the variance of the moment over the batch, γ ≥ 0."""
+    """Draw new moments from N(moment, (γ + 1) Σ²), [B, C].
+
+    Σ² is the variance of the moment over the batch, γ ≥ 0 the channel's coefficient.
+    """
     variance_C = moment_BC.var(dim=0, correction=0) + EPSILON
-    return moment_BC + torch.randn_like(moment_BC) * ((coefficient_C + 1) * variance_C).sqrt()
+    std_C = ((coefficient_C + 1) * variance_C).sqrt()
+    return moment_BC + torch.randn_like(moment_BC) * std_C
 
 
 def with_moments(maps: Tensor, mean_BC: Tensor, std_BC: Tensor) -> Tensor:
-    """σ̂ (X − μ) / σ + μ̂: the maps with these moments in the place of theirs."""
+    """Return maps [B, C, …] shifted and scaled to these moments: σ̂ (X − μ) / σ + μ̂."""
     old_mean_BC, old_std_BC = moments(maps)
     shape = (*old_mean_BC.shape, *[1] * (maps.dim() - 2))
     scale = (std_BC / old_std_BC).reshape(shape)
@@ -86,53 +95,55 @@ def with_moments(maps: Tensor, mean_BC: Tensor, std_BC: Tensor) -> Tensor:
 
 
 def fusion_coefficients(averages_MC: Tensor) -> Tensor:
-    """γ_j = C · p_j / Σ_j' p_j' with p = 1 / (1 + 1 / Σ²), [C].
+    """Return FedFA's coefficient γ of each channel from the clients' average moments, [C].
 
-    Σ² is the variance over the clients' averages.
+    γ_j = C · p_j / Σ_j' p_j' with p = 1 / (1 + 1 / Σ²), where Σ² is the variance over M clients:
+    channels in which clients differ are augmented more.
     """
     variance_C = averages_MC.double().var(dim=0, correction=0) + EPSILON
-    part_C = variance_C / (variance_C + 1)
-    return (len(part_C) * part_C / part_C.sum()).to(averages_MC.dtype)
+    p_C = variance_C / (variance_C + 1)
+    return (len(p_C) * p_C / p_C.sum()).to(averages_MC.dtype)
 
 
 # -- where stages end
 def stages_of(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, int]:
-    """Return the layers that end a stage, and their channels.
+    """Return the last layer of each stage of a network, in order, with the channels of its maps.
 
     A block is a convolution, or a module with several inside, with the layers up to the next block
-    (pooling, ReLU). A stage is as many blocks as have maps of one size. {} where no convolution has
-    maps of more than one pixel.
+    (pooling, ReLU). A stage is a row of blocks whose maps have one size; the next has smaller ones.
+    {} where no convolution has maps of more than one pixel.
     """
     sizes = _map_sizes(body, input_shape)
-    blocks: list[nn.Module] = []  # the last layer of each
+    ends_of_blocks: list[nn.Module] = []
     for layer in sizes:
         if _convolves(layer):
-            blocks.append(layer)
-        elif blocks:
-            blocks[-1] = layer
+            ends_of_blocks.append(layer)
+        elif ends_of_blocks:
+            ends_of_blocks[-1] = layer
 
     stages = {}
-    pixels = [sizes[layer][1] for layer in blocks]
-    for layer, (own, following) in zip(blocks, pairwise([*pixels, 0]), strict=True):
-        if own > following:
+    pixels = [sizes[layer][1] for layer in ends_of_blocks]
+    sizes_of_neighbours = pairwise([*pixels, 0])  # with the 0 the last block always ends a stage
+    for layer, (before, after) in zip(ends_of_blocks, sizes_of_neighbours, strict=True):
+        if before > after:
             stages[layer] = sizes[layer][0]
     return stages
 
 
 def _layers_of(body: nn.Module) -> list[nn.Module]:
-    """List the layers of a network in their order.
+    """Return the layers of a network, in their order.
 
-    A module is replaced by its parts, again and again, if it is a `Sequential` with convolutions,
-    or if it is the only layer with any: then the network is just wrapped in it.
+    A module with convolutions is replaced by its parts, again and again, if it is a `Sequential`,
+    or if no other layer has convolutions: then the network is just wrapped in it.
     """
     layers = [body]
     while True:
-        has_all_convolutions = sum(map(_convolves, layers)) == 1  # the one that has any
+        is_wrapped = sum(map(_convolves, layers)) == 1
         parts: list[nn.Module] = []
         for layer in layers:
             children = list(layer.children())
-            may_open = has_all_convolutions or isinstance(layer, nn.Sequential)
-            if may_open and children and _convolves(layer):
+            is_container = is_wrapped or isinstance(layer, nn.Sequential)
+            if is_container and children and _convolves(layer):
                 parts += children
             else:
                 parts.append(layer)
@@ -142,14 +153,16 @@ def _layers_of(body: nn.Module) -> list[nn.Module]:
 
 
 def _convolves(module: nn.Module) -> bool:
+    """Return whether a module is a convolution or has one inside."""
     return any(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
 
 
 @torch.no_grad()
 def _map_sizes(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, tuple[int, int]]:
-    """(channels, pixels) of the maps that each of the `_layers_of` makes of a sample.
+    """Return (channels, pixels) of the maps that each of the `_layers_of` makes of a sample.
 
-    Layers whose output is no maps, or maps of a single pixel, are left out.
+    Layers whose output is no maps, or maps of a single pixel, are left out. To find out, the
+    network is run once on a sample of zeros, with hooks that are then removed.
     """
     sizes: dict[nn.Module, tuple[int, int]] = {}
 

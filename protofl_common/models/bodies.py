@@ -39,7 +39,7 @@ WIDTH = 64  # of the networks for signals and texts
 
 
 def fully_connected(*widths: int) -> list[nn.Module]:
-    """Return linear layers with a ReLU behind each; the first of the widths is the inputs'."""
+    """Return linear layers with a ReLU behind each, from the first of the widths to the last."""
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -59,11 +59,10 @@ class ChannelsLast(nn.Module):
 
 
 def reach_width(width: int, feature_dim: int) -> nn.Module:
-    """Return the layer from a published network's features to D: [B, width] -> [B, D].
+    """Return the layer from a published network's features to ``feature_dim`` D: [B, width] to D.
 
     As in FedTGP, neighbouring features are averaged until D are left. Where D is above ``width``, a
-    linear projection makes them, and they can be negative; the authors' code repeats features
-    there.
+    linear projection makes them, and they can be negative; FedTGP's code repeats features there.
     """
     if feature_dim <= width:
         return nn.AdaptiveAvgPool1d(feature_dim)
@@ -96,10 +95,10 @@ CNN_PLANS: dict[str, CnnPlan] = {
 
 
 def _cnn(plan: CnnPlan, in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
-    """A small CNN.
+    """Build a small CNN for square images of ``image_size`` pixels a side.
 
-    ReLU follows the pool: the same values and gradients as before it, from a quarter of the
-    elements.
+    ReLU follows the pool, not the convolution: values and gradients are the same, and it has a
+    quarter of the elements to work on.
     """
     padding, side = _padding_and_side(image_size, len(plan.channels))
     layers: list[nn.Module] = [ChannelsLast()]
@@ -108,20 +107,20 @@ def _cnn(plan: CnnPlan, in_channels: int, image_size: int, feature_dim: int) -> 
         layers += [convolution, nn.MaxPool2d(2), nn.ReLU()]
     if plan.dropout:
         layers.insert(-2, nn.Dropout2d(plan.dropout))  # between the last convolution and its pool
-    numbers = plan.channels[-1] * side * side
-    fully = fully_connected(numbers, *plan.hidden, feature_dim)
+    flat_width = plan.channels[-1] * side * side
+    fully = fully_connected(flat_width, *plan.hidden, feature_dim)
     return nn.Sequential(*layers, nn.Flatten(), *fully)
 
 
 def _padding_and_side(image_size: int, convolutions: int) -> tuple[int, int]:
-    """The padding of all convolutions, and the side of the last map.
+    """Return the padding of all convolutions of a small CNN, and the side of its last map.
 
-    They are unpadded if that leaves at least one pixel.
+    They are unpadded if that leaves at least one pixel, else padded so that they keep the size.
     """
     for padding in (0, KERNEL // 2):
         side = image_size
         for _ in range(convolutions):
-            side = (side + 2 * padding - KERNEL + 1) // 2
+            side = (side + 2 * padding - KERNEL + 1) // 2  # a convolution, then 2×2 pooling
         if side >= 1:
             break
     return padding, side
@@ -150,27 +149,30 @@ def _resnet(
     stem: Stem = IMAGENET_STEM,
     bottleneck: bool = False,
 ) -> nn.Module:
-    """A ResNet with ``blocks`` in each of one to four stages.
+    """Build a ResNet with as many ``blocks`` in each of its one to four stages.
 
-    A block has two convolutions, or three with ``bottleneck``.
+    A block has two convolutions, or three with ``bottleneck``. ``image_size`` is not used: all
+    builders of networks for images take it.
     """
     # over a second to import: only where it is needed
     from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
+    # torchvision's has four stages: those beyond ours get one block, and are then taken out
     stages = len(blocks)
-    removed = STAGES - stages
-    trunk = ResNet(Bottleneck if bottleneck else BasicBlock, [*blocks, *[1] * removed])
+    too_many = STAGES - stages
+    trunk = ResNet(Bottleneck if bottleneck else BasicBlock, [*blocks, *[1] * too_many])
     for stage in range(stages, STAGES):
         setattr(trunk, f"layer{stage + 1}", nn.Identity())
     trunk.conv1 = nn.Conv2d(in_channels, 64, stem.kernel, stem.stride, stem.padding, bias=False)
-    # as torchvision's other ones
+    # as torchvision draws those of the other convolutions
     nn.init.kaiming_normal_(trunk.conv1.weight, mode="fan_out", nonlinearity="relu")
     trunk.maxpool = nn.Identity()
     if stem.pool_stride:
         trunk.maxpool = nn.MaxPool2d(3, stem.pool_stride, padding=1)
     trunk.fc = nn.Identity()
 
-    width = (256 if bottleneck else 64) << (stages - 1)
+    width_of_first = 256 if bottleneck else 64
+    width = width_of_first * 2 ** (stages - 1)  # each stage has twice the channels of the last
     layers = [trunk, reach_width(width, feature_dim)]
     if bottleneck:
         layers.insert(0, ChannelsLast())
@@ -180,7 +182,7 @@ def _resnet(
 def _of_torchvision(
     arch: str, width: int, in_channels: int, image_size: int, feature_dim: int
 ) -> nn.Module:
-    """A network of torchvision whose trunk has ``width`` features."""
+    """Build a network of torchvision whose trunk gives ``width`` features."""
     trunk = torchvision_trunk(arch, in_channels)
     if arch == "googlenet" and image_size < SMALLEST_FOR_THIRD_POOL:
         trunk.maxpool3 = nn.Identity()
@@ -188,10 +190,11 @@ def _of_torchvision(
 
 
 def torchvision_trunk(arch: str, channels: int) -> nn.Module:
-    """An untrained network of torchvision without its head, for images of so many channels.
+    """Build an untrained network of torchvision without its head, for images of so many channels.
 
-    The kernels of its first convolution are those that torchvision draws for the colours: the first
-    ones for fewer channels, repeated for more. ValueError for what is no classifier of torchvision.
+    torchvision draws the kernels of the first convolution for three colours; of these, fewer
+    channels get the first ones, and more get them again and again. ValueError for what is no
+    classifier of torchvision.
     """
     # over a second to import: only where it is needed
     from torchvision import models
@@ -283,7 +286,7 @@ class Gru(nn.Module):
 class SmallTransformer(nn.Module):
     """x [B, channels, steps] -> [B, E]: one encoder layer, and the mean over its steps.
 
-    It has four attention heads and no dropout.
+    It has four attention heads and no dropout. E is `WIDTH`.
     """
 
     def __init__(self, channels: int, steps: int) -> None:
@@ -300,6 +303,7 @@ class SmallTransformer(nn.Module):
 
 
 def _cnn_of_steps(channels: int) -> nn.Module:
+    """Build a CNN over the steps of signals: x [B, channels, steps] -> [B, 2 · `WIDTH`]."""
     return nn.Sequential(
         nn.Conv1d(channels, WIDTH, 5, padding=2),
         nn.ReLU(),
@@ -310,7 +314,7 @@ def _cnn_of_steps(channels: int) -> nn.Module:
 
 
 def _projection(inputs: int, dim: int) -> list[nn.Module]:
-    """FedPCL's (Appendix A)."""
+    """Build FedPCL's projection of frozen features (Appendix A)."""
     return [nn.Linear(inputs, dim), nn.ReLU(), nn.BatchNorm1d(dim)]
 
 

@@ -59,9 +59,10 @@ def initial_model(
 ) -> SplitModel:
     """Return ``owner``'s model before round 1, on the CPU, the same on server and client.
 
+    ``owner`` is a client's name, or "global" for a model that all of one architecture begin with.
     With the ``input_shape`` () it is a head alone.
     """
-    # a network of the user's own need not bear to be copied
+    # a model for all is built once and copied, except a user's own, whose copy may fail
     is_shared = owner == "global" and arch in ARCHITECTURES
     build = _shared_model if is_shared else build_model
     model = build(
@@ -92,10 +93,11 @@ def build_model(
 ) -> SplitModel:
     """Build a model on the CPU, with initial weights that follow from the arguments alone.
 
-    Torch's global generator is left as it was. ``head`` is as the setting. A frozen last layer is
-    drawn from ``head_seed``, so that clients of different bodies can have the same one, as in
-    FedNH, or else from ``seed``: each client its own, as in the code of FedProto-UH. With an empty
-    ``input_shape`` there is no body, only a head: FedGH's server has such a model.
+    Torch's global generator is left as it was. ``head`` is a value of the setting of this name. A
+    frozen last layer is drawn from ``head_seed``, so that clients of different bodies can have the
+    same one, as in FedNH, or else from ``seed``: each client its own, as in the code of
+    FedProto-UH. With an empty ``input_shape`` there is no body, only a head: FedGH's server has
+    such a model.
 
     A Gaussian classifier has no body either: its inputs are the features of frozen backbones. It
     has nothing to draw, so ``head`` and the seeds do not matter. ValueError for an unknown
@@ -122,7 +124,7 @@ _shared_model = lru_cache(maxsize=4)(build_model)
 def _check_size(
     arch: str, input_shape: tuple[int, ...], num_classes: int, feature_dim: int
 ) -> None:
-    """SettingsError for a network with more than `MAX_PARAMETERS`, before it takes memory."""
+    """Refuse a network of more than `MAX_PARAMETERS` with SettingsError, before it takes memory."""
     with seeded(0), torch.device("meta"):
         body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
         head = _head(arch, num_classes, feature_dim, "trainable", None)
@@ -140,6 +142,11 @@ def _check_size(
 def _head(
     arch: str, num_classes: int, feature_dim: int, head: str, head_seed: int | None
 ) -> LinearHead:
+    """Build the head of ``arch``, with weights from torch's global generator.
+
+    ``head`` is a value of the setting of this name. If it freezes the last layer, ``head_seed``
+    seeds that generator before its directions are drawn; with None they follow on what was drawn.
+    """
     body_name, hidden = body_and_hidden(arch)
     layers: LinearHead
     if hidden:
@@ -151,8 +158,8 @@ def _head(
     if head == "trainable":
         return layers
 
-    # the last layer is fixed, its bias 0, however uneven the classes
-    # (FedProto-UH; Dai et al., AAAI 2023)
+    # the last layer stays fixed, with a bias of 0 however unequal the classes are (FedProto-UH; Dai
+    # et al., AAAI 2023)
     if head_seed is not None:
         torch.default_generator.manual_seed(head_seed)
     layers.weight = nn.Parameter(class_directions(*layers.weight.shape), requires_grad=False)
@@ -161,9 +168,9 @@ def _head(
 
 
 def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
-    """The body called ``name``; ValueError for samples of another shape than it takes."""
+    """Build the body called ``name``; ValueError for samples of another shape than it takes."""
     if is_python_name(name):
-        return _own_body(name, input_shape, feature_dim)
+        return _users_body(name, input_shape, feature_dim)
     if LIBRARY_NETWORK.fullmatch(name) and len(input_shape) == 3:
         return _library_body(name, input_shape, feature_dim)
     if name in TABLE:
@@ -188,12 +195,13 @@ def _body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Modul
     )
 
 
-def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
-    """A network of the user's own: ``arch = "module:name"``.
+def _users_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
+    """Build a network of the user's own: ``arch = "module:name"``.
 
     ``name(input_shape=(…), feature_dim=D)`` must return an ``nn.Module`` that maps inputs
     [B, *input_shape], float32 and normalised or tokens int64, to features [B, D], float32. First
-    weights drawn in it follow from the run's seed.
+    weights drawn in it follow from the run's seed. SettingsError if it fails, or returns something
+    else.
     """
     make = load(name, "arch")
     try:
@@ -205,19 +213,19 @@ def _own_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.M
     if not isinstance(body, nn.Module):
         raise SettingsError(f"arch = {name!r}: it returned {type(body).__name__}, not an nn.Module")
     if any(is_lazy(parameter) for parameter in (*body.parameters(), *body.buffers())):
-        _see_samples(body, input_shape)
+        _initialise_lazy_layers(body, input_shape)
     return body
 
 
-def _see_samples(body: nn.Module, input_shape: tuple[int, ...]) -> None:
-    """Let layers that are built by their first input see two samples of zeros.
+def _initialise_lazy_layers(body: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Run a network on two samples of zeros, so that layers take their shapes from their inputs.
 
-    A network that cannot is refused later, by `check_model`, in words of its inputs.
+    A network that fails is left as it is: `check_model` refuses it later, and says what it takes.
     """
-    for kind in (torch.float32, torch.int64):  # numbers, or tokens
+    for dtype in (torch.float32, torch.int64):  # numbers, or tokens
         try:
             with torch.no_grad():
-                body.eval()(torch.zeros(2, *input_shape, dtype=kind))
+                body.eval()(torch.zeros(2, *input_shape, dtype=dtype))
             break
         except Exception:  # a user's network may raise anything
             continue
@@ -225,12 +233,12 @@ def _see_samples(body: nn.Module, input_shape: tuple[int, ...]) -> None:
 
 
 def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> nn.Module:
-    """An untrained network of a library: ``torchvision:resnet18``, ``timm:convnext_atto``.
+    """Build an untrained network of a library: ``torchvision:resnet18``, ``timm:convnext_atto``.
 
     Only what a library lists as its classifiers has such a name: a name imports nothing else, and
-    reads no weights. The first convolution gets the images' channels; what enters the last linear
-    layer are the features, brought to D. ValueError for an unknown name, and for images that it
-    cannot take.
+    reads no weights. The first convolution takes as many channels as the images have; the inputs of
+    the last linear layer are the features, of which `reach_width` makes ``feature_dim``.
+    SettingsError for an unknown name, and ValueError for images that the network cannot take.
     """
     library, _, arch = name.partition(":")
     channels = input_shape[0]
@@ -244,14 +252,14 @@ def _library_body(name: str, input_shape: tuple[int, ...], feature_dim: int) -> 
             features = trunk.eval()(torch.zeros(1, *input_shape))
         width = features.flatten(1).shape[1]
         return nn.Sequential(trunk.train(), reach_width(width, feature_dim))
-    except Exception as error:  # of the library, about images
+    except Exception as error:  # a library may raise anything about images
         raise ValueError(
             f"arch = {name!r}: {error} (images {list(input_shape)}; image-size sets another)"
         ) from error
 
 
 def check_library(name: str) -> None:
-    """SettingsError unless the library that ``name`` names is installed and has such a network."""
+    """Refuse a ``LIBRARY:NETWORK`` that is not installed, or not known there; SettingsError."""
     library, _, arch = name.partition(":")
     try:
         if library == "torchvision":
@@ -263,7 +271,10 @@ def check_library(name: str) -> None:
 
 
 def check_model(model: SplitModel, arch: str, inputs: Tensor, feature_dim: int) -> None:
-    """Try the body on samples; SettingsError unless it returns features [B, D] float32."""
+    """Try a model's body on samples; SettingsError unless it returns features [B, D] float32.
+
+    The model is left in evaluation mode.
+    """
     taken = f"arch = {arch!r}: inputs {_described(inputs)}"
     try:
         with torch.inference_mode():
@@ -291,13 +302,16 @@ def _described(tensor: Tensor) -> str:
 
 
 def with_group_norm(module: M) -> M:
-    """Replace BatchNorm by GroupNorm in a module, and return it.
+    """Replace BatchNorm by GroupNorm inside a module, in place, and return it.
 
-    Maps are normalised in up to 32 groups (Wu and He, ECCV 2018), vectors and signals in one.
+    Maps are normalised in up to 32 groups of channels (Wu and He, ECCV 2018), vectors and signals
+    in one.
     """
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            groups = math.gcd(32, child.num_features) if isinstance(child, nn.BatchNorm2d) else 1
+            groups = 1
+            if isinstance(child, nn.BatchNorm2d):
+                groups = math.gcd(32, child.num_features)  # groups must have equally many channels
             setattr(module, name, nn.GroupNorm(groups, child.num_features))
         else:
             with_group_norm(child)

@@ -11,13 +11,13 @@ from protofl_common.config.options import SettingsError
 
 
 def open_device(name: str, precision: str) -> torch.device:
-    """Return the device that the setting ``device`` calls ``name``.
+    """Return the device that the setting ``device`` calls ``name``, ready for use.
 
     SettingsError if it is not usable here. ``auto`` is CUDA where PyTorch sees it, else the CPU.
 
-    Opening a CUDA device sets PyTorch for the whole process. Operations use kernels whose results
-    repeat exactly; where PyTorch has none for an operation, it warns and uses another. Numbers are
-    rounded to TF32 (19 bits) only with ``precision = "tf32"``.
+    A CUDA device also changes PyTorch's settings for the whole process. Operations then use kernels
+    whose results repeat exactly; where PyTorch has none for an operation, it warns and uses
+    another. Numbers are rounded to TF32 (19 bits) only with ``precision = "tf32"``.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,7 +25,7 @@ def open_device(name: str, precision: str) -> torch.device:
         device = torch.device(name)
         if device.type == "cuda":
             _make_cuda_repeatable(allow_tf32=precision == "tf32")
-        torch.empty(0, device=device)
+        torch.empty(0, device=device)  # raises if there is no such device
         return device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -37,6 +37,7 @@ def open_device(name: str, precision: str) -> torch.device:
 
 
 def _make_cuda_repeatable(*, allow_tf32: bool) -> None:
+    """Set PyTorch so that CUDA's operations give the same numbers again, in this whole process."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it begins
     torch.use_deterministic_algorithms(True, warn_only=True)
     deterministic: Any = torch.utils.deterministic
@@ -48,7 +49,10 @@ def _make_cuda_repeatable(*, allow_tf32: bool) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw from the CPU's generator with this seed; afterwards all generators are as they were."""
+    """Seed PyTorch's generator of the CPU inside the ``with``; afterwards it is as it was before.
+
+    The GPUs' generators are not touched.
+    """
     with torch.random.fork_rng(devices=[]):
         # unlike torch.manual_seed, this leaves the GPUs' generators alone
         torch.default_generator.manual_seed(seed)
@@ -56,9 +60,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed PyTorch's own generators, as `torch.manual_seed` does.
+    """Seed PyTorch's generators of all devices, as `torch.manual_seed` does.
 
-    That one spends a millisecond on tracebacks where there is no GPU.
+    Without a GPU only that of the CPU: `torch.manual_seed` would spend a millisecond on tracebacks.
     """
     if torch.accelerator.is_available():
         torch.manual_seed(seed)

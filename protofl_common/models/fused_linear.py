@@ -31,12 +31,12 @@ BLOCK_FROM = 2**21
 def fused_linears(
     model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int = MIN_WEIGHTS
 ) -> Iterator[list[nn.Linear]]:
-    """While this lasts, ``backward`` itself updates the wide linear weights of ``model``.
+    """Let ``backward`` itself update the wide linear weights of ``model`` inside the ``with``.
 
-    ``step`` does the rest. Nothing else changes for the caller: learning rate, momentum and weight
-    decay are those of the parameter group, and both state dicts keep their keys. Yields the layers
-    concerned: none if the optimizer is not SGD (or a Nesterov, dampened, maximising one), none on a
-    GPU. A saved state of the optimizer must be loaded before this begins.
+    The optimizer's ``step`` updates all other parameters. Nothing else changes for the caller:
+    learning rate, momentum and weight decay are those of the parameter group, and both state dicts
+    keep their keys. Yields the layers concerned: none if the optimizer is not SGD (or a Nesterov,
+    dampened, maximising one), none on a GPU. A saved state of the optimizer must be loaded before.
 
     Not for training that looks at the gradients (clipping, DP-SGD) or calls ``backward`` several
     times before a step. A layer used twice in one forward pass, or a loss that also depends on the
@@ -48,19 +48,23 @@ def fused_linears(
         forward = partial(_forward, layer, optimizer.state, group)
         layer.forward = forward  # type: ignore[method-assign]
         layers.append(layer)
-    check = optimizer.register_step_pre_hook(partial(_refuse_gradients, layers))
+    hook = optimizer.register_step_pre_hook(partial(_refuse_gradients, layers))
     try:
         yield layers
     finally:
-        check.remove()
+        hook.remove()
         for layer in layers:
-            del layer.forward
+            del layer.forward  # the attribute of the instance, behind which is the method
 
 
 def _fusible(
     model: nn.Module, optimizer: torch.optim.Optimizer, min_weights: int
 ) -> list[tuple[nn.Linear, dict[str, Any]]]:
-    """The wide linear layers of a model on a CPU, each with its group of plain SGD."""
+    """Return a model's layers that `fused_linears` can update, each with its parameter group.
+
+    They are linear layers of at least ``min_weights`` trainable weights on a CPU, of plain SGD.
+    Subclasses of either are left out: their ``forward`` or ``step`` may do something else.
+    """
     if type(optimizer) is not torch.optim.SGD:
         return []
     group_of: dict[int, dict[str, Any]] = {}
@@ -82,6 +86,7 @@ def _fusible(
 
 
 def _refuse_gradients(layers: list[nn.Linear], *_: Any) -> None:
+    """Raise RuntimeError if one of the fused weights, which never get a gradient, has one."""
     if any(layer.weight.grad is not None for layer in layers):
         raise RuntimeError(
             "a fused linear weight has a gradient from elsewhere: train without fused_linears"
@@ -91,6 +96,10 @@ def _refuse_gradients(layers: list[nn.Linear], *_: Any) -> None:
 def _forward(
     layer: nn.Linear, state: dict[Tensor, Any], group: dict[str, Any], x: Tensor
 ) -> Tensor:
+    """Compute a linear layer's output; while training, its backward pass will update the weight.
+
+    ``state`` is the optimizer's, and ``group`` the parameter group that the weight is in.
+    """
     if not layer.training or not torch.is_grad_enabled():
         return F.linear(x, layer.weight, layer.bias)
     output: Tensor = _LinearWithSgd.apply(x, layer.weight, layer.bias, state, group)
@@ -109,7 +118,7 @@ class _LinearWithSgd(torch.autograd.Function):
     ) -> Tensor:
         # as saved tensors: autograd notices if the weight has changed in between
         ctx.save_for_backward(x, weight)
-        ctx.weight = weight
+        ctx.weight = weight  # the parameter itself, which is the key of its optimizer state
         ctx.state = state
         ctx.group = group
         return F.linear(x, weight, bias)
@@ -117,7 +126,10 @@ class _LinearWithSgd(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
-        """Step from W to its next value, and return the gradients of x and of the bias."""
+        """Update W in place, in blocks of rows, and return the gradients of x and of the bias.
+
+        A block of W serves for the gradient of x, gW, before it is changed.
+        """
         x, weight = ctx.saved_tensors
         rows = BLOCK_ROWS if weight.numel() >= BLOCK_FROM else len(weight)
         blocks = weight.split(rows)
@@ -133,13 +145,16 @@ class _LinearWithSgd(torch.autograd.Function):
                 grad_x = grad_block @ block
             else:
                 grad_x.addmm_(grad_block, block)
-            _step(block, momentum_block, grad_block.T, x, ctx.group)
+            _update(block, momentum_block, grad_block.T, x, ctx.group)
         grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
         return grad_x, None, grad_bias, None, None
 
 
 def _momentum_of(weight: Tensor, states: dict[Tensor, Any]) -> Tensor:
-    """M, the buffer that ``torch.optim.SGD`` itself would use; zeros before the first step."""
+    """Return the momentum M of a weight: the buffer that ``torch.optim.SGD`` itself would use.
+
+    Before the first step it is made, of zeros, and put into the optimizer's ``states``.
+    """
     state = states[weight]
     if state.get("momentum_buffer") is None:
         state["momentum_buffer"] = torch.zeros_like(weight)
@@ -147,10 +162,13 @@ def _momentum_of(weight: Tensor, states: dict[Tensor, Any]) -> Tensor:
     return momentum
 
 
-def _step(
+def _update(
     weight: Tensor, momentum: Tensor | None, grad_T: Tensor, x: Tensor, group: dict[str, Any]
 ) -> None:
-    """One step of W, and of M, by gᵀx; see the equations above."""
+    """Take one step of SGD with the gradient gᵀx: M ← μ M + gᵀx + λ W, W ← W − lr·M, in place.
+
+    Without momentum, None, W ← (1 − lr·λ) W − lr·gᵀx.
+    """
     lr = group["lr"]
     decay = group["weight_decay"]
     if momentum is None:

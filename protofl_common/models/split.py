@@ -32,7 +32,7 @@ class SplitModel(nn.Module):
 
 
 def control_variate(model: nn.Module) -> nn.ParameterList:
-    """Return zeros in the shapes of the model's parameters that train, in their order."""
+    """Return a first control variate: zeros in the shapes of the model's trainable parameters."""
     zeros = nn.ParameterList()
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -41,20 +41,23 @@ def control_variate(model: nn.Module) -> nn.ParameterList:
 
 
 def variate_changes(
-    totals: Sequence[Tensor], steps: Tensor, variate: nn.ParameterList
+    gradient_sums: Sequence[Tensor], steps: Tensor, variate: nn.ParameterList
 ) -> list[Tensor]:
-    """Δc_i of SCAFFOLD (Eq. 4): the mean of the gradients of K ``steps``, less c_i.
+    """Return SCAFFOLD's Δc_i (Eq. 4): the mean gradient of a round's steps, less the variate c_i.
 
-    It is zero where no step was taken.
+    ``steps`` is their number K, a scalar; with no step Δc_i is 0.
     """
-    pairs = zip(totals, variate, strict=True)
+    pairs = zip(gradient_sums, variate, strict=True)
     return [total / steps.clamp(min=1) - own * (steps > 0) for total, own in pairs]
 
 
 def gradient_changes(
     trained: Sequence[Tensor], received: Sequence[Tensor], alpha: float
 ) -> list[Tensor]:
-    """Return by how much FedDyn's gradient g_k changes in a round: −α (θ_k − θ^t)."""
+    """Return by how much FedDyn's gradient g_k changes in a round: −α (θ_k − θ^t).
+
+    ``trained`` are the parameters θ_k after it, ``received`` θ^t those before it.
+    """
     pairs = zip(trained, received, strict=True)
     return [-alpha * (parameter.detach() - before) for parameter, before in pairs]
 
@@ -74,11 +77,11 @@ class LinearHead(nn.Linear):
 
 
 class HiddenHead(LinearHead):
-    """Two layers with a ReLU between them.
+    """A head of two layers with a ReLU between them.
 
-    ``hidden.weight`` [H, D], ``hidden.bias`` [H]; ``weight`` [C, H], ``bias`` [C]. The deeper heads
-    of HtC4 (FedTGP, Zhang et al., AAAI 2024), without the ReLU that its authors' code has on the
-    logits as well, which we take for a slip. Dropout, if any, is on the hidden units.
+    ``hidden.weight`` [H, D], ``hidden.bias`` [H]; ``weight`` [C, H], ``bias`` [C]. These are the
+    deeper heads of HtC4 (FedTGP, Zhang et al., AAAI 2024), without the ReLU that its authors' code
+    has on the logits as well, which we take for a slip. Dropout, if any, is on the hidden units.
     """
 
     def __init__(self, feature_dim: int, hidden: int, num_classes: int) -> None:
@@ -108,9 +111,9 @@ class CosineHead(nn.Module):
 
 
 def class_directions(classes: int, width: int) -> Tensor:
-    """Draw directions [C, H], rows of length 1, from torch's global generator.
+    """Draw directions of the classes from torch's global generator: [C, H], rows of length 1.
 
-    They are orthogonal where C <= H, else spread over the sphere.
+    They are orthogonal where C ≤ H = ``width``, else spread evenly over the sphere.
     """
     if classes <= width:
         return nn.init.orthogonal_(torch.empty(classes, width))
@@ -119,13 +122,13 @@ def class_directions(classes: int, width: int) -> Tensor:
     # the more the nearest ones alone
     for kappa in torch.linspace(1, 20, steps=200):
         push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)
-        step = 0.9 / kappa * (push / push.sum(1, keepdim=True))
-        rows = F.normalize(rows - step @ rows)
+        step_sizes = 0.9 / kappa * (push / push.sum(1, keepdim=True))
+        rows = F.normalize(rows - step_sizes @ rows)
     return rows
 
 
 def first_layer(head: nn.Module) -> nn.Linear:
-    """Return the layer of a linear head, or of two layers, that sees the features."""
+    """Return the layer of a `LinearHead` or `HiddenHead` whose inputs are the features."""
     layer = head.hidden if isinstance(head, HiddenHead) else head
     assert isinstance(layer, nn.Linear)
     return layer
@@ -143,7 +146,10 @@ class FeatureMean(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def updated(self, features_BD: Tensor, momentum: float) -> Tensor:
-        """Return the mean after this batch, through which the batch learns, and keep its value."""
+        """Move the mean towards a batch's by the part ``momentum``, and return it.
+
+        Gradients flow through the result to this batch's features, but not to earlier batches.
+        """
         mean_D = self.mean.lerp(features_BD.mean(dim=0), momentum)
         self.mean = mean_D.detach()
         self.num_batches_tracked += 1
@@ -151,11 +157,11 @@ class FeatureMean(nn.Module):
 
 
 class Generator(nn.Module):
-    """FedGen's: (ε, y) -> z [B, D]: [ε, one-hot y] -> fc D, batch norm, ReLU -> fc D.
+    """FedGen's generator of features: noise and labels (ε, y) -> z [B, D].
 
-    The authors' network (Zhu et al., ICML 2021) as FedTGP (Zhang et al., AAAI 2024) compares with
-    it: its hidden layer is as wide as the features, D. ε has ``noise_dim`` numbers. The first
-    weights follow from ``seed``.
+    [ε, one-hot y] -> fc D, batch norm, ReLU -> fc D: the authors' network (Zhu et al., ICML 2021)
+    as FedTGP (Zhang et al., AAAI 2024) compares with it, whose hidden layer is as wide as the
+    features. ε has ``noise_dim`` numbers. The first weights follow from ``seed``.
     """
 
     def __init__(self, num_classes: int, feature_dim: int, noise_dim: int, seed: int) -> None:
@@ -166,7 +172,7 @@ class Generator(nn.Module):
             self.hidden = nn.Linear(noise_dim + num_classes, feature_dim)
             self.norm = nn.BatchNorm1d(feature_dim)
             self.out = nn.Linear(feature_dim, feature_dim)
-        # normalisation takes it out; Adam would follow its gradient's rounding
+        # batch norm cancels this bias; Adam would follow the rounding of its gradient
         self.hidden.bias.requires_grad_(False)
 
     def forward(self, noise_BN: Tensor, labels_B: Tensor) -> Tensor:
@@ -178,9 +184,9 @@ class Generator(nn.Module):
     def sample(
         self, counts_C: Tensor, size: int, random: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw features [size, D] and their labels y ~ ``counts_C``, with noise ε ~ N(0, 1).
+        """Generate features [size, D], and draw their labels [size] in proportion to ``counts_C``.
 
-        They come from ``random``, or from torch's own generator.
+        Labels and the noise ε ~ N(0, 1) come from ``random``, or from torch's global generator.
         """
         labels_B = torch.multinomial(counts_C.double(), size, replacement=True, generator=random)
         noise_BN = torch.randn(size, self.noise_dim, generator=random, device=counts_C.device)

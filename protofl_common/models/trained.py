@@ -32,9 +32,9 @@ Whole = Annotated[int, Field(ge=0, le=2**24)]
 
 @dataclass(frozen=True)
 class ModelCard:
-    """All that is not a tensor.
+    """All that a file has of a trained model beside its tensors.
 
-    Of a card that a stranger may have written nothing else is read, nor of other types.
+    A stranger may have written it: a card with other keys, or values of other types, is refused.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -55,7 +55,7 @@ class ModelCard:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     backbones: tuple[Text, ...]  # frozen, in front of the model, which is given their features
-    features_in: Whole  # how many these are; 0 without backbones
+    features_in: Whole  # how many these features are; 0 without backbones
     feature_dim: Annotated[Whole, Field(gt=0)]  # D
     classes: Annotated[tuple[Text, ...], Field(min_length=1)]  # names in label order
 
@@ -102,26 +102,26 @@ class TrainedModel:
         arch = self.card.arch
         try:
             if arch in ARCHITECTURES or LIBRARY_NETWORK.fullmatch(arch):
-                # first without memory, of which a card may ask more than its weights need
+                # a stranger's card may ask for a huge network: tried first without memory
                 with torch.device("meta"):
                     self._untrained().load_state_dict(self.weights, assign=True)
             model = self._untrained()
             model.load_state_dict(self.weights)
-        except (ValueError, RuntimeError, IndexError) as error:  # IndexError: no input_shape
+        except (ValueError, RuntimeError, IndexError) as error:  # IndexError: input_shape is ()
             raise SettingsError(
                 f"the weights are not of the network on the model's card ({error})"
             ) from error
         return model.eval()
 
     def _untrained(self) -> SplitModel:
-        """Build the network on the card, with the layers that the weights are of."""
+        """Build the network on the card, with the layers that the weights belong to."""
         card = self.card
         model = build_model(
             card.arch,
             input_shape=(card.features_in,) if card.backbones else card.input_shape,
             num_classes=card.task.num_outputs,
             feature_dim=card.feature_dim,
-            seed=0,
+            seed=0,  # any would do: all weights are replaced
         )
         # GroupNorm has no running statistics: it was in the place of BatchNorm if these weights
         # lack them
@@ -131,7 +131,10 @@ class TrainedModel:
         return model
 
     def write(self, file: Path, *, durable: bool = True) -> None:
-        """Replace ``file`` in one step, as `replacing` does; TensorFileError if it cannot."""
+        """Write the model to ``file``, in one step, as `replacing` does; TensorFileError if not.
+
+        A power cut may undo what is not ``durable``.
+        """
         tensors = {f"model.{name}": value.cpu() for name, value in self.weights.items()}
         tensors["distances"] = self.distances
         if self.prototypes is not None:
@@ -141,9 +144,10 @@ class TrainedModel:
         write_tensors(file, tensors, facts, durable=durable)
 
     def export(self, folder: Path, unknown_above: float) -> None:
-        """Write the model and its card as JSON into ``folder``.
+        """Write the model, and its card as JSON, into ``folder``.
 
-        An input farther than ``unknown_above`` from every prototype is unknown.
+        The card has the limit ``unknown_above`` too: an input farther than that from every
+        prototype is unknown. ∞, without a limit, is written as null.
         """
         self.write(folder / WEIGHTS)
         limit = unknown_above if math.isfinite(unknown_above) else None
@@ -154,7 +158,7 @@ class TrainedModel:
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Read a model; SettingsError if there is none, if it is damaged, or of another version."""
+        """Read a model; SettingsError if there is none, or it is damaged or of another version."""
         try:
             tensors, facts = read_tensors(file, torch.device("cpu"))
         except TensorFileError as error:
@@ -173,12 +177,12 @@ class TrainedModel:
 
 
 def _card_in(file: Path, text: str) -> ModelCard:
-    """The card of a file, from JSON; SettingsError for one that no model can have."""
+    """Read the card of a file from JSON; SettingsError for one that no model can have."""
     try:
         card = TypeAdapter(ModelCard).validate_json(text)
     except ValidationError as error:
         problem = error.errors()[0]
-        key = "".join(map(str, problem["loc"][:1]))
+        key = "".join(map(str, problem["loc"][:1]))  # "" where it is about the whole text
         value = "" if problem["type"] == "missing" else f" = {problem['input']!r}"
         reason = printable(f"{key}{value}: {problem['msg']}")
         raise SettingsError(f"{file}: its card is not one of a model ({reason})") from error
@@ -195,15 +199,14 @@ def _card_in(file: Path, text: str) -> ModelCard:
 
 
 def _prototypes_in(file: Path, tensors: Mapping[str, Tensor], card: ModelCard) -> Prototypes:
-    """The prototypes of a file that has ``prototypes.means``.
+    """Return the prototypes among a file's ``tensors``, which have ``prototypes.means``.
 
-    SettingsError where they have no labels, or are not of the model on its card.
+    SettingsError where they have no labels, or do not fit the model on the card.
     """
     means = tensors["prototypes.means"]
     labels = tensors.get("prototypes.labels", torch.empty(0))  # missing ones are refused below
-    classes = set(range(card.task.num_classes))
-    are_of_classes = labels.dtype == torch.int64 and set(labels.flatten().tolist()) <= classes
-    is_list = labels.ndim == 1 and len(labels) > 0
-    if not are_of_classes or not is_list or means.shape != (len(labels), card.feature_dim):
+    is_list = labels.dtype == torch.int64 and labels.ndim == 1 and len(labels) > 0
+    are_of_classes = is_list and set(labels.tolist()) <= set(range(card.task.num_classes))
+    if not are_of_classes or means.shape != (len(labels), card.feature_dim):
         raise SettingsError(f"{file}: its prototypes do not fit the model on its card")
     return Prototypes(means, labels)

@@ -32,7 +32,7 @@ from torch import Tensor
 STEPS = 2**18
 """K: rounding shortens what a sample may add by √E / (2 K): by 0.2 % for a million numbers."""
 
-LARGE = 2.0**11  # A deviation in steps: see `whole_noise`
+LARGE = 2.0**11  # a deviation in steps, from which on `whole_noise` rounds normal numbers
 LEAST_PART = 4.0
 """The least deviation, in steps, of noise that several clients share.
 
@@ -43,9 +43,10 @@ Mechanism", 2021, Theorem 1).
 
 
 def longest_before_rounding(numbers: int, steps: float) -> float:
-    """Return how long a row of so many numbers may be, so that rounding makes it 1 long at most.
+    """Return how long a row of so many numbers may be, lest rounding make it longer than 1.
 
-    Rounding changes each number by half a step at most, and so the length by half of √``numbers``.
+    A step is 1 / ``steps``. Rounding changes each number by half a step at most, and so the length
+    by √``numbers`` / 2 steps.
     """
     return 1 - math.sqrt(numbers) / (2 * steps)
 
@@ -53,19 +54,20 @@ def longest_before_rounding(numbers: int, steps: float) -> float:
 def to_steps(rows_NE: Tensor, steps: float) -> Tensor:
     """Return rows [N, E] float64 as whole numbers of steps, each step being 1 / ``steps``.
 
-    Longer rows are first cut to a little less than 1, so that rounding makes none longer than
-    ``steps``. A row with NaN or infinity becomes zeros (`cut`).
+    Rows are first shortened to a little less than 1 where they are longer, so that rounding makes
+    none longer than ``steps``. A row with NaN or infinity becomes zeros (`cut`).
     """
     longest = longest_before_rounding(rows_NE.shape[1], steps)
     return (cut(rows_NE, longest) * steps).round()
 
 
 def whole_noise(deviation: float, shape: tuple[int, ...], draw: np.random.Generator) -> Tensor:
-    """Numbers float64 of the discrete Gaussian N_ℤ(0, ``deviation``²).
+    """Draw whole numbers, as float64, from the discrete Gaussian N_ℤ(0, s²), s = ``deviation``.
 
-    From `LARGE` deviations on they are rounded normal ones, whose chances are the same to
-    a relative (k² / s² − 1) / (24 s²), below a millionth at 10 deviations. NumPy draws normal
-    numbers with 52 random bits, so some 2^20 of them fall on each whole one up to s = 2^30.
+    From s = `LARGE` on they are rounded normal numbers: the chance of k differs by a relative
+    (k² / s² − 1) / (24 s²) from the discrete Gaussian's, less than a millionth up to k = 10 s.
+    NumPy draws normal numbers with 52 random bits, so some 2^20 of them fall on each whole one up
+    to s = 2^30.
     """
     if deviation >= LARGE:
         drawn = np.rint(deviation * draw.standard_normal(shape))
@@ -77,15 +79,22 @@ def whole_noise(deviation: float, shape: tuple[int, ...], draw: np.random.Genera
 
 @lru_cache(maxsize=16)
 def _discrete_gaussian(deviation: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The whole numbers within 12 deviations, and their chances; 0 alone for a deviation of 0."""
-    most = math.ceil(12 * deviation) + 1
-    values = np.arange(-most, most + 1, dtype=np.float64)
-    chances = np.exp(-(values**2) / (2 * max(deviation**2, 1e-300)))
+    """Return the whole numbers within 12 deviations, and the chance of each.
+
+    Numbers further away have chances below exp(−72), and are left out.
+    """
+    largest = math.ceil(12 * deviation) + 1
+    values = np.arange(-largest, largest + 1, dtype=np.float64)
+    variance = max(deviation**2, 1e-300)  # not 0: without noise, 0 alone has a chance
+    chances = np.exp(-(values**2) / (2 * variance))
     return values, chances / chances.sum()
 
 
 def cut(rows_ND: Tensor, longest: float = 1.0) -> Tensor:
-    """Shorten longer rows to this length; a row with NaN or infinity becomes zeros."""
+    """Return rows [N, D], those that are longer than ``longest`` shortened to that length.
+
+    A row with NaN or infinity becomes zeros.
+    """
     lengths_N1: Tensor = torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True)
     shortened_ND = rows_ND / (lengths_N1 / longest).clamp(min=1)
     return torch.where(lengths_N1.isfinite(), shortened_ND, 0.0)

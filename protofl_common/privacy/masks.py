@@ -59,24 +59,28 @@ class SumName:
     number: int  # as in `sums.sum_after`
 
     def key(self, agreed: bytes, use: str, *names: str) -> bytes:
-        """Derive the key for one use, between these sites, of what they agree on (HKDF)."""
+        """Derive a key from the secret that two sites have ``agreed`` on, by HKDF.
+
+        It is another for every sum, every ``use`` and all other ``names``: those of the sites that
+        use it, and whatever else both must know to get the same key.
+        """
         about = ["protofl", self.study, self.run_id, self.algo, self.number, use, *names]
         return HKDF(SHA256(), KEY, salt=None, info=json.dumps(about).encode()).derive(agreed)
 
 
 # -- keys
 def new_secret() -> bytes:
-    """Three private keys."""
+    """Draw three private keys of X25519, and return them one after another."""
     return b"".join(_clamped(secrets.token_bytes(KEY)) for _ in (SEALING, PAIR, OWN))
 
 
 def _clamped(private: bytes) -> bytes:
-    """Set the five bits of a private key that X25519 ignores as it would use them (RFC 7748, 5)."""
+    """Return a private key with the five bits that X25519 does not read as RFC 7748 sets them."""
     return bytes([private[0] & 248, *private[1:-1], private[-1] & 127 | 64])
 
 
 def public_of(secret: bytes) -> bytes:
-    """Return the public keys of as many private ones as are given."""
+    """Return the public keys of one or more private ones, in the same order."""
     public = b""
     for which in range(len(secret) // KEY):
         private = X25519PrivateKey.from_private_bytes(key_of(secret, which))
@@ -85,49 +89,56 @@ def public_of(secret: bytes) -> bytes:
 
 
 def is_secret_of(public: bytes, secret: bytes) -> bool:
-    """Return whether this is the private key of a ``public`` key, in its only valid spelling.
+    """Return whether ``secret`` is the private key of ``public``, and all its bits are valid.
 
-    Else a wrong share could give a secret with other bits where X25519 ignores them, whose masks
-    would be others.
+    X25519 does not read five of the bits, so that 32 private keys have the same public one; masks
+    depend on all bits. Only one of these keys is valid, else a wrong share could change the masks
+    and yet give a private key that fits.
     """
     return secret == _clamped(secret) and public_of(secret) == public
 
 
-def introducing(algo: str, number: int, keys: bytes) -> str:
-    """Return the text that a site signs for its public keys of a sum; ``keys`` begin with them."""
+def text_to_sign(algo: str, number: int, keys: bytes) -> str:
+    """Return the text whose signature shows that a site's public keys for a sum are its own.
+
+    ``algo`` and ``number`` are those of the sum's `SumName`. Of ``keys`` only the first `PUBLIC`
+    bytes count, as the signature may follow them.
+    """
     return f"keys {keys[:PUBLIC].hex()} for sum {number} of {algo}"
 
 
-def are_keys(keys: bytes) -> bool:
-    """Return whether one can agree on a secret with the owner of three public keys.
+def are_valid_keys(keys: bytes) -> bool:
+    """Return whether these are three public keys with whose owner one can agree on secrets.
 
-    X25519 ignores a key's highest bit and takes it mod p. Of several spellings of one key only the
-    shortest is valid, so that keys which differ are different ones.
+    Each must be below p = `FIELD`. X25519 ignores a key's highest bit and takes it mod p, so that
+    larger numbers are other spellings of the same keys, and `sites_sharing_a_key` would not see
+    that. A key with which everybody would know the secret is not valid either.
     """
     publics = _three(keys)
     if any(int.from_bytes(public, "little") >= FIELD for public in publics):
         return False
     try:
         for public in publics:
-            _agreed(new_secret()[:KEY], public)
+            _agree(new_secret()[:KEY], public)  # it fails with every private key, or with none
     except ValueError:
         return False
     return True
 
 
-def sharing_a_key(keys: Mapping[str, bytes]) -> set[str]:
-    """Return the sites one of whose three public keys occurs twice, at two sites or one."""
-    times: Counter[bytes] = Counter()
-    for its_keys in keys.values():
-        times.update(_three(its_keys))
+def sites_sharing_a_key(keys: Mapping[str, bytes]) -> set[str]:
+    """Return the sites one of whose three public keys is another site's too, or occurs twice."""
+    occurrences: Counter[bytes] = Counter()
+    for keys_of_site in keys.values():
+        occurrences.update(_three(keys_of_site))
     sharing = set()
-    for site, its_keys in keys.items():
-        if any(times[public] > 1 for public in _three(its_keys)):
+    for site, keys_of_site in keys.items():
+        if any(occurrences[public] > 1 for public in _three(keys_of_site)):
             sharing.add(site)
     return sharing
 
 
 def key_of(keys: bytes, which: int) -> bytes:
+    """Return one of a site's three keys: `SEALING`, `PAIR` or `OWN`."""
     return keys[which * KEY : (which + 1) * KEY]
 
 
@@ -135,44 +146,53 @@ def _three(keys: bytes) -> list[bytes]:
     return [key_of(keys, which) for which in (SEALING, PAIR, OWN)]
 
 
-def _agreed(secret: bytes, public: bytes) -> bytes:
-    """Return what the owners of both keys know, and nobody else.
+def _agree(secret: bytes, public: bytes) -> bytes:
+    """Return what a private key and a peer's public one agree on, by X25519.
 
-    ValueError for a public key that would make it known to everybody.
+    Only the owners of both know it. ValueError for a public key with which everybody would.
     """
-    own = X25519PrivateKey.from_private_bytes(secret)
-    return own.exchange(X25519PublicKey.from_public_bytes(public))
+    private = X25519PrivateKey.from_private_bytes(secret)
+    return private.exchange(X25519PublicKey.from_public_bytes(public))
 
 
 # -- shares under way
 def seal(
     name: SumName, secret: bytes, public: bytes, sender: str, receiver: str, text: bytes
 ) -> bytes:
-    """Encrypt ``text``; the ``secret`` is the sender's, the ``public`` keys the receiver's."""
+    """Encrypt ``text`` for a receiver, with all ``secret`` keys of the sender.
+
+    The ``public`` keys are the receiver's. The server carries the result, and cannot read it.
+    """
     nonce = secrets.token_bytes(NONCE)
-    cipher = _sealing(name, secret, public, sender, receiver)
+    cipher = _cipher_between(name, secret, public, sender, receiver)
     return nonce + cipher.encrypt(nonce, text, None)
 
 
-def opened(
+def unseal(
     name: SumName, secret: bytes, public: bytes, sender: str, receiver: str, sealed: bytes
 ) -> bytes:
-    """Decrypt what `seal` returns; the ``secret`` is the receiver's, the ``public`` the sender's.
+    """Decrypt what `seal` returned; the ``secret`` is the receiver's, the ``public`` the sender's.
 
-    Cryptography's InvalidTag if anything does not belong together.
+    It raises cryptography's InvalidTag if sum, sender, receiver, keys or text do not fit.
     """
-    cipher = _sealing(name, secret, public, sender, receiver)
+    cipher = _cipher_between(name, secret, public, sender, receiver)
     return cipher.decrypt(sealed[:NONCE], sealed[NONCE:], None)
 
 
-def _sealing(name: SumName, secret: bytes, public: bytes, sender: str, receiver: str) -> AESGCM:
-    agreed = _agreed(key_of(secret, SEALING), key_of(public, SEALING))
+def _cipher_between(
+    name: SumName, secret: bytes, public: bytes, sender: str, receiver: str
+) -> AESGCM:
+    agreed = _agree(key_of(secret, SEALING), key_of(public, SEALING))
     return AESGCM(name.key(agreed, "share", sender, receiver))
 
 
 # -- masks
-def received(message: str, keys: Iterable[str], shared: Iterable[str]) -> str:
-    """Return r_u of the digest of a ``message`` and the sites whose keys and shares u was shown."""
+def digest_of_received(message: str, keys: Iterable[str], shared: Iterable[str]) -> str:
+    """Return r_u: a digest of all that the server has sent to client u in this sum.
+
+    ``message`` is the digest of the message that asks for u's vector; ``keys`` and ``shared`` are
+    the sites whose keys and whose shares u was sent.
+    """
     text = json.dumps([message, sorted(keys), sorted(shared)])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -185,9 +205,10 @@ def masked(
     keys: Mapping[str, bytes],
     received: str,
 ) -> np.ndarray:
-    """Return y_u [L] of ``vector`` [L] uint64.
+    """Return the ``vector`` [L] uint64 of a ``site`` with all its masks, mod 2^64: y_u.
 
-    ``keys``: the public keys of all whose masks shall cancel, its own too.
+    ``secret`` has the site's three private keys. ``keys`` are the public keys of all sites whose
+    masks shall cancel, of which it is one. ``received`` is r_u (`digest_of_received`).
     """
     total: np.ndarray = vector + own_mask(name, key_of(secret, OWN), site, len(vector))
     pair_secret = key_of(secret, PAIR)
@@ -197,37 +218,51 @@ def masked(
 
 
 def own_mask(name: SumName, secret: bytes, site: str, length: int) -> np.ndarray:
-    """Return PRG(b_u) [L] uint64."""
+    """Return the mask PRG(b_u) [L] uint64 of a site's own private key b_u = ``secret``."""
     return _stream(name.key(secret, "own mask", site), length)
 
 
 def pair_mask(
     name: SumName, secret: bytes, site: str, peer: str, public: bytes, length: int, received: str
 ) -> np.ndarray:
-    """Return ± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it; its ``peer`` adds the negative."""
-    agreed = _agreed(secret, key_of(public, PAIR))
+    """Return ± PRG(s_uv, r_u) [L] uint64 as ``site`` adds it; its ``peer`` adds the negative.
+
+    ``secret`` is the site's private key for pairs, ``public`` has the peer's three public keys.
+    ``received`` is r_u: only the masks of sites that received the same cancel.
+    """
+    agreed = _agree(secret, key_of(public, PAIR))
     stream = _stream(name.key(agreed, "pair mask", *sorted((site, peer)), received), length)
     return stream if site < peer else 0 - stream
 
 
 def _stream(key: bytes, length: int) -> np.ndarray:
-    """Return PRG [L] uint64; a key is used once, so the counter may start at 0."""
-    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16)))
+    """Return ``length`` pseudo-random numbers uint64 that follow from a key, by AES."""
+    counter = bytes(16)  # it may start at 0, as each key is used for one stream
+    cipher = Cipher(algorithms.AES(key), modes.CTR(counter))
     stream = cipher.encryptor().update(bytes(8 * length))
     return np.frombuffer(stream, "<u8").astype(np.uint64)
 
 
 # -- how many share, and where
-def needed(clients: int, fraction: float) -> int:
-    """Return t, the threshold of so many clients."""
+def threshold_of(clients: int, fraction: float) -> int:
+    """Return t: how many of so many clients must stay to the end, lest the sum be lost.
+
+    ``fraction`` is the setting ``secagg-threshold``.
+    """
     return max(FEWEST_SUMMED, math.ceil(fraction * clients))
 
 
 def most_liars(clients: int, threshold: int) -> int:
-    """Return how many of n clients may lie, or help a lying server, without harm: c < 2t − n."""
+    """Return how many of n clients may lie, or help a server that lies, without harm.
+
+    That are c < 2t − n, of the threshold t; one at least.
+    """
     return max(1, 2 * threshold - clients - 1)
 
 
 def points_of(sites: Collection[str]) -> dict[str, int]:
-    """Map each site to the point of its share; all sites compute the same."""
+    """Map each site to the point of its share: 1, 2, …, in the order of the names.
+
+    So all sites and the server compute the same.
+    """
     return {site: point for point, site in enumerate(sorted(sites), start=1)}

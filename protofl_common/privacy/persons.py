@@ -23,7 +23,10 @@ from protofl_common.data.raw import Ints
 
 
 class Persons:
-    """The rows of each person, by numbers [N] that say whose each sample is."""
+    """The persons whose samples a data set has, and the rows of each.
+
+    It is made of [N] numbers, one for each row, which are equal where the person is the same.
+    """
 
     def __init__(self, owners_N: Ints) -> None:
         self.samples = len(owners_N)
@@ -32,50 +35,56 @@ class Persons:
         self._starts_P = np.cumsum(self._sizes_P) - self._sizes_P
 
     @classmethod
-    def apart(cls, samples: int) -> "Persons":
-        """So many samples, each of another person."""
+    def one_per_sample(cls, samples: int) -> "Persons":
+        """Return as many persons as samples, of whom each has one."""
         return cls(np.arange(samples))
 
     def __len__(self) -> int:
         return len(self._sizes_P)
 
     def first_of_each(self) -> Ints:
-        """The first row of each person, in rising order.
+        """Return the first row of each person, in rising order.
 
-        No draw from a seed: then one person more would change which samples of others are taken.
+        Rows are not drawn from a seed, as one person more would then change which samples of the
+        others are taken.
         """
         return np.sort(self._rows_N[self._starts_P])
 
     def one_of_each(self, draw: np.random.Generator) -> Ints:
-        """One row of each person, drawn at random, [P]."""
-        steps_P = (draw.random(len(self)) * self._sizes_P).astype(np.int64)
-        rows_P: Ints = self._rows_N[self._starts_P + steps_P]
+        """Draw one row of each person, [P]."""
+        chosen_P = (draw.random(len(self)) * self._sizes_P).astype(np.int64)  # of the person's rows
+        rows_P: Ints = self._rows_N[self._starts_P + chosen_P]
         return rows_P
 
     def rows_of(
         self, persons: Ints, most: int, draw: np.random.Generator
     ) -> tuple[Ints, list[int]]:
-        """The rows of these ``persons``, one after the other, and how many each has.
+        """Return the rows of these ``persons``, one person after another, and how many each has.
 
-        Of more than ``most`` rows of a person so many are drawn at random.
+        Of a person with more than ``most`` rows so many are drawn.
         """
-        rows = []
+        rows_of_each = []
         for person in persons:
             start = self._starts_P[person]
-            own = self._rows_N[start : start + self._sizes_P[person]]
-            rows.append(own if len(own) <= most else draw.choice(own, most, replace=False))
-        return np.concatenate(rows), [len(own) for own in rows]
+            rows = self._rows_N[start : start + self._sizes_P[person]]
+            if len(rows) > most:
+                rows = draw.choice(rows, most, replace=False)
+            rows_of_each.append(rows)
+        return np.concatenate(rows_of_each), [len(rows) for rows in rows_of_each]
 
 
-def few_at_a_time(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Split ``sizes`` into parts that add up to ``most``, or are of one person who has more."""
-    part: list[int] = []
+def sizes_in_groups(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Split the numbers of rows of persons, in their order, into groups of at most ``most`` rows.
+
+    A person with more rows is a group alone.
+    """
+    group: list[int] = []
     total = 0
     for size in sizes:
-        if part and total + size > most:
-            yield part
-            part = []
+        if group and total + size > most:
+            yield group
+            group = []
             total = 0
-        part.append(size)
+        group.append(size)
         total += size
-    yield part
+    yield group

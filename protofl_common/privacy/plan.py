@@ -69,16 +69,16 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
     if not rdp.any():
         return 0.0
     orders = np.array(ORDERS, dtype=float)
-    of_delta = (math.log(delta) + np.log(orders)) / (orders - 1)
-    return max(0.0, float((rdp + np.log1p(-1 / orders) - of_delta).min()))
+    delta_terms = (math.log(delta) + np.log(orders)) / (orders - 1)
+    return max(0.0, float((rdp + np.log1p(-1 / orders) - delta_terms).min()))
 
 
 def least_noise(
     spent: Callable[[float], Iterable[Mechanism]], delta: float, most: float, what: str
 ) -> float:
-    """The least σ, to a thousandth, with which at most ε = ``most`` is ``spent``.
+    """Search for the least σ, to a thousandth, with which ``spent(σ)`` costs ε = ``most`` at most.
 
-    SettingsError on ``what``, if there is none.
+    SettingsError if none up to `LARGEST_NOISE` is large enough; it names the setting ``what``.
     """
     low = 0.0
     high = 1.0
@@ -97,14 +97,17 @@ def least_noise(
 
 @cache
 def _renyi(rate: float, noise: float) -> NDArray[Any]:
-    """ε_α of one mechanism at each of the `ORDERS`."""
+    """Return ε_α of a mechanism that runs once, at each of the `ORDERS`."""
     if rate >= 1:
         return np.array(ORDERS, dtype=float) / (2 * noise**2)
     return np.array([_of_order(order, rate, noise) for order in ORDERS])
 
 
 def _of_order(order: int, rate: float, noise: float) -> float:
-    """ε_α of the sampled Gaussian mechanism for a whole order."""
+    """Return ε_α of the sampled Gaussian mechanism that runs once, for a whole ``order`` α.
+
+    The equation is "RDP (q < 1)" at the top of this file; the sum over k is one of logarithms.
+    """
     k = np.arange(order + 1)
     rest = order - k
     log_binomials = _LOG_FACTORIALS[order] - _LOG_FACTORIALS[k] - _LOG_FACTORIALS[rest]
@@ -138,66 +141,81 @@ class Plan:
 
     @property
     def part_of_each(self) -> float:
-        """The part of the deviation that a client adds where several share the noise of a sum.
+        """The part of the noise's deviation that one client adds to a secure sum.
 
-        Variances add up, so the honest ones add a whole deviation together.
+        Variances add up, so ``dp-honest-sites`` clients add the whole deviation together.
         """
         return 1 / math.sqrt(self.privacy.dp_honest_sites)
 
     @cached_property
     def figure_noise(self) -> float:
-        """σ of the numbers of right predictions of an evaluation."""
+        """σ of the numbers of right predictions of an evaluation; 0 if none is sent."""
         if not self.evaluate_every:
             return 0.0
-        number = self._evaluations(len(self.tables)) + UNPLANNED
-        share = FIGURES_SHARE if self.steps or any(self.tables) else 1
-        return self._least(share, lambda noise: [Mechanism(1.0, noise, number)])
+        evaluations = self._evaluations(len(self.tables)) + UNPLANNED
+        sends_more = self.steps or any(self.tables)
+        share = FIGURES_SHARE if sends_more else 1
+        return self._least(share, lambda noise: [Mechanism(1.0, noise, evaluations)])
 
     @cached_property
     def table_noise(self) -> float:
-        """σ of the tables."""
+        """σ of the tables; 0 if none is sent.
+
+        In a run without DP-SGD they get all of ε that evaluations leave.
+        """
         if not any(self.tables):
             return 0.0
         if self.steps:
-            number = sum(self.tables)
-            return self._least(TABLES_SHARE, lambda noise: [Mechanism(1.0, noise, number)])
+            tables = sum(self.tables)
+            return self._least(TABLES_SHARE, lambda noise: [Mechanism(1.0, noise, tables)])
         return self._least(1, lambda noise: self._whole_run(0.0, noise))
 
     @cached_property
     def noise(self) -> float:
-        """σ of DP-SGD: what ε leaves for all rounds."""
+        """σ of DP-SGD, which gets all of ε that evaluations and tables leave; 0 without a step."""
         if not self.steps:
             return 0.0
         return self._least(1, lambda noise: self._whole_run(noise, self.table_noise))
 
-    def of_round(self, number: int, evaluates: bool) -> list[Mechanism]:
-        """What the answer to a round costs."""
+    def costs_of_round(self, number: int, evaluates: bool) -> list[Mechanism]:
+        """Return what a client's answer in round ``number``, from 1 on, costs."""
         training = Mechanism(self.rate, self.noise, self.steps)
         table = Mechanism(1.0, self.table_noise, self.tables[number - 1])
         costs = [training, table]
         if evaluates:
-            costs += self.of_evaluation()
+            costs += self.costs_of_evaluation()
         return [cost for cost in costs if cost.times]
 
-    def of_evaluation(self) -> list[Mechanism]:
+    def costs_of_evaluation(self) -> list[Mechanism]:
         return [Mechanism(1.0, self.figure_noise, 1)]
 
     def epsilon(self, rounds: int, final: bool = False, repeated: int = 0) -> float:
-        """ε at ``dp-delta`` after ``rounds``, of which some were ``repeated`` after a stop."""
+        """Return ε at ``dp-delta`` after ``rounds``, some of which were made twice.
+
+        ``final``: with the final evaluation. ``repeated``: how many rounds were made again, as the
+        run was stopped and resumed.
+        """
         costs = self._spent(self.noise, self.table_noise, rounds, int(final), repeated)
         return epsilon(costs, self.privacy.dp_delta)
 
     def _evaluations(self, rounds: int) -> int:
+        """Return in how many of the first ``rounds`` clients evaluate."""
         return math.ceil(rounds / self.evaluate_every) if self.evaluate_every else 0
 
     def _whole_run(self, noise: float, table_noise: float) -> list[Mechanism]:
-        """What all rounds cost with σ = ``noise`` for steps and ``table_noise`` for tables."""
+        """Return what all rounds cost with σ = ``noise`` for steps and ``table_noise`` for tables.
+
+        `UNPLANNED` evaluations are among the costs.
+        """
         return self._spent(noise, table_noise, len(self.tables), UNPLANNED, repeated=0)
 
     def _spent(
         self, noise: float, table_noise: float, rounds: int, further_evaluations: int, repeated: int
     ) -> list[Mechanism]:
-        """What the first ``rounds`` cost with ``further_evaluations``, the dearest ``repeated``."""
+        """Return what the first ``rounds`` cost, and ``further_evaluations`` beside theirs.
+
+        A round that is ``repeated`` counts as one that evaluates, with the most tables.
+        """
         tables = sum(self.tables[:rounds]) + repeated * max(self.tables)
         evaluations = 0
         if self.evaluate_every:
@@ -210,7 +228,7 @@ class Plan:
         return [cost for cost in costs if cost.times]
 
     def _least(self, share: float, spent: Callable[[float], list[Mechanism]]) -> float:
-        """The least σ with which ``spent`` costs at most this ``share`` of ``dp-epsilon``."""
+        """Return the least σ with which ``spent(σ)`` costs this ``share`` of dp-epsilon at most."""
         most = self.privacy.dp_epsilon
         return least_noise(spent, self.privacy.dp_delta, share * most, f"dp-epsilon = {most:g}")
 
@@ -224,10 +242,11 @@ def plan_of(
     tables: tuple[int, ...],
     evaluate_every: int,
 ) -> Plan:
-    """Return the plan of a client with so many training ``samples``.
+    """Return the plan of a client with so many training ``samples``, or persons that they are of.
 
-    Equal arguments get the same plan, since its search for the noise is slow and it keeps what it
-    has found. ``tables``: how many tables of classes the client sends in each round of the run.
+    ``epochs`` are those of a round; ``tables``: how many tables of classes the client sends in each
+    round of the run; ``evaluate_every``: rounds from one evaluation to the next, 0 for none. Equal
+    arguments get the same object, which keeps the noise that it has searched for: that is slow.
     """
     rate = min(1.0, batch_size / max(1, samples))
     batches = max(1, math.ceil(samples / batch_size))

@@ -23,18 +23,18 @@ STEPS_OF_FEATURES = 2**10
 
 # -- classes of enough samples -----------------------------------------------------------------
 def rounded_count(right: int, samples: int, least: int) -> int:
-    """Round a number of right predictions, of so many samples, to a multiple of ``least``.
+    """Round a number of ``right`` predictions to a multiple of ``least``, ``samples`` at most.
 
-    An exact number tells of a single sample whether it is right.
+    An exact number can tell whether a single sample was predicted right.
     """
     return min(samples, least * round(right / least))
 
 
 def stated_samples(task: Task, labels: Ints, privacy: PrivacySettings) -> int:
-    """How many samples a client says that it has: not those of small classes, but under ``dp`` all.
+    """Return how many training samples a client says that it has: those of its large classes.
 
-    One sample more or less can make a class large, and this number jump by the whole class. Noise
-    for a single sample does not cover that.
+    Samples without a label count too. Under ``dp`` all count: one sample more could make a class
+    large, and the number grow by the whole class, which noise for one sample does not cover.
     """
     least = privacy.min_class_samples
     if privacy.dp != "none" or least <= 1:
@@ -45,11 +45,11 @@ def stated_samples(task: Task, labels: Ints, privacy: PrivacySettings) -> int:
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
-    """The prototypes of at least ``least`` samples each, which must have counts.
+    """Return the prototypes, which must have counts, of at least ``least`` samples each.
 
-    Clusters of fewer samples are merged, within a class, to one, which stays if it is large enough.
-    So a class of enough samples retains a prototype. No prototype changes where all are large
-    enough.
+    The clusters of fewer samples are merged to one for each class, which stays if it has enough. So
+    a class of enough samples keeps a prototype. The result is sorted by label, unless all
+    prototypes were large enough: then it is what was given.
     """
     counts = prototypes.counts
     assert counts is not None
@@ -68,15 +68,15 @@ def large_enough(prototypes: Prototypes, least: int) -> Prototypes:
 
 
 def large_counts(counts_C: Tensor, least: int) -> Tensor:
-    """Counts of classes, with 0 for fewer than ``least``."""
+    """Return the counts of classes [C], with 0 for those below ``least``."""
     return torch.where(counts_C < least, 0, counts_C)
 
 
 # -- the noise of papers, which guarantees nothing ---------------------------------------------
 def noised(values: Tensor, noise: str, seed: int) -> Tensor:
-    """(1 − P) · values + e with e of scale S (FedPCL, Appendix A.4).
+    """Return (1 − P) · values + e, with random e of scale S (FedPCL, Appendix A.4).
 
-    ``noise``: "gaussian S P" or "laplace S P".
+    ``noise`` is "gaussian S P" or "laplace S P". It follows from ``seed``, so it protects nothing.
     """
     kind, scale, part = noise.split()
     generator = np.random.default_rng(seed)
@@ -90,7 +90,10 @@ def noised_prototypes(prototypes: Prototypes, noise: str, seed: int) -> Prototyp
 
 
 def noised_images(images: Inputs, noise: str, seed: int) -> Images:
-    """Images [N, channels, H, W] of bytes, `noised` on the scale -1..1 as in FedPCL's code."""
+    """Return images [N, channels, H, W] of bytes with noise, added on the scale -1..1.
+
+    That is the scale of FedPCL's code; `noised` says what ``noise`` is. DataError for other inputs.
+    """
     if not are_images(images):
         sample = described(images)
         raise DataError(
@@ -102,9 +105,10 @@ def noised_images(images: Inputs, noise: str, seed: int) -> Images:
 
 # -- differential privacy ----------------------------------------------------------------------
 def fresh_draw() -> np.random.Generator:
-    """Random numbers from the system's entropy: private noise must not follow from a seed.
+    """Return a new generator for private noise, from the system's entropy.
 
-    Nor from other noise: PCG64's state follows from its numbers (Bouillaguet et al., 2020).
+    Private noise must not follow from a seed, nor from other noise: the state of NumPy's default
+    generator, PCG64, can be found from its numbers (Bouillaguet et al., 2020).
     """
     return np.random.Generator(np.random.Philox())
 
@@ -117,14 +121,14 @@ def private_class_means(
     noise: float,
     draw: np.random.Generator,
 ) -> Prototypes:
-    """Class means and counts, of a table of sums [C, D] and counts [C] with Gaussian noise.
+    """Return class means and counts, from sums [C, D] and counts [C] of classes with noise.
 
-    A sample adds (its features cut to the length ``clip`` and divided by it, 1) / √2 to its class,
-    of length 1 at most; features with NaN or infinity count as zeros. Features are summed as whole
-    numbers of 1 / `STEPS`, counts as whole numbers, and so is the noise (`grid.py`). What follows
-    looks at the noisy table alone: classes whose count is not clear of the noise (twice its
-    deviation) are left out, but for the largest; means longer than ``clip`` are cut to it; counts
-    add up to N at most.
+    ``noise`` is the noise multiplier σ. A sample adds (its features cut to the length ``clip`` and
+    divided by it, 1) / √2 to its class, of length 1 at most; features with NaN or infinity count as
+    zeros. Features are summed as whole multiples of 1 / `STEPS`, counts as whole numbers, and the
+    noise is of the same multiples (`grid.py`). What follows looks at the noisy table alone: classes
+    whose count is below twice the noise's deviation are left out, but for the largest; means longer
+    than ``clip`` are cut to it; counts add up to N at most.
     """
     # the rows below are not divided by √2; the noise is multiplied by it instead, which is the same
     deviation = math.sqrt(2) * noise
@@ -150,12 +154,13 @@ def private_moments(
     noise: float,
     draw: np.random.Generator,
 ) -> None:
-    """Set ``moments`` to those of features cut to the length C = ``clip``, with noise.
+    """Set ``moments`` in place to those of features cut to the length C = ``clip``, with noise.
 
-    A sample x of class c adds √p₀ to its class's count, √p₁ x/C to its sum and √p₂ xxᵀ/C² to the
-    second moments, of length √(p₀ + p₁ + p₂) = 1 at most, for ‖xxᵀ‖ = ‖x‖². Of the symmetric matrix
-    one half travels: there a number beside the diagonal stands for two, so √2 of it is what σ is
-    added to. The number of samples is public.
+    ``noise`` is the noise multiplier σ. A sample x of class c adds √p₀ to its class's count,
+    √p₁ x/C to its sum and √p₂ xxᵀ/C² to the second moments (p of `MOMENT_PARTS`), of length
+    √(p₀ + p₁ + p₂) = 1 at most, for ‖xxᵀ‖ = ‖x‖². Of the symmetric matrix one half is kept: there a
+    number beside the diagonal stands for two, so √2 times the number gets noise of σ, and the
+    number itself √½ of that. How many samples there are is public.
 
     x is a whole number of steps (`grid.py`), so xxᵀ is one of their square, and all sums are whole
     numbers below 2^53, which float64 adds exactly. Steps are powers of two, so that a secure sum,
@@ -168,20 +173,23 @@ def private_moments(
         part, power = MOMENT_PARTS[name]
         unit = unit_of_moments(name, clip)
         if name == "shares":
-            value /= unit
+            value /= unit  # to multiples of `unit`, as the other moments are already
         shape = tuple(value.shape)
         deviation = noise * clip**power / (unit * math.sqrt(part))
         drawn = whole_noise(deviation, shape, draw)
         if name == "second":
-            parts = off_diagonal_parts(value.shape, features_NF.shape[1])
+            weights = off_diagonal_parts(value.shape, features_NF.shape[1])
             smaller = whole_noise(deviation * math.sqrt(1 / 2), shape, draw)
-            drawn = torch.where(parts < 1, smaller, drawn)
+            drawn = torch.where(weights < 1, smaller, drawn)  # those beside the diagonal
         sums = (value * samples).round()  # `measure` has divided whole sums by the samples
         value.copy_((sums + drawn) * (unit / samples))
 
 
 def unit_of_moments(name: str, clip: float) -> float:
-    """The step of which the sums behind class moments of this name are whole numbers."""
+    """Return the step of the grid for one kind of class moments, a key of `MOMENT_PARTS`.
+
+    The sums behind these moments, and their noise, are whole multiples of it.
+    """
     if name == "shares":
         return 1 / STEPS_OF_FEATURES
     _, power = MOMENT_PARTS[name]
@@ -190,28 +198,36 @@ def unit_of_moments(name: str, clip: float) -> float:
 
 
 def step_of_features(clip: float) -> float:
-    """The step of features cut to the length ``clip``: a power of two."""
+    """Return the step to which features of the length ``clip`` are rounded: a power of two."""
     power_of_two: float = 2.0 ** math.floor(math.log2(clip))
     return power_of_two / STEPS_OF_FEATURES
 
 
 def count_noise(noise: float) -> float:
-    """The deviation of the counts in the sums of `private_moments`.
+    """Return the deviation of the noise on the counts of classes in `private_moments`.
 
-    In units of C no number of these has a larger one.
+    In units of the length to which features are cut, no other sum there has a larger one.
     """
     part, _ = MOMENT_PARTS["shares"]
     return noise / math.sqrt(part)
 
 
 def private_counts(counts_C: Tensor, noise: float, draw: np.random.Generator) -> Tensor:
-    """Counts [C] with whole noise of multiplier ``noise``: a sample adds 1 to one of them."""
+    """Return counts [C] of samples with noise of the multiplier ``noise``, as whole numbers.
+
+    Each sample adds 1 to one of the counts, so σ is the noise's deviation. The number of all
+    samples is public: the result adds up to that at most.
+    """
     noisy_C = counts_C.double() + whole_noise(noise, (len(counts_C),), draw)
     return bounded_counts(noisy_C, int(counts_C.sum()))
 
 
 def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
-    """Whole numbers from 0 that add up to ``samples`` at most; the largest is 1 at least."""
+    """Turn noisy counts [C] into whole ones that a client could have, by scaling and rounding.
+
+    None is negative, and they add up to ``samples`` at most; the largest is at least 1, so that a
+    client always has a class.
+    """
     positive_C = noisy_C.clamp(min=0)
     scaled_C = positive_C * min(1.0, samples / max(1.0, float(positive_C.sum())))
     whole_C = scaled_C.round()
@@ -230,18 +246,22 @@ def private_correct(
     draw: np.random.Generator,
     part: float = 1.0,
 ) -> dict[str, int]:
-    """K numbers of right predictions with whole noise, from 0 to ``samples``.
+    """Return K numbers of right predictions, by the way to predict, with whole noise.
 
-    A sample adds 1 to each at most, so √K to the length of their vector. Where several clients
-    share the noise, ``part`` of its deviation is this one's; then the bounds are for the sum, for
-    what is cut before would not add up.
+    ``noise`` is the noise multiplier: a sample adds 1 to each number at most, so √K to the length
+    of their vector. Results are cut to 0 and ``samples``. Where several clients share the noise of
+    a secure sum, this one adds a ``part`` below 1 of its deviation, and nothing is cut, as what is
+    cut would not add up.
     """
+    is_shared = part < 1
     deviation = math.sqrt(len(correct)) * noise
-    if part < 1:
+    if is_shared:
         deviation = max(part * deviation, LEAST_PART)
     drawn = whole_noise(deviation, (len(correct),), draw).tolist()
-    hits = {}
+    noisy_correct = {}
     for (kind, exact), whole in zip(correct.items(), drawn, strict=True):
         noisy = int(exact + whole)
-        hits[kind] = noisy if part < 1 else min(max(noisy, 0), samples)
-    return hits
+        if not is_shared:
+            noisy = min(max(noisy, 0), samples)
+        noisy_correct[kind] = noisy
+    return noisy_correct

@@ -44,7 +44,7 @@ class Released:
         self.unused_evaluations += evaluations
 
     def use_table(self) -> None:
-        """Count a table of classes; SettingsError for one more than was charged."""
+        """Use up one of the tables of classes that were charged; SettingsError if none is left."""
         self.check(self.unused_tables > 0)
         self.unused_tables -= 1
 
@@ -61,15 +61,16 @@ class Released:
         self._released_digests.update(_digest(tensor) for tensor in _tensors_in(value))
 
     def covers(self, value: object) -> bool:
+        """Return whether all arrays in ``value`` may leave, by their content."""
         return all(_digest(tensor) in self._released_digests for tensor in _tensors_in(value))
 
     def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
-        """Return ``function(*inputs)``, which may leave as all arrays of the inputs may.
+        """Return ``function(*inputs)``, and let its arrays leave, as those of the inputs may.
 
         What is computed from private values alone is as private (Dwork and Roth, "The Algorithmic
-        Foundations of Differential Privacy", 2014, Proposition 2.1). So the function must stand in
-        a module: a method, or a function within another, could look at the samples as well.
-        TypeError for these.
+        Foundations of Differential Privacy", 2014, Proposition 2.1). SettingsError for inputs that
+        may not leave. TypeError for a method, a lambda, or a function within another: it could look
+        at the samples as well.
         """
         if "." in function.__qualname__ or function.__name__ == "<lambda>":
             why = "is no function of a module, so it may know more than its inputs"
@@ -80,13 +81,13 @@ class Released:
         return result
 
     def check(self, covered: bool) -> None:
-        """SettingsError unless the ledger covers what this client is about to do."""
+        """Raise SettingsError unless the ledger covers what this client is about to do."""
         if not covered:
             does = f"{self.algo} makes use of training data that the privacy ledger does not cover"
             raise SettingsError(f"dp = {self.dp!r}: {does}")
 
     def check_entries(self, entries: Mapping[str, object]) -> None:
-        """SettingsError that names an entry of an upload with an array that is not released."""
+        """Refuse an upload with an array that is not released: a SettingsError names its entry."""
         for name, value in entries.items():
             if not self.covers(value):
                 made = "neither private steps nor tables with noise have made them"
@@ -95,6 +96,7 @@ class Released:
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield all tensors in a value of any depth; TypeError for a type that may hold others."""
     match value:
         case Tensor():
             yield value
@@ -114,6 +116,7 @@ def _tensors_in(value: object) -> Iterator[Tensor]:
 
 
 def _digest(tensor: Tensor) -> bytes:
+    """Return a digest of a tensor's type, shape and numbers, the same on every device."""
     values = tensor.detach().cpu().contiguous()
     header = f"{values.dtype} {tuple(values.shape)} "
     return sha256(header.encode() + values.numpy().tobytes()).digest()

@@ -45,7 +45,10 @@ class Unrecoverable(Exception):
 
 
 def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
-    """Return shares of a secret of 32 bytes, at ``points`` from 1 on; t of them give it back."""
+    """Return shares of a secret of 32 bytes by their ``points``, which are 1 or more.
+
+    As many as the ``threshold`` give it back. The polynomial is random: no two calls are alike.
+    """
     polynomial = [int.from_bytes(secret)]
     for _ in range(threshold - 1):
         polynomial.append(secrets.randbelow(PRIME))
@@ -53,9 +56,10 @@ def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, byt
 
 
 class Recovery:
-    """Recovers secrets that were dealt to the same points.
+    """Recovers secrets that were dealt to the same points with the same threshold.
 
-    What depends on the points alone is computed once.
+    What depends on the points alone is computed once, and shares from points at which an earlier
+    share was wrong are trusted last.
     """
 
     def __init__(self, threshold: int) -> None:
@@ -66,9 +70,12 @@ class Recovery:
     def secret_of(
         self, shares: Mapping[int, bytes], is_right: Callable[[bytes], bool]
     ) -> Recovered:
-        """Recover a secret of its ``shares``, of which some may be wrong.
+        """Recover a secret from its ``shares``, of which some may be wrong.
 
-        Unrecoverable where that fails.
+        ``is_right`` tells the secret from others, by its public key. Four ways are tried, from the
+        fastest on: all shares fit; those fit that come from where no share was wrong before; a
+        decoder; and every choice of as many shares as are needed, if these are few. Unrecoverable
+        where all fail.
         """
         values = {point: int.from_bytes(share) for point, share in sorted(shares.items())}
         if len(values) < self.threshold:
@@ -78,7 +85,7 @@ class Recovery:
             secret = _checked(code.at(0, values), is_right)
             if secret:
                 return Recovered(secret)
-            # As many can replace all other shares of a polynomial by another's
+            # So many clients can choose another polynomial through the shares of all others
             raise Unrecoverable(code.spare + 1)
 
         trusted = values.keys() - self._liars
@@ -86,30 +93,36 @@ class Recovery:
             of_trusted = self._code(trusted)
             secret = _checked(of_trusted.at(0, values), is_right)
             if secret and of_trusted.fits(values):
-                others = values.keys() - trusted
-                wrong = {x for x in others if of_trusted.at(x, values) != values[x] % PRIME}
-                return self._recovered(secret, wrong, values)
+                distrusted = values.keys() - trusted
+                wrong = {x for x in distrusted if of_trusted.at(x, values) != values[x] % PRIME}
+                return self._naming_liars(secret, wrong, values)
 
         polynomial = code.decoded(values)
         if polynomial:
             secret = _checked(polynomial[0], is_right)
             if secret:
-                return self._recovered(secret, _unlike(polynomial, values), values)
+                return self._naming_liars(secret, _misfits(polynomial, values), values)
 
         if math.comb(len(values), self.threshold) > MOST_CHOICES:
             raise Unrecoverable(code.spare // 2 + 1)
-        return self._of_some(values, is_right)
+        return self._try_all_choices(values, is_right)
 
-    def _of_some(self, values: Mapping[int, int], is_right: Callable[[bytes], bool]) -> Recovered:
-        """Try every choice of t shares, until it is certain which others are wrong."""
+    def _try_all_choices(
+        self, values: Mapping[int, int], is_right: Callable[[bytes], bool]
+    ) -> Recovered:
+        """Try every choice of t shares, until it is certain which others are wrong.
+
+        If it never is, the secret is returned without naming any. Unrecoverable if no choice gives
+        the right secret.
+        """
         recovered = None
         for points in combinations(values, self.threshold):
             code = _Code(points, self.threshold)
             secret = _checked(code.at(0, values), is_right)
             if not secret:
                 continue
-            wrong = _unlike(code.interpolated(values), values)
-            recovered = self._recovered(secret, wrong, values)
+            wrong = _misfits(code.interpolated(values), values)
+            recovered = self._naming_liars(secret, wrong, values)
             if recovered.wrong:
                 return recovered
         if recovered is None:
@@ -117,8 +130,12 @@ class Recovery:
             raise Unrecoverable(len(values) - self.threshold + 1)
         return recovered
 
-    def _recovered(self, secret: bytes, wrong: set[int], values: Mapping[int, int]) -> Recovered:
-        """Return the secret, with the wrong shares if these are few enough to be certain."""
+    def _naming_liars(self, secret: bytes, wrong: set[int], values: Mapping[int, int]) -> Recovered:
+        """Return the secret and, if so few that they are certain, the points of ``wrong`` shares.
+
+        Shares from certain ones are trusted last from now on. The module says why
+        (k − t + 1) // 2 is the limit.
+        """
         if len(wrong) > (len(values) - self.threshold + 1) // 2:
             return Recovered(secret)
         self._liars |= wrong
@@ -132,7 +149,10 @@ class Recovery:
 
 
 class _Code:
-    """What depends on the k ``points`` of shares alone, and what can be said of values there."""
+    """Computes with polynomials through values at fixed ``points``, k of them.
+
+    What depends on the points alone is computed once. Methods take the values by their points.
+    """
 
     def __init__(self, points: Sequence[int], threshold: int) -> None:
         self.points = points  # k of them
@@ -155,7 +175,7 @@ class _Code:
             self._weights_of_test.append(weight * _value(test, x) % PRIME)
 
     def at(self, place: int, values: Mapping[int, int]) -> int:
-        """f(place), if the values are all right (Lagrange)."""
+        """Return f(place), if the values are all right, by Lagrange's formula."""
         if place not in self._weights_at:
             weights = []
             for x, weight in zip(self.points, self._weights, strict=True):
@@ -165,9 +185,9 @@ class _Code:
         return self._total(self._weights_at[place], values)
 
     def fits(self, values: Mapping[int, int]) -> bool:
-        """Return whether the values are of one polynomial of degree below t.
+        """Return whether one polynomial of a degree below t goes through all values.
 
-        Of t values that is always so.
+        Through t values one always does.
         """
         return self._total(self._weights_of_test, values) == 0
 
@@ -178,7 +198,7 @@ class _Code:
         return total % PRIME
 
     def interpolated(self, values: Mapping[int, int]) -> Polynomial:
-        """The polynomial of degree below k through the values at all points (Lagrange)."""
+        """Return the polynomial of a degree below k through all values (Lagrange)."""
         total = [0] * len(self.points)
         zeros = self._zeros()
         for x, weight in zip(self.points, self._weights, strict=True):
@@ -188,7 +208,7 @@ class _Code:
         return _stripped(total)
 
     def decoded(self, values: Mapping[int, int]) -> Polynomial | None:
-        """f, if at most (k − t) // 2 values are wrong; else None, or a polynomial that is not f.
+        """Return f, if at most (k − t) // 2 values are wrong; else None, or another polynomial.
 
         Symbols of Gao: g_0 is 0 at all points, g_1 goes through the values. Where f · v − g_1 is a
         multiple of g_0, v is 0 at the points of the wrong values. The steps of Euclid's algorithm
@@ -206,7 +226,7 @@ class _Code:
         return polynomial if not rest and len(polynomial) <= self.threshold else None
 
     def _zeros(self) -> Polynomial:
-        """Π (x − point)."""
+        """Return Π (x − point) over all points, the polynomial that is 0 at each."""
         product = [1]
         for point in self.points:
             shifted = [0, *product]
@@ -217,12 +237,13 @@ class _Code:
 
 
 # -- polynomials mod p
-def _unlike(polynomial: Sequence[int], values: Mapping[int, int]) -> set[int]:
-    """At which points the values are not the polynomial's."""
+def _misfits(polynomial: Sequence[int], values: Mapping[int, int]) -> set[int]:
+    """Return the points at which the values are not the polynomial's."""
     return {x for x, value in values.items() if _value(polynomial, x) != value % PRIME}
 
 
 def _value(polynomial: Sequence[int], x: int) -> int:
+    """Return the polynomial at x, mod p."""
     value = 0
     for coefficient in reversed(polynomial):  # Horner
         value = (value * x + coefficient) % PRIME
@@ -230,6 +251,7 @@ def _value(polynomial: Sequence[int], x: int) -> int:
 
 
 def _stripped(coefficients: Iterable[int]) -> Polynomial:
+    """Return the coefficients mod p, without zeros at the end: a polynomial of its true degree."""
     polynomial = [coefficient % PRIME for coefficient in coefficients]
     while polynomial and not polynomial[-1]:
         polynomial.pop()
@@ -237,7 +259,7 @@ def _stripped(coefficients: Iterable[int]) -> Polynomial:
 
 
 def _divided(polynomial: Polynomial, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
-    """Return quotient and remainder."""
+    """Return quotient and remainder of a long division, mod p."""
     rest = list(polynomial)
     degree = len(divisor) - 1
     inverse = pow(divisor[-1], -1, PRIME)
@@ -262,8 +284,8 @@ def _less(polynomial: Polynomial, one: Polynomial, other: Polynomial) -> Polynom
 
 
 def _checked(secret: int, is_right: Callable[[bytes], bool]) -> bytes:
-    """Return the bytes of the secret, b"" if it is not the right one."""
-    if secret >= 2**256:
+    """Return the 32 bytes of a number; b"" where these are not the right secret."""
+    if secret >= 2**256:  # p is larger than all secrets
         return b""
     text = secret.to_bytes(32)
     return text if is_right(text) else b""

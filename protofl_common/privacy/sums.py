@@ -42,9 +42,10 @@ class NotFinite(ValueError):
 
 
 def sum_after(number: int, rounds: int) -> int:
-    """Return the sum after another, 0 after the last: 2 r is round r's, 2 r + 1 an evaluation's.
+    """Return the number of the secure sum that follows another; 0 after the last one.
 
-    That is the final evaluation's after round r; a run that stops early has it instead.
+    The sum of round r has the number 2 r. That of the final evaluation, which is after the last of
+    ``rounds``, or after round r in a run that stops early, has 2 r + 1.
     """
     if number % 2:
         return 0
@@ -52,16 +53,17 @@ def sum_after(number: int, rounds: int) -> int:
 
 
 def scale(clients: int) -> float:
-    """Return how many steps make 1, so that no sum over ``clients`` overflows.
+    """Return the factor that numbers are multiplied by before they are rounded to 64-bit integers.
 
-    It is a power of two: counts stay exact.
+    It is so small that no sum over so many ``clients`` of weights times numbers overflows, and a
+    power of two, which keeps counts exact.
     """
     bits = 62 - math.ceil(math.log2(clients))
     return 2.0**bits / (MAX_WEIGHT * MAX_ADDEND)
 
 
 def length(declared: Declared, limits: Limits) -> int:
-    """Return how many numbers the vector of an upload has."""
+    """Return how many numbers the vector of an upload has: n, and the arrays of all entries."""
     total = 1
     for name, entry in declared.items():
         shapes = codec_of(name, entry, limits).summed().values()
@@ -85,9 +87,10 @@ def to_sums(
 
 
 def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
-    """Turn numbers of one of ``clients`` into whole ones, which can be added.
+    """Turn the numbers of one client into integers mod 2^64 whose sum over ``clients`` is exact.
 
-    NotFinite for NaN or infinity.
+    Negative ones are in two's complement, as `from_whole` reads them. NotFinite for NaN or
+    infinity.
     """
     if not np.isfinite(numbers).all():
         raise NotFinite("NaN or infinity, or a weight beyond 65,536, in what would be sent")
@@ -95,15 +98,17 @@ def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
 
 
 def from_whole(sums: NDArray[np.uint64], clients: int) -> NDArray[np.float64]:
+    """Turn sums over ``clients`` of what `to_whole` returned back into numbers."""
     return sums.view(np.int64).astype(np.float64) / scale(clients)
 
 
 def from_sums(
     sums: np.ndarray, declared: Declared, limits: Limits, clients: int
 ) -> tuple[Payload, int]:
-    """Return the mean of all uploads, and Σ n, of ``sums`` [L].
+    """Return the mean of all uploads, and how many samples they have, from their ``sums`` [L].
 
-    RefusedMessage for sums that no honest clients can have.
+    ``sums`` adds up what `to_sums` returned for each of at most ``clients`` clients. RefusedMessage
+    for sums that no honest clients can have.
     """
     numbers = torch.from_numpy(from_whole(sums, clients))
     n = float(numbers[0])  # first in every vector of `to_sums`; the arrays of each entry follow
@@ -119,8 +124,8 @@ def from_sums(
             arrays[key] = numbers[start : start + size].reshape(shape)
             start += size
         means[name] = codec.mean(arrays, n, clients)
-    # The mean must pass the checks of a single upload, so it goes through the same reader.
-    # It may have as much noise as the average client's, at most
+    # The mean must pass the checks of a single upload, so it goes through the same reader. Noise on
+    # it may be as large as on the upload of a client with the average number of samples
     limits = replace(limits, samples=n / clients)
     packed = pack_payload(Payload(**means), declared)
     mean = unpack_payload(packed, declared, limits, required=False)
@@ -128,10 +133,13 @@ def from_sums(
 
 
 def figure_names(losses: Collection[str], metrics: Collection[str]) -> tuple[str, ...]:
-    """Return ``correct.head`` …: all figures that a report may hold, in the order of their sums."""
+    """Return the names of all figures that are summed, such as ``correct.head``, in their order.
+
+    Those are all that a report may hold, with these names of losses and metrics, but for seconds.
+    """
     figures = []
     for group, names in report_names(losses, metrics).items():
-        if group != "seconds":
+        if group != "seconds":  # they stay in the clear (`without_figures`)
             figures += [f"{group}.{name}" for name in names]
     return tuple(sorted(figures))
 
@@ -139,9 +147,11 @@ def figure_names(losses: Collection[str], metrics: Collection[str]) -> tuple[str
 def weighted_figures(
     report: Report, train_samples: int, names: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Return n · f and n of each figure [2 F], zeros for one that this site does not have.
+    """Return n · f and n of each figure f that is named, one after another, [2 F].
 
-    They are bounded like an upload. NotFinite for NaN or infinity.
+    n is the number of samples behind the figure; of the group ``correct``, n · f is the number of
+    right predictions. A figure that this report lacks has zeros. Both are cut to the bounds of
+    sums, as the server sees no single ones. NotFinite for NaN or infinity.
     """
     samples = {"losses": train_samples, "validation": report.validation_samples}
     addends: list[float] = []
@@ -168,14 +178,16 @@ def without_figures(report: Report) -> Report:
 
 
 def means_of(sums: NDArray[np.float64], names: Sequence[str], noisy: bool = False) -> Means:
-    """Return the means of the sums [2 F]; of ``noisy`` ones shares are cut to 0 and 1.
+    """Return the mean of each figure from sums [2 F] of what `weighted_figures` returned.
 
-    RefusedMessage where no honest sites can have such sums.
+    A figure that no site has is left out. Of ``noisy`` sums shares are cut to [0, 1], else one
+    outside is refused: RefusedMessage for all that no honest sites can have.
     """
     means: Means = {"correct": {}, "metrics": {}, "losses": {}, "validation": {}}
     for name, (total, n) in zip(names, sums.reshape(-1, 2).tolist(), strict=True):
         group, _, key = name.partition(".")
-        is_possible = n >= 0 and n == round(n) and (n or not total)
+        is_count = n >= 0 and n == round(n)
+        is_possible = is_count and (n or not total)
         if group == "correct":
             is_possible = is_possible and total == round(total)
         if not is_possible:

@@ -31,26 +31,27 @@ SEED = 0
 
 
 def means(run: RecordedRun) -> Iterator[Markup]:
+    """Draw the accuracy over the rounds: the mean, the worst tenth, and on validation data."""
     rows = [row for row in run.rows if row["accuracy"]]
     if not rows:
         return
     lines = {}
-    for kind in run.last:
+    for kind in run.last_evaluation:
         for part, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
-            if (
-                part in run.last[kind]["accuracy"][kind]
-            ):  # with secure aggregation there is only a mean
+            # with secure aggregation there is only a mean
+            if part in run.last_evaluation[kind]["accuracy"][kind]:
                 lines[f"{kind}, {label}"] = _over_rounds(rows, kind, part)
         if any(kind in row.get("validation", {}) for row in rows):
             lines[f"{kind}, validation"] = _over_rounds(rows, f"validation/{kind}")
 
-    ways = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last)
+    kinds = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last_evaluation)
     worst = "" if run.hides_clients else ", and that of the worst tenth"
     caption = (
-        f"Test accuracy over {run.whose}, {ways}: the mean{worst}. Measured with what the clients "
-        "received, after the round on the horizontal axis."
+        f"Test accuracy over {run.averaged_over}, {kinds}: the mean{worst}. Measured with what the "
+        "clients received, after the round on the horizontal axis."
     )
-    if len({frozenset(row["clients"]) for row in rows}) > 1:
+    sets_of_clients = {frozenset(row["clients"]) for row in rows}
+    if len(sets_of_clients) > 1:
         caption += " Points are not all of the same clients."
     if any("validation" in row for row in rows):
         caption += " Validation: the mean on their validation data."
@@ -67,46 +68,53 @@ def means(run: RecordedRun) -> Iterator[Markup]:
 def _over_rounds(
     rows: list[RoundRow], name: str, part: str = "mean", factor: int = 100
 ) -> list[float]:
-    """Return a figure of each row, in percent by default; NaN where a row has no such figure."""
+    """Return a figure over clients of each row, in percent by default; NaN where a row lacks it.
+
+    ``name`` is as in `figures_of`, ``part`` such as ``mean`` or ``worst-10%``.
+    """
     return [factor * figures_of(row).get(name, {}).get(part, math.nan) for row in rows]
 
 
 def of_domains(run: RecordedRun) -> Iterator[Markup]:
-    if not run.domains or not run.better or run.hides_clients:
+    """Draw the accuracy of each domain's clients over the rounds, if there are several domains."""
+    if not run.domains or not run.better_kind or run.hides_clients:
         return
-    rows = run.evaluations(run.better)
-    lines = {}
+    rows = run.evaluations(run.better_kind)
+    lines: dict[str, list[float]] = {}
     for domain, sites in run.domains.items():
-        accuracies_RS = np.array(
-            [[_accuracy(row, site, run.better) for site in sites] for row in rows]
-        )
-        lines[domain] = [float(np.nanmean(of_row)) for of_row in accuracies_RS]
+        lines[domain] = []
+        for row in rows:
+            accuracies = [_accuracy(row, site, run.better_kind) for site in sites]
+            lines[domain].append(float(np.nanmean(accuracies)))
     yield plot.line_chart(
         "accuracy-of-domains",
         "By domain",
-        f"Mean test accuracy over the clients of each domain, by {MEANING[run.better]}.",
+        f"Mean test accuracy over the clients of each domain, by {MEANING[run.better_kind]}.",
         _rounds(rows),
         lines,
-        f"test accuracy ({run.better}), %",
+        f"test accuracy ({run.better_kind}), %",
     )
 
 
 def of_clients(run: RecordedRun) -> Iterator[Markup]:
+    """Draw a map of each client's accuracy over the rounds, one for each way to predict."""
     if run.hides_clients or not run.sites:
         return
     sites = list(run.sites)[:MOST_ROWS]
-    shown = ""
+    left_out = ""
     if len(sites) < len(run.sites):
-        shown = f" The first {len(sites)} of {len(run.sites)} clients."
-    for kind in run.last:
+        left_out = f" The first {len(sites)} of {len(run.sites)} clients."
+    for kind in run.last_evaluation:
         rows = run.evaluations(kind)
-        values_SR = np.array([[_accuracy(row, site, kind) for row in rows] for site in sites])
+        values = []
+        for site in sites:
+            values.append([_accuracy(row, site, kind) for row in rows])
         yield plot.heat_map(
             f"accuracy-of-clients-{kind}",
             f"Every client ({kind})",
             f"Test accuracy of each client by {MEANING[kind]}; lighter is better. Blank: not "
-            f"evaluated.{shown}",
-            values_SR,
+            f"evaluated.{left_out}",
+            np.array(values),
             sites,
             _rounds(rows),
             "test accuracy, %",
@@ -115,6 +123,7 @@ def of_clients(run: RecordedRun) -> Iterator[Markup]:
 
 
 def metrics(run: RecordedRun) -> Iterator[Markup]:
+    """Draw the metrics beside accuracy over the rounds, and a map of the recall of each class."""
     rows = [row for row in run.rows if row.get("metrics")]
     values: dict[str, list[float]] = {}
     for row in rows:
@@ -130,22 +139,25 @@ def metrics(run: RecordedRun) -> Iterator[Markup]:
         yield plot.line_chart(
             "metrics",
             "Other metrics",
-            f"Metrics beside accuracy: means over {run.whose}.",
+            f"Metrics beside accuracy: means over {run.averaged_over}.",
             _rounds(rows),
             others,
-            f"mean over {run.whose}",
+            f"mean over {run.averaged_over}",
         )
 
     for metric, words in {RECALL: "Recall of each class", LABEL_AUC: "AUC of each label"}.items():
-        first = f"{run.better}/{metric}/"
-        labels = sorted(int(name.removeprefix(first)) for name in values if name.startswith(first))
+        prefix = f"{run.better_kind}/{metric}/"
+        labels = sorted(
+            int(name.removeprefix(prefix)) for name in values if name.startswith(prefix)
+        )
         if not labels:
             continue
         yield plot.heat_map(
             metric,
             words,
-            f"{words} by {MEANING[run.better]}: the mean over the clients with test samples of it.",
-            100 * np.array([values[f"{first}{label}"] for label in labels]),
+            f"{words} by {MEANING[run.better_kind]}: the mean over the clients with test samples of "
+            "it.",
+            100 * np.array([values[f"{prefix}{label}"] for label in labels]),
             [run.class_name(label) for label in labels],
             _rounds(rows),
             f"{words.split()[0]}, %",
@@ -154,15 +166,16 @@ def metrics(run: RecordedRun) -> Iterator[Markup]:
 
 
 def losses(run: RecordedRun) -> Iterator[Markup]:
+    """Draw the training loss over the rounds with its terms, and the server's own loss."""
     rows = [row for row in run.rounds if row["losses"]]
     if not rows:
         return
-    names = _in_any(row["losses"] for row in rows)
+    names = _names_in_any(row["losses"] for row in rows)
     if set(names) == {"total", "cross-entropy"}:  # the same numbers twice
         names.remove("total")
     lines = {name: [row["losses"].get(name, math.nan) for row in rows] for name in names}
     of_server = [row.get("server", {}) for row in rows]
-    if "server-loss" in _in_any(of_server):
+    if "server-loss" in _names_in_any(of_server):
         lines["server's loss"] = [figures.get("server-loss", math.nan) for figures in of_server]
     yield plot.line_chart(
         "losses",
@@ -176,12 +189,13 @@ def losses(run: RecordedRun) -> Iterator[Markup]:
     )
 
 
-def _in_any(figures: Iterable[Mapping[str, object]]) -> list[str]:
-    """Return the names that occur in any row, in the order in which they first do."""
-    return list(dict.fromkeys(name for of_row in figures for name in of_row))
+def _names_in_any(figures: Iterable[Mapping[str, object]]) -> list[str]:
+    """Return the names of figures that any row has, in the order in which they first occur."""
+    return list(dict.fromkeys(name for figures_of_row in figures for name in figures_of_row))
 
 
 def samples(run: RecordedRun) -> Iterator[Markup]:
+    """Draw a map of how many training samples of each class a client has, where clients tell."""
     counted = [site for site, facts in run.sites.items() if facts.get("train-classes")]
     sites = counted[:MOST_CLIENTS]
     if not sites:
@@ -205,9 +219,10 @@ def samples(run: RecordedRun) -> Iterator[Markup]:
 
 
 def margins(run: RecordedRun) -> Iterator[Markup]:
-    """Draw the margins of classes: averaging shrinks them, trained prototypes keep them.
+    """Draw a map of the classes' margins, among the global prototypes and each client's.
 
-    The paper normalises the margins of each method; not here.
+    A margin is the distance to the nearest prototype of another class. FedTGP's paper normalises
+    the margins of each method, to show that averaging shrinks them; here they are as measured.
     """
     if not run.margins:
         return
@@ -237,7 +252,7 @@ def margins(run: RecordedRun) -> Iterator[Markup]:
 
 
 def prototypes(run: RecordedRun) -> Iterator[Markup]:
-    """Draw the prototypes of the clients and of the server as points of one map."""
+    """Draw the last prototypes of the clients and of the server as points of one map."""
     own = run.client_prototypes
     merged = run.global_prototypes
     # a map of fewer than five points shows nothing
@@ -248,11 +263,13 @@ def prototypes(run: RecordedRun) -> Iterator[Markup]:
 
     # the server's get a third of the points at most, so that many clients cannot crowd them out,
     # nor they the clients'
-    of_server = _chosen(merged.labels, MOST_POINTS // 3)
-    of_clients = _chosen(own.labels, MOST_POINTS - len(of_server))
+    of_server = _random_positions(merged.labels, MOST_POINTS // 3)
+    of_clients = _random_positions(own.labels, MOST_POINTS - len(of_server))
     labels = own.labels[of_clients]
     merged_labels = merged.labels[of_server]
-    places, method = _map(np.concatenate([own.values[of_clients], merged.values[of_server]]))
+    places, method = _places_in_map(
+        np.concatenate([own.values[of_clients], merged.values[of_server]])
+    )
     clients = places[: len(labels)]
     server = places[len(labels) :]
 
@@ -276,13 +293,16 @@ def prototypes(run: RecordedRun) -> Iterator[Markup]:
         yield plot.draw(figure, "prototypes-map", "Prototypes of clients and server", caption)
 
 
-def _map(values_ND: Floats) -> tuple[Floats, str]:
-    """Return the places [N, 2] of vectors, and the method, which begins the caption."""
+def _places_in_map(values_ND: Floats) -> tuple[Floats, str]:
+    """Lay vectors [N, D] out in a plane: return their places [N, 2], and the name of the method.
+
+    Few are laid out by their principal components, others by t-SNE.
+    """
     if len(values_ND) < FEW_POINTS:
         centred_ND = values_ND - values_ND.mean(axis=0)
         directions_ND = np.linalg.svd(centred_ND, full_matrices=False)[2][:2]
         places = centred_ND @ directions_ND.T
-        missing = 2 - places.shape[1]
+        missing = 2 - places.shape[1]  # vectors of one number have one direction
         return np.pad(places, ((0, 0), (0, missing))), "The first two principal components"
 
     from sklearn.manifold import TSNE
@@ -293,20 +313,24 @@ def _map(values_ND: Floats) -> tuple[Floats, str]:
         max_iter=500,
         random_state=SEED,
     )
-    spread = float(np.abs(values_ND).max()) or 1.0
+    spread = float(np.abs(values_ND).max()) or 1.0  # all may be 0
     return np.asarray(method.fit_transform((values_ND / spread).astype(np.float32))), "t-SNE"
 
 
-def _chosen(labels: Ints, most: int) -> Ints:
-    """Choose at most so many positions at random, in ascending order."""
+def _random_positions(labels: Ints, most: int) -> Ints:
+    """Choose at most ``most`` positions of ``labels`` at random, and return them in order.
+
+    The seed is fixed: the same page is drawn again.
+    """
     count = min(most, len(labels))
     return np.sort(np.random.default_rng(SEED).choice(len(labels), count, replace=False))
 
 
 def _name_classes(run: RecordedRun, axes: Any, places: Floats, labels: Ints) -> None:
-    """Write each class's name once, beside its first place.
+    """Write each class's name into the map, beside the first of its ``places``.
 
-    Distances in the map have no unit, so its axes carry none.
+    With more than `NAMED_CLASSES` no names are written. The axes lose their ticks and frame, as
+    distances in the map have no unit.
     """
     present = np.unique(labels).tolist()
     look: dict[str, Any] = {
@@ -326,6 +350,10 @@ def _name_classes(run: RecordedRun, axes: Any, places: Floats, labels: Ints) -> 
 
 
 def numbers(run: RecordedRun) -> Iterator[Markup]:
+    """Draw how many prototypes a class has at a client over the rounds, for clusters of it.
+
+    The lines are of domains, else of clients if these are few, else there is one of all.
+    """
     rows = [row for row in run.rounds if _counts_prototypes(row)]
     if len(rows) < 2:
         return
@@ -349,11 +377,15 @@ def numbers(run: RecordedRun) -> Iterator[Markup]:
 
 
 def _counts_prototypes(row: RoundRow) -> bool:
+    """Return whether the row says how many prototypes of each class a client sent."""
     return any("prototypes-of-classes" in client for client in row["clients"].values())
 
 
 def _prototypes_per_class(row: RoundRow, sites: Sequence[str]) -> float:
-    """Return the mean over these clients and their classes; NaN where they sent none."""
+    """Return how many prototypes these clients sent of a class that they have, on average.
+
+    NaN if they sent none.
+    """
     counts: list[int] = []
     for site in sites:
         if site in row["clients"]:
@@ -363,6 +395,7 @@ def _prototypes_per_class(row: RoundRow, sites: Sequence[str]) -> float:
 
 
 def time(run: RecordedRun) -> Iterator[Markup]:
+    """Draw the seconds of each round: of all of it, of merging, and of the phases at a client."""
     rows = [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]
     if not rows:
         return
@@ -370,7 +403,7 @@ def time(run: RecordedRun) -> Iterator[Markup]:
         "whole round": [row["seconds"].get("total", math.nan) for row in rows],
         "merging": [row["seconds"].get("aggregate", math.nan) for row in rows],
     }
-    for phase in _in_any(row["seconds"]["clients"] for row in rows):
+    for phase in _names_in_any(row["seconds"]["clients"] for row in rows):
         lines[f"client: {phase}"] = [
             row["seconds"]["clients"].get(phase, math.nan) / row["valid"] for row in rows
         ]
@@ -390,8 +423,11 @@ def time(run: RecordedRun) -> Iterator[Markup]:
 
 
 def spent(run: RecordedRun) -> Iterator[Markup]:
-    after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
-    rows = [row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in after]
+    """Draw the accuracy against the ε that it has cost, for a run with differential privacy."""
+    epsilon_after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
+    rows = [
+        row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in epsilon_after
+    ]
     if not rows:
         return
     caption = (
@@ -403,8 +439,8 @@ def spent(run: RecordedRun) -> Iterator[Markup]:
         "accuracy-against-epsilon",
         "Accuracy for privacy spent",
         caption,
-        [after[row["evaluated-after-round"]] for row in rows],
-        {f"{kind}, mean": _over_rounds(rows, kind) for kind in run.last},
+        [epsilon_after[row["evaluated-after-round"]] for row in rows],
+        {f"{kind}, mean": _over_rounds(rows, kind) for kind in run.last_evaluation},
         "test accuracy, %",
         f"ε spent{PER_UNIT[str(run.settings['dp'])]}",
     )

@@ -57,7 +57,10 @@ STYLE: Any = {
 
 @contextmanager
 def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, Any]]:
-    """Give a figure in our style, and its axes; sizes in inches."""
+    """Give a matplotlib figure of this size in inches, and its axes, in the report's style.
+
+    The style is set only within the block, so the figure must be drawn there.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
@@ -72,7 +75,7 @@ def draw(figure: Any, name: str, title: str, caption: str) -> Markup:
     """
     for part in (figure, *figure.axes):
         part.patch.set_alpha(0)
-    figure.get_layout_engine().execute(figure)  # here once, or `savefig` draws all twice for it
+    figure.get_layout_engine().execute(figure)  # now, or `savefig` would draw all twice for it
     figure.set_layout_engine(None)
     text = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -82,6 +85,7 @@ def draw(figure: Any, name: str, title: str, caption: str) -> Markup:
     start, body = whole[whole.index("<svg") :].split(">", 1)
     view_box = start.partition('viewBox="')[2].partition('"')[0]
     body = body.replace("xlink:href=", "href=").replace(INK, "currentColor")
+    # one page has many figures: ids, and references to them, begin with the name of theirs
     body = re.sub(r'\bid="|url\(#|href="#', rf"\g<0>{name}-", body)
     label = escape(f"{title}. {caption}")
     svg = f'<svg viewBox="{view_box}" role="img" aria-label="{label}">{body}'
@@ -129,9 +133,13 @@ def line_chart(
 
 
 def _look_of_line(index: int, points: int) -> dict[str, Any]:
-    """Give the line its colour and dashes and, unless it has too many points, a dozen markers."""
+    """Return colour and dashes of the line with this index, as arguments of ``Axes.plot``.
+
+    A line of at most 60 points also has markers, a dozen at most.
+    """
     look: dict[str, Any] = {
         "color": COLOURS[index % len(COLOURS)],
+        # shifted by one with every repetition of the colours, so that lines of a colour differ
         "linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)],
     }
     if points <= 60:
@@ -150,8 +158,12 @@ def heat_map(
     unit: str,
     below: str,
 ) -> Markup:
-    """Draw cells from dark to light, blank for NaN; from 0, and per cent to 100."""
-    height = min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)
+    """Draw the numbers [R, C] as cells from dark to light; NaN is left blank.
+
+    ``rows`` and ``columns`` name them, ``below`` stands under the axis of columns. The scale begins
+    at 0, and ends at 100 if the ``unit`` is a percentage, else at the largest number.
+    """
+    height = min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)  # inches
     row_names = [str(row) for row in rows]
     column_names = [str(column) for column in columns]
     rotation = 90 if max(map(len, column_names)) > 4 else 0
@@ -179,6 +191,6 @@ def short(text: str, longest: int = 14) -> str:
 
 def some_ticks(names: Sequence[str], most: int, longest: int = 14) -> tuple[list[int], list[str]]:
     """Return positions and names of at most ``most`` ticks, evenly chosen."""
-    step = -(-len(names) // most)
+    step = -(-len(names) // most)  # rounded up
     chosen = list(range(0, len(names), step))
     return chosen, [short(names[index], longest) for index in chosen]

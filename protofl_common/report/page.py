@@ -24,7 +24,7 @@ from protofl_common.runs.figures import MEASURES, Table
 from protofl_common.runs.folder import Accuracies, unused_replies
 from protofl_common.runs.over_clients import best_of, fairness
 
-MOST_TROUBLES = 300  # rows of the table of lost replies; the rest is counted
+MOST_LOST_REPLIES = 300  # rows of the table of lost replies; the rest is counted
 SIZES = ("parameters", "train-samples", "validation-samples", "test-samples")
 ACCURACY_HEADS = {
     "mean": "mean",
@@ -65,14 +65,14 @@ CARD = """<div class="card">{}<div class="box" tabindex="0"><table{}><thead><tr>
 
 
 def each(template: str, rows: Iterable[Sequence[object]]) -> Markup:
-    """Fill the template with each row, one after another."""
+    """Fill the template once with each row, and return the results one after another."""
     return Markup("").join(Markup(template).format(*row) for row in rows)
 
 
 def write_report(folder: Path) -> Path:
-    """Draw ``report.html`` and return its path.
+    """Write ``report.html`` into a run's folder, and return its path.
 
-    SettingsError without a run, OSError where it cannot be written.
+    SettingsError for a folder without a run, OSError where the page cannot be written.
     """
     path = folder / "report.html"
     write_text(path, page(RecordedRun(folder)))
@@ -80,13 +80,13 @@ def write_report(folder: Path) -> Path:
 
 
 def page(run: RecordedRun) -> str:
-    """Return the whole page, with the sections for which the run has something to show."""
+    """Return the whole page as HTML; sections for which the run has nothing are left out."""
     sections = {"Result": _result(run), "Privacy": _privacy(run)}
     for name, functions in FIGURES.items():
         drawn = Markup("").join(_drawn(function, run) for function in functions)
         if drawn:
             sections[name] = Markup('<div class="figures">{}</div>').format(drawn)
-    sections["Lost replies"] = _troubles(run)
+    sections["Lost replies"] = _lost_replies(run)
     sections["Clients"] = _clients(run)
     sections["Settings"] = _settings(run)
     shown = [
@@ -120,10 +120,10 @@ def _footer(run: RecordedRun) -> str:
 
 
 def _drawn(function: Callable[[RecordedRun], Iterable[Markup]], run: RecordedRun) -> Markup:
-    """Draw a function's figures; what cannot be drawn is named in its place and costs no more."""
+    """Return all figures that a function draws; if it fails, a note with its name and the error."""
     try:
         with warnings.catch_warnings():
-            # letters that matplotlib's own font lacks: the browser's have them
+            # matplotlib warns of letters that its own font lacks; a browser has others
             warnings.simplefilter("ignore")
             return Markup("").join(function(run))
     except Exception as error:
@@ -133,6 +133,7 @@ def _drawn(function: Callable[[RecordedRun], Iterable[Markup]], run: RecordedRun
 
 
 def _result(run: RecordedRun) -> Markup:
+    """Return the first section: tiles, tables of accuracies and metrics, and of baselines."""
     if not run.rows:
         return _note("No round has been finished yet.")
     shown = Markup('<div class="tiles">{}</div>').format(
@@ -140,23 +141,23 @@ def _result(run: RecordedRun) -> Markup:
     )
     if run.compared:
         text = figures.sentence(run.compared)
-        if run.absent > 0:
-            text += f"; baselines not found beside it: {run.absent}"
+        if run.missing_baselines > 0:
+            text += f"; baselines not found beside it: {run.missing_baselines}"
         shown = _note(text, "note gain") + table(figures.side_by_side(run.compared)) + shown
     return shown + _accuracies(run) + _metrics(run)
 
 
 def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
-    """Return the few figures at the top of the page, each with what it is."""
+    """Return the figures at the top of the page as texts, each with the words below it."""
     tiles = []
-    over = "accuracy over all samples" if run.hides_clients else "mean accuracy"
-    for kind, row in run.last.items():
-        tiles.append((f"{100 * row['accuracy'][kind]['mean']:.1f} %", f"{over}, {kind}"))
-    if run.better:
-        accuracy = run.last[run.better]["accuracy"][run.better]
+    name = "accuracy over all samples" if run.hides_clients else "mean accuracy"
+    for kind, row in run.last_evaluation.items():
+        tiles.append((f"{100 * row['accuracy'][kind]['mean']:.1f} %", f"{name}, {kind}"))
+    if run.better_kind:
+        accuracy = run.last_evaluation[run.better_kind]["accuracy"][run.better_kind]
         if "worst-10%" in accuracy:
             worst = f"{100 * accuracy['worst-10%']:.1f} %"
-            tiles.append((worst, f"worst 10 % of clients, {run.better}"))
+            tiles.append((worst, f"worst 10 % of clients, {run.better_kind}"))
 
     rounds = len(run.rounds)
     planned = run.settings.get("rounds", rounds)
@@ -181,16 +182,17 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     per_unit = PER_UNIT.get(str(run.settings.get("dp")), "")
     if "epsilon" in run.rows[-1]:
         delta = f"{run.settings['dp-delta']:g}"
-        planned = f"planned for the client that the run costs most, δ = {delta}"
-        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}{per_unit}", planned))
-    told = figures.epsilon_of_ledgers(run.rows[-1])
-    if told is not None:
-        counted = "the most that a client's own ledger counts for this run"
-        tiles.append((f"ε = {told:.2f}{per_unit}", counted))
+        words = f"planned for the client that the run costs most, δ = {delta}"
+        tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}{per_unit}", words))
+    of_ledgers = figures.epsilon_of_ledgers(run.rows[-1])
+    if of_ledgers is not None:
+        words = "the most that a client's own ledger counts for this run"
+        tiles.append((f"ε = {of_ledgers:.2f}{per_unit}", words))
     return tiles
 
 
 def _privacy(run: RecordedRun) -> Markup:
+    """Return which protections the run had, and what `protofl audit` found if it was run."""
     lines = each("<p>{}</p>", [(line,) for line in protections(run.settings)])
     if not run.audit:
         return lines
@@ -203,14 +205,15 @@ def _privacy(run: RecordedRun) -> Markup:
 
 
 def _accuracies(run: RecordedRun) -> Markup:
-    if not run.last:
+    """Return the table of accuracies at the last evaluation, a row for each way to predict."""
+    if not run.last_evaluation:
         return Markup("")
     accuracy = {}
     validation = {}
     best = {}
-    for kind, row in run.last.items():
-        each_client = [client["accuracy"] for client in row["clients"].values()]
-        shares = [of_client[kind] for of_client in each_client if kind in of_client]
+    for kind, row in run.last_evaluation.items():
+        by_client = [client["accuracy"] for client in row["clients"].values()]
+        shares = [accuracies[kind] for accuracies in by_client if kind in accuracies]
         accuracy[kind] = row["accuracy"][kind] | fairness(shares)
         if kind in row.get("validation", {}):
             validation[kind] = row["validation"][kind]
@@ -218,11 +221,11 @@ def _accuracies(run: RecordedRun) -> Markup:
         if best_round:
             best[kind] = best_round
 
-    after = next(iter(run.last.values()))["evaluated-after-round"]
+    after = next(iter(run.last_evaluation.values()))["evaluated-after-round"]
     note = (
         f"Test accuracy after round {after} in percent, over the clients (their spread as in "
         "FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with its "
-        f"round, which was {figures.chosen(best.values())}.{run.hidden}"
+        f"round, which was {figures.chosen(best.values())}.{run.note_on_hidden}"
     )
     heads = ("", *ACCURACY_HEADS.values(), "best mean")
     return table(
@@ -231,6 +234,7 @@ def _accuracies(run: RecordedRun) -> Markup:
 
 
 def _metrics(run: RecordedRun) -> Markup:
+    """Return the table of metrics beside accuracy, of the last evaluation that has any."""
     last: Accuracies = {}
     for row in run.rows:
         last = row.get("metrics") or last
@@ -239,12 +243,13 @@ def _metrics(run: RecordedRun) -> Markup:
         return Markup("")
     note = (
         "Metrics beside accuracy at the last evaluation, over the clients that have them."
-        f"{run.hidden}"
+        f"{run.note_on_hidden}"
     )
     return table(Table(("", *MEASURES.values()), rows, note))
 
 
-def _troubles(run: RecordedRun) -> Markup:
+def _lost_replies(run: RecordedRun) -> Markup:
+    """Return the table of replies that were not used and of void rounds; "" before a round."""
     rows: list[tuple[str, str, str, str]] = []
     for row in run.rows:
         where = "final" if row["kind"] == "final" else str(row["round"])
@@ -259,52 +264,60 @@ def _troubles(run: RecordedRun) -> Markup:
         return Markup("<p>None: every reply came in time and was accepted.</p>")
 
     note = "Replies that the server could not use, and why; the rounds went on without them."
-    if len(rows) > MOST_TROUBLES:
-        note += f" {len(rows) - MOST_TROUBLES} more are in metrics.jsonl."
+    if len(rows) > MOST_LOST_REPLIES:
+        note += f" {len(rows) - MOST_LOST_REPLIES} more are in metrics.jsonl."
     heads = ("round", "what", "client", "reason")
-    return table(Table(heads, rows[:MOST_TROUBLES], note), words=True)
+    return table(Table(heads, rows[:MOST_LOST_REPLIES], note), words=True)
 
 
 def _clients(run: RecordedRun) -> Markup:
+    """Return the table of clients: what they said of themselves, and their last accuracies."""
     sizes = list(SIZES)
     if not any("validation-samples" in facts for facts in run.sites.values()):
         sizes.remove("validation-samples")
     names = [size.replace("train-", "training-").replace("-", " ") for size in sizes]
-    heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last)]
+    heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last_evaluation)]
 
     rows = []
     for site, facts in run.sites.items():
         texts = [site, str(facts.get("domain") or "–"), str(facts.get("arch", "–"))]
         for size in sizes:
             texts.append(f"{facts.get(size):,}" if size in facts else "–")
-        for kind, row in run.last.items():
+        for kind, row in run.last_evaluation.items():
             share = row["clients"].get(site, NO_REPLY)["accuracy"].get(kind)
             texts.append("–" if share is None else f"{100 * share:.1f}")
         rows.append(texts)
 
-    shown = table(Table(heads, rows, run.hidden), words=True)
-    return shown if len(rows) <= 20 else _folded(f"{len(rows)} clients", shown)
+    shown = table(Table(heads, rows, run.note_on_hidden), words=True)
+    if len(rows) > 20:
+        return _folded(f"{len(rows)} clients", shown)
+    return shown
 
 
 def _settings(run: RecordedRun) -> Markup:
-    """Show the settings of this run first; the others are folded."""
+    """Return a table of the settings that the run changed, and a folded one of all others."""
     defaults = default_run_config()
-    own = []
+    changed = []
     rest = []
     for key, value in run.settings.items():
         if key in defaults and defaults[key] != value:
-            own.append((key, _value(value), _value(defaults[key])))
+            changed.append((key, _text_of(value), _text_of(defaults[key])))
         else:  # at its default; or without one, in the folder of another version's run
-            rest.append((key, _value(value)))
+            rest.append((key, _text_of(value)))
     shown = Markup("")
-    if own:
-        shown += table(Table(("setting", "value", "default"), own, "Set for this run."), words=True)
+    if changed:
+        heads = ("setting", "value", "default")
+        shown += table(Table(heads, changed, "Set for this run."), words=True)
     others = table(Table(("setting", "value"), rest), words=True)
     return shown + _folded(f"{len(rest)} settings at their defaults", others)
 
 
 def table(shown: Table, words: bool = False) -> Markup:
-    """Show a table in a box that scrolls sideways by itself; ``words`` begin at the left."""
+    """Return a table in a box that scrolls sideways by itself, with its note above.
+
+    ``words`` sets the columns to the left, as for texts; else they are to the right, as for
+    numbers.
+    """
     above = Markup("")
     if shown.note:
         above = Markup('<p class="above">{}</p>').format(shown.note)
@@ -327,7 +340,7 @@ def _folded(title: str, body: Markup) -> Markup:
     return Markup("<details><summary>{}</summary>{}</details>").format(title, body)
 
 
-def _value(value: Scalar) -> str:
+def _text_of(value: Scalar) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "“”" if value == "" else str(value)

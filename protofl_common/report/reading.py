@@ -33,12 +33,13 @@ class StoredPrototypes:
 
 
 class RecordedRun:
-    """One run without what is missing or damaged.
+    """All that the page shows of one run; files that are missing or damaged count as empty.
 
     SettingsError for a folder without settings, or of a later version.
     """
 
     def __init__(self, folder: Path) -> None:
+        """Read the files of a run's folder."""
         files = RunFolder(folder)
         self.folder = folder
         self.name = folder.resolve().name
@@ -50,15 +51,15 @@ class RecordedRun:
         self.summary = files.summary()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
         self.hides_clients = any(_has_only_means(row) for row in self.rows)
-        self.hidden = f" {HIDDEN}" if self.hides_clients else ""
-        self.whose = "all samples" if self.hides_clients else "the clients"  # over which a mean is
+        self.note_on_hidden = f" {HIDDEN}" if self.hides_clients else ""
+        self.averaged_over = "all samples" if self.hides_clients else "the clients"
 
         self.facts = files.sites()
         self.margins = files.margins()
         # of the last round's clients, and of the server after it
         prototypes = folder / "client-prototypes.safetensors"
-        self.client_prototypes = _vectors(prototypes)
-        self.global_prototypes = _vectors(prototypes, "global-")
+        self.client_prototypes = _read_prototypes(prototypes)
+        self.global_prototypes = _read_prototypes(prototypes, "global-")
         self.audit: list[dict[str, Any]] = []  # what `protofl audit` found, if it was asked
         with suppress(OSError, ValueError):
             self.audit = json.loads((folder / AUDIT).read_text(encoding="utf-8"))
@@ -66,21 +67,26 @@ class RecordedRun:
         baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
         # baselines without a result, as when a folder is renamed; the run itself is compared, too
-        self.absent = len(baselines) + 1 - len(self.compared)
+        self.missing_baselines = len(baselines) + 1 - len(self.compared)
 
         self.sites = self._sites()
-        self.last: dict[str, RoundRow] = {}  # way to predict -> its last evaluation
+        self.last_evaluation: dict[str, RoundRow] = {}  # way to predict -> its last evaluation
         for kind in KINDS:
             evaluations = self.evaluations(kind)
             if evaluations:
-                self.last[kind] = evaluations[-1]
+                self.last_evaluation[kind] = evaluations[-1]
         # the way to predict with the better last mean; "" without any
-        self.better = max(
-            self.last, key=lambda kind: self.last[kind]["accuracy"][kind]["mean"], default=""
+        self.better_kind = max(
+            self.last_evaluation,
+            key=lambda kind: self.last_evaluation[kind]["accuracy"][kind]["mean"],
+            default="",
         )
 
     def _sites(self) -> dict[str, SiteFacts]:
-        """Return what is known of each site: of those introduced, and of those with a reply."""
+        """Return the facts of each site, {} for one that replied but was never introduced.
+
+        Sites are in the order of their names.
+        """
         sites = dict(self.facts.get("sites", {}))
         for row in self.rows:
             for site in row["clients"]:
@@ -102,11 +108,13 @@ class RecordedRun:
         return [row for row in self.rows if kind in row["accuracy"]]
 
     def class_name(self, label: int) -> str:
+        """Return the name of a class, or its number where names are not known."""
         classes = self.facts.get("classes", [])
         return str(classes[label]) if label < len(classes) else str(label)
 
     @property
     def title(self) -> str:
+        """The heading of the page, such as "FedProto on mnist"."""
         algo = str(self.settings.get("algo", ""))
         algorithm = self.facts.get("algorithm")
         if not algorithm:
@@ -118,25 +126,28 @@ class RecordedRun:
 
 
 def _has_only_means(row: RoundRow) -> bool:
-    """Return whether secure aggregation left no figure of the spread over clients."""
+    """Return whether an accuracy is a mean alone, as where secure aggregation hides clients."""
     return any("std" not in figures for figures in row["accuracy"].values())
 
 
-def _vectors(path: Path, whose: str = "") -> StoredPrototypes | None:
-    """Read the arrays whose names begin with ``whose``; None where there are none, or damaged."""
+def _read_prototypes(path: Path, prefix: str = "") -> StoredPrototypes | None:
+    """Read prototypes from a file of arrays whose names begin with ``prefix``.
+
+    None where there are none, or the file is missing or damaged.
+    """
     with suppress(OSError, SafetensorError, KeyError), safe_open(path, framework="numpy") as file:
         stored = set(file.keys())
-        if not {whose + "means", whose + "labels"} <= stored:
+        if not {prefix + "means", prefix + "labels"} <= stored:
             return None
-        labels = file.get_tensor(whose + "labels")
+        labels = file.get_tensor(prefix + "labels")
         if not len(labels):
             return None
-        owners = labels * 0
-        if whose + "owners" in stored:
-            owners = file.get_tensor(whose + "owners")
+        owners = np.zeros_like(labels)
+        if prefix + "owners" in stored:
+            owners = file.get_tensor(prefix + "owners")
         facts = file.metadata() or {}
         return StoredPrototypes(
-            values=file.get_tensor(whose + "means").astype(np.float64),
+            values=file.get_tensor(prefix + "means").astype(np.float64),
             labels=labels,
             owners=owners,
             sites=tuple(json.loads(facts["sites"])),

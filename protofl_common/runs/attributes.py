@@ -27,7 +27,10 @@ def pack_attributes(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def tensors_of(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return the tensors of the named attributes themselves, not copies, to be looked at now."""
+    """Return the tensors of the named attributes by the names of a checkpoint's entries.
+
+    They share memory with the attributes: what is kept longer must be copied (`pack_attributes`).
+    """
     tensors = {}
     for name in names:
         for key, value in _entries(name, getattr(owner, name)).items():
@@ -36,7 +39,10 @@ def tensors_of(owner: object, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str, Tensor]) -> None:
-    """Set the attributes of a freshly built ``owner`` to what `pack_attributes` gave."""
+    """Set the named attributes of a freshly built ``owner`` to the ``entries`` of a checkpoint.
+
+    What the owner already has is changed in place where possible, as an optimizer may hold it.
+    """
     for name in names:
         value = getattr(owner, name)
         restored = _restored(value, name, entries)
@@ -45,11 +51,15 @@ def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str
 
 
 def dictionary_in(entries: Mapping[str, Tensor], name: str) -> dict[str, Any]:
-    """Return the dictionary that the attribute ``name`` was, of tensors and dictionaries."""
+    """Return the dictionary that an attribute was, from a checkpoint's ``entries``.
+
+    It may hold tensors, prototypes and dictionaries. {} where it was empty, or is not there.
+    """
     return _tree(_inner(entries, name))
 
 
 def _inner(entries: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the entries below ``name``, as ``NAME/weight``, by the rest of their names."""
     prefix = f"{name}/"
     return {
         key.removeprefix(prefix): tensor
@@ -59,7 +69,12 @@ def _inner(entries: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
-    """Restore in place where possible: an optimizer may hold a reference."""
+    """Return what an attribute was, from the entries of its ``name``.
+
+    ``value`` is what it is in a freshly built owner; it is changed in place and returned where
+    possible, as an optimizer may hold a reference to it. A table of values is built anew, and so is
+    what is None as yet, such as prototypes that come in the first round.
+    """
     inner = _inner(entries, name)
     match value:
         case torch.Generator():
@@ -75,13 +90,17 @@ def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
         case _:
             if inner:
                 return _tree(inner)
-            own = (name, name + _MEANS, name + _LABELS, name + _COUNTS)
-            return _tree({key: entries[key] for key in own if key in entries}).get(name)
+            keys = (name, name + _MEANS, name + _LABELS, name + _COUNTS)
+            return _tree({key: entries[key] for key in keys if key in entries}).get(name)
     return value
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, entries: Mapping[str, Tensor]) -> None:
-    """Load entries such as ``0.momentum_buffer``: a parameter's number, and the state's name."""
+    """Load an optimizer's state from entries such as ``0.momentum_buffer``.
+
+    A name is the number of a parameter and the part of its state. The learning rate and other
+    options stay those of the new optimizer.
+    """
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in entries.items():
         index, _, part = key.partition(".")
@@ -91,16 +110,19 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, entries: Mapping[str, T
 
 
 def _restored_dict(value: dict[str, Any], entries: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Build the dictionary anew, in its order: files sort theirs, and sums go by the order."""
-    new = _tree(entries)
-    for key, each in value.items():
-        if isinstance(each, _IN_PLACE):
-            new[key] = _restored(each, key, entries)
-    return {key: new[key] for key in value | new if key in new}
+    """Return a dictionary of the entries, in which modules, optimizers and generators stay.
+
+    Its keys have the order of ``value``, as files sort theirs, and sums of floats depend on it.
+    """
+    restored = _tree(entries)
+    for key, member in value.items():
+        if isinstance(member, _IN_PLACE):
+            restored[key] = _restored(member, key, entries)
+    return {key: restored[key] for key in value | restored if key in restored}
 
 
 def _entries(name: str, value: Any) -> dict[str, Tensor]:
-    """Return the tensors of one attribute by the names they have in a checkpoint."""
+    """Return the tensors of an attribute, or of a member of one, by their names in a checkpoint."""
     members: Mapping[str, Any]
     match value:
         case None:
@@ -129,6 +151,7 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state of each parameter by names as `_restore_optimizer` reads them."""
     members = {}
     for index, state in optimizer.state_dict()["state"].items():
         for part, value in state.items():
@@ -138,7 +161,10 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Nest tensors by the slashes in their names, and make prototypes of means and labels."""
+    """Nest tensors in dictionaries by the slashes in their names.
+
+    Prototypes are made of entries whose names end in ``:means``, ``:labels`` and ``:counts``.
+    """
     tree: dict[str, Any] = {}
     for key, value in entries.items():
         *path, last = key.split("/")

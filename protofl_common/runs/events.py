@@ -25,7 +25,7 @@ class Event:
     """Whether a run's log has it with the level WARNING."""
 
     def for_programs(self) -> dict[str, Any]:
-        """Return its name and its fields, which JSON can hold once a path is made text."""
+        """Return the event's name and fields in a dictionary; only paths are no values of JSON."""
         fields = {key_of(name): value for name, value in asdict(self).items()}
         return {"event": type(self).__name__, **fields}
 
@@ -95,8 +95,10 @@ class Waiting(Event):
     def __str__(self) -> str:
         awaited = []
         for site, slowest in self.sites.items():
-            usual = f"took up to {human_seconds(slowest)} before" if slowest else "no reply before"
-            awaited.append(f"{site} ({usual})")
+            earlier = "no reply before"
+            if slowest:
+                earlier = f"took up to {human_seconds(slowest)} before"
+            awaited.append(f"{site} ({earlier})")
         so_far = f"  round {self.round}: waiting for {', '.join(awaited)} for"
         closes = f"closes without in {human_seconds(max(0.0, self.seconds_left))}"
         return f"{so_far} {human_seconds(self.seconds)}; {closes}"
@@ -132,8 +134,8 @@ class RoundDone(Event):
             if kind in KINDS:
                 parts.append(f"validation {kind} {_percent(accuracy['mean'])}")
         if "epsilon" in row:
-            told = figures.epsilon_of_ledgers(row)
-            parts.append(figures.describe_epsilon(row["epsilon"], told, row["epsilon-of"]))
+            of_ledgers = figures.epsilon_of_ledgers(row)
+            parts.append(figures.describe_epsilon(row["epsilon"], of_ledgers, row["epsilon-of"]))
         up = human_bytes(row["bytes"]["up"])
         down = human_bytes(row["bytes"]["down"])
         parts.append(f"↑{up} ↓{down}")
@@ -174,7 +176,10 @@ class Failed(Event):
 
     @classmethod
     def of(cls, error: Exception, is_expected: bool) -> "Failed":
-        """Describe an error; ``is_expected``: the user can mend it."""
+        """Describe an error; ``is_expected`` says that the user can mend it.
+
+        Else the event has a traceback, which ends with whose code is at fault (`fault_of`).
+        """
         trace = ""
         if not is_expected:
             trace = "".join(traceback.format_exception(error)) + f"protofl: {fault_of(error)}\n"
@@ -182,7 +187,7 @@ class Failed(Event):
 
     @property
     def reason(self) -> str:
-        """One line."""
+        """The error in one line."""
         if self.traceback:
             return f"failed: {self.kind}: {self.text}"
         return self.text.split("\n")[0]

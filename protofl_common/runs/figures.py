@@ -57,19 +57,19 @@ HIDDEN = (
 
 
 def epsilon_of_ledgers(row: RoundRow) -> float | None:
-    """The largest ε that a client's own ledger counts for the run, None where no client tells it.
+    """Return the largest ε that a client's own ledger counts for this run; None if no client says.
 
-    What all runs together have spent is at the client, and no server is told.
+    What all runs together have cost is in the ledger too, but no server is told.
     """
-    told = [client["epsilon"] for client in row["clients"].values() if "epsilon" in client]
-    return max(told, default=None)
+    reported = [client["epsilon"] for client in row["clients"].values() if "epsilon" in client]
+    return max(reported, default=None)
 
 
 def describe_epsilon(planned: float, of_ledgers: float | None, unit: str) -> str:
-    """Describe ε as it was ``planned`` for the client that the run costs most.
+    """Describe the ε that was ``planned`` for the client that the run costs most.
 
-    ``unit`` says whose it is, as ``dp`` does. Where clients tell what their ledgers count, the
-    largest of these stands beside it.
+    Beside it stands the largest of the clients' own ledgers (`epsilon_of_ledgers`), unless that is
+    None. ``unit`` says whose privacy ε bounds: "sample" or "person", as the setting ``dp``.
     """
     text = f"ε ≤ {planned:.2f}{PER_UNIT[unit]} planned"
     if of_ledgers is not None:
@@ -89,7 +89,10 @@ class Table:
     bold: Collection[tuple[int, int]] = ()  # (row, column) of the best figures, in LaTeX
 
     def on_terminal(self) -> TerminalTable:
-        """Return it for a terminal. Texts are a stranger's: no escapes, no markup."""
+        """Return the table as rich draws it on a terminal.
+
+        Texts may come from strangers, so escape sequences are removed and markup is not read.
+        """
         shown = TerminalTable(title=self.title or None, caption=self.note or None)
         for number, head in enumerate(self.heads):
             text = Text(printable(head))
@@ -100,13 +103,13 @@ class Table:
         return shown
 
     def as_text(self) -> str:
-        """Return it 100 columns wide, for a log."""
+        """Return the table as plain text of 100 columns, for a log."""
         text = io.StringIO()
         Console(file=text, width=100).print(self.on_terminal())
         return text.getvalue().rstrip()
 
     def as_markdown(self) -> Iterator[str]:
-        """Yield its lines, without note and title."""
+        """Yield the lines of the table in Markdown, without note and title."""
         marks = ["---" if number in self.words else "---:" for number in range(len(self.heads))]
         yield _markdown_row(self.heads)
         yield f"|{'|'.join(marks)}|"
@@ -114,16 +117,16 @@ class Table:
             yield _markdown_row(row)
 
     def as_latex(self) -> str:
-        """Return a ``tabular`` for ``\\input``, below the note.
+        """Return a LaTeX ``tabular`` for ``\\input``, with the note as a comment above it.
 
         It has the rules of the package booktabs where that is loaded, else plain ones.
         """
         rows = [[_with_minus(text) for text in row] for row in self.rows]
-        # tabulate would escape \textbf{…}: one character stands for it until tabulate is done
+        # tabulate would escape \textbf{…}: marks stand for it until `IN_LATEX` replaces them
         for row, column in self.bold:
             rows[row][column] = BOLD + rows[row][column] + END_OF_BOLD
         columns = range(len(self.heads))
-        blank = ["" for _ in columns]  # without any row tabulate forgets the columns
+        blank = ["" for _ in columns]  # without any row tabulate would drop the columns
         tabular = tabulate(
             rows or [blank],
             [_with_minus(head) for head in self.heads],
@@ -138,11 +141,13 @@ class Table:
 
 
 def _markdown_row(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
+    """Return a row of a Markdown table, in whose texts bars are escaped."""
+    escaped = [text.replace("|", "\\|") for text in texts]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _with_minus(text: str) -> str:
-    """Make a minus of each hyphen that no letter or digit precedes."""
+    """Replace a hyphen by a minus where a letter or digit follows, and none comes before."""
     return re.sub(r"\B-\b", "−", text)
 
 
@@ -158,16 +163,16 @@ def cells(
     factor: int = 100,
     digits: int = 2,
 ) -> list[str]:
-    """Show these figures as text, shares in percent by default, variances in points².
+    """Return the named figures as texts: multiplied by ``factor``, which makes shares percent.
 
-    A figure that is hidden is "–".
+    A variance of shares is always in points². A figure that is not there is "–".
     """
     texts = []
     for name in names:
         if name not in figures:
             texts.append("–")
         elif name == "variance":
-            texts.append(f"{10_000 * figures[name]:.1f}")
+            texts.append(f"{100**2 * figures[name]:.1f}")
         else:
             texts.append(f"{factor * figures[name]:.{digits}f}")
     return texts
@@ -179,7 +184,11 @@ def accuracy_rows(
     validation: Accuracies,
     names: Iterable[str] = MEASURES,
 ) -> list[list[str]]:
-    """Return a row for each way to predict, the best at its end, and one on validation data."""
+    """Return the rows of a table of accuracies: a name, the figures ``names``, and the best mean.
+
+    There is one for each way to predict, with one below it where there is validation data, on which
+    no best mean is given.
+    """
     rows = []
     for kind, figures in accuracy.items():
         best_mean = short_best(best[kind]) if kind in best else "–"
@@ -190,9 +199,10 @@ def accuracy_rows(
 
 
 def metric_rows(metrics: Accuracies, digits: int) -> list[list[str]]:
-    """Return a row for each metric beside accuracy, but for recalls of classes.
+    """Return the rows of a table of metrics: a name and the `MEASURES` over clients.
 
-    Accuracies of new clients are among them, in percent.
+    Recalls of single classes are left out. Accuracies of new clients are among the metrics, and
+    shown in percent; others have so many ``digits``.
     """
     rows = []
     for name, figures in metrics.items():
@@ -206,30 +216,31 @@ def metric_rows(metrics: Accuracies, digits: int) -> list[list[str]]:
 
 
 def short_best(best: Best) -> str:
-    """``"75.00 @3"``: percent, and after which round; `chosen` says on which data."""
+    """Return the best mean in percent and its round, such as "75.00 @3"."""
     return f"{100 * best['mean']:.2f} @{best['after-round']}"
 
 
 def best_text(best: Best) -> str:
+    """Return the best mean, its round, and on which data the round was chosen."""
     return f"{short_best(best)} ({chosen([best])})"
 
 
 def chosen(best: Iterable[Best]) -> str:
-    """Say on which data these were chosen."""
+    """Say on which data these rounds were chosen as the best; "not found" without any."""
     texts = {f"chosen on {result.get('chosen-on', 'test')} data" for result in best}
     return " and ".join(sorted(texts)) or "not found"
 
 
 def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], float]:
-    """Return bytes up and down, replies by `TROUBLE`, and seconds, over all rows.
+    """Return sums over all rows: bytes up and down, lost replies by `TROUBLE`, and seconds.
 
-    One that was missing in its round and counted in a later one is not lost.
+    A reply that was missing in its round, but counted in a later one, is not lost.
     """
     sizes = dict.fromkeys(("up", "down"), 0)
     lost: dict[str, int] = dict.fromkeys(TROUBLE, 0)
     for row in rows:
-        for way in sizes:
-            sizes[way] += row["bytes"][way]
+        for direction in sizes:
+            sizes[direction] += row["bytes"][direction]
         for kind in TROUBLE:
             lost[kind] += len(row[kind])
         lost["missing"] -= len(row.get("counted-late", {}))
@@ -238,7 +249,7 @@ def totals(rows: Sequence[RoundRow]) -> tuple[dict[str, int], dict[str, int], fl
 
 
 def final_table(summary: Summary) -> Table:
-    """Show the accuracies after the last round, and below them what the run cost.
+    """Return a run's final table: accuracies and metrics, and in the note what the run cost.
 
     The note also says on which data the best round was chosen, and how many replies were lost.
     """
@@ -257,9 +268,9 @@ def final_table(summary: Summary) -> Table:
     down = human_bytes(summary["bytes"]["down"])
     costs = [f"{up} up, {down} down", human_seconds(summary["seconds"])]
     if "epsilon" in summary:
-        told = summary.get("epsilon-of-ledgers")
+        of_ledgers = summary.get("epsilon-of-ledgers")
         unit = str(summary["settings"]["dp"])
-        costs.insert(0, describe_epsilon(summary["epsilon"], told, unit))
+        costs.insert(0, describe_epsilon(summary["epsilon"], of_ledgers, unit))
     costs.append(f"lost replies: {', '.join(lost) or 'none'}")
     notes.append(" · ".join(costs))
 
@@ -278,7 +289,7 @@ def final_table(summary: Summary) -> Table:
 
 
 def audit_table(findings: Sequence[dict[str, Any]]) -> Table:
-    """Show what `protofl audit` has found."""
+    """Return a table of the attacks that `protofl audit` tried, and how much each found out."""
     rows = []
     for attack in findings:
         above = " (above chance)" if attack["above_chance"] else ""
@@ -310,7 +321,7 @@ NETWORKS_NOTE = (
 
 
 def compared(folder: Path, baselines: Iterable[str]) -> list[Summary]:
-    """Return the baselines that have a result, in their order, and at the end the run itself.
+    """Return the summaries of a run's ``baselines`` that have an accuracy, and then the run's own.
 
     [] where the run itself has none.
     """
@@ -326,12 +337,12 @@ def compared(folder: Path, baselines: Iterable[str]) -> list[Summary]:
 
 
 def by_head(figures: Mapping[str, Figure]) -> Figure:
-    """Return the entry of the head where there is one, else that of prototypes."""
+    """Return the figure by a model's head where there is one, else that by prototypes."""
     return figures["head"] if "head" in figures else figures["prototype"]
 
 
 def is_alone(run: Summary) -> bool:
-    """Return whether its clients trained alone."""
+    """Return whether the clients of this run trained alone, without a federation."""
     return run["settings"]["algo"] == "local"
 
 
@@ -341,9 +352,10 @@ def networks(run: Summary) -> dict[str, str]:
 
 
 def harmed(runs: Sequence[Summary]) -> str:
-    """Say how many clients each run leaves worse off than training alone, client by client.
+    """Say how many clients each run leaves with a lower accuracy than they have alone.
 
-    Clients count that have the same network in both. "" without a run of clients alone.
+    Only clients with the same network in both runs are compared. The sentence begins with a blank;
+    it is "" if none of ``runs`` is of clients alone.
     """
     alone = next((run for run in runs if is_alone(run)), None)
     if alone is None:
@@ -368,14 +380,15 @@ def harmed(runs: Sequence[Summary]) -> str:
 
 
 def counted(names: Iterable[str]) -> str:
-    """``"6 × cnn4, 4 × htcnn-3"``."""
+    """Say how often each name occurs, such as "6 × cnn4, 4 × htcnn-3", in the order of names."""
     return ", ".join(f"{number} × {name}" for name, number in sorted(Counter(names).items()))
 
 
 def sentence(runs: Sequence[Summary]) -> str:
-    """``"alone 36.1 %, FedProto 73.4 %; 96 MB exchanged"``, by the last run.
+    """Say in a line how good each run is, and how much the last one exchanged.
 
-    Prototypes have a figure of their own where they are more than a point above the head.
+    Such as "alone 36.1 %, FedProto 73.4 %; 96 MB exchanged". The figure is the head's, if there is
+    one; that of prototypes stands beside it where it is more than a point higher.
     """
     texts = []
     for run in runs:
@@ -394,7 +407,10 @@ def sentence(runs: Sequence[Summary]) -> str:
 
 
 def side_by_side(runs: Sequence[Summary]) -> Table:
-    """Compare runs of the same clients with each other and, on equal networks, with Local."""
+    """Return a table of runs of the same clients, with the gain of each over clients alone.
+
+    The gain is given only where clients have the same networks as alone.
+    """
     alone = next((run for run in runs if is_alone(run)), None)
     rows = []
     is_hidden = False

@@ -222,7 +222,10 @@ Summary = TypedDict(
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn what malformed figures raise inside into a SettingsError that begins with ``what``."""
+    """Turn what malformed figures raise in the block into a SettingsError.
+
+    Its text begins with ``what``. Which errors malformed figures may raise is in `MALFORMED`.
+    """
     try:
         yield
     except SettingsError:
@@ -232,7 +235,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def unused_replies(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
-    """List the replies that are not used: kind, site and reason."""
+    """Yield kind, site and reason of each reply of a round that was not used."""
     for kind in TROUBLE:
         sites = row[kind]
         for site in sites:
@@ -243,7 +246,7 @@ def unused_replies(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
 
 
 def baseline_folder(run: Path, algo: str) -> Path:
-    """Return where a baseline of a run keeps its own."""
+    """Return the folder of a baseline, which is beside that of its run."""
     return run.with_name(f"{run.name}-{algo}")
 
 
@@ -261,7 +264,7 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """The file beside it that a process at work on it locks."""
+        """The file, beside the folder, that a process locks which works in the folder."""
         return self.path.parent / f".{self.path.name}.lock"
 
     def settings(self) -> Config:
@@ -309,7 +312,7 @@ class RunFolder:
         return summary
 
     def check_division(self, partition: str) -> None:
-        """Raise SettingsError where its clients had other samples than this version gives them."""
+        """Raise SettingsError if this version divides the samples otherwise than the run did."""
         begun = self.summary() or self.sites()
         if begun and begun.get("division", 1) != PARTITIONS[partition].version:
             raise SettingsError(
@@ -324,15 +327,17 @@ class RunFolder:
     def write(
         self, file: str, content: Sites | Summary | Awaited, indent: int | None = None
     ) -> None:
-        """Replace a JSON file."""
+        """Replace a JSON file by this content and the number of the format."""
         text = json.dumps({"format": FORMAT, **content}, indent=indent, ensure_ascii=False)
         write_text(self.path / file, text + "\n")
 
     def drop_margins_after(self, last: int) -> None:
-        """Remove half a line left by a kill, and margins of later rounds, which will run again."""
+        """Remove the rows of ``prototypes.jsonl`` of rounds after ``last``, which will run again.
+
+        Half a line, which a kill has left, goes too.
+        """
         path = self.path / MARGINS
         if path.exists():
-            # half a line is no JSON, so `margins` does not return it
             kept = [_json_line(row) for row in self.margins() if row["round"] <= last]
             write_text(path, "".join(kept))
 
@@ -347,29 +352,28 @@ def _json_line(row: RoundRow | MarginRow) -> str:
 
 
 def _read(path: Path, *, latest_first: bool = False) -> Iterator[Any]:
-    """Yield the JSON objects in a file, maybe the last first.
+    """Yield the JSON objects in a file, of ``.jsonl`` one for each line; none if it is missing.
 
-    SettingsError for one of a later format.
-
-    A line that is still being written is left out. A stranger's file may hold numbers and nests
-    without end, which count as damaged.
+    What is no JSON object is left out: a line that is still being written, or a stranger's numbers
+    or nested lists of any length. SettingsError for an object of a later format.
     """
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
-        parts: Iterable[str] = file
+        texts: Iterable[str] = file
         if path.suffix != ".jsonl":
-            parts = [file.read()]
+            texts = [file.read()]
         elif latest_first:
-            parts = reversed(file.readlines())
-        for part in parts:
+            texts = reversed(file.readlines())
+        for text in texts:
             content = None
             with suppress(ValueError, RecursionError):
-                content = json.loads(part)
+                content = json.loads(text)
             if isinstance(content, dict):
                 _check_format(path, content.get("format", FORMAT))
                 yield content
 
 
 def _check_format(path: Path, number: Any) -> None:
+    """Raise SettingsError for a file of a later version, or whose format is no number."""
     if not isinstance(number, int) or number > FORMAT:
         raise SettingsError(
             f"{path} has format {number!r}, of a later version; this one reads up to {FORMAT}"

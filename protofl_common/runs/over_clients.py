@@ -28,12 +28,11 @@ def over_clients(
     """Return what the papers report of per-client accuracies in [0, 1], clients in any order.
 
     ``mean`` (as the papers average), ``weighted`` (by test samples), ``worst-10%`` (mean of the
-    worst tenth of the clients, at least one), ``std`` (population). Empty input gives an empty
-    dict.
+    worst tenth of the clients, at least one), ``std`` (population). {} without any accuracy.
 
     If so many clients may be ``liars``, and there are more than twice as many clients, then also
-    ``trimmed``: the mean without that many of the largest and of the smallest accuracies. By it the
-    best round is chosen.
+    ``trimmed``: the mean without that many of the largest and of the smallest accuracies, by which
+    the best round is chosen.
     """
     if not accuracies:
         return {}
@@ -59,9 +58,10 @@ def over_clients(
 
 
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
-    """Say how accuracies in [0, 1] spread over the clients, as a population; {} of none.
+    """Return how accuracies in [0, 1] spread over the clients, as FedPCL's Tables 12 and 13 do.
 
-    The figures of FedPCL, Tables 12 and 13.
+    That are the means of the worst and best parts of the clients, and std and variance of the
+    population. {} without any accuracy.
     """
     if not accuracies:
         return {}
@@ -74,7 +74,7 @@ def fairness(accuracies: Sequence[float]) -> dict[str, float]:
 
 
 def mean_of_part(accuracies: Sequence[float], part: str) -> float:
-    """Return the mean over the ``worst-N%`` or ``best-N%`` of the clients, at least one."""
+    """Return the mean over a part of the clients, ``worst-N%`` or ``best-N%``, at least one."""
     end, _, percent = part.rstrip("%").partition("-")
     ordered = sorted(accuracies, reverse=end == "best")
     clients = max(1, len(accuracies) * int(percent) // 100)
@@ -146,7 +146,7 @@ def best_of(rows: Sequence[RoundRow], kind: str) -> Best | None:
 
 
 def measured(rows: Sequence[RoundRow]) -> set[str]:
-    """Return the names of the accuracies and metrics on test data."""
+    """Return the names of the accuracies and metrics on test data that any of the rows has."""
     names: set[str] = set()
     for row in rows:
         names.update(row["accuracy"], row.get("metrics", {}))
@@ -154,9 +154,9 @@ def measured(rows: Sequence[RoundRow]) -> set[str]:
 
 
 def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
-    """Return the row's figures by the names that a table gives them.
+    """Return all accuracies and metrics of a row by one name each.
 
-    ``head``, ``head/auc``, ``validation/head``.
+    Such as ``head``, ``head/auc``, ``validation/head``.
     """
     figures: dict[str, Any] = {**row["accuracy"], **row.get("metrics", {})}
     for name, figure in row.get("validation", {}).items():
@@ -170,7 +170,10 @@ def in_percent(name: str) -> bool:
 
 
 def data_warnings(sites: Sites) -> Iterator[str]:
-    """Warn of classes that are trained on, but tested nowhere, as far as sites count samples."""
+    """Yield a warning if classes are trained on, but tested nowhere.
+
+    Only sites that tell how many samples of each class they have are looked at.
+    """
     counted = [facts for facts in sites.get("sites", {}).values() if "test-classes" in facts]
     trained = _sums(facts["train-classes"] for facts in counted)
     tested = _sums(facts["test-classes"] for facts in counted)
@@ -183,14 +186,17 @@ def data_warnings(sites: Sites) -> Iterator[str]:
 
 
 def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
-    """Add the samples of each class over the sites."""
+    """Return the samples of each class over all sites, of each of which ``counts`` has a list."""
     return [sum(of_class) for of_class in zip(*counts, strict=True)]
 
 
 def outcome_warnings(
     rows: Sequence[RoundRow], final: RoundRow, sites: Sites, metrics: str = ""
 ) -> Iterator[str]:
-    """Warn of what makes a finished run's figures doubtful; ``metrics`` is the run's setting."""
+    """Yield warnings of what makes a finished run's figures doubtful.
+
+    ``final`` is the row of the final evaluation, ``metrics`` the run's setting.
+    """
     outcome = _Outcome(rows, final, sites, metrics)
     for warnings in OUTCOME_WARNINGS:
         yield from warnings(outcome)
@@ -213,6 +219,7 @@ class _Outcome:
 
 
 def _idle_rounds(outcome: _Outcome) -> Iterator[str]:
+    """Warn of void rounds, whose replies were not merged."""
     rounds = [row for row in outcome.rows if row["kind"] == "round"]
     idle = [row for row in rounds if row["void"]]
     if idle:
@@ -222,6 +229,7 @@ def _idle_rounds(outcome: _Outcome) -> Iterator[str]:
 
 
 def _lost_replies(outcome: _Outcome) -> Iterator[str]:
+    """Warn of replies that failed or were refused, but for those that the run let fail."""
     lost = []
     for row in outcome.rows:
         reasons = row["failed"] | row["refused"]
@@ -232,6 +240,7 @@ def _lost_replies(outcome: _Outcome) -> Iterator[str]:
 
 
 def _missing_accuracies(outcome: _Outcome) -> Iterator[str]:
+    """Warn of clients without an accuracy in the final evaluation."""
     silent = []
     for site, client in outcome.final["clients"].items():
         if not client["accuracy"] and not client.get("metrics"):
@@ -246,17 +255,19 @@ def _missing_accuracies(outcome: _Outcome) -> Iterator[str]:
 
 
 def _missing_metrics(outcome: _Outcome) -> Iterator[str]:
+    """Warn of clients that have an accuracy, but not a metric that was asked for."""
     for metric in names_in(outcome.metrics):
         without = []
         for site in outcome.tested:
-            found = outcome.final["clients"][site].get("metrics", {})
-            if not any(f"/{metric}" in name for name in found):
+            metrics = outcome.final["clients"][site].get("metrics", {})
+            if not any(f"/{metric}" in name for name in metrics):
                 without.append(site)
         if without:
             yield f"no {metric} of {', '.join(without)} ({FEW_TESTED})"
 
 
 def _collapses(outcome: _Outcome) -> Iterator[str]:
+    """Warn if the accuracy at the end is `COLLAPSE` or more below that of the best round."""
     for kind, figures in outcome.final["accuracy"].items():
         best = best_of(outcome.rows, kind)
         at_end = figures["mean"]
@@ -269,7 +280,7 @@ def _collapses(outcome: _Outcome) -> Iterator[str]:
 
 
 def _guesses(outcome: _Outcome) -> Iterator[str]:
-    """Warn of accuracies that are had by naming each client's most frequent class."""
+    """Warn of accuracies that one also gets by always naming each client's most frequent class."""
     shares = []
     for site in outcome.tested:
         counts = outcome.sites.get("sites", {}).get(site, {}).get("test-classes", [])
@@ -279,7 +290,7 @@ def _guesses(outcome: _Outcome) -> Iterator[str]:
         return
     guess = statistics.fmean(shares)
     for kind, figures in outcome.final["accuracy"].items():
-        if figures["mean"] <= guess + 1e-9:
+        if figures["mean"] <= guess + 1e-9:  # equal but for rounding counts, too
             yield (
                 f"accuracy by {kind} is {100 * figures['mean']:.1f} %, no better than a guess: "
                 f"always naming each client's most frequent class is right for {100 * guess:.1f} %"

@@ -25,7 +25,10 @@ class ClientFiles:
 
     @classmethod
     def since(cls, folder: Path, known: Listing) -> "ClientFiles":
-        """Read the files of which the copy has another version than ``known``, or none."""
+        """Read the files of a folder that are not as its copy elsewhere has them.
+
+        ``known`` is what the copy has.
+        """
         listing = listed(folder)
         content = {}
         for name, version in listing.items():
@@ -34,7 +37,10 @@ class ClientFiles:
         return cls(frozenset(listing), content)
 
     def put_into(self, folder: Path) -> None:
-        """Make the copy the same: write what it lacks, and remove what the folder does not have."""
+        """Make a copy in ``folder`` the same as the folder that these files are of.
+
+        What the copy lacks is written; files that the other folder does not have are removed.
+        """
         for name, content in self.content.items():
             with replacing(folder / name, private=True, durable=False) as beside:
                 beside.write_bytes(content)
@@ -43,7 +49,7 @@ class ClientFiles:
 
 
 def listed(folder: Path) -> Listing:
-    """List the files of a folder, which may not be there."""
+    """List the files of a folder; {} where there is no such folder."""
     if not folder.is_dir():
         return {}
     files = {}
@@ -55,14 +61,14 @@ def listed(folder: Path) -> Listing:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove copies of which all processes have ended, as after a kill, or Ctrl-C."""
+    """Remove the copies below ``folder`` whose processes have all ended, as by a kill or Ctrl-C."""
     for file in folder.glob(f"protofl-*/{IN_USE}"):
-        # another user's, or one in use
+        # an OSError: it is another user's, or a process still has the lock
         with suppress(OSError), open(file, opener=_without_waiting) as in_use:
             fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(file.parent)
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file that another user may have made: opening a FIFO would never end."""
+    """Open a file that another user may have made as a FIFO, which would make opening wait."""
     return os.open(path, flags | os.O_NONBLOCK)

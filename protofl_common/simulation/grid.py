@@ -52,7 +52,11 @@ class LocalGrid(Grid):
         executor: Executor | None = None,
         threads: int = 1,
     ) -> None:
-        be_server_of(run_id)
+        """Become the server of a run of these ``nodes``: node id -> its node config.
+
+        ``threads`` are those with which each client computes.
+        """
+        be_server_of(run_id)  # Flower takes a message's run from the process
         self.run_id = run_id
         self.run_config = dict(run_config)
         self.nodes = dict(nodes)
@@ -74,6 +78,7 @@ class LocalGrid(Grid):
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Let clients answer, and return the messages' ids; without an executor they do it now."""
         keys = []
         for message in list(messages):
             key = str(uuid.uuid4())
@@ -89,6 +94,7 @@ class LocalGrid(Grid):
         return keys
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return, once, the replies to these messages that are there."""
         ready = []
         for key in message_ids:
             if key in self._replies and self._replies[key].done():
@@ -102,6 +108,7 @@ class LocalGrid(Grid):
 
 
 def _reply(reply: Future[Message]) -> Message:
+    """Wait for a reply; OSError, and no pool any more, if a process of the pool has died."""
     try:
         return reply.result()
     except BrokenProcessPool as error:
@@ -116,13 +123,13 @@ def _reply(reply: Future[Message]) -> Message:
 def answer(
     message: Message, run_id: int, node: Values, run_config: Values, threads: int = 1
 ) -> Message:
-    """Return a client's reply, computed with so many threads.
+    """Let the client of a ``node`` answer a message in this process, and return its reply.
 
-    Where there are several GPUs, it is computed on that of this process.
+    It computes with so many ``threads``. Of several GPUs each process of the pool uses one.
     """
     from client_app.app import app
 
-    identity = current_process()._identity  # () in the process that started the others
+    identity = current_process()._identity  # (number,) in a process of the pool, else ()
     if identity and run_config["device"] != "cpu" and torch.cuda.device_count() > 1:
         torch.cuda.set_device(identity[0] % torch.cuda.device_count())
     threads_before = torch.get_num_threads()
@@ -138,12 +145,13 @@ def answer(
 
 
 def introduced(run_config: Values, node: Values) -> SiteCard:
-    """Let a client introduce itself, as before the first round; SettingsError: it cannot take part.
+    """Let the client of a ``node`` introduce itself, as before the first round; return its card.
 
-    It reads its data, and tries its model.
+    It reads its data, and tries its model. SettingsError if it cannot take part.
     """
     with_halves()
-    grid = LocalGrid(run_config, {1: node}, run_id=1)  # first: a message asks Flower for its run
+    # before a message is made, which asks Flower for the run of this server
+    grid = LocalGrid(run_config, {1: node}, run_id=1)
     content = RecordDict({**pack_settings(digest_of(run_config))})
     (reply,) = grid.send_and_receive([Message(content, 1, MessageType.QUERY)])
     if reply.has_error():
@@ -202,7 +210,11 @@ def simulate(
 
 
 def attempt(run_config: Values, federation: Values, on_event: OnEvent) -> Path | Failed:
-    """Run a federation of Flower's config; return the folder of its results, or the last event."""
+    """Run a federation, and return the folder of its results, or the event of its failure.
+
+    ``federation`` has Flower's options, such as ``num-supernodes``. No error is raised: each is
+    given to ``on_event`` as a `Failed`.
+    """
     from server_app.app import EXPECTED
 
     clients = int(federation["num-supernodes"])

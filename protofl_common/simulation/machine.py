@@ -25,9 +25,11 @@ MOST_CLIENTS_ON_A_GPU = 8  # at a time: it has enough to do then
 
 
 def engine_for(federation: Values, device: str) -> "tuple[int, Cluster | None]":
-    """Return how many processes of this machine simulate clients, or the cluster that does.
+    """Start what simulates clients: processes of this machine, or those of a Ray cluster.
 
-    Processes are started, or the cluster is connected with, unless they are there.
+    Return how many processes there are on this machine, and the cluster, None without one. What
+    was started before is used again. ``federation`` has Flower's options, and ours for a cluster;
+    ``device`` is the setting.
     """
     address = str(federation.get(CLUSTER, ""))
     if not address:
@@ -41,7 +43,10 @@ def engine_for(federation: Values, device: str) -> "tuple[int, Cluster | None]":
 
 
 def _check_reachable(address: str) -> None:
-    """SettingsError where nobody listens: Ray would try for minutes, and then end the process."""
+    """Raise SettingsError where nobody listens at a HOST:PORT.
+
+    Ray would try for minutes, and then end this process.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise SettingsError(
@@ -56,9 +61,10 @@ def _check_reachable(address: str) -> None:
 
 
 def workers_for(federation: Values, device: str) -> int:
-    """Start the processes that simulate clients, and return how many.
+    """Start as many processes as processors and GPUs have room for, and return how many.
 
-    They are as many as processors and GPUs have room for.
+    With 1 none is started: this process simulates the clients. A share of a GPU of 0 hides all
+    GPUs from this process and those.
     """
     cores = 1
     if sys.platform == "linux":
@@ -82,9 +88,13 @@ def workers_for(federation: Values, device: str) -> int:
 
 
 def _clients_on(gpus: list[tuple[str, int]], share: Scalar | None) -> int:
-    """Return how many clients may work at once, by their ``share`` of a GPU or by free memory."""
+    """Return how many clients may work at once, by their ``share`` of a GPU or by free memory.
+
+    ``gpus`` are names and free megabytes. Without a share, all GPUs get as many as the one with the
+    least free memory.
+    """
     if share:
-        return int(len(gpus) / float(share) + 1e-6)
+        return int(len(gpus) / float(share) + 1e-6)  # rounding of the share must not lose one
     least_free = min(free_megabytes for _, free_megabytes in gpus)
     clients = min(MOST_CLIENTS_ON_A_GPU, least_free // CLIENT_MEGABYTES)
     return max(1, clients) * len(gpus)
@@ -92,14 +102,16 @@ def _clients_on(gpus: list[tuple[str, int]], share: Scalar | None) -> int:
 
 @cache
 def _say(text: str) -> None:
+    """Print a text to stderr, once in this process."""
     print(text, file=sys.stderr)
 
 
 @cache
 def visible_gpus(device: str) -> list[tuple[str, int]]:
-    """Return name and free megabytes of the NVIDIA GPUs that ``device`` lets clients use.
+    """Return name and free megabytes of each NVIDIA GPU that the setting ``device`` allows.
 
-    CUDA is not asked.
+    The program nvidia-smi says so, as forks of a process that has asked CUDA cannot use it. []
+    where there is no such program, or its answer cannot be read.
     """
     program = shutil.which("nvidia-smi")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

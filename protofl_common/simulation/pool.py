@@ -16,11 +16,11 @@ PR_SET_PDEATHSIG = 1  # Linux: the signal that a process gets when its parent ha
 
 @cache
 def pool(workers: int) -> ProcessPoolExecutor:
-    """Return the processes that simulate clients, forked once for all runs of this process.
+    """Start the processes that simulate clients, once for all runs of this process.
 
-    A fork has PyTorch imported already. It must come before this process computes with several
-    threads, or has one that draws on the screen: no fork survives their locks. CUDA in use does
-    not survive it either.
+    They are forked, so that PyTorch is imported already. That must happen before this process
+    computes with several threads, or has one that draws on the screen: a fork would wait forever
+    for their locks. Where CUDA is in use, which no fork can use then, new processes are started.
     """
     import torch._dynamo  # optimizers import it: 155 MB, which forks share
 
@@ -34,7 +34,7 @@ def pool(workers: int) -> ProcessPoolExecutor:
 
 
 def _begin() -> None:
-    """Leave Ctrl-C to the parent, and die with it, however it ends."""
+    """Prepare a process of the pool: it leaves Ctrl-C to its parent, and ends when that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for kind in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(kind, signal.SIG_DFL)

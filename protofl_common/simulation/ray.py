@@ -74,7 +74,11 @@ class NodeFacts:
 
     @classmethod
     def of(cls, run_config: Values) -> "NodeFacts":
-        """Look at this machine; SettingsError or DataError where the data cannot be read here."""
+        """Return the facts of this machine, whose data are read for it.
+
+        SettingsError or DataError where that fails. A callback acts at the server alone, so its
+        code may differ.
+        """
         allow_named(run_config)
         settings = Settings.from_run_config(run_config)
         data = open_data(settings.data)
@@ -97,7 +101,11 @@ class Worker:
     """A process on a node, which answers for one client at a time."""
 
     def __init__(self, folder: str, copies: str) -> None:
-        """Begin, in the ``folder`` of the command if this machine has it: paths may be relative."""
+        """Prepare the process: a folder for copies, locked as in use.
+
+        ``folder`` is where the command runs; the process works in it if this machine has it, as
+        paths of settings may be relative. ``copies`` is the name of a temporary folder.
+        """
         with_halves()
         if os.path.isdir(folder):
             os.chdir(folder)
@@ -113,7 +121,11 @@ class Worker:
     def answer(
         self, answer: Answer, question: "_Question", names: list[str], *records: Any
     ) -> tuple[Message, ClientFiles]:
-        """Answer for a client, beside its files, which come from the folder of its run."""
+        """Return a client's reply, and those of its files that the answer has changed.
+
+        The client's folder here is made the same as on the machine of the command before.
+        ``records`` are the content of the message by ``names``; Ray has brought their arrays.
+        """
         message = question.message
         message.content = RecordDict(dict(zip(names, records, strict=True)))
         out_dir = self.copies / digest(question.run_config["out-dir"])
@@ -136,7 +148,7 @@ class Worker:
 
 
 def _processor(device: str) -> str:
-    """Return on what clients compute here: the last digits of figures depend on it."""
+    """Return the name of what clients compute on, on which the last digits of figures depend."""
     if device.startswith(("auto", "cuda")) and torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"{platform.machine()} with {torch.backends.cpu.get_cpu_capability()}"
@@ -189,6 +201,7 @@ class Cluster:
     """
 
     def __init__(self, address: str, cpus: int, gpus: float | None) -> None:
+        """Connect with the cluster; SettingsError if that fails. `begin` starts processes."""
         _connect(address)
         self.address = address
         self.cpus = cpus
@@ -244,7 +257,7 @@ class Cluster:
         """Remove the copies of clients' folders from all nodes.
 
         A node that does not do so within `WAIT_SECONDS` is not waited for. It removes them later,
-        or the next process that begins there does (`_remove_abandoned`).
+        or the next process that begins there does (`remove_abandoned`).
         """
         with self._changed:
             self._copy_of_folder.clear()
@@ -267,7 +280,10 @@ class Cluster:
         _clusters.clear()
 
     def _start_workers(self) -> None:
-        """Start the processes that nodes have room for and lack, as those that have joined."""
+        """Start the processes that nodes have room for and do not have, as nodes may have joined.
+
+        Each gets a thread of this process, which hands it tasks.
+        """
         on_cluster = ray.remote(Worker)
         for facts in _alive():
             gpus = self._share_on(facts["Resources"])
@@ -287,13 +303,13 @@ class Cluster:
         return f"protofl-{self._secret}-{node.id}"
 
     def _share_on(self, resources: Config) -> float:
-        """Return which share of a GPU each client gets on a node."""
+        """Return which share of a GPU a client gets on a node: by default one, if there is any."""
         if self.gpus is None:
             return min(1.0, float(resources.get("GPU", 0)))
         return self.gpus
 
     def _facts_of_nodes(self, run_config: Values) -> dict[_Node, NodeFacts | str]:
-        """Ask each node; the text says why one does not answer."""
+        """Return the facts of each node, or a text that says why it does not answer."""
         asked = {}
         for node in list(self.nodes.values()):
             asked[node.first_worker.facts.remote(dict(run_config))] = node
@@ -416,10 +432,11 @@ class Cluster:
                 self._changed.notify_all()
 
     def _best_task(self, node: _Node) -> _Task | None:
+        """Return the task that a process of this node shall take; None where it shall wait."""
         free = None
         for task in self._tasks:
             untried = [each for each in self.nodes.values() if each not in task.died_on]
-            if node in task.died_on and untried:  # all of the node may be lost
+            if node in task.died_on and untried:  # the whole node may be lost: others try first
                 continue
             home = self._home_of(task)
             if home is node:
@@ -429,15 +446,16 @@ class Cluster:
         return free
 
     def _home_of(self, task: _Task) -> _Node | None:
+        """Return the node that has a copy of the folder of the task's client, if any has."""
         if task.folder is None or task.folder not in self._copy_of_folder:
             return None
         home, _ = self._copy_of_folder[task.folder]
         return home
 
     def _lose(self, node: _Node, index: int, task: _Task, error: RayActorError) -> None:
-        """Let other processes do the task of one that has died, or whose node is lost.
+        """Give up a process that has died, or whose node is lost, and give its task to others.
 
-        A task fails once `TRIES` processes have died over it, or if no process is left.
+        A task fails once `TRIES` processes have died over it; all fail if no process is left.
         """
         failed: list[_Task] = []
         with self._changed:
@@ -476,6 +494,7 @@ class Cluster:
     def _close(
         self, task: _Task, error: BaseException, from_node: BaseException | None = None
     ) -> None:
+        """End a task with the error of its answer, which whoever waits for the reply gets."""
         with self._changed:
             self._num_taken -= 1
         error.__cause__ = from_node  # its text has the traceback on the node
@@ -487,7 +506,10 @@ _clusters: dict[tuple[str, int, float | None], Cluster] = {}
 
 
 def cluster_at(address: str, cpus: int, gpus: float | None) -> Cluster:
-    """Return the cluster of Ray's head at ``address``; SettingsError if it cannot be reached."""
+    """Return the cluster of Ray's head at ``address``; SettingsError if it cannot be reached.
+
+    It is connected with once. Another one that this process has used is stopped.
+    """
     asked = (address, cpus, gpus)
     if asked not in _clusters:
         for other in list(_clusters.values()):
@@ -497,7 +519,7 @@ def cluster_at(address: str, cpus: int, gpus: float | None) -> Cluster:
 
 
 def _connect(address: str) -> None:
-    """Make this process a driver of the cluster."""
+    """Make this process a driver of the Ray cluster; SettingsError if that fails."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         with warnings.catch_warnings():
@@ -518,6 +540,7 @@ def _alive() -> list[dict[str, Any]]:
 
 
 def _clients_at_once(resources: Config, cpus: int, gpus: float) -> int:
+    """Return for how many clients a node has so many CPUs and such a share of a GPU."""
     number = int(float(resources.get("CPU", 0)) / cpus)
     if gpus:
         number = min(number, int(float(resources.get("GPU", 0)) / gpus + 1e-6))
@@ -529,7 +552,7 @@ def _only_on(node: str) -> NodeAffinitySchedulingStrategy:
 
 
 def _place_of(message: Message, node: Values) -> Path | None:
-    """Return where a client's folder is below ``out-dir``: where a message names its run."""
+    """Return the path of a client's folder below ``out-dir``; None if the message names no run."""
     about = message.content.config_records.get("round")
     if about is None:
         return None

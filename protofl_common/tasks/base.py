@@ -85,7 +85,7 @@ class Task(ABC):
 
     @abstractmethod
     def strata(self, labels: Labels) -> Labels:
-        """Return a number of each sample [N]; a division gives out samples of one number alike."""
+        """Return a stratum for each sample, whole numbers [N]; data are divided by these."""
 
     @abstractmethod
     def are_uneven(self, labels: Labels) -> bool:
@@ -106,7 +106,7 @@ class Task(ABC):
 
     @abstractmethod
     def labels_of(self, classes_P: "Tensor") -> "Tensor":
-        """Return what is known of the label of samples that belong to these classes."""
+        """Return the label of a sample that belongs to this class, for each of ``classes_P``."""
 
     @abstractmethod
     def rivals(self, classes_M: "Tensor", classes_P: "Tensor") -> "Tensor":
@@ -176,10 +176,10 @@ class Task(ABC):
     def figures(
         self, names: Iterable[str], scores_NO: Scores, labels: Labels, least: int = 1
     ) -> dict[str, float]:
-        """Compute the metrics of these names, without those that are not finite.
+        """Compute the metrics of these names; those that are NaN or infinite are left out.
 
-        With ``least`` above 1 none tells of fewer test samples. SettingsError where a user's own
-        one fails.
+        With ``least`` above 1 none tells of fewer test samples. SettingsError if a function of the
+        user's fails.
         """
 
     @classmethod

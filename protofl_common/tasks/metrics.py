@@ -27,7 +27,7 @@ Metric = Callable[[Scores, Labels], float]
 
 
 def recalls(scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
-    """Return the recall of each class that occurs, a figure for each."""
+    """Return the recall of each class that occurs in ``labels_N``: ``recall/3`` of class 3."""
     hits_N = scores_NC.argmax(1) == labels_N
     return {
         f"{RECALL}/{label}": float(hits_N[labels_N == label].mean())
@@ -48,11 +48,11 @@ def macro_f1(scores_NC: Scores, labels_N: Labels) -> float:
 
 
 def auc(scores_NC: Scores, labels_N: Labels) -> float:
-    """Return the mean area under the ROC curve of each class that occurs, by its softmax share.
+    """Return the mean, over the classes that occur, of the area under the ROC curve.
 
-    NaN where only one class occurs. Samples are ranked by the log odds of a class against all
-    others, which unlike the share itself are never rounded to 0 or 1: score − log Σ exp(other
-    scores).
+    For each class samples are ranked by its log odds against all others: score − log Σ exp(other
+    scores). That is the order of its softmax probabilities, which may be rounded to 0 or 1. NaN if
+    only one class occurs.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -167,9 +167,9 @@ def declared_metrics(names: Iterable[str], by_class: Collection[str], num_classe
 def evaluate_metrics(
     names: Iterable[str], metrics: Mapping[str, Metric], scores_NC: Scores, labels_N: Labels
 ) -> dict[str, float]:
-    """Compute these metrics, without those that are not finite; {} without samples.
+    """Compute these metrics; those that are NaN or infinite are left out, {} without samples.
 
-    ``metrics`` are those of the task, by name. SettingsError where a user's own one fails.
+    ``metrics`` are those of the task, by name. SettingsError if a function of the user's fails.
     """
     if not len(labels_N):
         return {}
@@ -180,17 +180,18 @@ def evaluate_metrics(
         elif name in metrics:
             figures[name] = metrics[name](scores_NC, labels_N)
         else:
-            figures[name] = _own(name, scores_NC, labels_N)
+            figures[name] = _users_metric(name, scores_NC, labels_N)
     return {name: value for name, value in figures.items() if math.isfinite(value)}
 
 
 # -- of enough test samples
 def tested_classes(labels_N: Labels, least: int) -> Labels:
-    """Labels of the classes of which metrics may leave.
+    """Return the labels of the classes of which metrics may leave.
 
-    Each has enough samples, and so have all the others together, if there are any: fewer would show
-    in the number of right predictions of all classes. So the smallest of the large classes is left
-    out, too, where they are too few.
+    Each has at least ``least`` test samples, and `FEWEST_TESTED`, but with a ``least`` of 1 every
+    class counts. The others together must have as many, if there are any: fewer would show in the
+    number of right predictions of all classes. Where they have fewer, the smallest of the large
+    classes is left out, too.
     """
     fewest = max(least, FEWEST_TESTED) if least > 1 else 1
     labels, counts = np.unique(labels_N, return_counts=True)
@@ -202,10 +203,11 @@ def tested_classes(labels_N: Labels, least: int) -> Labels:
 
 
 def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) -> dict[str, float]:
-    """Round metrics over samples with these labels to multiples of what ``least`` samples weigh.
+    """Round each metric of samples with these labels to a multiple of what ``least`` samples add.
 
-    A sample weighs 1 / N_c in the recall of its class, and in a mean over C classes 1 / (C N_c), so
-    the smallest class counts. What is at most 1 stays so.
+    One of the N_c samples of a class adds at most 1 / N_c to the recall of the class, and to any
+    other metric, a mean over C classes, 1 / (C N_c), with the smallest class for c. Rounding lifts
+    no metric above 1.
     """
     if least <= 1:
         return dict(figures)
@@ -219,8 +221,12 @@ def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) 
     return rounded
 
 
-def _own(name: str, scores_NC: Scores, labels_N: Labels) -> float:
-    """Call a user's function. Its error may quote samples, so its text stays in this log."""
+def _users_metric(name: str, scores_NC: Scores, labels_N: Labels) -> float:
+    """Call the user's function ``name``, ``module:function``.
+
+    The text of an error may quote samples, so it goes to the client's log; SettingsError, which the
+    server gets, has its type alone.
+    """
     metric: Metric = load(name, "metrics")
     try:
         return float(metric(scores_NC, labels_N))

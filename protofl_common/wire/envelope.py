@@ -19,9 +19,10 @@ MAX_ENVELOPE_BYTES = 2**20
 
 
 def put_in(content: RecordDict, known_records: dict[bytes, bytes] | None = None) -> RecordDict:
-    """Return a small message as one record, and a large one as it is.
+    """Return the records of a small message as one, and those of a large message as they are.
 
-    ``known_records`` has the records so far: equal ones are in memory once.
+    ``known_records`` has those that were returned so far, and gets this one: of messages with equal
+    records, all then hold the same bytes in memory.
     """
     if NAME in content or payload_bytes(content) > MAX_ENVELOPE_BYTES:
         return content
@@ -48,9 +49,10 @@ def take_out(content: RecordDict) -> RecordDict:
 
 
 def check_parts(parts: Mapping[str, bytes], most: int) -> None:
-    """Refuse parts of a message that would become arrays of more than ``most`` bytes, a ValueError.
+    """Raise ValueError if a message's parts would become arrays of more than ``most`` bytes.
 
-    One array may name a chunk of 5 MB a million times. KeyError where it names what is no chunk.
+    ``parts`` are Flower's, by their ids. They must be checked before they are put together: one
+    array may name a chunk of 5 MB a million times. KeyError where it names what is no chunk.
     """
     chunk_sizes = {}
     for name, part in parts.items():
@@ -61,6 +63,7 @@ def check_parts(parts: Mapping[str, bytes], most: int) -> None:
     for part in parts.values():
         if not part.startswith(b"Array "):
             continue
+        # b"Array ID,ID,… LENGTH\0{…}": the ids of its chunks, and in JSON the places among these
         head, _, body = part.partition(b"\0")
         names = head.decode().split(" ")[1].split(",")
         for index in json.loads(body)["arraychunk_ids"]:

@@ -73,6 +73,7 @@ class Payload:
         return self._get(name, Tensor)
 
     def _get(self, name: str, kind: type[Kind]) -> Kind | None:
+        """Return the value of an entry; None where it was not sent, or is of another kind."""
         if self.declared is not None and name not in self.declared:
             known = ", ".join(self.declared)
             raise KeyError(f"{name} is not declared for this direction; declared: {known}")
@@ -81,9 +82,10 @@ class Payload:
 
 
 def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
-    """Pack a payload as array records, in the order of the declaration.
+    """Pack a payload as one array record for each entry, in the order of the declaration.
 
-    A declared entry without a value is left out; ValueError for a value that is not declared.
+    A declared entry without a value is left out. ValueError for a value that is not declared,
+    TypeError for anything else than a payload, which an algorithm of a user may return.
     """
     if not isinstance(payload, Payload):
         kind = type(payload).__name__
@@ -96,7 +98,7 @@ def pack_payload(payload: Payload, declared: Declared) -> RecordDict:
     content = RecordDict()
     for name, entry in declared.items():
         if name in payload.entries:
-            codec = codec_of(name, entry, Limits())
+            codec = codec_of(name, entry, Limits())  # limits are for receivers
             content[name] = array_record(codec.pack(payload.entries[name]))
     return content
 
@@ -125,12 +127,12 @@ def unpack_payload(
 
 
 def largest_size(declared: Declared, limits: Limits) -> int:
-    """Return how many bytes the arrays of a valid message have at most."""
+    """Return how many bytes the declared arrays of a message may have at most."""
     size = 0
     for name, entry in declared.items():
         template = codec_of(name, entry, limits).template()
         for dtype, shape in template.values():
-            numbers = abs(math.prod(shape))  # −n stands for up to n rows
+            numbers = abs(math.prod(shape))  # a first axis of −n stands for up to n rows
             size += numbers * DTYPES[dtype].itemsize
     return size
 
@@ -150,7 +152,10 @@ def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """Count the bytes of all arrays in a message, as they travel, and of keys and shares."""
+    """Count the bytes of all arrays in a message, as they travel, and of all values of bytes.
+
+    Such values are the keys and shares of secure aggregation, and envelopes.
+    """
     size = 0
     for record in content.values():
         for value in record.values():
@@ -161,9 +166,9 @@ def payload_bytes(content: RecordDict) -> int:
 
 
 def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message's size in bytes, record by record, and a SHA-256 digest of all of it.
+    """Return the size in bytes of each record of a message, and a SHA-256 digest of all of it.
 
-    Arrays count as they travel, other values as their text.
+    Arrays count as they travel, other values as their text. A site's audit log has the result.
     """
     digest = hashlib.sha256()
     sizes: dict[str, int] = {}
@@ -179,27 +184,27 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def declared_part(module: nn.Module, entry: schema.Weights) -> StateDict:
     """Return the parameters and buffers of ``module`` that ``entry`` declares, as references."""
-    left_out: list[str] = []  # layers: the beginnings of their tensors' names
+    left_out: list[str] = []  # with what the names of tensors begin that are not declared
     if entry.without_last:
+        layers_with_weights = []
         for name, layer in module.named_modules():
-            has_weights = any(True for _ in layer.parameters(recurse=False))
-            if has_weights:
-                left_out.append(f"{name}.")
-        left_out = left_out[-entry.without_last :]
+            if list(layer.parameters(recurse=False)):
+                layers_with_weights.append(f"{name}.")
+        left_out = layers_with_weights[-entry.without_last :]
     if not entry.normalisation:
         for name, layer in module.named_modules():
             if isinstance(layer, NORMALISATION):
                 left_out.append(f"{name}.")
 
-    out = tuple(left_out)
-    part: StateDict = {}
+    declared: StateDict = {}
     for name, value in module.state_dict().items():
-        if name.startswith(entry.parts) and not name.startswith(out):
-            part[name] = value
-    return part
+        if name.startswith(entry.parts) and not name.startswith(tuple(left_out)):
+            declared[name] = value
+    return declared
 
 
 def template_of(weights: StateDict) -> Template:
+    """Return type and shape of each tensor, by its name."""
     return {name: (dtype_name(value), tuple(value.shape)) for name, value in weights.items()}
 
 
@@ -215,8 +220,8 @@ class Codec(ABC):
     def template(self) -> Template:
         """Return the arrays that travel: name -> (dtype, shape).
 
-        How many rows a sender has may be its own choice. A negative first axis −n says so: from 1
-        to n rows, but equally many in all arrays of the entry (`arrays_in`).
+        Where the sender chooses the number of rows, the first axis of a shape is negative: −n means
+        from 1 to n rows, but equally many in all arrays of the entry (`arrays_in`).
         """
 
     @abstractmethod
@@ -236,9 +241,10 @@ class Codec(ABC):
         return {key: shape for key, (_, shape) in sorted(self.template().items())}
 
     def addends(self, value: Any, n: float) -> list[Tensor]:
-        """Return the arrays of `summed` as one client with n samples adds them to the sum.
+        """Return the arrays of `summed` as a client with n training samples adds them to a sum.
 
-        Each number is cut to its bounds first, for the server sees no client's own.
+        Each number is cut to its bounds first, for the server sees no client's own and could not
+        check it.
         """
         raise ValueError("sums are of what clients upload after training")
 
@@ -250,7 +256,10 @@ class Codec(ABC):
         return self.checked(self.arrays_in(record, self.template()))
 
     def arrays_in(self, record: ArrayRecord, template: Template) -> StateDict:
-        """Decode the arrays of a record; RefusedMessage where they do not fit the ``template``."""
+        """Decode the arrays of a record; RefusedMessage where they do not fit the ``template``.
+
+        `template` says what a negative first axis means.
+        """
         misfits = sorted(set(record) ^ set(template))
         if misfits:
             names = ", ".join(misfits[:3])
@@ -267,7 +276,10 @@ class Codec(ABC):
         return arrays
 
     def check_vectors(self, vectors_NW: Tensor, labels_N: Tensor, per_class: int) -> None:
-        """Refuse unknown labels, more than ``per_class`` vectors of a class, and too long ones."""
+        """Refuse unknown labels, more than ``per_class`` vectors of a class, and too long vectors.
+
+        There is at least one vector, [N, W] with labels [N].
+        """
         classes = self.limits.num_classes
         if int(labels_N.min()) < 0 or int(labels_N.max()) >= classes:
             raise RefusedMessage(f"{self.name} with a label outside 0..{classes - 1}")
@@ -303,6 +315,7 @@ class VectorsCodec(Codec):
         return template
 
     def _width(self) -> int:
+        """Return W, how many numbers a vector has, by what the entry declares."""
         if self.entry.width == "features":
             return self.limits.feature_dim
         if self.entry.width == "classes":
@@ -313,6 +326,7 @@ class VectorsCodec(Codec):
         return self.limits.max_per_class if self.entry.several else 1
 
     def pack(self, value: Prototypes) -> StateDict:
+        """Return means, labels and, if declared, counts; ValueError for undeclared clusters."""
         if not self.entry.several and len(value.labels.unique()) < len(value.labels):
             raise ValueError(f"several {self.name} of a class are not declared for this direction")
         arrays = {"means": value.means, "labels": value.labels}
@@ -322,6 +336,7 @@ class VectorsCodec(Codec):
         return arrays
 
     def checked(self, arrays: StateDict) -> Prototypes:
+        """Make prototypes of arrays; RefusedMessage if labels, counts, norms or sums are wrong."""
         value = Prototypes(**arrays)
         means = value.means
         self.check_vectors(means, value.labels, self._per_class())
@@ -337,9 +352,10 @@ class VectorsCodec(Codec):
         return {"table": (self.limits.num_classes, self._width() + 1)}
 
     def addends(self, value: Prototypes, n: float) -> list[Tensor]:
-        """Return one table [C, W + 1]: of each class k · mean, and k (`privacy/sums.py`).
+        """Return one table [C, W + 1]: for each class k · mean, and k, zeros for an absent class.
 
-        Every class is weighted by its own k, so n, the samples of all classes, does not matter.
+        k is the number of samples where counts are declared, else 1. As every class has a weight of
+        its own, n does not matter.
         """
         # a little below the limit: rounding in the sum must not bring the mean above it
         longest = 0.999999 * self.limits.max_norm
@@ -355,6 +371,10 @@ class VectorsCodec(Codec):
         return [table_CW]
 
     def mean(self, sums: StateDict, n: float, clients: int) -> Prototypes | None:
+        """Return Σ k · mean / Σ k of each class that a client has; n does not matter.
+
+        RefusedMessage for a Σ k that so many ``clients`` cannot have.
+        """
         sums_CW = sums["table"][:, :-1]
         k_C = sums["table"][:, -1]
         labels = (k_C != 0).nonzero().flatten()
@@ -386,6 +406,7 @@ class SetsCodec(Codec):
         }
 
     def pack(self, value: tuple[Prototypes, ...]) -> StateDict:
+        """Return the prototypes of all clients, and for each the number of its client from 0 on."""
         sizes = torch.tensor([len(prototypes) for prototypes in value])
         joined = Prototypes.joined(value)
         return {
@@ -395,8 +416,10 @@ class SetsCodec(Codec):
         }
 
     def checked(self, arrays: StateDict) -> tuple[Prototypes, ...]:
+        """Part the arrays by client; RefusedMessage unless each owner has valid prototypes."""
         owners = arrays["owners"]
-        steps = owners.diff(prepend=owners.new_full((1,), -1))
+        before_first = owners.new_full((1,), -1)
+        steps = owners.diff(prepend=before_first)  # from −1 to 0, as if one client were before
         in_order = bool(((steps == 0) | (steps == 1)).all())
         if not in_order or int(owners[-1]) >= MAX_SETS:
             raise RefusedMessage(
@@ -405,7 +428,7 @@ class SetsCodec(Codec):
 
         joined = Prototypes(arrays["means"], arrays["labels"])
         sets = tuple(joined.only(owners == owner) for owner in range(int(owners[-1]) + 1))
-        for prototypes in sets:
+        for prototypes in sets:  # a class at most once in each
             self.check_vectors(prototypes.means, prototypes.labels, per_class=1)
         return sets
 
@@ -419,6 +442,7 @@ class WeightsCodec(Codec):
         return self.limits.weights[self.name]
 
     def pack(self, value: StateDict) -> StateDict:
+        """Return the tensors as they are; ValueError for one of a part that is not declared."""
         for key in value:
             if not key.startswith(self.entry.parts):
                 parts = ", ".join(self.entry.parts)
@@ -434,15 +458,18 @@ class WeightsCodec(Codec):
         return arrays
 
     def addends(self, value: StateDict, n: float) -> list[Tensor]:
+        """Return n · w of every array w, with NaN for each number that is too large to sum."""
         addends = []
         for key in self.summed():
             w = value[key].detach().cpu().double()
-            # Cut, it would be a number that the server knows, and show what the other sites sent
+            # Cut to the bound, it would be a number that the server knows, and show what the other
+            # sites sent. NaN makes this client withhold its vector (`sums.NotFinite`)
             w = w.where(w.abs() <= MAX_ADDEND, math.nan)
             addends.append(n * w)
         return addends
 
     def mean(self, sums: StateDict, n: float, clients: int) -> StateDict:
+        """Return the mean over n samples, in the types of the arrays; whole numbers are rounded."""
         means = {}
         for key, (dtype, _) in self.template().items():
             mean = sums[key] / n
@@ -456,6 +483,7 @@ class UpdateCodec(WeightsCodec):
     """The change of a state dict, in which two factors may stand for a matrix."""
 
     def unpack(self, record: ArrayRecord) -> Value:
+        """Decode a change, and multiply the factors; RefusedMessage for all that does not fit."""
         whole = self.template()
         sent: dict[str, ArrayType] = {}  # as `whole`, but for the factors in the place of matrices
         for key, (dtype, shape) in whole.items():
@@ -486,7 +514,9 @@ class MomentsCodec(WeightsCodec):
     """Class moments: tensors that are refused where no samples can have such moments."""
 
     def checked(self, arrays: StateDict) -> StateDict:
+        """Return the moments; RefusedMessage where no samples, and no noise on them, give these."""
         moments = ClassMoments.of(super().checked(arrays))
+        # the limit is of a sum over samples, and moments are means
         noise = self.limits.moment_noise / max(1.0, self.limits.samples)
         if noise:
             problem = moments.problem_with_noise(noise, self.limits.max_feature_norm)
@@ -530,6 +560,7 @@ _CODECS: dict[type[Entry], type[Codec]] = {
 
 
 def codec_of(name: str, entry: Entry, limits: Limits) -> Codec:
+    """Return what packs, checks and sums the entry ``name`` within a receiver's ``limits``."""
     return _CODECS[type(entry)](name, entry, limits)
 
 
@@ -549,11 +580,11 @@ def array_record(arrays: Mapping[str, Tensor]) -> ArrayRecord:
 def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
     """Decode an array of this dtype and shape; RefusedMessage, about ``what``, for any other.
 
-    Shape and number of bytes are checked before the bytes are read.
+    Shape and number of bytes are checked before the bytes are read. Floats must be finite.
     """
     if array.stype != RAW or array.dtype != dtype:
         raise RefusedMessage(f"{what}: {array.stype} {array.dtype} instead of {RAW} {dtype}")
-    # Flower hands on what stands in the sender's JSON
+    # Flower hands on the sizes that stand in the sender's JSON, of any type
     if any(type(length) is not int for length in array.shape):
         raise RefusedMessage(f"{what}: its shape is {array.shape!r}, not whole numbers")
     if tuple(array.shape) != shape:
@@ -567,12 +598,15 @@ def decoded(array: Array, what: str, dtype: str, shape: tuple[int, ...]) -> Tens
     values = np.frombuffer(array.data, dtype=DTYPES[dtype]).reshape(array.shape)
     if dtype != "int64" and not np.isfinite(values).all():
         raise RefusedMessage(f"{what}: NaN or infinity")
-    own_order = DTYPES[dtype].newbyteorder("=")
-    return torch.from_numpy(values.astype(own_order, copy=True))
+    native = DTYPES[dtype].newbyteorder("=")  # this machine's byte order
+    return torch.from_numpy(values.astype(native, copy=True))
 
 
 def count_rows(array: Array, what: str, most: int) -> int:
-    """Return the length of an array's first axis, checked before any of it is decoded."""
+    """Return the length of an array's first axis, before any of it is decoded.
+
+    RefusedMessage, about ``what``, unless it is from 1 to ``most``.
+    """
     rows = array.shape[0] if array.shape else 0
     if type(rows) is not int or not 1 <= rows <= most:
         raise RefusedMessage(f"{what}: {rows!r} rows, not from 1 to {most}")

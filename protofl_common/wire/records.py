@@ -119,12 +119,18 @@ def unpack_instructions(content: RecordDict) -> Instructions:
 
 
 def pack_counted(rounds: Mapping[str, int]) -> dict[str, ConfigRecord]:
-    """Return the record that tells all sites of a sum which round of each counted last."""
+    """Return the record that tells all sites of a secure sum about the last reply of each.
+
+    ``rounds`` has, by site, the last round into whose result its reply went.
+    """
     return {COUNTED: ConfigRecord(dict(rounds))}
 
 
 def unpack_counted(content: RecordDict, site: str) -> int:
-    """Return the round of a site that counted last, 0 for none; RefusedMessage if malformed."""
+    """Return the last round into whose result a site's reply went, 0 for none.
+
+    RefusedMessage if the record of `pack_counted` is malformed.
+    """
     number = content.config_records.get(COUNTED, ConfigRecord()).get(site, 0)
     if type(number) is not int:
         raise RefusedMessage(f"{COUNTED}.{site} is {number!r}, not the number of a round")
@@ -132,14 +138,17 @@ def unpack_counted(content: RecordDict, site: str) -> int:
 
 
 def pack_heads(heads: Mapping[str, str]) -> dict[str, ConfigRecord]:
-    """Return the record that tells sites which heads of their logs were seen last; {} of none."""
+    """Return the record that tells sites which head of their audit log the server saw last.
+
+    A head is the digest of a log's last line. {} where the server has seen none.
+    """
     return {SEEN: ConfigRecord(dict(heads))} if heads else {}
 
 
 def unpack_head(content: RecordDict, site: str) -> str:
-    """Return the head of a site's log that the server has seen, "" for none.
+    """Return the head of a site's audit log that the server saw last, "" for none.
 
-    RefusedMessage if malformed.
+    RefusedMessage if it is no SHA-256 digest in hexadecimal.
     """
     head = content.config_records.get(SEEN, ConfigRecord()).get(site, "")
     if isinstance(head, str) and re.fullmatch("([0-9a-f]{64})?", head):
@@ -148,10 +157,10 @@ def unpack_head(content: RecordDict, site: str) -> str:
 
 
 def digest_of_message(content: Mapping[str, Any]) -> str:
-    """Return a digest of the message that asks a site for its vector, less its peers' shares.
+    """Return a digest of the message that asks a site for its vector in a secure sum.
 
-    All sites of a sum are sent the same: whatever else a message may tell a site, of the model, the
-    run or the round, masks of sites that were told different things do not cancel.
+    The record `SECAGG`, with the shares for this site alone, is left out. Of all else the sites of
+    a sum are sent the same: masks of sites whose digests differ do not cancel.
     """
     digest = hashlib.sha256()
     for name, record in sorted(content.items()):
@@ -194,22 +203,23 @@ def pack_settings(digest: str) -> dict[str, ConfigRecord]:
 
 def check_settings(content: RecordDict, digest: str) -> None:
     """Refuse a message of a server whose settings are not the client's, which have this digest."""
-    servers = content.config_records.get("settings", ConfigRecord()).get("digest")
-    if servers != digest:
+    servers_digest = content.config_records.get("settings", ConfigRecord()).get("digest")
+    if servers_digest != digest:
         cure = (
             "install the same version on both, and set with --run-config what was changed in "
             "pyproject.toml"
         )
         raise RefusedMessage(
-            f"settings with the digest {servers!r}, and {digest!r} here: other defaults; {cure}"
+            f"settings with the digest {servers_digest!r}, and {digest!r} here: other defaults; "
+            f"{cure}"
         )
 
 
 def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRecord]:
     """Return the record of the best round so far, {} before there is one.
 
-    It has the round ``after`` which the model was the best. With ``final``, when no better one can
-    follow, it also says ``on`` which data it was chosen.
+    Its ``after`` is the round after which the model was the best. Its ``on`` says which data chose
+    that round; it is "" unless this is ``final``, so that no better round can follow.
     """
     if not best:
         return {}
@@ -219,7 +229,8 @@ def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRe
 def unpack_best(content: RecordDict) -> tuple[int, str]:
     """Return the round after which the model was the best, and the data that chose it.
 
-    -1 where it is not known; "" where the run goes on. RefusedMessage if the record is malformed.
+    The round is -1 before there is a best one, the data are "" while a better one may follow.
+    RefusedMessage if the record is malformed.
     """
     record = content.config_records.get("best", {"after": -1, "on": ""})
     after = record.get("after")
@@ -244,9 +255,11 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
     for key, value in vars(card).items():
         if isinstance(value, int) and not 0 <= value <= _MOST_CLAIMED:
             raise RefusedMessage(f"site.{key} is {value}, not from 0 to {_MOST_CLAIMED}")
-        for text in value if key == "classes" else (value,):
+        texts = value if key == "classes" else (value,)
+        for text in texts:
             if isinstance(text, str) and not is_short_and_printable(text):
-                # not the name itself: a quote without its pair makes rows of patients one
+                # The error does not show the text: it may be rows of patients, as where a CSV file
+                # has a quote without its pair
                 unfit = f"too long or not printable ({len(text)} characters)"
                 raise RefusedMessage(f"site.{key} with a name that is {unfit}")
 
@@ -271,13 +284,13 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
 
 
 def _are_labels(labels: tuple[Any, ...], classes: int) -> bool:
-    """Whether these are different labels of so many classes, in ascending order."""
+    """Return whether these are different labels of so many classes, in ascending order."""
     in_range = all(type(label) is int and 0 <= label < classes for label in labels)
     return in_range and labels == tuple(sorted(set(labels)))
 
 
 def _is_shape(sizes: tuple[Any, ...]) -> bool:
-    """Whether a sample may have these sizes; no model is built for others."""
+    """Return whether a sample may have these sizes; no model is built for others."""
     if not all(type(size) is int and size > 0 for size in sizes):
         return False
     return 1 <= len(sizes) <= _MOST_DIMENSIONS and math.prod(sizes) <= _LARGEST_INPUT
@@ -286,9 +299,10 @@ def _is_shape(sizes: tuple[Any, ...]) -> bool:
 def pack_report(
     report: Report, losses: Collection[str], metrics: Collection[str] = ()
 ) -> MetricRecord:
-    """Return the record ``report`` of a reply, in which dictionaries become dotted names.
+    """Return the record ``report`` of a reply, in which a dictionary's entries have dotted names.
 
-    ValueError for a number whose name is not declared.
+    ``losses`` and ``metrics`` are the names that the algorithm and the settings declare. ValueError
+    for a number with another name.
     """
     names = report_names(losses, metrics)
     for group, declared in names.items():
@@ -312,10 +326,11 @@ def unpack_report(
     losses: Collection[str],
     metrics: Collection[str] = (),
 ) -> Report:
-    """Read the record ``report``.
+    """Read the record ``report`` of a reply.
 
-    RefusedMessage for names that are not declared, for numbers that no client can have, and for the
-    report of another round, as in a replay.
+    ``losses`` and ``metrics`` are the names that the algorithm and the settings declare.
+    RefusedMessage for other names, for numbers that no client can have, and for the report of
+    another round, as in a replay.
     """
     if set(content.metric_records) != {"report"} or content.config_records.keys() - {AUDIT}:
         raise RefusedMessage(
@@ -353,13 +368,14 @@ def unpack_report(
 
 
 def _is_figure(value: object) -> TypeGuard[int | float]:
-    """Whether this is a number, not NaN, and so small that sums over clients stay finite."""
+    """Return whether this is a number, not NaN, and so small that sums over clients are finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return abs(value) <= _LARGEST_FIGURE
 
 
 def _may_be_negative(group: str, key: str) -> bool:
+    """Return whether the figure ``key`` may be below 0 in this group of a report's numbers."""
     if group in ("metrics", "validation"):
         return not is_share(key)
     return group == "losses"
@@ -382,7 +398,10 @@ def _check_figures(
 
 
 def is_share(name: str) -> bool:
-    """Return whether a figure of an evaluation lies in [0, 1]; of users' own metrics unknown."""
+    """Return whether a figure, such as ``head`` or ``head/auc``, must lie in [0, 1].
+
+    All accuracies and `METRICS` must. Of users' own metrics nothing is known: False.
+    """
     kind, _, metric = name.partition("/")
     if kind not in KINDS:
         return False
@@ -402,7 +421,10 @@ def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str,
 
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
-    """Read a record that has exactly the fields of ``kind``, of their types; or RefusedMessage."""
+    """Read the record ``name`` as a ``kind``; RefusedMessage unless it has exactly its fields.
+
+    Each must be of its type, and a list is read as a tuple.
+    """
     record = content.get(name)
     types: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(kind)}
     if not isinstance(record, ConfigRecord) or set(record) != set(types):
@@ -418,10 +440,10 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
 
 
 def _type_on_the_wire(field_type: Any) -> type:
-    """A history travels as its text, a tuple as a list, and all else as it is."""
+    """Return the type in which a field travels: a history as its text, a tuple as a list."""
     if field_type is RunHistory:
         return str
-    if get_origin(field_type):
+    if get_origin(field_type):  # only tuples, such as tuple[int, ...], have one
         return list
     return field_type  # type: ignore[no-any-return]
 
@@ -439,7 +461,7 @@ def pack_by_site(content: Mapping[str, bytes], name: str = SECAGG) -> dict[str, 
 
 
 def unpack_by_site(content: RecordDict, size: int, name: str = SECAGG) -> dict[str, bytes]:
-    """Read a record of ``size`` bytes for each of several sites; RefusedMessage for any other."""
+    """Read a record with ``size`` bytes for each of several sites; RefusedMessage for any other."""
     record = content.config_records.get(name, ConfigRecord())
     if not 1 <= len(record) <= MOST_SITES:
         raise RefusedMessage(

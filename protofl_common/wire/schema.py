@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def of_features(self) -> bool:
-        """Whether it is made of features that no training changes.
+        """Whether the entry is made of features that no training changes.
 
         They are those of frozen backbones, or vectors that the clients bring.
         """
@@ -194,6 +194,7 @@ class Exchange:
     up: Declared = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raise ValueError if an entry is declared for uploads that only a server can send."""
         for name, entry in self.up.items():
             if entry.shows_single_clients:
                 raise ValueError(
@@ -202,14 +203,18 @@ class Exchange:
 
     @property
     def sends_weights(self) -> bool:
-        """Whether the server sends parameters.
+        """Whether the server sends parameters to the clients.
 
-        If it chooses them, what training makes of them can show single samples, in sums, too.
+        A server that chooses them with malice can see single samples in what training makes of
+        them, in a secure sum, too.
         """
         return any(entry.are_parameters for entry in self.down.values())
 
     def with_vectors(self) -> "Exchange":
-        """The exchange where clients bring their vectors in the place of frozen features."""
+        """Return this exchange as an operator reads it whose site brings vectors of its own.
+
+        They take the place of the features of frozen backbones; what travels is the same.
+        """
         up = {}
         for name, entry in self.up.items():
             up[name] = replace(entry, features=VECTORS) if entry.of_features else entry
@@ -217,12 +222,13 @@ class Exchange:
 
     @property
     def needs_one_architecture(self) -> bool:
-        """Whether all clients must have equal bodies, as they share weights of these."""
+        """Whether weights of the body travel, so that all clients must have the same network."""
         for entry in (*weights_in(self.down).values(), *weights_in(self.up).values()):
             if entry.of != "model":
                 continue
             for part in entry.parts:
-                if "body.".startswith(part) or part.startswith("body."):
+                has_body = "body.".startswith(part)  # as "", all of the model, has
+                if has_body or part.startswith("body."):
                     return True
         return False
 

@@ -66,7 +66,7 @@ class Progress(Callback):
             if data and data.columns:
                 say(f"inputs: the columns {_first(data.columns)} together")
         say(f"models: {archs} · devices: {figures.counted(card.device for card in cards)}")
-        if not settings.hides_samples:
+        if not settings.hides_sample_counts:
             _say_shares(federation.cards)
 
         _say_bounds(federation)

@@ -131,7 +131,7 @@ class SecureSum:
         shares = self._unpacked(answers, SHARE)
         self._check_enough(shares, needed, "shares to unmask the sum")
         digest = digest_of_message({**common, **self.request.about})
-        received = masks.received(digest, keys, shared)
+        received = masks.digest_of_received(digest, keys, shared)
         left = self._masks(begun, shared, masked, shares, received)
         return [self._mean(masked, left, len(keys))]
 
@@ -204,14 +204,14 @@ class SecureSum:
         keys = self._unpacked(answers, masks.SIGNED, record)
         own = {site: its[site] for site, its in keys.items() if set(its) == {site}}
         self._expel(keys.keys() - own.keys(), "it sent keys for a sum that are not its own")
-        sharing = masks.sharing_a_key(own)
+        sharing = masks.sites_sharing_a_key(own)
         true = {}
         for site, its in own.items():
-            purpose = masks.introducing(self.settings.run.algo, number, its)
+            purpose = masks.text_to_sign(self.settings.run.algo, number, its)
             signature = its[masks.PUBLIC :]
             if site in sharing:
                 self._expel([site], "one of its keys for a sum occurs twice")
-            elif not masks.are_keys(its):
+            elif not masks.are_valid_keys(its):
                 self._expel([site], "its keys for a sum are not valid X25519 keys")
             elif not is_from_site(self.settings.study, site, self.sums.run_id, purpose, signature):
                 self._expel([site], "its keys for a sum are not signed with its key in the study")
@@ -261,7 +261,7 @@ class SecureSum:
         Each site asks for as many.
         """
         number = max(len(sites), len(self.settings.named_sites))
-        return masks.needed(number, self.settings.privacy.secagg_threshold)
+        return masks.threshold_of(number, self.settings.privacy.secagg_threshold)
 
     def _masks(
         self,

@@ -132,7 +132,8 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
                 f"resuming with {key} = {config[key]}: the run has {key} = {before}; "
                 "figures may differ in their last digits"
             )
-    return replace(newest, code=code, run_history=newest.run_history.then(run_id, newest.round))
+    run_history = newest.run_history.continued_by(run_id, newest.round)
+    return replace(newest, code=code, run_history=run_history)
 
 
 def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> None:

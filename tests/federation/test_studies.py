@@ -33,7 +33,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import Study, about_site, is_from_site, key_as_text
-from protofl_common.privacy.masks import PUBLIC, introducing
+from protofl_common.privacy.masks import PUBLIC, text_to_sign
 from protofl_common.runs.folder import HEADS, RunFolder, heads_in
 from protofl_common.tools.cli import main
 from protofl_common.tools.site import approvals
@@ -983,7 +983,7 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: 
     heart = Settings.from_run_config(hospitals.study(seed=1)).study
     other = Settings.from_run_config(hospitals.study(seed=2)).study
     keys = bytes(PUBLIC)
-    purpose = introducing("fedproto", 2, keys)
+    purpose = text_to_sign("fedproto", 2, keys)
 
     key = consent.site_key(hospitals.consent("north"))
     signature = key.sign(about_site(heart, "north", 7, purpose))
@@ -993,7 +993,7 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: 
     assert not is_from_site(heart, "north", 8, purpose, signature)
     assert not is_from_site(heart, "south", 7, purpose, signature)
     for algo, number in (("fedavg", 2), ("fedproto", 3)):
-        assert not is_from_site(heart, "north", 7, introducing(algo, number, keys), signature)
+        assert not is_from_site(heart, "north", 7, text_to_sign(algo, number, keys), signature)
 
 
 def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:

@@ -276,6 +276,7 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
     ({"early_stopping_metric": "loss"},
      "early-stopping-metric = 'loss': choose head, prototype, or one of"),
     ({"early_stopping_metric": "head/auc"}, "early-stopping-metric = 'head/auc': choose"),
+    ({"early_stopping_metric": "/auc", "metrics": "auc"}, "early-stopping-metric = '/auc': choose"),
     ({"algo": "protofed", "early_stopping": 3},
      "early-stopping = 3: protofed does a part of its work in the last"),
     ({"validation_fraction": 1.0},

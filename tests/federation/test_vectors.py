@@ -14,7 +14,7 @@ from protofl_common.backbones.features import extract_features
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
-from protofl_common.tools.site.approvals import described
+from protofl_common.tools.site.approvals import describe_run
 from tests.support.harness import CACHE, Outcome, refusal, run_config, run_federation, settings_of
 from tests.support.sites import NAMES
 
@@ -133,7 +133,7 @@ def test_a_request_says_that_moments_of_vectors_leave() -> None:
         "mpft": "several prototypes of each class, of your vectors",
     }.items():
         settings = settings_of({"algo": algo, "backbones": "none", "rounds": 1})
-        assert any(f"in each round {sent}" in line for line in described(settings))
+        assert any(f"in each round {sent}" in line for line in describe_run(settings))
     said = refusal({"algo": "gaussian", "backbones": "none", "standardise": "client"})
     assert "standardise = 'client': vectors are taken as they are" in said
 

@@ -37,7 +37,7 @@ from protofl_common.tools.tables.groups import (
 FIGURE_PARTS = ("what", "when", "over")  # options that say which figure is compared
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs = "a run's folder or name in runs/, or a folder of runs"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
     against = "a run of the group that others are compared with (the first)"
@@ -53,6 +53,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Print the comparison, of single runs or of groups, and write the files that are asked for."""
     folders = run_folders([run_named(run) for run in arguments.runs])
     drawing = arguments.figure
     if drawing and drawing.suffix not in (".svg", ".pdf"):
@@ -66,6 +67,7 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.against:
         first = _group_of(arguments.against, folders, figure)
         chosen = (first.settings, first.clients)
+        # to the front: False sorts before True, and the others keep their order
         groups.sort(key=lambda group: (group.settings, group.clients) != chosen)
 
     one_run_each = len(groups) == len(folders)
@@ -96,7 +98,8 @@ def _units(groups: list[Group]) -> str:
     """Return the label of the figure's axis: which figures the groups have, a line each."""
     units: dict[str, None] = {}  # each once, in order
     for group in groups:
-        unit = f"{group.figure}, %" if group.digits == 2 else group.figure
+        is_percent = group.digits == 2  # a count has 1 digit, a metric in [0, 1] has 4
+        unit = f"{group.figure}, %" if is_percent else group.figure
         units[unit] = None
     return "\n".join(units)
 
@@ -132,14 +135,14 @@ def _print_notes(folders: list[Path], groups: list[Group]) -> None:
 
 
 def table_of(groups: list[Group]) -> Table:
-    """A row per group; differences are from the first."""
+    """Return the table of groups, a row for each; differences are from the first group."""
     reference = groups[0]
     rows = []
     for group in groups:
         difference, note = group.difference_from(reference)
         cells = estimate_cells(group.values.values(), difference, group.digits)
         if group is reference:
-            cells = [*cells[:3], "", "", ""]
+            cells = [*cells[:3], "", "", ""]  # no difference from itself, its interval, its p
             note = "one seed" if len(group.values) == 1 else ""
         rows.append([printable(group.name), *cells, note])
 
@@ -153,10 +156,12 @@ def table_of(groups: list[Group]) -> Table:
     )
     if "chosen on test" in names:
         note += " What was chosen on test data is too good."
-    return Table(("group", *ESTIMATED, ""), rows, note, words=(0, 7))
+    columns = ("group", *ESTIMATED, "")
+    return Table(columns, rows, note, words=(0, len(columns) - 1))
 
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:
+    """Return a group for JSON, with its difference from the ``reference``; None for that itself."""
     difference = None
     note = ""
     if group is not reference:
@@ -176,16 +181,20 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
 
 
 def comparison(folders: list[Path]) -> Table:
-    """A column per run; figures first, then settings that are not the same everywhere."""
+    """Return the table of single runs, a column for each.
+
+    Figures come first, then the settings that are not the same in all runs.
+    """
     summaries = [RunFolder(folder).finished_summary() for folder in folders]
     columns = []
     settings = []
     for folder, summary in zip(folders, summaries, strict=True):
         columns.append(_figures(folder, summary))
+        # the version of the code that divides the data; the first wrote none
         settings.append(summary["settings"] | {"division": summary.get("division", 1)})
 
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    rows += _different(settings)
+    rows += _different_settings(settings)
 
     note = ""
     for summary in summaries:
@@ -195,14 +204,17 @@ def comparison(folders: list[Path]) -> Table:
     return Table(["", *heads], rows, note)
 
 
-def _different(settings: list[Config]) -> list[list[str]]:
-    """Return a row for each setting that is not the same in all runs, but for mere names."""
+def _different_settings(settings: list[Config]) -> list[list[str]]:
+    """Return a row, key and values, for each setting that is not the same in all runs.
+
+    Left out are settings that only name a run.
+    """
     keys: dict[str, None] = {}  # each once, in order
-    for of_run in settings:
-        keys |= dict.fromkeys(of_run)
+    for run_settings in settings:
+        keys |= dict.fromkeys(run_settings)
     rows = []
     for key in keys:
-        values = [of_run.get(key) for of_run in settings]
+        values = [run_settings.get(key) for run_settings in settings]
         is_same = all(value == values[0] for value in values)
         if not is_same and key not in keys_that_change("name"):
             rows.append([key, *("–" if value is None else str(value) for value in values)])
@@ -210,7 +222,10 @@ def _different(settings: list[Config]) -> list[list[str]]:
 
 
 def _figures(folder: Path, summary: Summary) -> dict[str, str]:
-    """Return a column of the comparison: the name of each figure, and its text."""
+    """Return a run's column of the comparison: the name of each figure, and its text.
+
+    SettingsError where the ``summary`` is not that of a run.
+    """
     with reading(f"{folder}: not the figures of a run"):
         figures = {name: str(summary[name]) for name in ("algorithm", "rounds")}
         networks = [client["arch"] for client in summary["clients"].values()]
@@ -225,6 +240,6 @@ def _figures(folder: Path, summary: Summary) -> dict[str, str]:
             figures[f"bytes {direction}"] = human_bytes(size)
         figures["seconds"] = human_seconds(summary["seconds"])
         figures["seconds per round"] = human_seconds(summary["seconds-per-round"])
-        lost = summary["trouble"] | {"late": 0}  # a late one was missing before
+        lost = summary["trouble"] | {"late": 0}  # a late reply was counted as missing before
         figures["lost replies"] = str(sum(lost.values()))
         return figures

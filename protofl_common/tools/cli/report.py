@@ -11,13 +11,14 @@ from protofl_common.runs.folder import reading
 from protofl_common.tools.arguments import run_named
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="folder of a run, or its name in runs/"
     )
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Write the page of each run, and print its path."""
     for run in arguments.runs:
         folder = run_named(run)
         with reading(f"{folder}: the page cannot be written"):

@@ -30,7 +30,7 @@ class Result:
     values: dict[int, float]  # seed -> figure
     state: str  # done, failed, skipped, open (not all runs made yet)
     reason: str  # why it failed, or was skipped: no data here, or no such figure of the algorithm
-    figure: str
+    figure: str  # its name, with what a reader must know of it
     warnings: tuple[str, ...] = ()  # of the runs, each once, with its seeds
 
     @property
@@ -39,7 +39,10 @@ class Result:
 
     @property
     def text(self) -> str:
-        """``97.58 ± 0.05``; with fewer seeds than wanted, how many there are; else the state."""
+        """The cell's text: mean and deviation over the seeds, ``97.58 ± 0.05``.
+
+        As long as some seeds are missing it says how many there are; without any, the state.
+        """
         if not self.values:
             return {"open": "…", "skipped": "–"}.get(self.state, self.state)
         figures = list(self.values.values())
@@ -55,7 +58,10 @@ class Result:
 
     @property
     def rank(self) -> float | None:
-        """The mean of a finished cell whose largest figure is the best."""
+        """The mean of a finished cell as it is shown; None where the largest is not the best.
+
+        That is so for counts, and for the deviation over clients.
+        """
         figure = self.cell.figure
         if self.state != "done" or figure.what in COUNTS or figure.over == "std":
             return None
@@ -73,7 +79,11 @@ Results = dict[Place, Result]
 
 
 def result_of(cell: Cell, runs: Runs) -> Result:
-    """Read what the runs of a cell have come to so far."""
+    """Read what the runs of a cell have come to so far.
+
+    A cell of which one run failed has failed; else it is skipped if a finished run lacks the
+    figure.
+    """
     if cell.skipped:
         return Result(cell, {}, "skipped", cell.skipped, str(cell.figure))
 
@@ -117,7 +127,10 @@ def result_of(cell: Cell, runs: Runs) -> Result:
 
 
 def cells_of(table: TableFile, results: Results) -> Table:
-    """Show our figures, beside the paper's if any row has some; a column's best one is bold."""
+    """Return the table itself: our figures, and beside them the paper's if any row has some.
+
+    In each column the best of ours is bold.
+    """
     has_paper = any(row.paper for row in table.rows.values())
     heads = [""]
     for column in table.columns:
@@ -141,16 +154,16 @@ def cells_of(table: TableFile, results: Results) -> Table:
 
 
 def _is_best(result: Result, column: str, results: Results) -> bool:
-    """Return whether no other finished cell of the column is better, if there is any other."""
+    """Return whether no finished cell of the column is better; one cell alone is not the best."""
     ranks = []
-    for (_, where), other in results.items():
-        if where == column and other.rank is not None:
+    for (_, column_of_other), other in results.items():
+        if column_of_other == column and other.rank is not None:
             ranks.append(other.rank)
     return len(ranks) > 1 and result.rank == max(ranks)
 
 
 def markdown(table: TableFile, results: Results) -> str:
-    """Return the whole page of a table."""
+    """Return the page of a table: the cells, what was measured, notes, differences, the search."""
     lines = [f"# {table.title}", ""]
     for text in (table.source, table.note):
         if text:
@@ -198,7 +211,10 @@ def _notes(results: Results) -> list[str]:
 
 
 def differences(table: TableFile, results: Results) -> Table:
-    """Return a row for each cell with figures: how much more it is than the row ``against``."""
+    """Return the table of differences: for each cell with figures, how much it is above another.
+
+    That is the cell in the same column of the row that the table names as ``against``.
+    """
     rows = []
     for (name, column), result in results.items():
         if not result.values:
@@ -212,9 +228,10 @@ def differences(table: TableFile, results: Results) -> Table:
 
 
 def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
-    """Return how much more a cell is than the row ``against``, over the seeds that both have.
+    """Estimate how much a cell's figure is above that of the table's row ``against``.
 
-    None for that row itself, and where the other cell is missing or of other data.
+    Both are of the same column, and compared over the seeds that both have. None for that row
+    itself, where one of the two has no figures, and where they are of other data.
     """
     result = results[row, column]
     other = results.get((table.against, column))
@@ -226,7 +243,7 @@ def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
-    """Yield the lines about what ``--search`` has found, if it has."""
+    """Yield the page's lines on the settings that ``--search`` has found; none without any."""
     rows = []
     for (name, column), result in results.items():
         found = result.cell.found
@@ -247,7 +264,7 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
 
 
 def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
-    """Return all of a table for JSON (docs/reference/commands.schema.json)."""
+    """Return a table and its results for JSON (docs/reference/commands.schema.json)."""
     cells = []
     for (row, column), result in results.items():
         gain = _gain(table, row, column, results)

@@ -26,7 +26,7 @@ from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy import release
 from protofl_common.privacy.grid import STEPS
-from protofl_common.privacy.persons import Persons, few_at_a_time
+from protofl_common.privacy.persons import Persons, sizes_in_groups
 from protofl_common.privacy.plan import plan_of
 from protofl_common.privacy.released import Released
 from tests.support.given import Patch
@@ -219,8 +219,8 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples() ->
 
 
 def test_parts_of_a_batch_do_not_divide_a_person() -> None:
-    assert [*few_at_a_time([1, 1, 1, 5, 2, 2], 4)] == [[1, 1, 1], [5], [2, 2]]
-    assert [*few_at_a_time([3], 1)] == [[3]]
+    assert [*sizes_in_groups([1, 1, 1, 5, 2, 2], 4)] == [[1, 1, 1], [5], [2, 2]]
+    assert [*sizes_in_groups([3], 1)] == [[3]]
 
 
 def test_each_sample_of_a_person_is_drawn_as_often() -> None:

@@ -82,7 +82,7 @@ def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_
     tmp_path: Path,
 ) -> None:
     saved(folder(tmp_path), 4, 5, 6)  # the server died before it could merge round 6
-    again = folder(tmp_path, FIRST.then(12, 5))
+    again = folder(tmp_path, FIRST.continued_by(12, 5))
     assert loaded(again, 6) == 5
     assert loaded(again, 7) == 5  # not asked in round 6
     again.save(*some_state(6))
@@ -94,7 +94,7 @@ def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_
 
 
 def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: Path) -> None:
-    stopped, again = folder(tmp_path), folder(tmp_path, FIRST.then(12, 5))
+    stopped, again = folder(tmp_path), folder(tmp_path, FIRST.continued_by(12, 5))
     stopped.save(*some_state(5))
     again.save(*some_state(6))
     stopped.save(*some_state(6))
@@ -147,7 +147,7 @@ def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path: Path) 
         states.load(5, "cnn4", CPU, 4)
     with pytest.raises(LostStateError, match=missing + "there is none"):
         folder(tmp_path / "elsewhere").load(5, "cnn4", CPU, 4)
-    resumed = folder(tmp_path, FIRST.then(12, 4))
+    resumed = folder(tmp_path, FIRST.continued_by(12, 4))
     with pytest.raises(LostStateError, match=missing + "the newest is of round 3"):
         resumed.load(6, "cnn4", CPU, 4)
     with pytest.raises(LostStateError, match=r"/000005-12\.safetensors, its state after round 5"):

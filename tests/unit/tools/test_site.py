@@ -38,7 +38,7 @@ from PIL import Image
 from client_app.site.audit import append
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.node import NODE_KEYS, permission_problems
+from protofl_common.experiment.node import NODE_KEYS, refusals
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
@@ -518,7 +518,8 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> Non
 
 def test_local_steps_are_limited_by_the_operator_and_by_default() -> None:
     def problems(limits: dict[str, Any], steps: int) -> list[str]:
-        return permission_problems(limits, default_run_config() | {"local-steps": steps})
+        config = default_run_config() | {"local-steps": steps}
+        return refusals(limits, config, config)
 
     at_most_50 = "local-steps = 51: this site takes at most 50"
     assert problems({"max-steps": 50}, 51) == [

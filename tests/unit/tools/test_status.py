@@ -19,7 +19,7 @@ from filelock import FileLock
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import WAITING
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.status import SOMEBODY_IS_NEEDED, lines, number_of
+from protofl_common.tools.cli.status import SOMEBODY_IS_NEEDED, number_of, status_lines
 from protofl_common.tools.federation import Endpoint, Federation, ask, ask_endpoint
 from protofl_common.tools.known_runs import runs_in
 from tests.support.accidents import fails, on_round
@@ -52,7 +52,7 @@ def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
     nodes = [(1, "", "online"), (3, "s", "offline"), (9, "west", "online")]
     superlink = federation(*nodes, seed=42, rounds=2, algo="fedtgp")
 
-    east, south, west, run, certificate = lines(superlink, runs)
+    east, south, west, run, certificate = status_lines(superlink, runs)
     assert " ".join(east.split()) == "east 1 online last reply: round 2 of first"
     assert re.match("south .*offline     last reply: round 2 of first  1 failed; round 1: ", south)
     assert " ".join(west.split()) == "west 9 online no reply yet"
@@ -70,7 +70,7 @@ def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
 def test_a_run_that_waits_asks_for_its_worker() -> None:
     superlink = federation()
     superlink.submissions[0].status = SimpleNamespace(status="pending", sub_status="", details="")
-    run, _ = lines(superlink, [])
+    run, _ = status_lines(superlink, [])
     assert "  pending (waits for protofl worker: is it running?)  " in run
 
 
@@ -82,9 +82,9 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     command = f"flwr run . FEDERATION --stream --run-config {runs}/first/resume.toml"
     stopped = f"{runs}/first: stopped after round 1 of 3; it goes on by {command}"
-    assert stopped in list(lines(federation(), runs_in(runs)))
+    assert stopped in list(status_lines(federation(), runs_in(runs)))
     with FileLock(runs / ".first.lock"):
-        assert not any("stopped" in line for line in lines(federation(), runs_in(runs)))
+        assert not any("stopped" in line for line in status_lines(federation(), runs_in(runs)))
 
 
 @pytest.mark.usefixtures("flower_home")
@@ -132,7 +132,7 @@ def test_who_is_needed_is_told_to_programs(
 
     superlink.nodes.pop()
     superlink.submissions.clear()
-    well = superlink._replace(shown=Endpoint(days=90, ahead=0.0))
+    well = superlink._replace(endpoint=Endpoint(days=90, ahead=0.0))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: well)
     assert main(command) == 0
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from protofl_common.backbones.features import extract_features, feature_widths
-from protofl_common.backbones.load import SmallResNet, frozen, load_backbone
+from protofl_common.backbones.load import SmallResNet, frozen_backbone, load_backbone
 from protofl_common.config.backbones import BackboneName
 from protofl_common.config.options import SettingsError
 from protofl_common.data.raw import Images, RawData
@@ -113,7 +113,7 @@ def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> No
     images = digit_domains.inputs.reshape(5, 500, 3, 28, 28)[:, :200].reshape(1000, 3, 28, 28)
     torch.manual_seed(0)
     name = BackboneName("embedded", "untrained")
-    untrained = [frozen(name, SmallResNet(), 64, (0.5,) * 3, (0.25,) * 3) for _ in NAMES]
+    untrained = [frozen_backbone(name, SmallResNet(), 64, (0.5,) * 3, (0.25,) * 3) for _ in NAMES]
     with torch.inference_mode():
         pixels = F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear")
         random = torch.cat([backbone.features(pixels) for backbone in untrained], dim=1)

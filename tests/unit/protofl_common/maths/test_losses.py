@@ -91,7 +91,7 @@ def test_distillation_by_hand_leaves_out_a_class_without_a_teacher() -> None:
 
 def test_two_models_without_a_mistake_have_no_infinite_term() -> None:
     none = torch.tensor(0.0)
-    assert terms.adaptive(none, none, none).item() == 0.0
+    assert terms.adaptive_distillation(none, none, none).item() == 0.0
 
 
 TAU = 0.3

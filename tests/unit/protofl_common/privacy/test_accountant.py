@@ -145,12 +145,12 @@ def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
 
     mechanisms: list[Mechanism] = []
     for number in range(1, 8):
-        mechanisms += plan.of_round(number, True)
+        mechanisms += plan.costs_of_round(number, True)
     assert epsilon(mechanisms, DELTA) == pytest.approx(plan.epsilon(7))
     assert plan.epsilon(5, repeated=2) == pytest.approx(plan.epsilon(7))
 
     # two evaluations more are what it leaves room for
-    whole = epsilon([*mechanisms, *plan.of_evaluation(), *plan.of_evaluation()], DELTA)
+    whole = epsilon([*mechanisms, *plan.costs_of_evaluation(), *plan.costs_of_evaluation()], DELTA)
     assert 1.95 < plan.epsilon(7, final=True) < whole <= 2 < plan.epsilon(8, final=True)
 
 
@@ -166,7 +166,7 @@ def test_what_is_not_sent_costs_nothing(
     evaluated = range(1, 6, evaluate_every) if evaluates else ()
     mechanisms: list[Mechanism] = []
     for number in range(1, 6):
-        mechanisms += plan.of_round(number, number in evaluated)
+        mechanisms += plan.costs_of_round(number, number in evaluated)
 
     noises = {mechanism.noise for mechanism in mechanisms}
     assert len(noises) == [epochs > 0, any(tables), evaluates].count(True)

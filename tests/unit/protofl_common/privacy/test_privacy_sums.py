@@ -110,13 +110,13 @@ def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
     sealed = masks.seal(THIS, sender, masks.public_of(receiver), "a", "b", text)
 
     assert len(sealed) == masks.SEALED
-    assert masks.opened(THIS, receiver, public, "a", "b", sealed) == text
+    assert masks.unseal(THIS, receiver, public, "a", "b", sealed) == text
     with pytest.raises(InvalidTag):
-        masks.opened(THIS, third, public, "a", "b", sealed)
+        masks.unseal(THIS, third, public, "a", "b", sealed)
     with pytest.raises(InvalidTag):
-        masks.opened(THIS, receiver, public, "b", "a", sealed)
+        masks.unseal(THIS, receiver, public, "b", "a", sealed)
     with pytest.raises(InvalidTag):
-        masks.opened(replace(THIS, number=4), receiver, public, "a", "b", sealed)
+        masks.unseal(replace(THIS, number=4), receiver, public, "a", "b", sealed)
 
 
 def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None:
@@ -125,18 +125,18 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
     Nor may one key have several spellings: two sites with the same key would seem to differ.
     """
     keys = masks.public_of(secrets_of(1)["site-0"])
-    assert masks.are_keys(keys)
-    assert not masks.are_keys(bytes(96))
+    assert masks.are_valid_keys(keys)
+    assert not masks.are_valid_keys(bytes(96))
     for which in range(3):
         start = which * masks.KEY
         same = (
             int.from_bytes(masks.key_of(keys, which), "little") + 2**255
         )  # X25519 ignores the bit
         spelt = same.to_bytes(masks.KEY, "little")
-        assert not masks.are_keys(keys[:start] + spelt + keys[start + masks.KEY :])
+        assert not masks.are_valid_keys(keys[:start] + spelt + keys[start + masks.KEY :])
     # the key 9, plus p: X25519 takes it for 9
     nine = (9 + masks.FIELD).to_bytes(masks.KEY, "little")
-    assert not masks.are_keys(nine + keys[masks.KEY :])
+    assert not masks.are_valid_keys(nine + keys[masks.KEY :])
 
 
 def test_a_public_key_has_one_private_key() -> None:
@@ -154,13 +154,13 @@ def test_a_public_key_has_one_private_key() -> None:
 @pytest.mark.parametrize("which", range(3))
 def test_two_sites_with_one_key_are_both_named(which: int) -> None:
     keys = keys_of(secrets_of(3))
-    assert masks.sharing_a_key(keys) == set()
+    assert masks.sites_sharing_a_key(keys) == set()
     start = which * masks.KEY
     copy = masks.key_of(keys["site-0"], which)
     keys["site-2"] = keys["site-2"][:start] + copy + keys["site-2"][start + masks.KEY :]
-    assert masks.sharing_a_key(keys) == {"site-0", "site-2"}
+    assert masks.sites_sharing_a_key(keys) == {"site-0", "site-2"}
     twice = {"site-1": 3 * masks.key_of(keys["site-1"], 0)}
-    assert masks.sharing_a_key(twice) == {"site-1"}
+    assert masks.sites_sharing_a_key(twice) == {"site-1"}
 
 
 def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:

@@ -64,7 +64,7 @@ def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
 def test_the_threshold_of_a_number_of_clients(
     clients: int, threshold: int, most_liars: int
 ) -> None:
-    assert masks.needed(clients, 0.67) == threshold
+    assert masks.threshold_of(clients, 0.67) == threshold
     assert masks.most_liars(clients, threshold) == most_liars
 
 
