@@ -155,8 +155,8 @@ def metrics(run: RecordedRun) -> Iterator[Markup]:
         yield plot.heat_map(
             metric,
             words,
-            f"{words} by {MEANING[run.better_kind]}: the mean over the clients with test samples of "
-            "it.",
+            f"{words} by {MEANING[run.better_kind]}: the mean over the clients with test samples "
+            "of it.",
             100 * np.array([values[f"{prefix}{label}"] for label in labels]),
             [run.class_name(label) for label in labels],
             _rounds(rows),

@@ -174,6 +174,7 @@ def test_other_methods_refuse_it_by_name(algo: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("setting", "why"), [
     ({"dp": "sample"}, "a sample of several labels adds to several classes"),
     ({"dataset": "digits", "classes": ""}, "dataset 'digits' is not of this kind"),
+    ({"dataset": "hf:any"}, "dataset 'hf:any' is not of this kind"),
     ({"positive_rate": 0.5}, "hides labels of samples that have one each"),
     ({"metrics": "recall"}, "'recall' is not one of auc"),
     ({"baselines": "fedgen"}, "fedgen does not learn several labels"),
