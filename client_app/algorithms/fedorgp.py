@@ -27,6 +27,7 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
     similarity = "cosine"
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the cross-entropy and, once there are global prototypes, the angular term."""
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
             features_MD, classes_M = self.task.assigned(batch.features, batch.labels)

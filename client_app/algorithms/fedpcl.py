@@ -51,11 +51,10 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
-        # only these ablations train the classifier
-        self.predicts_with_head = self.hparams.loss.startswith("ce")
+        self.predicts_with_head = self.hparams.loss.startswith("ce")  # only these train the head
 
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes and, where they come, those of all clients as tables."""
+        """Keep the global prototypes and, if they were sent, those of all clients, as tables."""
         super().receive(payload)
         self.tables: dict[str, tuple[Tensor, Tensor]] = {}
         global_set = payload.vectors()
@@ -66,9 +65,9 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
             self.tables["local"] = self._table(local_sets)
 
     def prototypes_for_prediction(self) -> Prototypes | None:
-        """Its own prototypes of large classes, under its model as it is now.
+        """Return this client's own prototypes of large classes, made by its present model.
 
-        Under differential privacy these are the global ones.
+        Under differential privacy return the global ones.
         """
         if self.settings.privacy.dp != "none":
             return super().prototypes_for_prediction()
@@ -76,6 +75,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         return chosen(own, self.client.large_classes).to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the loss of Eq. 10, or that of an ablation (``loss``)."""
         hparams = self.hparams
         labels_B = batch.labels
         z_BD = normalize(batch.features, dim=1)
@@ -93,7 +93,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         return terms
 
     def _contrast(self, z_BD: Tensor, labels_B: Tensor) -> LossTerms:
-        """L_g and L_p, or one of them (``prototypes``); nothing before there are prototypes."""
+        """Return L_g and L_p, or one of them (``prototypes``); {} before there are prototypes."""
         if self.global_prototypes is None:
             return {}
         hparams = self.hparams
@@ -110,7 +110,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         return normalize(super().features(data), dim=1)
 
     def _table(self, sets: Sequence[Prototypes]) -> tuple[Tensor, Tensor]:
-        """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]."""
+        """Return M sets of prototypes as unit vectors [M, C, D], and a mask of those that exist."""
         tables = []
         masks = []
         for prototypes in sets:

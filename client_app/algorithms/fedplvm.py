@@ -36,6 +36,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
     """Cross-entropy plus λ times the α-sparsity prototype loss; uploads clusters of features."""
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the terms of Eq. 10; before there are prototypes, only the cross-entropy."""
         terms = super().loss(batch)
         hparams = self.hparams
         if self.global_prototypes is None or hparams.lambda_ == 0:
@@ -63,6 +64,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         return terms
 
     def local_prototypes(self) -> Prototypes:
+        """Return the cluster means of each class in the training data (Eq. 3)."""
         hparams = self.hparams
         data = self.client.train_set
         features_MD, classes_M = self.task.assigned(self.features(data), data.labels.cpu())

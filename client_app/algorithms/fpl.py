@@ -32,7 +32,7 @@ class FPL(FedAvg[FPLHparams]):
     """Cross-entropy, contrast with all cluster prototypes, a pull to the unbiased of the class."""
 
     def receive(self, payload: Payload) -> None:
-        """Become the global model; keep P, and U (Eq. 6) as a table by class."""
+        """Take over the global model, keep P, and compute U (Eq. 6) as a table by class."""
         super().receive(payload)
         clusters = self.global_prototypes
         if clusters is not None:
@@ -41,6 +41,7 @@ class FPL(FedAvg[FPLHparams]):
             self.unbiased_CD, self.mask_C = by_class(unbiased.to(self.client.device), num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the terms of Eq. 12; before there are prototypes, only the cross-entropy."""
         terms = super().loss(batch)
         hparams = self.hparams
         clusters = self.global_prototypes
@@ -49,6 +50,7 @@ class FPL(FedAvg[FPLHparams]):
 
         z_MD, classes_M = self.task.assigned(batch.features, batch.labels)
         if hparams.contrast:
+            # α = 1 makes the similarity the plain cosine, of which −1 is the least
             cosine_MG = sparse_similarity(z_MD, clusters.means, alpha=1.0, floor=-1.0)
             own_MG = classes_M.unsqueeze(1) == clusters.labels
             rivals_MG = self.task.rivals(classes_M, clusters.labels)
