@@ -153,10 +153,11 @@ class ClassMoments(nn.Module):
     def why_impossible(self, classes_of_a_sample: int = 1) -> str:
         """Say why no samples, of so many classes each at most, can have these moments; or ""."""
         total = float(self.shares.sum())
-        if bool((self.shares < 0).any()) or total < 1 - TOLERANCE:
-            return "the shares of the classes must be at least 0 and add up to 1"
-        if total > classes_of_a_sample * (1 + TOLERANCE):
-            return f"the shares of the classes must add up to {classes_of_a_sample} at most"
+        most = classes_of_a_sample
+        adds_up = 1 - TOLERANCE <= total <= most * (1 + TOLERANCE)
+        if bool((self.shares < 0).any()) or not adds_up:
+            rest = "" if most == 1 else f" to {most}"
+            return f"the shares of the classes must be at least 0 and add up to 1{rest}"
         if classes_of_a_sample > 1:
             return self.over_classes(classes_of_a_sample).why_impossible()
         absent_C = self.shares == 0
