@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
@@ -17,7 +18,6 @@ from tests.support.plain import (
     class_averages,
     side_by_side,
 )
-from tests.unit.reference.test_gaussian import moments_of, oas
 
 Numbers = NDArray[np.float64]
 Place = tuple[int, int]  # a label, and whether it holds
@@ -94,6 +94,23 @@ def federation(folder: Path, **settings: Any) -> tuple[Outcome, Numbers, NDArray
     return outcome, x, np.concatenate([one.labels.numpy() for one in sets])
 
 
+def moments_of(outcome: Outcome) -> dict[str, Numbers]:
+    state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
+    return {
+        name.partition("/")[2]: value.numpy()
+        for name, value in state.items()
+        if name.startswith("moments/")
+    }
+
+
+def oas(covariance: Numbers, n: float) -> Numbers:
+    """Chen et al. 2010, Eq. 23, and a millionth of the mean variance."""
+    p = len(covariance)
+    trace, squares = np.trace(covariance), (covariance**2).sum()
+    rho = min(1, ((1 - 2 / p) * squares + trace**2) / ((n + 1 - 2 / p) * (squares - trace**2 / p)))
+    return (1 - rho) * covariance + (rho * trace / p + 1e-9 + 1e-6 * trace / p) * np.eye(p)
+
+
 def moments_by_hand(x: Numbers, y: NDArray[np.int64]) -> dict[str, Numbers]:
     """Sums over samples, divided by their number; a sample counts for each label that is known."""
     n = len(x)
@@ -162,8 +179,6 @@ def test_sums_under_secure_aggregation_are_the_same(algo: str, tmp_path: Path) -
             found = moments_of(secure)[name]
             np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
         return
-    from safetensors.torch import load_file
-
     sets = [load_file(run.folder / "prototypes.safetensors") for run in (secure, plain)]
     assert sets[0]["labels"].equal(sets[1]["labels"])
     torch.testing.assert_close(sets[0]["means"], sets[1]["means"], rtol=0, atol=1e-5)
