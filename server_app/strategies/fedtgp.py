@@ -18,8 +18,7 @@ Down: P̂. Up: P_i^c, *without* how many samples stand behind them. Stays: the m
 Deviations: classes that nobody has, of which the paper says nothing, take no part in the loss and
 are not sent. Ṕ and F live on, and so do prototypes that nobody sent this time. ``margin =
 "nearest"`` is the authors' code: the largest distance of a Q^c to its nearest neighbour.
-``merging`` may leave out the P_i^c of the clients least like the others. The authors' code uploads
-those of the model before the round.
+``merging`` may leave out P_i^c unlike the others. The authors upload those before the round.
 """
 
 from collections.abc import Callable
