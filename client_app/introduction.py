@@ -111,6 +111,7 @@ def card_of(work: Workshop, parameters: int, weights: str) -> records.SiteCard:
         signature=work.client.signature("introduction").hex(),
         # 16 bits for a table's columns in their order, to notice where those of sites differ
         columns=digest(data.columns)[:4] if data.columns and data.mean else "",
+        task_kind=work.task.kind,
     )
 
 

@@ -91,6 +91,7 @@ def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCar
         features_in=work.input_shape[0] if settings.backbones else 0,
         feature_dim=settings.model.feature_dim,
         classes=data.classes,
+        task_kind=work.task.kind,
         inference="prototype" if by_prototype else "head",
         similarity=algorithm.similarity,
         accuracy=evaluated.tested.accuracies(len(work.test_set)),

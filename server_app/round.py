@@ -284,6 +284,7 @@ def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
         feature_dim=settings.model.feature_dim,
         max_norm=settings.bounds.max_prototype_norm,
         max_per_class=settings.bounds.max_prototypes_per_class,
+        classes_of_a_sample=strategy.task.classes_of_a_sample,
         weights=strategy.templates(),
         frozen_dim=strategy.card.input_shape[0] if has_features else 0,
         # eight standard deviations, which the noise of an honest client does not exceed

@@ -32,7 +32,6 @@ from client_app.learning.training import (
 from client_app.protections.base import Protections
 from protofl_common.algorithms.base import Algorithm, Hparams
 from protofl_common.config.architectures import ARCHITECTURES
-from protofl_common.data import UNLABELLED
 from protofl_common.experiment.catalog import CATALOG, half
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.losses import positive_unlabelled_risk
@@ -232,7 +231,7 @@ class ClientAlgorithm(Generic[H]):
         counts_C = self.task.class_counts(data.labels)
 
         def both(batch: Batch) -> LossTerms:
-            known_B = batch.labels != UNLABELLED
+            known_B = self.task.known(batch.labels)
             terms: LossTerms = {}  # of a batch without a label there is nothing to learn by `loss`
             if bool(known_B.any()):
                 terms = loss(batch.only(known_B))

@@ -50,7 +50,8 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         )
         own_MG = classes_M.unsqueeze(1) == self.global_prototypes.labels
         if hparams.contrast:
-            contrast = losses.sparse_contrast(similarity_MG, own_MG, hparams.temperature)
+            rivals_MG = self.task.rivals(classes_M, self.global_prototypes.labels)
+            contrast = losses.sparse_contrast(similarity_MG, own_MG, hparams.temperature, rivals_MG)
             terms["contrast"] = hparams.lambda_ * contrast
         if hparams.correction == "none":
             return terms

@@ -62,6 +62,11 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
             own_margin = float(nearest_distances(self.own_prototypes.means).mean())
             self.margin = max(self.margin, own_margin)
 
+    @property
+    def all_classes(self) -> torch.Tensor:
+        """The classes of the anchors, [C]."""
+        return torch.arange(len(self.anchors_CD), device=self.anchors_CD.device)
+
     def loss(self, batch: Batch) -> LossTerms:
         """Return the cross-entropy, and those terms of the anchors whose weights are above 0."""
         terms = super().loss(batch)
@@ -72,11 +77,11 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
             distance = (features_MD - anchors_CD[classes_M]).square().mean()
             terms["regularization"] = hparams.regularization * distance
         if hparams.contrast > 0:
-            contrast = margin_contrast(features_MD, classes_M, anchors_CD, self.margin)
+            rivals_MC = self.task.rivals(classes_M, self.all_classes)
+            contrast = margin_contrast(features_MD, classes_M, anchors_CD, self.margin, rivals_MC)
             terms["contrast"] = hparams.contrast * contrast
         if hparams.calibration > 0:
-            classes_C = torch.arange(len(anchors_CD), device=anchors_CD.device)
-            labels_C = self.task.labels_of(classes_C)
+            labels_C = self.task.labels_of(self.all_classes)
             calibration = self.task.loss(self.model.head(anchors_CD), labels_C)
             terms["calibration"] = hparams.calibration * calibration
         return terms

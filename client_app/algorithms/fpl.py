@@ -54,7 +54,8 @@ class FPL(FedAvg[FPLHparams]):
             # α = 1 makes the similarity the plain cosine, of which −1 is the least
             cosine_MG = sparse_similarity(z_MD, clusters.means, alpha=1.0, floor=-1.0)
             own_MG = classes_M.unsqueeze(1) == clusters.labels
-            contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature)
+            rivals_MG = self.task.rivals(classes_M, clusters.labels)
+            contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature, rivals_MG)
             terms["contrast"] = hparams.lambda_ * contrast
         if hparams.consistency != "none":
             consistency = prototype_alignment(

@@ -9,7 +9,8 @@ Symbols: x = r(x) features of frozen backbones, side by side; π_c, m_c, S as in
 
 Upload         π_c, m_c and S of this client's training samples, as means over them
 Head           argmax_c log π_c − ½ log |Σ_c| − ½ (x − μ_c)ᵀ Σ_c⁻¹ (x − μ_c),
-               of the moments of all clients together
+               of the moments of all clients together; of several labels a sample, for each label
+               that of the class with it less that of the class without it
 
 Down: moments of all clients, and how many samples of each class these are. Up: moments. Stays: the
 data; a client trains nothing. Moments are means, so the head is that of all features in one place,
@@ -35,7 +36,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         self.moments = self._no_moments()
-        self.head = GaussianHead(client.num_classes, client.input_shape[0], self.hparams.head)
+        self.head = GaussianHead(self.task.num_outputs, client.input_shape[0], self.hparams.head)
         self.model = SplitModel(torch.nn.Identity(), self.head).to(client.device)
         self.evaluation_arch = f"gaussian-{self.hparams.head}"
 
@@ -53,7 +54,8 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         priors_C = (self.moments if is_global else self._own_moments()).shares
         if self.settings.privacy.dp != "none":  # the head cuts features as the moments' were cut
             self.head.longest.fill_(self.settings.privacy.dp_feature_clip)
-        self.head.cpu().fit(self.moments, counts_C, priors_C, self.hparams.shrinkage)
+        moments = self.moments.over_classes(self.task.classes_of_a_sample)
+        self.head.cpu().fit(moments, counts_C, priors_C, self.hparams.shrinkage, self.task.combined)
         self.head.to(self.client.device)
 
     def upload(self) -> Payload:
@@ -69,8 +71,11 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         """Return the moments of the training samples of large classes (``min-class-samples``)."""
         data = self.client.train_set
         features_ND = data.in_memory.cpu()
-        labels_N = data.labels.cpu()
-        is_large_N = torch.isin(labels_N, self.client.large_classes)
+        labels = data.labels.cpu().numpy()
+        large = self.task.only_of(labels, self.client.large_classes.numpy())
+        is_large_N = torch.from_numpy(self.task.known(large))
+        counted = self.task.tensor(large)[is_large_N]
+        features_MF, classes_M = self.task.assigned(features_ND[is_large_N], counted)
         moments = self._no_moments()
-        self.privacy.measure(moments, features_ND[is_large_N], labels_N[is_large_N])
+        self.privacy.measure(moments, features_MF, classes_M, len(counted))
         return moments

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from protofl_common.config.lists import names_in
-from protofl_common.data import UNLABELLED, ClientData
+from protofl_common.data import ClientData
 from protofl_common.data.raw import DataError, StoredRows, are_images, described, normalised
+from protofl_common.tasks import UNLABELLED, Task
 
 MOST_DEGREES = 30.0
 
@@ -64,7 +65,7 @@ class Augment:
 
 @dataclass(frozen=True)
 class Samples:
-    """Labels [N] int64 and inputs [N, …] on the device.
+    """Labels [N, …] int64, as the task has them, and inputs [N, …] on the device.
 
     Inputs are images or numbers, normalised, tokens, or features.
     """
@@ -98,7 +99,8 @@ class Samples:
         """Return all N + U samples; those without a label come last, labelled `UNLABELLED` (-1)."""
         if self.unlabelled is None:
             return self
-        no_labels = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
+        shape = (len(self.unlabelled), *self.labels.shape[1:])
+        no_labels = self.labels.new_full(shape, UNLABELLED)
         inputs = torch.cat([self.in_memory, self.unlabelled])
         labels = torch.cat([self.labels, no_labels])
         return Samples(inputs, labels, augment=self.augment)
@@ -113,14 +115,14 @@ def to_device(
     as they are. Inputs on the disk stay there, unless some samples have no label.
     """
     labels_N = data.task.tensor(labels).to(device)
-    if isinstance(inputs, StoredRows) and not bool((labels_N == UNLABELLED).any()):
+    if isinstance(inputs, StoredRows) and bool(data.task.known(labels_N).all()):
         return Samples(StoredInputs(inputs, data, device), labels_N)
-    return split_unlabelled(normalised(inputs, data.mean, data.std, device), labels_N)
+    return split_unlabelled(data.task, normalised(inputs, data.mean, data.std, device), labels_N)
 
 
-def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
-    """Return the samples, those with the label `UNLABELLED` apart, as `Samples.unlabelled`."""
-    is_known = labels != UNLABELLED
+def split_unlabelled(task: Task, inputs: Tensor, labels: Tensor) -> Samples:
+    """Return the samples, those of which nothing is known apart, as `Samples.unlabelled`."""
+    is_known = task.known(labels)
     if bool(is_known.all()):
         return Samples(inputs, labels)
     return Samples(inputs[is_known], labels[is_known], inputs[~is_known])

@@ -10,7 +10,6 @@ from torch import Tensor
 from client_app.learning.data import Samples
 from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.split import SplitModel
-from protofl_common.privacy.release import rounded_metrics, tested_classes
 from protofl_common.tasks import Task
 
 
@@ -45,8 +44,8 @@ def evaluate(
 
     Without prototypes, or ``with_head`` False, there is only the other kind. ``similarity`` is "l2"
     or "cosine" (`distances`). The ``metrics`` (names) are of classes with at least ``least``
-    samples, and rounded to multiples of what so many samples weigh; the numbers of right
-    predictions are exact.
+    samples, and rounded to multiples of what so many samples weigh (`Task.figures`); the numbers of
+    right predictions are exact.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
@@ -74,12 +73,10 @@ def evaluate(
         return Evaluation(correct)
 
     labels_N = data.labels.cpu().numpy()
-    is_tested_N = np.isin(labels_N, tested_classes(labels_N, least))
     figures: dict[str, float] = {}
     for name, parts in scores.items():
-        scores_NC = _finite(torch.cat(parts))[is_tested_N]
-        exact = task.figures(metrics, scores_NC, labels_N[is_tested_N])
-        for metric, value in rounded_metrics(exact, labels_N[is_tested_N], least).items():
+        scores_NC = _finite(torch.cat(parts))
+        for metric, value in task.figures(metrics, scores_NC, labels_N, least).items():
             figures[f"{name}/{metric}"] = value
     return Evaluation(correct, figures)
 

@@ -37,9 +37,15 @@ class SampleUse:
         """[C] int64: the samples of each class."""
         return labels_N.bincount(minlength=num_classes)
 
-    def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor) -> None:
-        """Set ``moments`` to those of the samples."""
-        moments.measure(features_NF, labels_N)
+    def measure(
+        self,
+        moments: ClassMoments,
+        features_MF: Tensor,
+        classes_M: Tensor,
+        samples: int | None = None,
+    ) -> None:
+        """Set ``moments`` to those of the samples, as `ClassMoments.measure` does."""
+        moments.measure(features_MF, classes_M, samples)
 
     def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
         """Return ``function(*inputs)``, which may leave if its inputs may."""

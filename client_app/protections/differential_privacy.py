@@ -168,12 +168,20 @@ class DifferentialPrivacy(Protection, SampleUse):
         self._released.add(noisy_C)
         return noisy_C
 
-    def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor) -> None:
+    def measure(
+        self,
+        moments: ClassMoments,
+        features_NF: Tensor,
+        labels_N: Tensor,
+        samples: int | None = None,
+    ) -> None:
         """Set ``moments`` to the noisy ones of one row of each person; they may leave then.
 
         Rows are cut to ``dp-feature-clip``. SettingsError for more tables than the ledger was
         charged for.
         """
+        if samples not in (None, len(labels_N)):
+            raise SettingsError(f"{len(labels_N)} classes of {samples} samples; dp takes one each")
         clip = self.client.settings.privacy.dp_feature_clip
         noise = self._table_noise() * self._plan.part_of_each
         rows_P = self._one_of_each(labels_N)

@@ -107,7 +107,10 @@ class SmallClasses(Protection):
             algo = self.client.settings.run.algo
             lacks = f"{algo} does not say how many samples stand behind its {name}"
             raise SettingsError(f"min-class-samples = {self.least}: {lacks}")
-        return self.post_processed(large_enough, value, self.least)
+        large = self.post_processed(large_enough, value, self.least)
+        if not self.is_exact:  # which classes are large is shown with noise only
+            return large
+        return large.only(torch.isin(large.labels, self.work.large_classes))
 
 
 class PaperNoise(Protection):

@@ -175,7 +175,7 @@ class Workshop:
         key = f"{self.settings.data.dataset}-{self.name}"  # begins the name of the cached file
         features_NF = cached_features(np.asarray(inputs), backbones, self.device, cache, key)
         labels_N = self.task.tensor(labels).to(self.device)
-        return split_unlabelled(features_NF.to(self.device), labels_N)
+        return split_unlabelled(self.task, features_NF.to(self.device), labels_N)
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -234,6 +234,7 @@ class Workshop:
             weights=weights,
             # the server may hand on all prototypes of all clients
             max_per_class=clients * settings.bounds.max_prototypes_per_class,
+            classes_of_a_sample=self.task.classes_of_a_sample,
         )
 
     @property
@@ -276,7 +277,7 @@ class Workshop:
             return 0
         if self.settings.privacy.dp == "person":
             return self.counted_samples
-        return release.stated_samples(self.data.train_labels, self.settings.privacy)
+        return release.stated_samples(self.task, self.data.train_labels, self.settings.privacy)
 
     @property
     def found_samples(self) -> int:
@@ -291,9 +292,9 @@ class Workshop:
 
     @cached_property
     def large_classes(self) -> torch.Tensor:
-        """Labels of the classes with ``min-class-samples`` training samples, on the CPU."""
+        """The classes with ``min-class-samples`` training samples, on the CPU."""
         least = self.settings.privacy.min_class_samples
-        return torch.from_numpy(release.large_classes(self.data.train_labels, least))
+        return torch.from_numpy(self.task.large_classes(self.data.train_labels, least))
 
     def require_large_classes(self) -> None:
         """SettingsError where no class has ``min-class-samples``, unless noise hides the classes.
@@ -374,16 +375,18 @@ def without_rare_tests(data: ClientData, least: int) -> ClientData:
     train on. Otherwise a server could count them, as it chooses what is evaluated: for example
     weights that predict one such class for every sample.
     """
-    large_in_training = release.large_classes(data.train_labels, least)
+    task = data.task
+    large_in_training = task.large_classes(data.train_labels, least)
     changes: dict[str, Any] = {}
     found = data.found
     for part in ("test", "validation"):
         inputs = getattr(data, f"{part}_inputs")
         labels = getattr(data, f"{part}_labels")
-        kept_classes = np.intersect1d(large_in_training, release.large_classes(labels, least))
-        rows = np.flatnonzero(np.isin(labels, kept_classes))
+        kept_classes = np.intersect1d(large_in_training, task.large_classes(labels, least))
+        left = task.only_of(labels, kept_classes)
+        rows = np.flatnonzero(task.known(left))
+        changes[f"{part}_labels"] = left[rows]
         if len(rows) < len(labels):
             changes[f"{part}_inputs"] = StoredRows(inputs, rows)
-            changes[f"{part}_labels"] = labels[rows]
             found -= len(labels) - len(rows)
     return replace(data, found=found, **changes)

@@ -37,6 +37,10 @@ class Hparams:
         """
         return ""
 
+    def problem_with_task(self, task: str) -> str:
+        """Say which value has no meaning for a ``task``, and what to set; "" for none."""
+        return ""
+
     @property
     def uncovered_by_dp(self) -> str:
         """Name the value here that differential privacy does not cover, and say why; or ""."""
@@ -125,6 +129,8 @@ class Algorithm:
     """Entries of the upload that differential privacy covers: weights that `PrivateStep` alone has
     trained, and tables of classes with noise. An algorithm that sends any other is refused under
     ``dp``."""
+    tasks: tuple[str, ...] = ("single-label",)
+    """Values of the setting ``task`` for which its equations have a meaning."""
     one_shot: bool = False
     """A client trains nothing, so its upload is the same in every round."""
     frozen_backbones: bool = False

@@ -25,4 +25,5 @@ ALGORITHM = Algorithm(
     exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
     losses=("cross-entropy", "global-cross-entropy"),
     supports=("merging", "secagg", "late"),
+    tasks=("single-label", "multi-label"),
 )

@@ -11,4 +11,5 @@ ALGORITHM = Algorithm(
     exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
     supports=("merging", "secagg", "late"),
     private=("weights",),
+    tasks=("single-label", "multi-label"),
 )

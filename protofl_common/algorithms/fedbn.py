@@ -13,4 +13,5 @@ ALGORITHM = Algorithm(
     ),
     supports=("merging", "secagg", "late"),
     private=("weights",),
+    tasks=("single-label", "multi-label"),
 )

@@ -66,4 +66,5 @@ ALGORITHM = Algorithm(
     losses=("cross-entropy", "contrast", "correction"),
     aligning=("contrast", "correction"),
     supports=("merging",),
+    tasks=("single-label", "multi-label"),
 )

@@ -19,4 +19,5 @@ ALGORITHM = Algorithm(
     averages_prototypes=True,
     supports=("merging", "secagg", "late"),
     private=("weights", "prototypes"),
+    tasks=("single-label", "multi-label"),
 )

@@ -23,4 +23,5 @@ ALGORITHM = Algorithm(
     losses=("cross-entropy", "proximal"),
     supports=("merging", "secagg", "late"),
     private=("weights",),
+    tasks=("single-label", "multi-label"),
 )

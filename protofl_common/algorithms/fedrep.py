@@ -27,4 +27,5 @@ ALGORITHM = Algorithm(
         down={"weights": Weights(parts=("body.",))}, up={"weights": Weights(parts=("body.",))}
     ),
     supports=("merging", "secagg", "late"),
+    tasks=("single-label", "multi-label"),
 )

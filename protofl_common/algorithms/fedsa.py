@@ -43,4 +43,5 @@ ALGORITHM = Algorithm(
     averages_prototypes=True,
     supports=("merging", "secagg", "late"),
     private=("prototypes",),
+    tasks=("single-label", "multi-label"),
 )

@@ -63,4 +63,5 @@ ALGORITHM = Algorithm(
     aligning=("prototype",),
     supports=("merging",),
     private=("prototypes",),
+    tasks=("single-label", "multi-label"),
 )

@@ -46,4 +46,5 @@ ALGORITHM = Algorithm(
     aligning=("contrast", "consistency"),
     supports=("merging",),
     private=("weights", "prototypes"),
+    tasks=("single-label", "multi-label"),
 )

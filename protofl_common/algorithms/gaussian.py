@@ -50,6 +50,11 @@ class GaussianHparams(OwnHparams):
         ),
     )
 
+    def problem_with_task(self, task: str) -> str:
+        if task == "single-label" or self.head == "lda":
+            return ""
+        return f"gaussian.head = {self.head!r} is of one label a sample; choose lda"
+
 
 ALGORITHM = Algorithm(
     title="Gaussian head",
@@ -63,4 +68,5 @@ ALGORITHM = Algorithm(
     frozen_backbones=True,
     supports=("secagg",),
     private=("moments",),
+    tasks=("single-label", "multi-label"),
 )

@@ -7,4 +7,5 @@ ALGORITHM = Algorithm(
     paper="baseline: every client trains alone",
     client="client_app.algorithms.base",
     server="server_app.strategies.base",
+    tasks=("single-label", "multi-label"),
 )

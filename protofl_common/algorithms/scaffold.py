@@ -32,4 +32,5 @@ ALGORITHM = Algorithm(
     supports=("merging",),
     private=("weights", "control"),
     single_uploads="its server gives every client the same weight",
+    tasks=("single-label", "multi-label"),
 )

@@ -28,8 +28,13 @@ class DataSet:
     """The data come, or may come, in domains."""
     has_official: bool = False
     """The data come, or may come, with an official test part."""
+    shares_parts: bool = False
+    """Samples are made of the same things, but for those of the official test part."""
+    tasks: tuple[str, ...] = ("single-label",)
+    """Values of the setting ``task`` that fit: whether a sample has one label, or several."""
 
 
+_ONE_OR_SEVERAL = ("single-label", "multi-label")
 _OF_TORCHVISION = "torchvision's; downloaded only with `download=true`"
 DATASETS: dict[str, DataSet] = {
     "digits": DataSet(
@@ -43,6 +48,17 @@ DATASETS: dict[str, DataSet] = {
         ),
         num_classes=10,
         has_domains=True,
+    ),
+    "two-digits": DataSet(
+        help=(
+            "two digits on a canvas in the five looks, ten labels: which digits occur; 40×40 RGB"
+            " (embedded; with task=multi-label test-from=official-own)"
+        ),
+        num_classes=10,
+        has_domains=True,
+        has_official=True,
+        shares_parts=True,
+        tasks=("multi-label",),
     ),
     "digit-mix": DataSet(
         help="MNIST, USPS and three embedded looks as domains; 28×28 RGB (in the place of Digit-5)",
@@ -147,6 +163,7 @@ DATASETS: dict[str, DataSet] = {
         is_own=True,
         has_domains=True,
         has_official=True,
+        tasks=_ONE_OR_SEVERAL,
     ),
     "arrays": DataSet(
         help=(
@@ -156,6 +173,7 @@ DATASETS: dict[str, DataSet] = {
         is_own=True,
         has_domains=True,
         has_official=True,
+        tasks=_ONE_OR_SEVERAL,
     ),
     "text-csv": DataSet(
         help="texts of your own in a CSV file with a column label (AG News)",
@@ -165,16 +183,25 @@ DATASETS: dict[str, DataSet] = {
     ),
 }
 OWN_FORMATS = tuple(name for name, row in DATASETS.items() if row.is_own)
-_NAMED = DataSet(
-    help="a function of the user's own, or a data set of Hugging Face's",
+_OF_HUGGING_FACE = DataSet(
+    help="a data set of Hugging Face's",
     is_own=True,
     has_domains=True,
     has_official=True,
+)
+_NAMED = DataSet(
+    help="a function of the user's own",
+    is_own=True,
+    has_domains=True,
+    has_official=True,
+    tasks=_ONE_OR_SEVERAL,
 )
 
 
 def data_set_named(dataset: str) -> DataSet:
     """Return the row of ``dataset``; a Python name, or one of Hugging Face's, has a row too."""
+    if dataset.startswith("hf:"):
+        return _OF_HUGGING_FACE
     return DATASETS.get(dataset, _NAMED)
 
 

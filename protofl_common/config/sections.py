@@ -463,6 +463,46 @@ class DataSettings(Table):
             " sorted; picks folders of a domain-folder"
         ),
     )
+    task: str = option(
+        default="single-label",
+        choices=("single-label", "multi-label"),
+        affects="data",
+        with_dp=Needed("single-label", "a sample of several labels adds to several classes"),
+        help=(
+            "multi-label: a sample has several labels, each of which holds, does not, or is not"
+            " known; see docs/several-labels.md"
+        ),
+    )
+    label_map: str = option(
+        default="",
+        affects="data",
+        site=(
+            "what its own data call the labels of a run: `Effusion=Pleural Effusion`, with commas;"
+            " their name first. Only with several labels a sample"
+        ),
+        help=(
+            "several labels a sample: names in the data, and those of the run that they stand for,"
+            ' "Effusion=Pleural Effusion, Mass=Nodule"'
+        ),
+    )
+    uncertain: str = option(
+        default="refuse",
+        choices=("refuse", "missing", "0", "1"),
+        affects="data",
+        site="what a label of -1 means in its data; if not set, as the run says",
+        help=(
+            "several labels a sample: what a label of -1 stands for, as CheXpert has it: missing,"
+            " 0, 1; refuse: it is an error"
+        ),
+    )
+    annotated_labels: int = option(
+        default=0,
+        minimum=0,
+        help=(
+            "several labels a sample, simulated: how many of them a client has annotated; it trains"
+            " on these alone, and is tested on all; 0: all"
+        ),
+    )
     columns: str = option(
         default="",
         affects="data",

@@ -16,6 +16,7 @@ from protofl_common.data.division import Share, names_persons, number_in_divisio
 from protofl_common.data.partitions import shuffled_by_class
 from protofl_common.data.raw import (
     MOST_BYTES_IN_MEMORY,
+    DataError,
     Inputs,
     Ints,
     StoredRows,
@@ -25,12 +26,11 @@ from protofl_common.data.raw import (
 )
 from protofl_common.data.sources import check_data_settings
 from protofl_common.data.store import StoredData, open_data
-from protofl_common.tasks import Task, task_of
+from protofl_common.tasks import UNLABELLED, Task, kind_of, task_of
 
 Floats = tuple[float, ...]
 Scale = tuple[Floats, Floats, Floats]
 """What stands in the place of missing values, the mean and the deviation."""
-UNLABELLED = -1  # the label of a training sample whose label the client does not know
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ClientData:
 
     The arrays are read-only where they are views into the cache of the data set. Inputs are as
     `RawData.inputs`; no sample is in two parts, and for validation there may be none. Inputs above
-    `MOST_BYTES_IN_MEMORY` stay on the disk (`StoredRows`). Labels are int64 [n], indices into
-    ``classes``; with ``positive-rate`` below 1, -1 for the unlabelled training samples.
+    `MOST_BYTES_IN_MEMORY` stay on the disk (`StoredRows`). Labels are as `RawData.labels`; -1 for
+    training samples without one (``positive-rate`` below 1), and for labels that are not known.
     """
 
     train_inputs: Inputs
@@ -71,7 +71,7 @@ class ClientData:
 
     @property
     def task(self) -> Task:
-        return task_of(self.classes)
+        return task_of(self.classes, kind_of(self.train_labels))
 
 
 def open_client_data(
@@ -106,7 +106,8 @@ def open_client_data(
         fill, mean, std = _scale_of(data, settings, share.train)
 
     hiding_seed = derive_seed(seed, "labelled", client, domain)
-    train_labels = _rows(data.labels, share.train)
+    train_labels = annotated(_rows(data.labels, share.train), settings, client, clients)
+    validation_labels = annotated(_rows(data.labels, share.validation), settings, client, clients)
     rows = np.concatenate(share) if settings.partition == "own" else share.train
     persons = None
     if names_persons(data, settings, domain):
@@ -120,7 +121,7 @@ def open_client_data(
         test_inputs=_rows(data.inputs, share.test, fill),
         test_labels=_rows(data.labels, share.test),
         validation_inputs=_rows(data.inputs, share.validation, fill),
-        validation_labels=_rows(data.labels, share.validation),
+        validation_labels=validation_labels,
         classes=data.classes,
         domain=domain_of(data, rows),
         mean=mean,
@@ -146,6 +147,28 @@ def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
         labelled = positions[: max(1, round(rate * len(positions)))]
         hidden[labelled] = labels[labelled]
     return hidden
+
+
+def annotated(labels: Ints, settings: DataSettings, client: int, clients: int) -> Ints:
+    """Labels as a simulated client has annotated them (``annotated-labels``), [N, L].
+
+    Those that it has follow one another, and begin later than those of the client before, so that
+    all labels are annotated about as often.
+    """
+    number = settings.annotated_labels
+    if not number:
+        return labels
+    total = labels.shape[1]
+    which = f"annotated-labels = {number}"
+    if number > total:
+        raise DataError(f"{which}: there are only {total} labels")
+    if number * clients < total:
+        without = f"{clients} clients would leave some of the {total} labels to nobody"
+        raise DataError(f"{which}: {without}; choose more")
+    columns = (client * total // clients + np.arange(number)) % total
+    known = np.full_like(labels, UNLABELLED)
+    known[:, columns] = labels[:, columns]
+    return known
 
 
 @lru_cache(maxsize=8)

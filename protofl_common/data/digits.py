@@ -2,7 +2,8 @@
 
 Every domain of ``digit-domains`` has `PER_CLASS` images of each digit, 28×28 RGB. The strokes come
 from scikit-learn's 1,797 scanned digits, of which no two domains share one, or from matplotlib's
-fonts; the photographs are scikit-learn's two. The images depend on the versions of these packages,
+fonts; the photographs are scikit-learn's two. ``two-digits`` shows two of its digits at once. The
+images depend on the versions of these packages,
 not on the run's seed. ``digit-mix`` stands in for Digit-5 with looks like photographs behind the
 digit (MNIST-M; Ganin et al., JMLR 2016), noise (SynthDigits), coloured numbers with neighbours
 (SVHN).
@@ -29,6 +30,9 @@ from protofl_common.data.raw import DataError, Images, Ints, RawData, resized
 PER_CLASS = 50
 SEED = 20240229
 SIDE = 28  # pixels a side
+CANVAS_SIDE = 40  # of two digits
+CANVASES_OF_AN_IMAGE = 6
+TRAINED_PER_CLASS = 35  # images of a digit and domain whose canvases are for training
 REAL = ("mnist", "usps")
 LOOKS = ("photo", "inverted", "coloured")
 """The domains of ``digit-mix``: of real sets, and of ``digit-domains``."""
@@ -88,6 +92,35 @@ def read_domains(settings: DataSettings) -> RawData:
         images = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
         parts.append((images.transpose(0, 3, 1, 2), labels))
     return _of_domains(parts, tuple(DOMAINS))
+
+
+def read_pairs(settings: DataSettings) -> RawData:
+    """``two-digits``: two images of a domain of ``digit-domains`` side by side, as a square.
+
+    A label holds where its digit occurs. No image is in canvases of both parts; in those of its
+    part each is `CANVASES_OF_AN_IMAGE` times.
+    """
+    single = read_domains(settings)
+    rng = np.random.default_rng(SEED)
+    is_test_N = np.arange(len(single.labels)) % (10 * PER_CLASS) >= 10 * TRAINED_PER_CLASS
+    pairs = []
+    for domain in range(len(DOMAINS)):
+        for is_part_N in (~is_test_N, is_test_N):
+            rows = np.flatnonzero(is_part_N & (single.domains == domain))
+            times = [rng.permutation(rows) for _ in range(CANVASES_OF_AN_IMAGE)]
+            pairs.append(np.concatenate(times).reshape(-1, 2))
+    left, right = np.concatenate(pairs).T
+    labels = np.zeros((len(left), len(single.classes)), np.int64)
+    for rows in (left, right):
+        labels[np.arange(len(rows)), single.labels[rows]] = 1
+    canvases = np.concatenate([single.inputs[left], single.inputs[right]], axis=3)
+    return replace(
+        single,
+        inputs=resized(canvases, CANVAS_SIDE),
+        labels=labels,
+        domains=single.domains[left],
+        official=is_test_N[left].astype(np.uint8),
+    )
 
 
 def locate_mix(settings: DataSettings) -> tuple[Path, ...]:

@@ -111,7 +111,8 @@ class Division:
         self.domain = domain
         self.settings = replace(settings, clients_per_domain="") if domain else settings
         self.partition = PARTITIONS[settings.partition]
-        self.labels = data.task.strata(np.asarray(data.labels))
+        self.strata_names = data.task.strata_names
+        self.labels = data.task.strata(np.asarray(data.labels))  # indices into these
         self.official = np.asarray(data.official)
         self.owners = np.asarray(data.domains)
 
@@ -246,7 +247,7 @@ class Division:
         free = pool.take(np.flatnonzero(~self.marked[pool.rows]))
         groups = free.labels
         if is_balanced:  # a number for each pair of domain and class
-            groups = free.domains * len(self.data.classes) + free.labels
+            groups = free.domains * len(self.strata_names) + free.labels
         rng = self.random("split", self.domain)
         _, tests = split(groups, settings.train_fraction, rng)
         return ~np.isin(pool.rows, self._rows_aside(free.rows, tests, rng, for_testing=True))
@@ -305,7 +306,7 @@ class Division:
         if not self.by_client:
             return rows[aside]
         labels = self.labels[rows]
-        classes = len(self.data.classes)
+        classes = len(self.strata_names)
         names, client_of = np.unique(self.owners[rows], return_inverse=True)
         cells = client_of * classes + labels
         counts_NC = np.bincount(cells, minlength=len(names) * classes).reshape(-1, classes)
@@ -417,7 +418,7 @@ class Division:
             self.tests_of[key] = tests[np.isin(self.labels[tests], classes)]
         tests = self.tests_of[key]
         if not len(tests):
-            names = ", ".join(sorted(self.data.classes[label] for label in classes))
+            names = ", ".join(sorted(self.strata_names[label] for label in classes))
             without = f"the official test part has no sample of classes {names}"
             raise DataError(f"test-from = 'official': {without}")
         limit = self.settings.test_samples

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,18 @@ def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
 
 
 # -- a data set
+class LabelReader(Protocol):
+    """Reads labels where a sample has several (`several_labels.SeveralLabels`)."""
+
+    def read(
+        self, values: Any, own: Any, where: str, place: Place
+    ) -> tuple[Ints, tuple[str, ...], tuple[str, ...]]:
+        """Return labels [N, L], their names, and lines for their owner.
+
+        ``own`` are the names that come with the ``values``, if any.
+        """
+
+
 def from_arrays(
     arrays: Mapping[str, Any],
     where: str,
@@ -91,6 +103,7 @@ def from_arrays(
     *,
     gaps: bool = False,
     columns: tuple[str, ...] = (),
+    several: LabelReader | None = None,
 ) -> RawData:
     """Check named arrays, and make a data set of them.
 
@@ -112,7 +125,7 @@ def from_arrays(
     that occur, sorted, which may differ between sites.
 
     DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``,
-    numbers may be NaN.
+    numbers may be NaN. ``several`` reads the labels where a sample has several.
     """
     present = {key: value for key, value in arrays.items() if value is not None}
     for key in ("inputs", "labels"):
@@ -128,9 +141,14 @@ def from_arrays(
         inputs = checked_inputs(inputs, where, place, gaps=gaps)
         samples = len(inputs)
 
-    _check_one_label_each(present["labels"], where)
     annotations = {}
-    for key in ("labels", "client", "domain", "split"):
+    keys = ["client", "domain", "split"]
+    if several is None:
+        _check_one_label_each(present["labels"], where)
+        keys.insert(0, "labels")
+    elif len(present["labels"]) != samples:
+        raise DataError(f"{where}: {len(present['labels'])} labels; there are {samples} inputs")
+    for key in keys:
         if key not in present:
             continue
         column = as_array(present[key], f"{where}: {key}", place)
@@ -142,10 +160,16 @@ def from_arrays(
         _check_none_missing(column, key, where, place)
         annotations[key] = column
 
-    from_setting = class_names(classes)
-    names = from_setting or _class_array(present.get("classes"), where)
-    labels, names = _labels(annotations["labels"], names, bool(from_setting), where, place)
-    domains = np.zeros_like(labels)
+    notes: tuple[str, ...] = ()
+    if several is None:
+        from_setting = class_names(classes)
+        names = from_setting or _class_array(present.get("classes"), where)
+        labels, names = _labels(annotations["labels"], names, bool(from_setting), where, place)
+    else:
+        labels, names, notes = several.read(
+            present["labels"], present.get("classes", ()), where, place
+        )
+    domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
     for key in ("client", "domain"):
         if key in annotations:
@@ -165,6 +189,7 @@ def from_arrays(
         domain_names,
         columns,
         by_client="client" in annotations,
+        notes=notes,
         place=place,
     )
 
@@ -187,7 +212,8 @@ def without_copies(data: RawData, where: str) -> RawData:
     if not len(copies):
         return data
 
-    annotations: dict[str, NDArray[Any]] = {"labels": data.labels, "parts": data.official}
+    _, labels = np.unique(data.labels, axis=0, return_inverse=True)
+    annotations: dict[str, NDArray[Any]] = {"labels": labels, "parts": data.official}
     annotations["clients or domains"] = data.domains
     what = "are equal in all inputs"
     if data.inputs.ndim == 2:  # a table, or texts
@@ -334,7 +360,7 @@ def class_names(classes: str) -> tuple[str, ...]:
     """Return the names in the setting ``classes``, in label order; DataError if two are equal."""
     names = tuple(parts_of(classes))
     if names:
-        _check_class_names(names, f"classes = {classes!r}", "separated by commas")
+        check_class_names(names, f"classes = {classes!r}", "separated by commas")
     return names
 
 
@@ -345,11 +371,11 @@ def _class_array(value: Any, where: str) -> tuple[str, ...]:
     names: tuple[str, ...] = ("",)  # refused below, as one text is no list of names
     if not isinstance(value, str | bytes):
         names = tuple(as_array(value, f"{where}: classes").astype(str).tolist())
-    _check_class_names(names, f"{where}: classes = {value!r}", "in label order")
+    check_class_names(names, f"{where}: classes = {value!r}", "in label order")
     return names
 
 
-def _check_class_names(names: Sequence[str], which: str, how: str) -> None:
+def check_class_names(names: Sequence[str], which: str, how: str) -> None:
     are_names = all(name and is_short_and_printable(name) for name in names)
     if not are_names or len(set(names)) < max(2, len(names)):
         raise DataError(f"{printable(which)}: must be different names, two or more, {how}")
@@ -359,10 +385,8 @@ def _check_one_label_each(labels: Any, where: str) -> None:
     """Raise DataError if a sample has a list of labels."""
     for label in labels:
         if not isinstance(label, str | np.generic) and np.size(label) > 1:
-            several = "several labels of a sample (multi-label) cannot be learned"
-            raise DataError(
-                f"{where}: the first label is {label!r}: {several}, only one class of each"
-            )
+            several = "several labels of a sample need task = 'multi-label'"
+            raise DataError(f"{where}: the first label is {label!r}: {several}")
 
 
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
@@ -439,7 +463,7 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
         raise DataError(f"{named} {first_of(map(repr, doubtful))} {alike}; {cure}")
     joined = [name for name in classes if _joins(name, {*classes})]
     if joined:
-        several = "join other labels: several of a sample (multi-label) cannot be learned"
+        several = "join other labels: several of a sample need task = 'multi-label'"
         raise DataError(f"{named} {first_of(map(repr, joined))} {several}; {cure}")
     if len(classes) == 1:
         alone = "is the only label: one class alone cannot be learned"

@@ -28,6 +28,7 @@ from protofl_common.basics.text import first_of, with_composed_letters
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import class_names, from_arrays, with_progress
 from protofl_common.data.raw import DataError, Images, Place, RawData, digests
+from protofl_common.data.several_labels import SeveralLabels
 
 EXTENSIONS = frozenset(
     (
@@ -284,8 +285,13 @@ def with_images(
     """
     decoded = Decoded(files, settings)
     most = math.floor(settings.max_unreadable * len(files) + 1e-9)  # 0.29 · 100 is below 29
+    several = SeveralLabels.of(settings)
     first = from_arrays(
-        {**arrays, "inputs": lambda: decoded.read(most)}, where, settings.classes, place
+        {**arrays, "inputs": lambda: decoded.read(most)},
+        where,
+        settings.classes,
+        place,
+        several=several,
     )
     rows = [row for row in range(len(files)) if row not in decoded.unreadable]
     contents = first.contents
@@ -296,16 +302,18 @@ def with_images(
 
     for position, row in enumerate(rows):  # in place: they may be too large for two arrays
         decoded.images[position] = decoded.images[row]
-    kept: dict[str, Any] = {key: [values[row] for row in rows] for key, values in arrays.items()}
+    kept: dict[str, Any] = dict(arrays)
+    for key in arrays.keys() - {"classes"}:
+        kept[key] = [arrays[key][row] for row in rows]
     kept["inputs"] = decoded.images[: len(rows)]
-    data = from_arrays(kept, where, settings.classes, lambda row: place(rows[row]))
+    data = from_arrays(kept, where, settings.classes, lambda row: place(rows[row]), several=several)
     lost = [name for name in first.classes if name not in data.classes]
     if lost:
         none = f"no image of {first_of(lost)} can be read"
         raise DataError(f"{where}: {none} ({decoded.unreadable[min(decoded.unreadable)]})")
     count = f"{len(decoded.unreadable)} of {len(files)} images cannot be read, and are left out"
     notes = (f"{where}: {count}", *map(str, decoded.unreadable.values()))
-    return replace(data, contents=contents, notes=notes)
+    return replace(data, contents=contents, notes=(*data.notes, *notes))
 
 
 def read_images(files: Sequence[Path], settings: DataSettings) -> Images:

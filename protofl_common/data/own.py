@@ -28,6 +28,7 @@ from protofl_common.data.images import (
     with_images,
 )
 from protofl_common.data.raw import DataError, Ints, RawData, digests
+from protofl_common.data.several_labels import SeveralLabels
 from protofl_common.data.table import (
     ANNOTATION_COLUMNS,
     TableFile,
@@ -78,7 +79,12 @@ def read_manifest(settings: DataSettings) -> RawData:
     optional. Images are decoded as those of folders are.
     """
     rows = TableFile(file_of(settings, (".csv",)))
-    columns = rows.annotations("file", "label")
+    several = SeveralLabels.of(settings)
+    if several is None:
+        columns = rows.annotations("file", "label")
+    else:
+        columns = rows.annotations("file")
+        columns |= several.in_table(rows.columns, str(rows.file))[0]
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
@@ -102,27 +108,46 @@ def read_arrays(settings: DataSettings) -> RawData:
     file = file_of(settings, ARRAY_SUFFIXES)
     where = str(file)
     gaps = settings.impute != "none"
+    several = SeveralLabels.of(settings)
     if file.suffix.lower() == ".npz":
         named = settings.columns or settings.drop or settings.one_hot
         if named:
             raise DataError(f"{file} has no columns that could be named; leave out {named!r}")
         arrays = _npz(file)
-        data = _with_digests(from_arrays(arrays, where, settings.classes, gaps=gaps))
+        data = from_arrays(arrays, where, settings.classes, gaps=gaps, several=several)
+        data = _with_digests(data)
         # without x_train, y_train and the like, which have become inputs and labels
         others = [name for name in arrays if name not in KEYS and name[2:] not in SPLITS]
         if others:
-            data = replace(data, notes=(f"{file}: left out the arrays {first_of(others)}",))
+            note = f"{file}: left out the arrays {first_of(others)}"
+            data = replace(data, notes=(*data.notes, note))
         return data
 
     rows = TableFile(file)
-    arrays = rows.annotations("label")
-    chosen = chosen_columns(settings, rows.others, where)
+    if several is None:
+        arrays = rows.annotations("label")
+        inputs = rows.others
+    else:
+        arrays = rows.annotations()
+        labels, no_inputs = several.in_table(rows.columns, where)
+        arrays |= labels
+        inputs = [name for name in rows.others if name not in no_inputs]
+    chosen = chosen_columns(settings, inputs, where)
     arrays["inputs"] = read_columns(rows.columns, chosen, where, rows.place, gaps=gaps)
     names = [name_and_categories(column)[0] for column in chosen]
     used = {name: rows.columns[name] for name in names}
-    check_no_label(used, arrays["labels"], where, numbers=True)
-    data = from_arrays(arrays, where, settings.classes, rows.place, gaps=gaps, columns=chosen)
-    return _with_digests(replace(data, notes=rows.notes))
+    if several is None:
+        check_no_label(used, arrays["labels"], where, numbers=True)
+    data = from_arrays(
+        arrays,
+        where,
+        settings.classes,
+        rows.place,
+        gaps=gaps,
+        columns=chosen,
+        several=several,
+    )
+    return _with_digests(replace(data, notes=(*rows.notes, *data.notes)))
 
 
 def _with_digests(data: RawData) -> RawData:
@@ -323,7 +348,8 @@ def read_python(name: str, settings: DataSettings) -> RawData:
         if key not in KEYS and not is_private:
             raise DataError(f"{where}: it returned {key!r}; choose among {', '.join(KEYS)}")
     gaps = settings.impute != "none"
-    return _with_digests(from_arrays(data, where, settings.classes, gaps=gaps))
+    several = SeveralLabels.of(settings)
+    return _with_digests(from_arrays(data, where, settings.classes, gaps=gaps, several=several))
 
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:

@@ -67,9 +67,10 @@ def label_rates(data: StoredData) -> Iterator[str]:
     kind = "client" if data.by_client else "domain"
     for number, name in enumerate(data.domain_names):
         labels = data.labels[data.domains == number]
-        counts = np.bincount(labels, minlength=len(data.classes))
+        task = data.task
+        counts = task.class_counts(task.tensor(labels))
         rates = []
-        for class_name, count in zip(data.classes, counts.tolist(), strict=True):
+        for class_name, count in zip(task.class_names, counts.tolist(), strict=True):
             if count:
                 rates.append(f"{class_name} {100 * count / len(labels):.0f} %")
         yield f"{kind} {name}: {len(labels)} samples: {first_of(rates)}"

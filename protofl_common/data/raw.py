@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.text import LONGEST_IN_LOG, printable
-from protofl_common.tasks import Task, task_of
+from protofl_common.tasks import Task, kind_of, task_of
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ class RawData:
     [N, channels, steps]), standardised along their second axis; int64 [N, length]: tokens, given to
     models as they are."""
     labels: Ints
-    """int64 [N], indices into ``classes``."""
+    """int64 [N], indices into ``classes``; or [N, L], of each of these 1, 0, or -1 if unknown."""
     domains: Ints
     """int64 [N], indices into ``domain_names``; all 0 when the data have no domains."""
     official: Images
@@ -71,7 +71,7 @@ class RawData:
 
     @property
     def task(self) -> Task:
-        return task_of(self.classes)
+        return task_of(self.classes, kind_of(self.labels))
 
 
 # -- inputs

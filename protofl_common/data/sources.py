@@ -19,6 +19,7 @@ from protofl_common.data.images import data_dir_of, read_folder
 from protofl_common.data.partitions import parse_clients_per_domain
 from protofl_common.data.published import PUBLIC, locate_public, read_public
 from protofl_common.data.raw import DataError, RawData
+from protofl_common.data.several_labels import SeveralLabels
 from protofl_common.data.table import definition_problems
 
 
@@ -69,6 +70,7 @@ def _public(name: str) -> Source:
 SOURCES: dict[str, Source] = {
     "digits": Source(read_digits),
     "digit-domains": Source(drawn.read_domains, domains=tuple(drawn.DOMAINS)),
+    "two-digits": Source(drawn.read_pairs, domains=tuple(drawn.DOMAINS)),
     "digit-mix": Source(drawn.read_mix, drawn.locate_mix, domains=drawn.REAL + drawn.LOOKS),
     "digit5": Source(drawn.read_digit5, drawn.locate_digit5),
     **{name: _public(name) for name in PUBLIC},
@@ -105,6 +107,7 @@ def check_data_settings(settings: DataSettings) -> None:
         *_about_parts(settings, data_set),
         *_about_clients_per_domain(settings),
         *_about_classes(settings, data_set),
+        *_about_task(settings, data_set),
         *definition_problems(settings),
     ]
     if problems:
@@ -126,6 +129,9 @@ def _about_parts(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
     if settings.test_from.startswith("official") and not data_set.has_official:
         without = f"dataset {dataset!r} has no official test part"
         yield f"test-from = {settings.test_from!r}: {without}; use 'split' or 'balanced'"
+    if data_set.shares_parts and not settings.test_from.startswith("official"):
+        same = f"other samples of {dataset!r} are made of the same things"
+        yield f"test-from = {settings.test_from!r}: {same}; use 'official-own'"
     if PARTITIONS[settings.partition].needs_domains and not data_set.has_domains:
         several = ", ".join(name for name, other in DATASETS.items() if other.has_domains)
         without = f"dataset {dataset!r} has no domains"
@@ -145,6 +151,29 @@ def _about_clients_per_domain(settings: DataSettings) -> Iterator[str]:
     if counts and domains and len(counts) != len(domains):
         has = f"dataset {settings.dataset!r} has {len(domains)} domains: {', '.join(domains)}"
         yield f"clients-per-domain = {text!r} has {len(counts)} numbers; {has}"
+
+
+def _about_task(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
+    """Yield what does not fit the number of labels that a sample has."""
+    task = settings.task
+    if task not in data_set.tasks:
+        able = ", ".join(name for name, row in DATASETS.items() if task in row.tasks)
+        cure = f"choose task = {data_set.tasks[0]!r}, or a dataset among {able}"
+        yield f"task = {task!r}: dataset {settings.dataset!r} is not of this kind; {cure}"
+    try:
+        several = SeveralLabels.of(settings)
+    except DataError as error:
+        yield str(error)
+        return
+    if several is not None:
+        if settings.positive_rate < 1:
+            rate = f"positive-rate = {settings.positive_rate}"
+            yield f"{rate}: hides labels of samples that have one each; set 1 (task = {task!r})"
+        return
+    own = {"label-map": settings.label_map, "annotated-labels": settings.annotated_labels}
+    for key, value in own.items():
+        if value:
+            yield f"{key} = {value!r}: only with several labels a sample (task = 'multi-label')"
 
 
 def _about_classes(settings: DataSettings, data_set: DataSet) -> Iterator[str]:

@@ -24,6 +24,7 @@ from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import say, without_copies
 from protofl_common.data.raw import DataError, RawData, are_images, resized, statistics
 from protofl_common.data.sources import source_of
+from protofl_common.tasks import kind_of, task_of
 
 T = TypeVar("T")
 FORMAT = 12
@@ -91,7 +92,8 @@ def data_key(settings: DataSettings) -> str:
     made_by = [version(package) for package in MADE_BY]
     table = (settings.columns, settings.drop, settings.one_hot, settings.impute != "none")
     images = (settings.image_size, settings.max_unreadable)
-    shaping = (*images, settings.text_length, settings.classes, *table)
+    labels = (settings.classes, settings.task, settings.label_map, settings.uncertain)
+    shaping = (*images, settings.text_length, *labels, *table)
     key = digest(FORMAT, settings.dataset, shaping, listing, made_by)
     return f"{as_file_name(settings.dataset)}-{key}"
 
@@ -139,10 +141,12 @@ def _opened_in_state(folder: Path, state: tuple[tuple[int, int], ...]) -> Stored
         if any(len(array) != meta["samples"] for array in arrays.values()):
             return None
         tuples: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
-        counts = np.unique(arrays["labels"], return_counts=True)[1]
-        uneven = bool(counts.max() > 2 * counts.min())
+        task = task_of(tuples["classes"], kind_of(arrays["labels"]))
         return StoredData(
-            **arrays, **tuples, by_client=meta["by_client"], has_uneven_classes=uneven
+            **arrays,
+            **tuples,
+            by_client=meta["by_client"],
+            has_uneven_classes=task.are_uneven(arrays["labels"]),
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None

@@ -58,7 +58,8 @@ from protofl_common.experiment.node import (
 )
 from protofl_common.privacy.plan import Plan, plan_of
 from protofl_common.runs.folder import KINDS
-from protofl_common.tasks.metrics import BALANCED, metric_names
+from protofl_common.tasks import TASKS, Task
+from protofl_common.tasks.metrics import metric_names
 from protofl_common.wire.schema import Declared, Exchange, vectors_in, weights_in
 
 
@@ -159,19 +160,24 @@ class Settings(Sections):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return metric_names(self.run.metrics)
+        return metric_names(self.run.metrics, self.task.metric_choices())
+
+    @property
+    def task(self) -> type[Task]:
+        return TASKS[self.data.task]
 
     @property
     def reported_metrics(self) -> tuple[str, ...]:
-        """Return the metrics that a client may report: `metrics`, and perhaps balanced accuracy.
+        """Return the metrics that a client may report: `metrics`, and perhaps the task's usual one.
 
         A simulated client with uneven classes adds balanced accuracy without being asked, unless
         its own figures are protected by secure sums or noise.
         """
         has_protected_figures = self.privacy.sums_only or self.privacy.dp != "none"
-        if has_protected_figures or BALANCED in self.metrics:
+        usual = self.task.usual_metric
+        if has_protected_figures or usual in self.metrics:
             return self.metrics
-        return (*self.metrics, BALANCED)
+        return (*self.metrics, usual)
 
     @property
     def backbones(self) -> tuple[str, ...]:
@@ -438,11 +444,30 @@ def _run_problems(settings: Settings) -> Iterator[str]:
             f" or an algo of {', '.join(able)}"
         )
     try:
-        metric_names(run.metrics)
+        metric_names(run.metrics, settings.task.metric_choices())
     except SettingsError as error:
         yield str(error)
     if run.resume and not run.run_name:
         yield "resume = true: run-name must name the run that shall go on"
+
+
+def _task_problems(settings: Settings) -> Iterator[str]:
+    task = settings.data.task
+    for algo in (settings.run.algo, *settings.baselines):
+        if algo in CATALOG and task not in CATALOG[algo].tasks:
+            able = ", ".join(name for name, row in CATALOG.items() if task in row.tasks)
+            does_not = f"{algo} does not learn several labels a sample"
+            yield f"task = {task!r}: {does_not}; choose an algo of {able}"
+    if task not in settings.row.tasks and settings.run.algo not in CATALOG:
+        yield f"task = {task!r}: the row of {settings.run.algo} does not declare it (tasks)"
+    problem = settings.hparams.problem_with_task(task)
+    if problem:
+        yield f"task = {task!r}: {problem}"
+    least = settings.privacy.min_class_samples
+    several = [name for name, entry in vectors_in(settings.exchange.up).items() if entry.several]
+    if least > 1 and task != "single-label" and several:
+        clusters = f"{settings.run.algo} sends clusters of samples, which overlap across labels"
+        yield f"min-class-samples = {least}: {clusters}; choose 1, or one prototype a class"
 
 
 def _stopping_problems(settings: Settings) -> Iterator[str]:
@@ -659,6 +684,7 @@ RULES = (  # what values must mean together
     _upload_problems,
     _dp_problems,
     _run_problems,
+    _task_problems,
     _study_problems,
     _stopping_problems,
     _backbone_problems,

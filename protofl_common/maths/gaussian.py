@@ -7,12 +7,15 @@ m_c = (1/n) Σ_{i of c} x_i; S second moments, as the head needs them:
     lda           S = (1/n) Σ_i x_i x_iᵀ               [F (F + 1) / 2], the upper half by rows
     qda           S_c = (1/n) Σ_{i of c} x_i x_iᵀ      [C, F (F + 1) / 2]
 
+Where a sample is of several classes, n is still the number of samples, and S counts it once for
+each of its classes.
+
 All are means over n samples, so the mean of several clients' moments, weighted by their n, is that
 of all samples. With noise for differential privacy they are moments of no samples:
 `ClassMoments.repair` makes them such.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -61,14 +64,17 @@ class ClassMoments(nn.Module):
         """Whether S is of all classes together (lda)."""
         return self.second.dim() == 1
 
-    def measure(self, features_NF: Tensor, labels_N: Tensor) -> None:
-        """Set π, m and S to the moments of these n samples; ``labels_N`` are in [0, C)."""
-        n = len(labels_N)
+    def measure(self, features_NF: Tensor, labels_N: Tensor, samples: int | None = None) -> None:
+        """Set π, m and S to the moments of these n samples; ``labels_N`` are in [0, C).
+
+        If they are of several classes, they have a row for each, and ``samples`` is n.
+        """
+        n = samples or len(labels_N)
         # in float64, on the CPU: sums of products of many samples
         x_NF = features_NF.double().cpu()
         labels_N = labels_N.cpu()
         one_hot_NC = nn.functional.one_hot(labels_N, len(self.shares)).double()
-        self.shares.copy_(one_hot_NC.mean(0))
+        self.shares.copy_(one_hot_NC.sum(0) / n)
         self.first.copy_(one_hot_NC.T @ x_NF / n)
         if self._is_diagonal:
             self.second.copy_(one_hot_NC.T @ x_NF.square() / n)
@@ -134,10 +140,26 @@ class ClassMoments(nn.Module):
             return second - self.first.T @ means_CF
         return second / shares_C1[:, :, None] - means_CF[:, :, None] * means_CF[:, None, :]
 
-    def why_impossible(self) -> str:
-        """Say why no samples can have these moments; "" if some can."""
-        if bool((self.shares < 0).any()) or abs(float(self.shares.sum()) - 1) > TOLERANCE:
-            return "the shares of the classes must be at least 0 and add up to 1"
+    def over_classes(self, classes_of_a_sample: int) -> "ClassMoments":
+        """Return the moments in which a sample counts once for each of its classes.
+
+        Their shares add up to 1, as they do where each sample is of one class.
+        """
+        if classes_of_a_sample == 1:
+            return self
+        total = self.shares.sum()
+        return ClassMoments.of({name: value / total for name, value in self.named_buffers()})
+
+    def why_impossible(self, classes_of_a_sample: int = 1) -> str:
+        """Say why no samples, of so many classes each at most, can have these moments; or ""."""
+        total = float(self.shares.sum())
+        most = classes_of_a_sample
+        adds_up = 1 - TOLERANCE <= total <= most * (1 + TOLERANCE)
+        if bool((self.shares < 0).any()) or not adds_up:
+            rest = "" if most == 1 else f" to {most}"
+            return f"the shares of the classes must be at least 0 and add up to 1{rest}"
+        if classes_of_a_sample > 1:
+            return self.over_classes(classes_of_a_sample).why_impossible()
         absent_C = self.shares == 0
         if self.first[absent_C].any():
             return "moments of a class without samples"
@@ -212,13 +234,19 @@ class GaussianHead(nn.Module):
         return self.bias - distance_BC / 2
 
     def fit(
-        self, moments: ClassMoments, counts_C: Tensor, priors_C: Tensor, shrinkage: float
+        self,
+        moments: ClassMoments,
+        counts_C: Tensor,
+        priors_C: Tensor,
+        shrinkage: float,
+        combined: Callable[[Tensor], Tensor],
     ) -> None:
         """Become the classifier of these moments, of ``counts_C`` samples of each class.
 
         ``priors_C`` take the place of π_c; a class without samples is never predicted.
         ``shrinkage`` is that of `shrunk_covariance`. Before it, except for ``lda``, each class's
         covariance is smoothed: the one within all classes counts in it as one more sample.
+        ``combined`` makes outputs [N, O] of scores of the classes [N, C] (`Task.combined`).
         """
         means_CF = moments.means()
         covariances = moments.covariances()
@@ -226,8 +254,9 @@ class GaussianHead(nn.Module):
         if self.kind == "lda":
             within = shrunk_covariance(covariances, float(counts_C.sum()), shrinkage)
             weight_CF = torch.linalg.solve(within, means_CF.T).T
-            self.weight.copy_(weight_CF)
-            self.bias.copy_(log_priors_C - (weight_CF * means_CF).sum(1) / 2)
+            bias_C = log_priors_C - (weight_CF * means_CF).sum(1) / 2
+            self.weight.copy_(combined(weight_CF.T).T)
+            self.bias.copy_(combined(bias_C[None])[0])
             return
 
         is_diagonal = self.kind == "naive-bayes"

@@ -163,14 +163,19 @@ def sparse_similarity(
     return cosines_BG.clamp(min=floor).pow(alpha)
 
 
-def sparse_contrast(similarity_BG: Tensor, own_BG: Tensor, temperature: float) -> Tensor:
+def sparse_contrast(
+    similarity_BG: Tensor, own_BG: Tensor, temperature: float, rivals_BG: Tensor | None = None
+) -> Tensor:
     """Return FedPLVM's contrast L_contra (Wang et al., NeurIPS 2024, Eq. 6); a scalar.
 
     −log [ Σ_{g ∈ G^y} exp(s_α/τ) / Σ_{g ∈ G} exp(s_α/τ) ], averaged over the batch.
     ``similarity_BG`` is s_α of each sample and prototype (`sparse_similarity`); ``own_BG`` bool
     says which prototypes g are of the sample's class y. Samples whose class has none count as 0.
+    ``rivals_BG`` bool says which prototypes G has for a sample; None: all.
     """
     scaled_BG = similarity_BG / temperature
+    if rivals_BG is not None:
+        scaled_BG = scaled_BG.masked_fill(~(rivals_BG | own_BG), -torch.inf)
     # a row without own prototypes is −∞ here, so its loss is infinite: the mean leaves it out
     own_B = torch.logsumexp(scaled_BG.masked_fill(~own_BG, -torch.inf), dim=1)
     return _mean_over_batch(torch.logsumexp(scaled_BG, dim=1) - own_B, own_BG)
@@ -225,17 +230,25 @@ def model_contrast(
 
 # -- losses over client prototypes, at the server (FedTGP, FedORGP)
 def margin_contrast(
-    samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, margin: float
+    samples_PD: Tensor,
+    labels_P: Tensor,
+    targets_KD: Tensor,
+    margin: float,
+    rivals_PK: Tensor | None = None,
 ) -> Tensor:
     """Return FedTGP's contrastive loss of trainable prototypes t (Eq. 10); a scalar.
 
     −log [ e^{−(φ(p, t_y)+δ)} / ( e^{−(φ(p, t_y)+δ)} + Σ_{k≠y} e^{−φ(p, t_k)} ) ], averaged over the
     client prototypes p of ``samples_PD``, where φ is the Euclidean distance, δ ≥ 0 the ``margin``,
     and t_k row k of ``targets_KD``.
+    ``rivals_PK`` bool says which k count for p; None: all.
     """
     distances_PK = euclidean_distances(samples_PD, targets_KD)
     own_PK = one_hot(labels_P, len(targets_KD), distances_PK.dtype)
-    return cross_entropy(-(distances_PK + margin * own_PK), labels_P)
+    logits_PK = -(distances_PK + margin * own_PK)
+    if rivals_PK is not None:
+        logits_PK = logits_PK.masked_fill(~rivals_PK, -torch.inf)
+    return cross_entropy(logits_PK, labels_P)
 
 
 def euclidean_distances(samples_PD: Tensor, targets_KD: Tensor) -> Tensor:

@@ -76,9 +76,12 @@ class ModelCard:
     # Of a table, in the order of its features: ``age``, ``sex:f|m``; of texts, joined.
     columns: tuple[Text, ...] = ()
 
+    # Whether a sample has one label or several, as the setting ``task`` says.
+    task_kind: Annotated[str, Field(pattern="^(single-label|multi-label)$")] = "single-label"
+
     @property
     def task(self) -> Task:
-        return task_of(self.classes)
+        return task_of(self.classes, self.task_kind)
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,7 @@ def _prototypes_in(file: Path, tensors: Mapping[str, Tensor], card: ModelCard) -
     means = tensors["prototypes.means"]
     labels = tensors.get("prototypes.labels", torch.empty(0))  # missing ones are refused below
     is_list = labels.dtype == torch.int64 and labels.ndim == 1 and len(labels) > 0
-    are_of_classes = is_list and set(labels.tolist()) <= set(range(len(card.classes)))
+    are_of_classes = is_list and set(labels.tolist()) <= set(range(card.task.num_classes))
     if not are_of_classes or means.shape != (len(labels), card.feature_dim):
         raise SettingsError(f"{file}: its prototypes do not fit the model on its card")
     return Prototypes(means, labels)

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofl_common.config.sections import FEWEST_TESTED, PrivacySettings
-from protofl_common.data import UNLABELLED
+from protofl_common.config.sections import PrivacySettings
 from protofl_common.data.raw import DataError, Images, Inputs, Ints, are_images, described
 from protofl_common.maths.gaussian import ClassMoments, off_diagonal_parts
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy.grid import LEAST_PART, STEPS, cut, to_steps, whole_noise
-from protofl_common.tasks.metrics import RECALL
+from protofl_common.tasks import Task
 
 MOMENT_PARTS = {"shares": (1 / 6, 0), "first": (4 / 6, 1), "second": (1 / 6, 2)}
 """Class moments -> their part of a sample's squared length, the power of ``clip`` in their unit."""
@@ -23,32 +22,6 @@ STEPS_OF_FEATURES = 2**10
 
 
 # -- classes of enough samples -----------------------------------------------------------------
-def large_classes(labels_N: Ints, least: int) -> Ints:
-    """Return the labels of the classes with at least ``least`` samples.
-
-    Nothing that leaves a client may name other classes.
-    """
-    labels, counts = np.unique(labels_N[labels_N != UNLABELLED], return_counts=True)
-    return np.asarray(labels[counts >= least])
-
-
-def tested_classes(labels_N: Ints, least: int) -> Ints:
-    """Return the labels of the classes of which metrics may leave.
-
-    Each has at least ``least`` test samples, and `FEWEST_TESTED`, but with a ``least`` of 1 every
-    class counts. The others together must have as many, if there are any: fewer would show in the
-    number of right predictions of all classes. Where they have fewer, the smallest of the large
-    classes is left out, too.
-    """
-    fewest = max(least, FEWEST_TESTED) if least > 1 else 1
-    labels, counts = np.unique(labels_N, return_counts=True)
-    large = counts >= fewest
-    if 0 < counts[~large].sum() < fewest:
-        counts_of_large = np.where(large, counts, counts.max() + 1)
-        large[counts_of_large.argmin()] = False
-    return np.asarray(labels[large])
-
-
 def rounded_count(right: int, samples: int, least: int) -> int:
     """Round a number of ``right`` predictions to a multiple of ``least``, ``samples`` at most.
 
@@ -57,26 +30,7 @@ def rounded_count(right: int, samples: int, least: int) -> int:
     return min(samples, least * round(right / least))
 
 
-def rounded_metrics(figures: Mapping[str, float], labels_N: Ints, least: int) -> dict[str, float]:
-    """Round each metric of samples with these labels to a multiple of what ``least`` samples add.
-
-    One of the N_c samples of a class adds at most 1 / N_c to the recall of the class, and to any
-    other metric, a mean over C classes, 1 / (C N_c), with the smallest class for c. Rounding lifts
-    no metric above 1.
-    """
-    if least <= 1:
-        return dict(figures)
-    labels, counts = np.unique(labels_N, return_counts=True)
-    samples_of = {f"{RECALL}/{label}": n for label, n in zip(labels, counts, strict=True)}
-    rounded: dict[str, float] = {}
-    for name, value in figures.items():
-        step = least / float(samples_of.get(name, len(counts) * counts.min()))
-        nearest = step * round(value / step)
-        rounded[name] = min(1.0, nearest) if value <= 1 else nearest
-    return rounded
-
-
-def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:
+def stated_samples(task: Task, labels: Ints, privacy: PrivacySettings) -> int:
     """Return how many training samples a client says that it has: those of its large classes.
 
     Samples without a label count too. Under ``dp`` all count: one sample more could make a class
@@ -84,9 +38,10 @@ def stated_samples(labels_N: Ints, privacy: PrivacySettings) -> int:
     """
     least = privacy.min_class_samples
     if privacy.dp != "none" or least <= 1:
-        return len(labels_N)
-    counted = [*large_classes(labels_N, least), UNLABELLED]
-    return int(np.isin(labels_N, counted).sum())
+        return len(labels)
+    left = task.only_of(labels, task.large_classes(labels, least))
+    is_of_small_N = task.known(labels) & ~task.known(left)
+    return int((~is_of_small_N).sum())
 
 
 def large_enough(prototypes: Prototypes, least: int) -> Prototypes:

@@ -17,7 +17,7 @@ from protofl_common.report import drawing as plot
 from protofl_common.report.reading import Floats, Ints, RecordedRun
 from protofl_common.runs.folder import RoundRow
 from protofl_common.runs.over_clients import figures_of
-from protofl_common.tasks.metrics import RECALL
+from protofl_common.tasks.metrics import BY_CLASS, LABEL_AUC, RECALL
 
 MEANING = {"head": "each model's classifier", "prototype": "the nearest prototype"}
 CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])
@@ -154,7 +154,10 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
             if name not in values:
                 values[name] = _over_rounds(rows, name, factor=1)
 
-    others = {name: line for name, line in values.items() if f"/{RECALL}/" not in name}
+    others = {}
+    for name, line in values.items():
+        if not any(f"/{metric}/" in name for metric in BY_CLASS):
+            others[name] = line
     if others:
         yield plot.line_chart(
             "metrics",
@@ -165,18 +168,22 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
             f"mean over {run.averaged_over}",
         )
 
-    prefix = f"{run.better_kind}/{RECALL}/"  # a class's label follows
-    labels = sorted(int(name.removeprefix(prefix)) for name in values if name.startswith(prefix))
-    if labels:
+    for metric, words in {RECALL: "Recall of each class", LABEL_AUC: "AUC of each label"}.items():
+        prefix = f"{run.better_kind}/{metric}/"
+        labels = sorted(
+            int(name.removeprefix(prefix)) for name in values if name.startswith(prefix)
+        )
+        if not labels:
+            continue
         yield plot.heat_map(
-            "recall",
-            "Recall of each class",
-            f"Recall of each class by {MEANING[run.better_kind]}: the mean over the clients with "
-            "test samples of it.",
+            metric,
+            words,
+            f"{words} by {MEANING[run.better_kind]}: the mean over the clients with test samples "
+            "of it.",
             100 * np.array([values[f"{prefix}{label}"] for label in labels]),
             [run.class_name(label) for label in labels],
             _rounds(rows),
-            "recall, %",
+            f"{words.split()[0]}, %",
             "after round",
         )
 

@@ -6,12 +6,22 @@ are handed it. No other room decides by labels: it asks the task, and computes w
 
 from collections.abc import Sequence
 
-from protofl_common.tasks.base import Task
+from protofl_common.tasks.base import UNLABELLED, Task
+from protofl_common.tasks.metrics import Labels
+from protofl_common.tasks.multi_label import MultiLabel
 from protofl_common.tasks.single_label import SingleLabel
 
-__all__ = ["SingleLabel", "Task", "task_of"]
+__all__ = ["TASKS", "UNLABELLED", "MultiLabel", "SingleLabel", "Task", "kind_of", "task_of"]
+
+TASKS: dict[str, type[Task]] = {task.kind: task for task in (SingleLabel, MultiLabel)}
+"""Value of the setting ``task`` -> the class of such tasks."""
 
 
-def task_of(classes: Sequence[str]) -> Task:
-    """Return the task of data with these class names: so far, one label a sample."""
-    return SingleLabel(tuple(classes))
+def kind_of(labels: Labels) -> str:
+    """Return the kind of task that has labels of this shape."""
+    return MultiLabel.kind if labels.ndim == 2 else SingleLabel.kind
+
+
+def task_of(classes: Sequence[str], kind: str = SingleLabel.kind) -> Task:
+    """Return the task of data with these names, of the kind that the setting ``task`` names."""
+    return TASKS[kind](tuple(classes))

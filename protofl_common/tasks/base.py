@@ -5,19 +5,36 @@ head. A label is one entry of ``labels``, whatever its shape; a class is a whole
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from protofl_common.tasks.metrics import Labels, Scores
+import numpy as np
+
+from protofl_common.tasks.metrics import Labels, Metric, Scores, declared_metrics
 
 if TYPE_CHECKING:  # data are divided without PyTorch
     from torch import Tensor
+
+UNLABELLED = -1  # a label that is not known
 
 
 @dataclass(frozen=True)
 class Task(ABC):
     """What there is to learn; data, cards and models with the same ``classes`` have the same."""
+
+    kind: ClassVar[str]
+    """As the setting ``task`` names it."""
+    noun: ClassVar[str]
+    """What ``classes`` are, for people."""
+    says: ClassVar[str]
+    """What a model says of an input, for people."""
+    metrics: ClassVar[Mapping[str, Metric]]
+    """Metrics beside the share of right predictions, by name."""
+    metrics_by_class: ClassVar[tuple[str, ...]]
+    """Names that stand for one figure of each class, as ``recall`` for ``recall/3``."""
+    usual_metric: ClassVar[str]
+    """The one that simulated clients add where classes are uneven."""
 
     classes: tuple[str, ...]
     """Names, in label order."""
@@ -33,21 +50,46 @@ class Task(ABC):
     def num_outputs(self) -> int:
         """O, what a head returns for a sample."""
 
-    @abstractmethod
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """C names."""
+        return self.classes
+
+    @property
+    def strata_names(self) -> tuple[str, ...]:
+        """The names of the numbers that `strata` returns."""
+        return self.classes
+
+    @property
+    def classes_of_a_sample(self) -> int:
+        """How many classes a sample belongs to at most."""
+        return 1
+
     def describe(self) -> str:
         """Say for people how much there is to tell apart: ``"10 classes"``."""
+        return f"{len(self.classes)} {self.noun}"
 
     @abstractmethod
     def names(self, labels: "Tensor") -> list[str]:
         """Say each label in words."""
 
-    @abstractmethod
     def tensor(self, labels: Labels) -> "Tensor":
-        """Return stored labels in the type and shape that the methods below take."""
+        """Return stored labels in the type that the methods below take."""
+        import torch
+
+        return torch.from_numpy(labels.astype(np.int64))
+
+    @abstractmethod
+    def known(self, labels: Any) -> Any:
+        """Return of which samples something is known, bool [N]; of an array or a tensor."""
 
     @abstractmethod
     def strata(self, labels: Labels) -> Labels:
         """Return a stratum for each sample, whole numbers [N]; data are divided by these."""
+
+    @abstractmethod
+    def are_uneven(self, labels: Labels) -> bool:
+        """Whether a share of right predictions says little: some classes are far more frequent."""
 
     # -- learning ----------------------------------------------------------------------------------
     @abstractmethod
@@ -65,6 +107,17 @@ class Task(ABC):
     @abstractmethod
     def labels_of(self, classes_P: "Tensor") -> "Tensor":
         """Return the label of a sample that belongs to this class, for each of ``classes_P``."""
+
+    @abstractmethod
+    def rivals(self, classes_M: "Tensor", classes_P: "Tensor") -> "Tensor":
+        """Return which of the classes P a sample of a class M could be of in its place, [M, P].
+
+        A contrast sets a sample apart from these alone; its own class is among them.
+        """
+
+    @abstractmethod
+    def combined(self, scores_NC: "Tensor") -> "Tensor":
+        """Return scores [N, O] of scores of each class; −∞ stands for a class that nobody knows."""
 
     def classes_of(self, labels: "Tensor") -> "Tensor":
         """Return the classes of all samples [M], in the order of the samples."""
@@ -88,26 +141,52 @@ class Task(ABC):
     def correct(self, predicted: "Tensor", labels: "Tensor") -> "Tensor":
         """Return how many predictions are right; a scalar."""
 
-    @abstractmethod
     def scores(self, distances_NP: "Tensor", classes_P: "Tensor") -> "Tensor":
-        """Return scores [N, O] by the nearest prototypes; higher is likelier."""
+        """Return scores [N, O] by the nearest prototypes; higher is likelier.
+
+        A class's score is −d² from its nearest prototype, −∞ for a class without one.
+        """
+        from protofl_common.maths.prototypes import class_scores
+
+        return self.combined(class_scores(distances_NP, classes_P, self.num_classes))
 
     @abstractmethod
     def probabilities(self, scores_NO: "Tensor", predicted: "Tensor") -> "Tensor":
         """Return how likely each prediction is, by these scores."""
 
     @abstractmethod
+    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float]]:
+        """Return of each sample how likely its labels are, by name; {} where one holds alone."""
+
+    @abstractmethod
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
         """Return the T for which the probabilities of scores / T fit the labels best."""
 
+    # -- what may leave ----------------------------------------------------------------------------
+    @abstractmethod
+    def large_classes(self, labels: Labels, least: int) -> Labels:
+        """Return the classes of which something may leave where ``least`` samples must share it."""
+
+    @abstractmethod
+    def only_of(self, labels: Labels, classes: Labels) -> Labels:
+        """Return the labels as if nothing were known but of these ``classes``."""
+
     # -- metrics -----------------------------------------------------------------------------------
     @abstractmethod
-    def figures(self, names: Iterable[str], scores_NO: Scores, labels: Labels) -> dict[str, float]:
+    def figures(
+        self, names: Iterable[str], scores_NO: Scores, labels: Labels, least: int = 1
+    ) -> dict[str, float]:
         """Compute the metrics of these names; those that are NaN or infinite are left out.
 
-        SettingsError if a function of the user's fails.
+        With ``least`` above 1 none tells of fewer test samples. SettingsError if a function of the
+        user's fails.
         """
 
-    @abstractmethod
+    @classmethod
+    def metric_choices(cls) -> tuple[str, ...]:
+        """Return the names that the setting ``metrics`` may have, but for functions."""
+        return (*cls.metrics, *cls.metrics_by_class)
+
     def figure_names(self, names: Iterable[str]) -> set[str]:
         """Return all that a report may hold for these metrics: ``head/auc``, ``head/recall/3``."""
+        return declared_metrics(names, self.metrics_by_class, self.num_classes)

@@ -1,15 +1,16 @@
-"""Metrics of single labels beside accuracy, computed by each client on its own test samples.
+"""Metrics beside accuracy, computed by each client on its own test samples.
 
 Only the figures travel. The setting ``metrics`` names them; where classes are uneven, simulated
 clients add balanced accuracy. One of the user's own is ``module:function``, called with scores [N,
 C] (higher is likelier; for prototypes −d², and a very low one for a class without any) and labels
-[N] int64; it returns a number; one that is NaN or infinite is left out.
+[N] int64; it returns a number; one that is NaN or infinite is left out. Where a sample has several
+labels, scores are [N, L], above 0 for a label that is predicted, and labels [N, L] 1, 0 or -1.
 """
 
 import math
 import statistics
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import is_python_name, load
+from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.runs.folder import KINDS
 
 Scores = NDArray[np.float64]
@@ -69,10 +71,79 @@ METRICS: dict[str, Metric] = {BALANCED: balanced_accuracy, "macro-f1": macro_f1,
 RECALL = "recall"  # names not one figure but one of each class that occurs: `recall/3`
 
 
-def metric_names(text: str) -> tuple[str, ...]:
-    """Read the setting ``metrics``; SettingsError for a name that is no metric, nor a function."""
+def _columns_known(
+    scores_NL: Scores, labels_NL: Labels
+) -> Iterator[tuple[int, Scores, NDArray[np.bool_]]]:
+    """Yield each label that some samples have and some lack: scores and truth of who is known."""
+    for label, labels_N in enumerate(labels_NL.T):
+        is_known_N = labels_N >= 0
+        holds_K = labels_N[is_known_N] == 1
+        if holds_K.any() and not holds_K.all():
+            yield label, scores_NL[is_known_N, label], holds_K
+
+
+def _mean_over_labels(
+    metric: Callable[[NDArray[np.bool_], Scores], float], scores_NL: Scores, labels_NL: Labels
+) -> float:
+    """Return the mean of a metric over the labels that can be tested; NaN where none can."""
+    values = [
+        float(metric(holds_K, scores_K))
+        for _, scores_K, holds_K in _columns_known(scores_NL, labels_NL)
+    ]
+    return statistics.fmean(values) if values else math.nan
+
+
+def auc_of_labels(scores_NL: Scores, labels_NL: Labels) -> float:
+    """Return the mean area under the ROC curve of each label that some have and some lack."""
+    from sklearn.metrics import roc_auc_score
+
+    return _mean_over_labels(roc_auc_score, scores_NL, labels_NL)
+
+
+def average_precision(scores_NL: Scores, labels_NL: Labels) -> float:
+    """Return the mean average precision of each label that some have and some lack."""
+    from sklearn.metrics import average_precision_score
+
+    return _mean_over_labels(average_precision_score, scores_NL, labels_NL)
+
+
+def f1_of_labels(scores_NL: Scores, labels_NL: Labels) -> float:
+    """Return the mean F1 of each label that some have and some lack, at probability one half."""
+
+    def f1(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
+        predicted_K = scores_K > 0
+        right = (predicted_K & holds_K).sum()
+        return float(2 * right / (predicted_K.sum() + holds_K.sum()))
+
+    return _mean_over_labels(f1, scores_NL, labels_NL)
+
+
+def auc_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float]:
+    """Return the area under the ROC curve of each label, by the class of samples that have it."""
+    from sklearn.metrics import roc_auc_score
+
+    return {
+        f"{LABEL_AUC}/{2 * label + 1}": float(roc_auc_score(holds_K, scores_K))
+        for label, scores_K, holds_K in _columns_known(scores_NL, labels_NL)
+    }
+
+
+LABEL_AUC = "label-auc"  # names one figure of each label: `label-auc/7`, of the class 7
+LABEL_METRICS: dict[str, Metric] = {
+    "auc": auc_of_labels,
+    "average-precision": average_precision,
+    "macro-f1": f1_of_labels,
+}
+BY_CLASS: dict[str, Callable[[Scores, Labels], dict[str, float]]] = {
+    RECALL: recalls,
+    LABEL_AUC: auc_by_label,
+}
+"""Metrics that are a figure of each class."""
+
+
+def metric_names(text: str, legal: Collection[str]) -> tuple[str, ...]:
+    """Read the setting ``metrics``; SettingsError for what is neither ``legal`` nor a function."""
     names = names_in(text)
-    legal = [*METRICS, RECALL]
     for name in names:
         if name not in legal and not is_python_name(name):
             choices = ", ".join(legal)
@@ -82,33 +153,72 @@ def metric_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def declared_metrics(names: Iterable[str], num_classes: int) -> set[str]:
+def declared_metrics(names: Iterable[str], by_class: Collection[str], num_classes: int) -> set[str]:
     """Return all that a report may hold for these metrics: ``head/auc``, ``prototype/recall/3``."""
     metrics = []
     for name in names:
-        if name == RECALL:
-            metrics += [f"{RECALL}/{label}" for label in range(num_classes)]
+        if name in by_class:
+            metrics += [f"{name}/{label}" for label in range(num_classes)]
         else:
             metrics.append(name)
     return {f"{kind}/{metric}" for kind in KINDS for metric in metrics}
 
 
-def evaluate_metrics(names: Iterable[str], scores_NC: Scores, labels_N: Labels) -> dict[str, float]:
+def evaluate_metrics(
+    names: Iterable[str], metrics: Mapping[str, Metric], scores_NC: Scores, labels_N: Labels
+) -> dict[str, float]:
     """Compute these metrics; those that are NaN or infinite are left out, {} without samples.
 
-    SettingsError if a function of the user's fails.
+    ``metrics`` are those of the task, by name. SettingsError if a function of the user's fails.
     """
     if not len(labels_N):
         return {}
     figures: dict[str, float] = {}
     for name in names:
-        if name == RECALL:
-            figures |= recalls(scores_NC, labels_N)
-        elif name in METRICS:
-            figures[name] = METRICS[name](scores_NC, labels_N)
+        if name in BY_CLASS:
+            figures |= BY_CLASS[name](scores_NC, labels_N)
+        elif name in metrics:
+            figures[name] = metrics[name](scores_NC, labels_N)
         else:
             figures[name] = _users_metric(name, scores_NC, labels_N)
     return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+# -- of enough test samples
+def tested_classes(labels_N: Labels, least: int) -> Labels:
+    """Return the labels of the classes of which metrics may leave.
+
+    Each has at least ``least`` test samples, and `FEWEST_TESTED`, but with a ``least`` of 1 every
+    class counts. The others together must have as many, if there are any: fewer would show in the
+    number of right predictions of all classes. Where they have fewer, the smallest of the large
+    classes is left out, too.
+    """
+    fewest = max(least, FEWEST_TESTED) if least > 1 else 1
+    labels, counts = np.unique(labels_N, return_counts=True)
+    large = counts >= fewest
+    if 0 < counts[~large].sum() < fewest:
+        counts_of_large = np.where(large, counts, counts.max() + 1)
+        large[counts_of_large.argmin()] = False
+    return np.asarray(labels[large])
+
+
+def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) -> dict[str, float]:
+    """Round each metric of samples with these labels to a multiple of what ``least`` samples add.
+
+    One of the N_c samples of a class adds at most 1 / N_c to the recall of the class, and to any
+    other metric, a mean over C classes, 1 / (C N_c), with the smallest class for c. Rounding lifts
+    no metric above 1.
+    """
+    if least <= 1:
+        return dict(figures)
+    labels, counts = np.unique(labels_N, return_counts=True)
+    samples_of = {f"{RECALL}/{label}": n for label, n in zip(labels, counts, strict=True)}
+    rounded: dict[str, float] = {}
+    for name, value in figures.items():
+        step = least / float(samples_of.get(name, len(counts) * counts.min()))
+        nearest = step * round(value / step)
+        rounded[name] = min(1.0, nearest) if value <= 1 else nearest
+    return rounded
 
 
 def _users_metric(name: str, scores_NC: Scores, labels_N: Labels) -> float:

@@ -2,12 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from protofl_common.tasks.base import Task
-from protofl_common.tasks.metrics import Labels, Scores, declared_metrics, evaluate_metrics
+from protofl_common.tasks.base import UNLABELLED, Task
+from protofl_common.tasks.metrics import (
+    BALANCED,
+    METRICS,
+    RECALL,
+    Labels,
+    Scores,
+    evaluate_metrics,
+    rounded_metrics,
+    tested_classes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,6 +26,13 @@ if TYPE_CHECKING:
 class SingleLabel(Task):
     """Cross-entropy of C outputs; the class of the largest one is predicted."""
 
+    kind = "single-label"
+    noun = "classes"
+    says = "every input is given one of them"
+    metrics = METRICS
+    metrics_by_class = (RECALL,)
+    usual_metric = BALANCED
+
     @property
     def num_classes(self) -> int:
         return len(self.classes)
@@ -25,19 +41,19 @@ class SingleLabel(Task):
     def num_outputs(self) -> int:
         return len(self.classes)
 
-    def describe(self) -> str:
-        return f"{len(self.classes)} classes"
-
     def names(self, labels: "Tensor") -> list[str]:
         return [self.classes[label] for label in labels.tolist()]
 
-    def tensor(self, labels: Labels) -> "Tensor":
-        import torch
-
-        return torch.from_numpy(labels.astype(np.int64))
+    def known(self, labels: Any) -> Any:
+        return labels != UNLABELLED
 
     def strata(self, labels: Labels) -> Labels:
         return labels
+
+    def are_uneven(self, labels: Labels) -> bool:
+        """A class has more than twice another's samples."""
+        counts = np.unique(labels, return_counts=True)[1]
+        return bool(counts.max() > 2 * counts.min())
 
     def loss(self, outputs_BO: "Tensor", labels: "Tensor") -> "Tensor":
         from torch.nn.functional import cross_entropy
@@ -50,6 +66,15 @@ class SingleLabel(Task):
     def labels_of(self, classes_P: "Tensor") -> "Tensor":
         return classes_P
 
+    def rivals(self, classes_M: "Tensor", classes_P: "Tensor") -> "Tensor":
+        import torch
+
+        shape = (len(classes_M), len(classes_P))
+        return torch.ones(shape, dtype=torch.bool, device=classes_M.device)
+
+    def combined(self, scores_NC: "Tensor") -> "Tensor":
+        return scores_NC
+
     def predicted(self, scores_NO: "Tensor") -> "Tensor":
         return scores_NO.argmax(1)
 
@@ -59,14 +84,11 @@ class SingleLabel(Task):
     def correct(self, predicted: "Tensor", labels: "Tensor") -> "Tensor":
         return (predicted == labels).sum()
 
-    def scores(self, distances_NP: "Tensor", classes_P: "Tensor") -> "Tensor":
-        """Return −d² from the nearest prototype of each class; −∞ for a class without one."""
-        from protofl_common.maths.prototypes import class_scores
-
-        return class_scores(distances_NP, classes_P, self.num_classes)
-
     def probabilities(self, scores_NO: "Tensor", predicted: "Tensor") -> "Tensor":
         return scores_NO.softmax(1).gather(1, predicted[:, None])[:, 0]
+
+    def of_each(self, scores_NO: "Tensor") -> list[dict[str, float]]:
+        return [{} for _ in scores_NO]
 
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
         """Return the T of the least cross-entropy, of 161 tried (Guo et al., ICML 2017).
@@ -88,8 +110,17 @@ class SingleLabel(Task):
         losses = [self.loss(scores_NO / (mean_squared_distance * t), labels) for t in factors]
         return mean_squared_distance * float(factors[torch.stack(losses).argmin()])
 
-    def figures(self, names: Iterable[str], scores_NO: Scores, labels: Labels) -> dict[str, float]:
-        return evaluate_metrics(names, scores_NO, labels)
+    def large_classes(self, labels: Labels, least: int) -> Labels:
+        classes, counts = np.unique(labels[labels != UNLABELLED], return_counts=True)
+        return np.asarray(classes[counts >= least])
 
-    def figure_names(self, names: Iterable[str]) -> set[str]:
-        return declared_metrics(names, self.num_classes)
+    def only_of(self, labels: Labels, classes: Labels) -> Labels:
+        return np.where(np.isin(labels, classes), labels, UNLABELLED)
+
+    def figures(
+        self, names: Iterable[str], scores_NO: Scores, labels: Labels, least: int = 1
+    ) -> dict[str, float]:
+        is_tested_N = np.isin(labels, tested_classes(labels, least))
+        labels_N = labels[is_tested_N]
+        exact = evaluate_metrics(names, self.metrics, scores_NO[is_tested_N], labels_N)
+        return rounded_metrics(exact, labels_N, least)

@@ -6,7 +6,7 @@ It predicts by its head or by prototypes, and can be exported as ONNX.
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,12 +34,13 @@ OPSET = 18  # The version of ONNX's operators
 class Prediction:
     """What a model says of one sample."""
 
-    label: int  # Index of the class
-    name: str  # Of the class
-    probability: float
-    nearest: str | None = None  # Class of the nearest prototype, with which the head need not agree
-    distance: float | None = None  # From that prototype
+    label: int | list[int]  # Index of the class; of several labels, 1 for each that holds, or 0
+    name: str  # Of several labels those that hold, with commas
+    probability: float  # Of several labels that of the least certain one
+    nearest: str | None = None  # What the nearest prototypes predict; the head need not agree
+    distance: float | None = None  # From the nearest of all prototypes
     unknown: bool = False  # Farther from every prototype than nearly all samples of the site are
+    probabilities: dict[str, float] = field(default_factory=dict)  # Of each of several labels
 
 
 Outputs = tuple[dict[str, Tensor], Tensor | None]
@@ -142,6 +143,7 @@ class Predictor:
 
         For "head" they are its logits, for "prototype" −d²/T, with d the distance from the nearest
         prototype of the class and T the card's temperature; −∞ for a class without prototypes.
+        Of several labels [N, L]: above 0 where the label is predicted.
         """
         batches = [scores for scores, _ in self._batches(inputs, batch_size)]
         return {name: torch.cat([scores[name] for scores in batches]) for name in self.inferences}
@@ -208,18 +210,23 @@ class Predictor:
         labels = labels_N.tolist()
         names = task.names(labels_N)
         probabilities = task.probabilities(scores[by], labels_N).tolist()
-        if nearest_N is None or distances_NP is None:
-            rows = zip(labels, names, probabilities, strict=True)
-            return [Prediction(*row) for row in rows]
-
+        of_each = task.of_each(scores[by])
         predictions = []
+        for label, name, probability, each in zip(
+            labels, names, probabilities, of_each, strict=True
+        ):
+            predictions.append(Prediction(label, name, probability, probabilities=each))
+        if nearest_N is None or distances_NP is None:
+            return predictions
+
         least = distances_NP.amin(1).tolist()
-        for label, name, probability, nearest, distance in zip(
-            labels, names, probabilities, task.names(nearest_N), least, strict=True
+        whole = []
+        for prediction, nearest, distance in zip(
+            predictions, task.names(nearest_N), least, strict=True
         ):
             unknown = not distance <= self.threshold  # true for a distance of NaN, too
-            predictions.append(Prediction(label, name, probability, nearest, distance, unknown))
-        return predictions
+            whole.append(replace(prediction, nearest=nearest, distance=distance, unknown=unknown))
+        return whole
 
 
 class _ModelForOnnx(nn.Module):

@@ -521,7 +521,7 @@ class MomentsCodec(WeightsCodec):
         if noise:
             problem = moments.problem_with_noise(noise, self.limits.max_feature_norm)
         else:
-            problem = moments.why_impossible()
+            problem = moments.why_impossible(self.limits.classes_of_a_sample)
         if problem:
             raise RefusedMessage(f"{self.name}: {problem}")
         return arrays

@@ -14,7 +14,7 @@ from flwr.app import Array, ConfigRecord, MetricRecord, RecordDict
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.text import is_plain_name, is_short_and_printable, is_site_name
 from protofl_common.runs.folder import KINDS, BestRound
-from protofl_common.tasks.metrics import METRICS, RECALL
+from protofl_common.tasks import TASKS, Task, task_of
 from protofl_common.wire.schema import RefusedMessage
 
 _MOST_CLAIMED = 10**15  # samples on a card; int64 takes the sum of thousands of such claims
@@ -88,6 +88,11 @@ class SiteCard:
     signature: str = ""  # of a site that the study names, with its key (`experiment/study.py`)
     # Of a table: 16 bits that stand for its columns in their order; they confirm a guess of all.
     columns: str = ""
+    task_kind: str = "single-label"  # the setting ``task`` by which it has read its data
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.classes, self.task_kind)
 
 
 def pack_instructions(instructions: Instructions) -> ConfigRecord:
@@ -265,7 +270,9 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
         raise RefusedMessage(f"site.classes is {list(card.classes)!r}, not a list of names")
     if not re.fullmatch("([0-9a-f]{128})?", card.signature):
         raise RefusedMessage("site.signature is not of 64 bytes")
-    if not _are_labels(card.present, len(card.classes)):
+    if card.task_kind not in TASKS:
+        raise RefusedMessage(f"site.task_kind is {card.task_kind!r}, none of {', '.join(TASKS)}")
+    if not _are_labels(card.present, card.task.num_classes):
         raise RefusedMessage(
             f"site.present is {list(card.present)!r}, not labels of its classes in ascending order"
         )
@@ -398,7 +405,8 @@ def is_share(name: str) -> bool:
     kind, _, metric = name.partition("/")
     if kind not in KINDS:
         return False
-    return not metric or metric.partition("/")[0] in (*METRICS, RECALL)
+    own = {name for task in TASKS.values() for name in task.metric_choices()}
+    return not metric or metric.partition("/")[0] in own
 
 
 def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:

@@ -32,6 +32,7 @@ class Limits:
     max_norm: float = math.inf
     weights: Mapping[str, Template] = field(default_factory=dict)  # entry of weights -> its arrays
     max_per_class: int = 1000  # vectors of one class in a message, where several are allowed at all
+    classes_of_a_sample: int = 1  # how many it belongs to at most
     frozen_dim: int = 0  # the features of all frozen backbones together, or of a vector
 
     # Class moments with noise for differential privacy.

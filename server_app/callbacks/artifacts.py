@@ -24,12 +24,13 @@ from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.config.datasets import PARTITIONS
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
-from protofl_common.data.clients import domain_of
+from protofl_common.data.clients import annotated, domain_of
 from protofl_common.data.division import shares_of
 from protofl_common.data.raw import Ints
-from protofl_common.data.store import StoredData, data_if_cached
+from protofl_common.data.store import data_if_cached
 from protofl_common.maths.prototypes import Prototypes, margins
 from protofl_common.runs.folder import MARGINS, SITES, MarginRow, RoundRow, SiteFacts, Sites
+from protofl_common.tasks import Task
 from protofl_common.wire.records import SiteCard
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.run.checkpoint import CannotResume
@@ -97,11 +98,10 @@ def _sites(run: ActiveRun) -> Sites:
     for site, card in cards.items():
         sites[site] = {**_facts(card), **counts_by_site.get(site, {})}
 
-    first_card = next(iter(cards.values()))
     return {
         "algorithm": run.strategy.row.title,
         "paper": run.strategy.row.paper,
-        "classes": list(first_card.classes),
+        "classes": list(run.strategy.task.class_names),
         "division": PARTITIONS[run.settings.data.partition].version,
         "sites": sites,
     }
@@ -151,8 +151,11 @@ def _counts_by_site(run: ActiveRun) -> dict[str, SiteFacts]:
         if card.num_partitions != num_partitions or card.partition >= num_partitions:
             continue
         share = shares[card.partition]
-        train_C = _class_counts(data, share.train)
-        test_C = _class_counts(data, share.test)
+        train_labels = annotated(
+            data.labels[share.train], settings.data, card.partition, num_partitions
+        )
+        train_C = _class_counts(data.task, train_labels)
+        test_C = _class_counts(data.task, data.labels[share.test])
         computed = (len(share.train), len(share.test), domain_of(data, share.train))
         introduced = (card.train_samples, card.test_samples, card.domain)
         has_classes_of_card = all(train_C[label] for label in card.present)
@@ -161,9 +164,9 @@ def _counts_by_site(run: ActiveRun) -> dict[str, SiteFacts]:
     return counts
 
 
-def _class_counts(data: StoredData, rows: Ints) -> list[int]:
-    """Return the number of samples of each class among these rows of the data set."""
-    counts: list[int] = data.task.class_counts(data.task.tensor(data.labels[rows])).tolist()
+def _class_counts(task: Task, labels: Ints) -> list[int]:
+    """Return the number of samples of each class."""
+    counts: list[int] = task.class_counts(task.tensor(labels)).tolist()
     return counts
 
 

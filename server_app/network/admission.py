@@ -46,6 +46,11 @@ def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
     """
     check_division(settings, cards, divided_among)
     hint = "set `classes` to the class names in label order"
+    task = settings.data.task
+    for name, card in cards.items():
+        if card.task_kind != task:
+            has = f"{name} has read its data with task = {card.task_kind!r}"
+            raise FederationError(f"{has}, and the run has {task!r}")
     must_agree("classes", cards, lambda card: ", ".join(card.classes), hint)
 
     needs_one_network = settings.exchange.needs_one_architecture

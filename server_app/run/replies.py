@@ -96,16 +96,17 @@ def _check_classes(value: Value, report: Report, card: SiteCard) -> None:
     or counts or shares of each class [C], or anything else, which claims nothing.
     """
     counts: Tensor | None = None
+    most = report.train_samples * card.task.classes_of_a_sample
     match value:
         case Prototypes():
             number = len(value)
-            if number > report.train_samples:
+            if number > most:
                 raise RefusedMessage(
                     f"{number} prototypes, more than its {report.train_samples} training samples"
                 )
             undeclared = sorted(set(value.labels.tolist()) - set(card.present))
             if undeclared:
-                names = ", ".join(card.classes[label] for label in undeclared[:3])
+                names = ", ".join(card.task.class_names[label] for label in undeclared[:3])
                 raise RefusedMessage(
                     f"a prototype of a class that it did not declare when it joined: {names}"
                 )
@@ -119,7 +120,7 @@ def _check_classes(value: Value, report: Report, card: SiteCard) -> None:
     if counts is None:
         return
     total = float(counts.double().sum())
-    if total > report.train_samples:
+    if total > most:
         raise RefusedMessage(
             f"counts of {total:g} samples, but it has {report.train_samples} for training"
         )

@@ -60,7 +60,7 @@ class ServerStrategy(Generic[H]):
         self.hparams = cast(H, federation.settings.hparams)
         self.row = federation.settings.row
         self.card = federation.reference  # An introduction with what all clients have in common
-        self.task = task_of(self.card.classes)
+        self.task = task_of(self.card.classes, self.settings.data.task)
         self.num_classes = self.task.num_classes
         # of all draws of this half
         self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)

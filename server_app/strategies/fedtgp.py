@@ -15,15 +15,13 @@ Training            S epochs of plain SGD over the round's P_i^c, in shuffled mi
 
 Down: P̂. Up: P_i^c, *without* how many samples stand behind them. Stays: the model.
 
-Deviations: the paper does not say what becomes of classes that nobody has; here they take no part
-in the loss and are not sent until some client has sent one. Ṕ and F live on between rounds, and so
-do prototypes of classes that nobody sent this time. ``margin = "nearest"`` is the authors' code:
-the largest distance of a Q^c to its nearest neighbour. ``merging`` may leave out the P_i^c of the
-clients least like the others. The authors' code uploads those of the model before the round.
+Deviations: classes that nobody has, of which the paper says nothing, take no part in the loss and
+are not sent. Ṕ and F live on, and so do prototypes that nobody sent this time. ``margin =
+"nearest"`` is the authors' code: the largest distance of a Q^c to its nearest neighbour.
+``merging`` may leave out P_i^c unlike the others. The authors upload those before the round.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import torch
@@ -98,18 +96,20 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         samples_PD, labels_P = all_vectors(uploads)
         margin = self.margin(samples_PD, labels_P)
-        loss = partial(margin_contrast, margin=margin)  # Eq. 10
+
+        def loss(samples_BD: Tensor, rows_B: Tensor, targets_KD: Tensor) -> Tensor:
+            labels_K = torch.nonzero(self.seen_C).flatten().to(targets_KD.device)
+            rivals_BK = self.task.rivals(labels_K[rows_B], labels_K)
+            return margin_contrast(samples_BD, rows_B, targets_KD, margin, rivals_BK)  # Eq. 10
+
         return {"server-loss": self.train_on(samples_PD, labels_P, loss), "margin": margin}
 
     def margin(self, samples_PD: Tensor, labels_P: Tensor) -> float:
         """Return δ of the round (Eq. 9), or what an ablation (setting ``margin``) has instead."""
         kind = self.hparams.margin
         threshold = self.hparams.margin_threshold  # τ
-        if kind == "none":
-            return 0.0
-        if kind == "fixed":
-            return threshold
-
+        if kind in ("none", "fixed"):
+            return threshold if kind == "fixed" else 0.0
         centres_KD = class_means(samples_PD, labels_P, self.num_classes).means  # Q
         if len(centres_KD) < 2:
             return 0.0

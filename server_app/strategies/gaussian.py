@@ -85,7 +85,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
             if before != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {before!r}")
         stored = RunFolder(run).sites().get("classes")
-        now = list(self.card.classes)
+        now = list(self.task.class_names)
         if stored != now:
             raise SettingsError(f"{what}: its classes are {stored}, and those of this run {now}")
         sent = sent_in(earlier.state)

@@ -69,7 +69,7 @@ def assert_result_of(outcome: Outcome, head: str, *partitions: int) -> None:
     for file in files:
         model = TrainedModel.read(file).build()
         found = model(x)
-        model.head.fit(moments, counts, moments.shares, -1.0)  # type: ignore[operator]
+        model.head.fit(moments, counts, moments.shares, -1.0, torch.clone)  # type: ignore[operator]
         wanted = model(x)
         tolerance = 1e-6 * float(wanted[wanted.isfinite()].abs().max())
         torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)

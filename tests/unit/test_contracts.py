@@ -150,7 +150,6 @@ NOT_BY_LABELS = {
     "protofl_common/maths/losses.py": "FedTGP's contrast of prototypes with prototypes (Eq. 10)",
     "protofl_common/maths/gaussian.py": "the largest class",
     "protofl_common/privacy/release.py": "noisy counts of classes, and the largest of them",
-    "protofl_common/data/quality.py": "shows the owner how often each label occurs",
     "protofl_common/data/raw.py": "counts pixels",
     "protofl_common/data/partitions.py": "the client that has most to spare",
     "protofl_common/data/division.py": "counts the task's strata",

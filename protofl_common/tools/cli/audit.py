@@ -33,7 +33,7 @@ from torch import Tensor
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import in_order
 from protofl_common.config.options import SettingsError
-from protofl_common.data import UNLABELLED, ClientData, open_client_data
+from protofl_common.data import ClientData, open_client_data
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes, class_means, distances
@@ -42,6 +42,7 @@ from protofl_common.privacy.release import large_enough, stated_samples
 from protofl_common.report.reading import AUDIT, RecordedRun
 from protofl_common.runs.figures import audit_table
 from protofl_common.runs.folder import WEIGHTS, RunFolder
+from protofl_common.tasks import UNLABELLED
 from protofl_common.tools.arguments import add_allow_python, run_named
 from protofl_common.tools.inference import Predictor
 from protofl_common.wire.schema import Moments, weights_in
@@ -138,6 +139,11 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     run = RecordedRun(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
     RunFolder(folder).check_division(settings.data.partition)
+    if settings.data.task != "single-label":
+        raise SettingsError(
+            f"{folder}: the attacks compare samples of one class; those of this run have several"
+            " labels, and nothing here attacks these"
+        )
     if settings.privacy.dp == "person":
         raise SettingsError(
             f"{folder}: the attacks look for single samples; dp = 'person' protects persons as a"
@@ -203,7 +209,8 @@ def _data_and_model(
     data = open_client_data(
         settings.data, seed=settings.run.seed, partition=number, num_partitions=len(run.sites)
     )
-    if stated_samples(data.train_labels, settings.privacy) != run.sites[site].get("train-samples"):
+    stated = stated_samples(data.task, data.train_labels, settings.privacy)
+    if stated != run.sites[site].get("train-samples"):
         raise SettingsError(f"{run.folder}: {site} has other data here than in the run")
     return data, Predictor(TrainedModel.read(file), allow=allow)
 

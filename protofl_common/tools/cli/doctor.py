@@ -286,7 +286,7 @@ def _own_data(data: StoredData, settings: Settings, clients: int) -> Results:
     """
     names = data.domain_names
     samples = f"{len(data.labels)} samples, {described(data.inputs)}"
-    classes = f"{len(data.classes)} classes: {first_of(data.classes)}"
+    classes = f"{data.task.describe()}: {first_of(data.classes)}"
     domains = ""
     if names:
         what = "clients" if data.by_client else "domains"

@@ -190,7 +190,7 @@ PAGE = """\
 
 ## Intended use
 
-Inputs like those of {site}, of the classes above; every input is given one of them.
+Inputs like those of {site}, of the {noun} above; {says}.
 {unknown}
 Nothing has been measured of inputs from elsewhere, of other groups of people or devices, or of
 later times. Measure on samples of your own before anything depends on it; it is no substitute for a
@@ -216,7 +216,14 @@ def _readme(card: "ModelCard", unknown_above: float, facts: Mapping[str, str]) -
             f"An input farther than {unknown_above:.4g} from every prototype is called unknown."
         )
     figures = _figures(card, has_limit=bool(unknown))
-    return PAGE.format(site=card.site, facts=_table(facts), unknown=unknown, figures=figures)
+    return PAGE.format(
+        site=card.site,
+        facts=_table(facts),
+        noun=card.task.noun,
+        says=card.task.says,
+        unknown=unknown,
+        figures=figures,
+    )
 
 
 def _facts(card: "ModelCard", summary: Summary | None) -> dict[str, str]:
@@ -243,7 +250,7 @@ def _facts(card: "ModelCard", summary: Summary | None) -> dict[str, str]:
         "run": run,
         "trained at": site,
         "inputs": f"{card.input_type} {list(card.input_shape)}",
-        "classes": f"{len(card.classes)}: {', '.join(card.classes)}",
+        card.task.noun: f"{len(card.classes)}: {', '.join(card.classes)}",
     }
     if summary:
         facts |= _facts_of_run(summary)

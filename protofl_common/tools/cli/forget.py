@@ -127,7 +127,9 @@ def _refit_models(
         model = trained.build()
         priors_C = own_priors.get(trained.card.site, moments["shares"])
         head = cast(GaussianHead, model.head)
-        head.fit(ClassMoments.of(moments), counts_C, priors_C, shrinkage)
+        task = trained.card.task
+        over_classes = ClassMoments.of(moments).over_classes(task.classes_of_a_sample)
+        head.fit(over_classes, counts_C, priors_C, shrinkage, task.combined)
         name = trained.card.run.removesuffix(NOTE)[:MOST_OF_NAME] + NOTE
         card = replace(trained.card, run=name)
         replace(trained, weights=model.state_dict(), card=card).write(file)

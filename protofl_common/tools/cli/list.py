@@ -16,7 +16,7 @@ from protofl_common.config.architectures import ARCHITECTURES, GROUPS
 from protofl_common.config.backbones import EMBEDDED, OTHERS
 from protofl_common.config.datasets import DATASETS, PARTITIONS, DataSet, Partition
 from protofl_common.experiment.catalog import CATALOG, installed
-from protofl_common.tasks.metrics import METRICS, RECALL, recalls
+from protofl_common.tasks.metrics import BY_CLASS, LABEL_METRICS, METRICS
 from protofl_common.tools.arguments import add_json, print_json
 from protofl_common.wire.schema import Declared
 
@@ -76,7 +76,7 @@ def _helps(rows: Mapping[str, DataSet | Partition]) -> dict[str, str]:
 
 def _metrics() -> dict[str, str]:
     """Explain each metric by the first line of its function's docstring."""
-    functions = {**METRICS, RECALL: recalls}
+    functions = {**LABEL_METRICS, **METRICS, **BY_CLASS}
     explained = {}
     for name, function in functions.items():
         first_line = str(function.__doc__).partition("\n")[0]

@@ -263,7 +263,9 @@ def _rows_of_samples(samples: Samples, predictor: "Predictor", by: str) -> list[
     rows = []
     answers = predictor.predict(samples.inputs, by)
     for name, answer in zip(samples.names, answers, strict=True):
-        rows.append({"file": name, "by": by, **vars(answer)})
+        row = {"file": name, "by": by, **vars(answer)}
+        of_each = row.pop("probabilities")
+        rows.append({**row, **{f"probability of {label}": p for label, p in of_each.items()}})
     return rows
 
 
@@ -364,9 +366,10 @@ def _rows_of_client(client: Client) -> list[Row]:
     scores = client.predictor.scores(client.inputs)
 
     rows: list[Row] = []
-    for sample, label in zip(rows_N.tolist(), labels_N.tolist(), strict=True):
+    names = task.names(task.tensor(labels_N))
+    for sample, label, name in zip(rows_N.tolist(), labels_N.tolist(), names, strict=True):
         row = {"client": card.site, "domain": card.domain, "sample": sample, "label": label}
-        rows.append({**row, "name": card.classes[label]})
+        rows.append({**row, "name": name})
     for inference, scores_NC in scores.items():  # by the head, and by prototypes
         predicted_N = task.predicted(scores_NC)
         right = int(task.correct(predicted_N, task.tensor(labels_N)))

@@ -445,7 +445,7 @@ def _data(
     if card.validation_samples:
         samples += f", {card.validation_samples} validation"
     samples += f" and {card.test_samples} test samples"
-    classes = f"{len(card.classes)} classes: {', '.join(card.classes)}"
+    classes = f"{card.task.describe()}: {', '.join(card.classes)}"
     yield Finding(FACT, "data", f"{samples}, {classes}")
     model = f"{card.arch}, {card.parameters} parameters, on {card.device}"
     yield Finding(FACT, "model", model)

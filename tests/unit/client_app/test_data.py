@@ -14,6 +14,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data import ClientData
 from protofl_common.data.raw import normalised, statistics
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.tasks import task_of
 from tests.support.harness import run_config, run_federation
 
 CPU = torch.device("cpu")
@@ -84,7 +85,7 @@ def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_t
     assert together.unlabelled is None
 
     images, labels = torch.rand(3, 7), torch.tensor([0, 0, 1])
-    found = split_unlabelled(images, labels)
+    found = split_unlabelled(task_of("ab"), images, labels)
 
     assert found.inputs is images
     assert found.labels is labels

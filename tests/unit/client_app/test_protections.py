@@ -28,7 +28,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import with_group_norm
 from protofl_common.models.split import SplitModel
 from protofl_common.privacy.plan import plan_of
-from protofl_common.privacy.release import rounded_metrics
+from protofl_common.tasks.metrics import rounded_metrics
 from tests.support.given import Patch
 from tests.support.harness import client_of, run_config
 from tests.support.models import (

@@ -9,13 +9,13 @@ import pytest
 
 from protofl_common.config.datasets import DATASETS
 from protofl_common.data import (
-    UNLABELLED,
     ClientData,
     DataError,
     check_data_settings,
     open_client_data,
 )
 from protofl_common.data.clients import hide_labels
+from protofl_common.tasks import UNLABELLED
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
 
@@ -280,8 +280,11 @@ def test_all_problems_are_told_at_once(data_settings: MakeSettings) -> None:
 
 
 def test_every_data_set_can_be_right(data_settings: MakeSettings) -> None:
-    for dataset in DATASETS:
-        check_data_settings(data_settings(dataset=dataset, partition="iid"))
+    for dataset, row in DATASETS.items():
+        test_from = "official-own" if row.shares_parts else "split"
+        check_data_settings(
+            data_settings(dataset=dataset, partition="iid", task=row.tasks[0], test_from=test_from)
+        )
     by_domains = {"partition": "feature-shift", "clients_per_domain": "1,2"}
     check_data_settings(data_settings(dataset="domain-folder", **by_domains))
 

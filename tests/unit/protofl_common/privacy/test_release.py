@@ -9,6 +9,7 @@ from protofl_common.data.raw import DataError
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.privacy import release
+from protofl_common.tasks import metrics
 from tests.support.given import Patch
 
 CLUSTERS = Prototypes(
@@ -35,7 +36,7 @@ def test_metrics_are_of_classes_beside_which_none_or_many_samples_are(
     sizes: list[int], told: list[int]
 ) -> None:
     labels = np.repeat(np.arange(len(sizes)), sizes)
-    assert release.tested_classes(labels, 5).tolist() == told
+    assert metrics.tested_classes(labels, 5).tolist() == told
 
 
 @pytest.mark.parametrize(

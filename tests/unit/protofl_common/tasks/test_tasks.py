@@ -1,6 +1,7 @@
 """A task by hand: what a label is, and its metrics."""
 
 import sys
+from itertools import combinations
 from types import ModuleType
 
 import numpy as np
@@ -46,6 +47,87 @@ def test_one_label_a_sample() -> None:
     )
 
 
+def test_several_labels_a_sample() -> None:
+    """Of three labels the first sample has the first and lacks the second, and so on."""
+    task = task_of(["a", "b", "c"], "multi-label")
+    labels = torch.tensor([[1, 0, -1], [0, -1, 1]])
+    assert (task.num_classes, task.num_outputs, task.classes_of_a_sample) == (6, 3, 3)
+    assert task.class_names == ("no a", "a", "no b", "b", "no c", "c")
+    assert task.names(labels) == ["a", "c"]
+    features, classes = task.assigned(torch.eye(2), labels)
+    assert features.tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
+    assert classes.tolist() == [1, 2, 0, 5]
+    assert task.class_counts(labels).tolist() == [1, 1, 1, 0, 0, 1]
+    assert task.labels_of(classes[:2]).tolist() == [[1, -1, -1], [-1, 0, -1]]
+    assert task.rivals(classes, torch.tensor([0, 1, 4])).tolist() == [
+        [True, True, False],
+        [False, False, False],
+        [True, True, False],
+        [False, False, True],
+    ]
+    assert task.strata(np.array([[1, 0, -1], [0, 0, 0], [1, 1, 0]])).tolist() == [0, 3, 1]
+
+    outputs = torch.tensor([[2.0, -1, 50], [0, 50, 1]])
+    known = [np.log1p(np.exp(-2)), np.log1p(np.exp(-1)), np.log(2), np.log1p(np.exp(-1))]
+    assert float(task.loss(outputs, labels)) == pytest.approx(np.mean(known))
+    predicted = task.predicted(outputs)
+    assert int(task.correct(predicted, labels)) == 2
+    least_certain = [1 / (1 + np.exp(-1)), 0.5]
+    assert task.probabilities(outputs, predicted).tolist() == pytest.approx(least_certain)
+
+    # prototypes of "no a", "a" and "b" alone: nothing is known against b, and nothing for c
+    nearest = task.nearest(torch.tensor([[1.0, 2, 9], [2, 1, 9]]), torch.tensor([0, 1, 3]))
+    assert nearest.tolist() == [[0, 1, 0], [1, 1, 0]]
+
+
+def test_metrics_of_several_labels_by_hand() -> None:
+    task = task_of(["a", "b", "c"], "multi-label")
+    scores = np.array([[1.0, 0, 0], [2, 0, 0], [3, 0, 1], [-1, 1, 1]])
+    truth = np.array([[0, 1, -1], [1, 1, 0], [-1, 0, 0], [1, -1, 0]])
+    by_hand = {
+        "auc": (0.5 + 0.5) / 2,  # nobody is known to have c
+        "average-precision": ((1 + 2 / 3) / 2 + 2 / 3) / 2,
+        "macro-f1": (2 * 1 / 4 + 0) / 2,
+    }
+    assert by_hand.keys() == task.metrics.keys()
+    figures = task.figures([*by_hand, "label-auc"], scores, truth)
+    wanted = {**by_hand, "label-auc/1": 0.5, "label-auc/3": 0.5}
+    assert figures == {name: pytest.approx(value) for name, value in wanted.items()}
+    assert {f"head/{name}" for name in figures} <= task.figure_names([*by_hand, "label-auc"])
+    # of no label there are twenty samples with it, and twenty without it
+    assert task.figures(by_hand, scores, truth, least=2) == {}
+
+
+def test_no_sum_over_labels_tells_of_few_samples() -> None:
+    """Whatever groups of fewer than k samples there are, combinations of sums weigh none alone."""
+    task = task_of(["a", "b", "c"], "multi-label")
+    rng = np.random.default_rng(5)
+    kept = []
+    for _ in range(60):
+        labels = rng.choice([-1, 0, 1], p=[0.1, 0.6, 0.3], size=(40, 3))
+        classes = task.large_classes(labels, 3)
+        kept.append(len(classes))
+        left = task.only_of(labels, classes)
+        groups, counts = np.unique(left, axis=0, return_counts=True)
+        sums = np.stack([groups[:, c // 2] == c % 2 for c in range(6)], 1)[:, classes] * 1.0
+        rank = np.linalg.matrix_rank(sums) if len(classes) else 0
+        small = np.flatnonzero(counts < 3)
+        for number in range(1, len(small) + 1):
+            for hidden in combinations(small, number):
+                if len(classes) and counts[list(hidden)].sum() < 3:
+                    others = np.delete(sums, hidden, axis=0)
+                    assert np.linalg.matrix_rank(others) == rank
+    assert {0, 2, 6} >= set(kept) - {4}
+    assert len(set(kept)) > 1
+
+
+def test_a_label_of_few_samples_is_small_on_both_sides() -> None:
+    task = task_of(["a", "b"], "multi-label")
+    labels = np.array([[1, 0]] * 4 + [[0, 0]] * 4 + [[0, 1]] * 2)
+    assert task.large_classes(labels, 3).tolist() == [0, 1]
+    assert task.only_of(labels, np.array([0, 1]))[:, 1].tolist() == [-1] * 10
+
+
 SCORES = np.array([[3.0, 1.0, 0.0], [2.0, 1.0, 0.0], [0.0, 2.0, 1.0], [2.0, 1.0, 0.0]])
 LABELS = np.array([0, 0, 1, 1])
 """Predicted 0, 0, 1, 0; nobody is of class 2.
@@ -68,12 +150,12 @@ def test_every_metric_by_hand() -> None:
     }
     assert by_hand.keys() == METRICS.keys()
     recalls = {"recall/0": 1.0, "recall/1": 0.5}
-    assert evaluate_metrics([*METRICS, "recall"], SCORES, LABELS) == by_hand | recalls
+    assert evaluate_metrics([*METRICS, "recall"], METRICS, SCORES, LABELS) == by_hand | recalls
 
 
 def test_auc_is_of_the_order_of_probabilities() -> None:
     def auc(scores: np.ndarray) -> float:
-        return evaluate_metrics(["auc"], scores, LABELS)["auc"]
+        return evaluate_metrics(["auc"], METRICS, scores, LABELS)["auc"]
 
     assert auc(SCORES + np.array([[9.0], [-9], [40], [0]])) == pytest.approx(AUC)
     assert auc(900 * SCORES) == pytest.approx(AUC)
@@ -85,7 +167,7 @@ def test_auc_is_of_the_order_of_probabilities() -> None:
 
 
 def test_what_a_report_may_hold_and_the_choices() -> None:
-    assert declared_metrics(["auc", "recall"], 2) == {
+    assert declared_metrics(["auc", "recall"], ["recall"], 2) == {
         "head/auc",
         "head/recall/0",
         "head/recall/1",
@@ -95,7 +177,7 @@ def test_what_a_report_may_hold_and_the_choices() -> None:
     }
     said = "metrics = 'auc, f1': 'f1' is not one of balanced-accuracy, macro-f1, auc"
     with pytest.raises(SettingsError, match=said):
-        metric_names("auc, f1")
+        metric_names("auc, f1", [*METRICS, "recall"])
 
 
 def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
@@ -105,5 +187,5 @@ def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
     exec("def certain(scores, labels): return float('nan')", vars(module))
     monkeypatch.setitem(sys.modules, "mine", module)
     allow(["mine"])
-    assert evaluate_metrics(["mine:certain", "auc"], SCORES[:2], LABELS[:2]) == {}
-    assert evaluate_metrics(["auc", "recall"], SCORES[:0], LABELS[:0]) == {}
+    assert evaluate_metrics(["mine:certain", "auc"], METRICS, SCORES[:2], LABELS[:2]) == {}
+    assert evaluate_metrics(["auc", "recall"], METRICS, SCORES[:0], LABELS[:0]) == {}
