@@ -1,18 +1,14 @@
 """The version of the code, and the machine that it runs on."""
 
-import hashlib
 import os
 import platform
 import re
 import subprocess
-import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+
+from protofl_common.config.python_code import digest_of_files
 
 _RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){2}")
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +30,7 @@ def code_version() -> str:
 
     It is the code of the three packages without `tools`, which take no part in a run.
     """
-    return _digest(_files_in(*PACKAGES_AT_A_SITE, "server_app"))
+    return digest_of_files(_files_in(*PACKAGES_AT_A_SITE, "server_app"))
 
 
 @cache
@@ -49,7 +45,7 @@ def code_version_at_site() -> str:
     for file in _files_in(*PACKAGES_AT_A_SITE):
         if not any(file.is_relative_to(path) for path in left_out):
             files.append(file)
-    return _digest(files)
+    return digest_of_files(files)
 
 
 def _files_in(*packages: str) -> list[Path]:
@@ -69,67 +65,6 @@ def is_later_patch(before: str, after: str) -> bool:
     *minor, patch = [int(number) for number in before.split(".")]
     *later_minor, later_patch = [int(number) for number in after.split(".")]
     return minor == later_minor and later_patch > patch
-
-
-def version_of(module: str) -> str:
-    """Return 8 hexadecimal digits that stand for the code of ``module`` (`files_of`).
-
-    "" if it has no files. The digits of an imported module are kept beside it: its files may be
-    edited later, but this process goes on with what it imported.
-    """
-    spec = getattr(sys.modules.get(module), "__spec__", None)
-    if spec is None:
-        return _digest(files_of(module))
-    if not hasattr(spec, "protofl_version"):
-        spec.protofl_version = _digest(files_of(module))
-    return str(spec.protofl_version)
-
-
-def import_as_named(module: str) -> ModuleType:
-    """Import a module; from then on `version_of` it is that of the files that were imported.
-
-    ImportError if one of its package was edited meanwhile: then nobody knows which code would run.
-    """
-    if module in sys.modules:
-        return sys.modules[module]
-    before = version_of(module)
-    imported = import_module(module)
-    if version_of(module) != before:
-        package = module.partition(".")[0]
-        for name in list(sys.modules):
-            if name == package or name.startswith(f"{package}."):
-                del sys.modules[name]
-        raise ImportError(f"a file of {package} was edited during its import; start again")
-    return imported
-
-
-def files_of(module: str) -> list[Path]:
-    """Find the Python files of the package of ``module``, or the one file of a single module.
-
-    There are none for a module that Python does not find, or that has no file, as in a notebook.
-    """
-    package = module.partition(".")[0]
-    try:
-        spec = find_spec(package)
-    except ValueError:  # ``__main__`` has no spec
-        return []
-    if spec is None:
-        return []
-
-    files: list[Path] = []
-    for folder in spec.submodule_search_locations or ():
-        files += Path(folder).rglob("*.py")
-    if not files and spec.has_location:
-        files = [Path(spec.origin or "")]
-    # an editor's lock is a dangling link, and a path into a zip file is no file: none can be read
-    return [file for file in files if file.is_file()]
-
-
-def _digest(files: Iterable[Path]) -> str:
-    contents = [file.read_bytes() for file in sorted(files)]
-    if not contents:
-        return ""
-    return hashlib.sha256(b"".join(contents)).hexdigest()[:8]
 
 
 @cache

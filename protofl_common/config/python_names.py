@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from protofl_common.basics.code_version import import_as_named
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_code import import_as_named
 
 LIBRARY_NETWORK = re.compile(r"(?:torchvision|timm):\w[\w.]*", re.ASCII)
 """A library's classifier; it imports nothing else."""

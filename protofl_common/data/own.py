@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from protofl_common.basics.code_version import files_of
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.basics.replaced import replaced
 from protofl_common.basics.text import first_of, printable
 from protofl_common.config.architectures import VOCABULARY
+from protofl_common.config.python_code import files_of
 from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.door import FEW_CLASSES, KEYS, SPLITS, from_arrays, number, say

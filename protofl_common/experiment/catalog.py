@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from protofl_common import algorithms
 from protofl_common.algorithms.base import Algorithm, Hparams
-from protofl_common.basics.code_version import import_as_named
 from protofl_common.config.lists import as_list, parts_of
 from protofl_common.config.options import (
     Config,
@@ -23,6 +22,7 @@ from protofl_common.config.options import (
     key_of,
     read_pairs,
 )
+from protofl_common.config.python_code import import_as_named
 from protofl_common.config.python_names import check_modules
 from protofl_common.config.sections import SECTIONS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from protofl_common.basics.code_version import code_version, version_of
+from protofl_common.basics.code_version import code_version
 from protofl_common.basics.text import as_file_name, is_site_name, with_composed_letters
 from protofl_common.config import python_names
 from protofl_common.config.architectures import OTHER_NETWORKS
@@ -15,6 +15,7 @@ from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import Scalar, SettingsError, Values
+from protofl_common.config.python_code import version_of
 from protofl_common.config.sections import KEYED, PER_UNIT
 from protofl_common.experiment.catalog import CATALOG, installed, options_of_a_run
 from protofl_common.experiment.study import keys_of_sites, problems_of_keys, wrong_key

@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.learning.training import Batch, Step
 from protofl_common.algorithms.base import Algorithm, Hparams
-from protofl_common.basics.code_version import version_of
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option
+from protofl_common.config.python_code import version_of
 from protofl_common.config.python_names import allow, load
 from protofl_common.data.door import KEYS
 from protofl_common.experiment import catalog as plugins
