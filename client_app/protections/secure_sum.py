@@ -46,8 +46,8 @@ from protofl_common.experiment.node import FEWEST_KNOWN
 from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
-from protofl_common.privacy.release import unit_of_moments
-from protofl_common.wire.payloads import Payload
+from protofl_common.privacy.release import finest_unit_of_moments
+from protofl_common.wire.payloads import MAX_WEIGHT, Payload
 from protofl_common.wire.records import (
     FINAL,
     NEXT_SUM,
@@ -421,7 +421,8 @@ class SecureAggregation(Protection):
 
         A sum may have too few sites: strangers (`peers`) do not count, who may be the server's own.
         Or its steps may be larger than those of the noise: what each site rounds would then not add
-        up to what one site's noise hides.
+        up to what one site's noise hides. Or this site has so many samples that its numbers, and
+        its noise with them, count for a part only.
         """
         privacy = self.client.settings.privacy
         honest_sites = privacy.dp_honest_sites
@@ -436,10 +437,17 @@ class SecureAggregation(Protection):
                 f" {fewest} sites{known}; raise that, or choose {fewest} at most"
             )
         clip = privacy.dp_feature_clip
-        if unit_of_moments("second", clip) * sums.scale(self.sum.num_sites) < 1:
+        if finest_unit_of_moments(clip) * sums.scale(self.sum.num_sites) < 1:
             raise SettingsError(
                 f"{shared}: the sum of {self.sum.num_sites} sites is too coarse for the noise of"
                 f" dp-feature-clip = {clip:g}; choose a larger one"
+            )
+        data = self.work.data
+        largest = max(map(len, (data.train_labels, data.test_labels, data.validation_labels)))
+        if largest > MAX_WEIGHT:
+            raise SettingsError(
+                f"{shared}: a site weighs at most {MAX_WEIGHT:g} samples in a sum, and this one has"
+                " more, so that its part of the noise would be too small; choose 1"
             )
 
     def reply(self, reply: Reply) -> Reply:
@@ -478,7 +486,10 @@ class SecureAggregation(Protection):
         # ``limits`` are of what comes from the server, whose prototypes may have any length. The
         # server cannot check the length of single ones in a sum, so it is bounded here
         bounded = replace(reply.limits, max_norm=settings.bounds.max_prototype_norm)
-        return np.concatenate([figures, sums.to_sums(upload, due, bounded, samples, sites)])
+        step = 0.0
+        if settings.privacy.dp_honest_sites > 1:
+            step = finest_unit_of_moments(settings.privacy.dp_feature_clip)
+        return np.concatenate([figures, sums.to_sums(upload, due, bounded, samples, sites, step)])
 
 
 def blank_secrets(folder: Path) -> None:
