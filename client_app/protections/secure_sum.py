@@ -23,6 +23,7 @@ it send zeros, a sum of three sites could be one site's upload: a server can cho
 that the training of some diverges.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -47,7 +48,7 @@ from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
 from protofl_common.privacy.release import finest_unit_of_moments
-from protofl_common.wire.payloads import MAX_WEIGHT, Payload
+from protofl_common.wire.payloads import MAX_ADDEND, MAX_WEIGHT, Payload
 from protofl_common.wire.records import (
     FINAL,
     NEXT_SUM,
@@ -57,6 +58,9 @@ from protofl_common.wire.records import (
     unpack_by_site,
 )
 from protofl_common.wire.schema import RefusedMessage
+
+LARGEST_SHARED_CLIP = math.sqrt(MAX_ADDEND) / 4
+"""``dp-feature-clip`` where noise is shared: moments are up to its square, and need room for it."""
 
 
 @dataclass(frozen=True)
@@ -421,8 +425,9 @@ class SecureAggregation(Protection):
 
         A sum may have too few sites: strangers (`peers`) do not count, who may be the server's own.
         Or its steps may be larger than those of the noise: what each site rounds would then not add
-        up to what one site's noise hides. Or this site has so many samples that its numbers, and
-        its noise with them, count for a part only.
+        up to what one site's noise hides. Or a number may be too large to be summed: who drops out
+        for it tells of its own number, which has a part of the noise only. Or this site has so many
+        samples that its numbers, and its noise with them, count for a part only.
         """
         privacy = self.client.settings.privacy
         honest_sites = privacy.dp_honest_sites
@@ -441,6 +446,11 @@ class SecureAggregation(Protection):
             raise SettingsError(
                 f"{shared}: the sum of {self.sum.num_sites} sites is too coarse for the noise of"
                 f" dp-feature-clip = {clip:g}; choose a larger one"
+            )
+        if clip > LARGEST_SHARED_CLIP:
+            raise SettingsError(
+                f"{shared}: class moments of features as long as dp-feature-clip = {clip:g} may be"
+                f" too large for a sum; choose {LARGEST_SHARED_CLIP:g} at most"
             )
         data = self.work.data
         largest = max(map(len, (data.train_labels, data.test_labels, data.validation_labels)))

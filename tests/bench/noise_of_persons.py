@@ -7,11 +7,11 @@ exchange. A person is one image of MNIST and four more views of it: shifted by u
 noise. ``--data-dir`` holds MNIST/raw. Tests are 2,000 images of other persons, as they are, with
 the model that the run leaves.
 
-The data of the rows "a sample" have no column ``client``. All five images of a person count there,
-and ε is of one of them. Five images that pull in one direction shift a sum five times as far, so
-what a person really has is the ε of a fifth of the noise, which the first column of numbers in
-brackets says. In the last row the noise is so large that *this* ε is the column's: a site could
-choose it if it knew that nobody has more than five images.
+The data of the rows "a sample" and "five images" have no column ``client``. All five images of a
+person count there, and ε is of one of them. Five images that pull in one direction shift a sum five
+times as far, so what a person really has is the ε of a fifth of the noise, which stands in
+brackets. In the row "five images" the noise is so large that *this* ε is the column's: a site could
+choose it if it knew that nobody has more than five.
 """
 
 import argparse

@@ -127,6 +127,7 @@ def test_noise_is_shared_only_where_the_sum_is_all_that_is_seen(
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"dp_honest_sites": SITES}, "with secagg-threshold = 0.67 a sum may have 3 sites"),
     ({"dp_honest_sites": 3, "dp_feature_clip": 1e-5}, "too coarse for the noise"),
+    ({"dp_honest_sites": 3, "dp_feature_clip": 65.0}, "too large for a sum; choose 64 at most"),
 ])  # fmt: skip
 def test_a_site_takes_no_part_in_a_sum_that_would_not_hide_enough(
     changes: dict[str, Any], reason: str, tmp_path: Path
