@@ -145,15 +145,17 @@ class PrivateStep(Step):
                 changes = f"this network changes {name} while it trains, without noise"
                 raise SettingsError(f"dp = {self.plan.privacy.dp!r}: {changes}")
         if terms:
-            weights = self._weights_of(terms)
+            weights = self._trained_weights()
             self._release(weights, self._sums(weights, (inputs, labels, index)))
         return terms
 
-    def _weights_of(self, terms: LossTerms) -> dict[str, nn.Parameter]:
-        """The weights that the loss touches, by name: noise is for these."""
-        self.gradients(terms)  # of the batch; only which of them exist is used
+    def _trained_weights(self) -> dict[str, nn.Parameter]:
+        """All weights that train, by name: which of them a batch touches could tell who is in it.
+
+        So it would of a network that sends its inputs to one of several parts.
+        """
         named = self.alone.named_parameters()
-        return {name: weight for name, weight in named if weight.grad is not None}
+        return {name: weight for name, weight in named if weight.requires_grad}
 
     def _sums(self, weights: Mapping[str, nn.Parameter], batch: tuple[Tensor, ...]) -> Gradients:
         """The sums of persons' gradients, cut; of large models few samples at a time."""
