@@ -110,14 +110,17 @@ class DifferentialPrivacy(Protection, SampleUse):
     def report(self, report: Report) -> Report:
         """Refuse figures without noise; drop losses, and seconds.
 
-        Seconds tell of samples: a model can be made slow for inputs of one kind.
+        Seconds tell of samples: a model can be made slow for inputs of one kind. Where sites share
+        noise, no validation figures leave: sites that have no such samples would add none.
         """
         samples = report.validation_samples
         tested = [evaluation.correct for evaluation in self.evaluations]
         validated = [evaluation.accuracies(samples) for evaluation in self.evaluations]
         has_noise = report.correct in tested and report.validation in validated
         self._released.check(has_noise and not report.metrics)
-        return replace(report, losses={}, seconds={}, epsilon=self.epsilon)
+        shares_noise = self.client.settings.privacy.dp_honest_sites > 1
+        validation = {} if shares_noise else report.validation
+        return replace(report, losses={}, seconds={}, validation=validation, epsilon=self.epsilon)
 
     # -- how an algorithm uses samples --------------------------------------------------------
     def begin(self, modules: Iterable[nn.Module]) -> None:
