@@ -112,7 +112,7 @@ def test_moments_of_persons_are_summed_with_shared_noise(tmp_path: Path) -> None
     )
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["accuracy"]["head"]["mean"] >= 0
-    assert [row["validation"] for row in outcome.rows] == [{}, {}]
+    assert not any("validation" in row for row in outcome.rows)
 
 
 def test_whose_samples_they_are_decides_what_is_protected(tmp_path: Path) -> None:
