@@ -1,8 +1,8 @@
 """The answer to a message: a reply, or an error with its reason.
 
-Either way the server need not wait any longer. Errors about data, weights and states may name
-files, folders and classes, or quote their content. A site says of those only the kind, and the
-setting that they are about. A simulated client's log is the server's: it says the whole text.
+Texts of errors about data, weights and states may name files, folders and classes, or quote their
+content. A site tells the server only the kind of such an error, and the setting that it is about. A
+simulated client tells the whole text, as its log is the server's.
 """
 
 import sys
@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ from protofl_common.wire.schema import RefusedMessage
 
 ERROR_CODE = 2  # Flower's code for "the ClientApp raised an exception"
 OPEN_ERRORS = (SettingsError, TrainingError, RefusedMessage)
-"""Errors whose texts are of settings, the model's names, and what the server sent."""
+"""Errors whose texts a site may send: they tell of settings, weights' names, and the message."""
 GPU_MEMORY_FULL = (
     "the GPU has no memory left; let fewer clients share it (protofl run --gpus 1), "
     "or take a smaller batch-size"
@@ -62,7 +62,10 @@ UNEXPECTED = "an unexpected error"
 def answered(
     work: Callable[[Message, Context], RecordDict],
 ) -> Callable[[Message, Context], Message]:
-    """Make a handler that replies with what ``work`` returns, or with the reason why it did not."""
+    """Make a Flower handler that replies with what ``work`` returns, or with why it failed.
+
+    At a site, every answer has a line in the audit log, and a reply has the hash of that line.
+    """
 
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
@@ -97,29 +100,35 @@ def answered(
 
 
 def _refusal(error: Exception, context: Context, about: Mapping[str, Any], asked: str) -> Refusal:
-    """Log an error, at a site in its audit log too, and return what may leave of it."""
+    """Log an error, and return what the server may learn of it.
+
+    A site also appends the refusal to its audit log, and starts its operator's ``on-trouble``
+    program. ``about`` and ``asked`` say what the message was about.
+    """
     at_site = is_site(context.node_config)
     config = context.run_config
     is_private = config.get("dp") != "none" or bool(config.get("secagg"))
-    reason = reason_of(error, at_site, asked, is_private)
+    reason = reason_of(error, at_site, asked, is_private, context.run_id)
     if not at_site:
         return Refusal(reason, "lost-state" if isinstance(error, LostStateError) else "failed")
     waits = isinstance(error, WaitingForApproval)
     if not waits:
         tell_of_trouble(context.node_config, REFUSED)
     try:
-        reason, appended = audit.refuse(site_folder(context.node_config), reason, waits, **about)
-    except audit.AuditError as full:
-        return Refusal(reason_of(full, at_site, asked))
-    if waits and appended:  # the server asks every few seconds, perhaps for days
+        reason, is_appended = audit.refuse(site_folder(context.node_config), reason, waits, **about)
+    except audit.AuditError as audit_error:  # what has no line there must not leave
+        return Refusal(reason_of(audit_error, at_site, asked))
+    # not each time: the server asks again every few seconds, perhaps for days
+    if waits and is_appended:
         log("INFO", f"{asked}: {error}")
     return Refusal(reason, "waiting" if waits else "failed")
 
 
 def _signature(context: Context) -> str:
-    """Return the site's signature of its refusal where a study names sites, else "".
+    """Return the site's signature of its refusal where the study names sites, else "".
 
-    No other refusal ends the wait for it.
+    Without it the server would go on waiting for the site. "" as well where the site's key cannot
+    be read, as the refusal must leave all the same.
     """
     node = context.node_config
     study = read_section(StudySettings, context.run_config, [])
@@ -131,15 +140,15 @@ def _signature(context: Context) -> str:
 
 
 def _about(message: Message, context: Context) -> dict[str, Any]:
-    """Return what a message is about, for a log, whatever its records have.
+    """Return what a message is about, for logs, even if its records are not valid.
 
-    Of a message about a baseline, the algorithm is the baseline's.
+    For a message about a baseline, the algorithm is the baseline's.
     """
     records = message.content.config_records
     instructions = records.get("round", ConfigRecord())
     run_name = str(instructions.get("run_name", ""))
     number = instructions.get("round")
-    if type(number) is not int:
+    if type(number) is not int:  # a bool is an int, too, by isinstance
         number = 0
     algo = str(records.get("baseline", context.run_config).get("algo"))
     return {
@@ -153,12 +162,14 @@ def _about(message: Message, context: Context) -> dict[str, Any]:
 
 
 def _asked(about: Mapping[str, Any], settings: str) -> str:
+    """Return a line on what a message asks; ``settings`` is their digest."""
     run = f"{about['name']} ({about['run']})" if about["name"] else about["run"]
     question = f"{about['algo']}, {about['kind']} {about['round']}"
     return printable(f"run {run}, settings {settings}, {question}")
 
 
 def _sent(content: RecordDict) -> str:
+    """Return a line on what a reply contains, for the site's log."""
     text = f"sent {', '.join(content)}, {payload_bytes(content):,} bytes of arrays"
     card = content.config_records.get("site")
     if card:
@@ -166,30 +177,36 @@ def _sent(content: RecordDict) -> str:
     return text
 
 
-def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = False) -> str:
-    """Log ``error`` and what was ``asked``, and return the reason for the server.
+def reason_of(
+    error: Exception, at_site: bool, asked: str = "", private: bool = False, run_id: int = 0
+) -> str:
+    """Log ``error`` and what was ``asked``, and return the reason for the server, in one line.
 
-    The reason is one line, with nothing of a site's files. With ``private`` (dp, secagg) a site
-    does not say of which kind an unexpected error is: single samples may cause it.
+    The traceback of an unexpected error is logged too; of simulated clients equal ones only once
+    in a run, in each process.
+
+    A site's reason tells nothing of its files. With ``private`` (``dp``, secure aggregation) it
+    does not even tell the kind of an unexpected error, as single samples may cause one.
     """
     if isinstance(error, torch.OutOfMemoryError):
         error = TrainingError(GPU_MEMORY_FULL)
+    # NumPy raises the first, PyTorch on a CPU a RuntimeError with this text
     elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        error = TrainingError(MEMORY_FULL)  # the one is NumPy's, the other PyTorch's on a CPU
+        error = TrainingError(MEMORY_FULL)
 
     is_expected = isinstance(error, (*OPEN_ERRORS, *KINDS, UntoldError))
     if is_expected:
         text = str(error)
-    elif isinstance(error, OSError):  # of the machine
+    elif isinstance(error, OSError):  # no fault of the code, such as a full disk
         text = f"{type(error).__name__}: {error}"
     else:
         text = fault_of(error)
-    if not isinstance(error, WaitingForApproval):
+    if not isinstance(error, WaitingForApproval):  # `_refusal` logs that, but not each time
         say = log if at_site else log_once
         say("ERROR", f"{asked}: {text}" if asked else text)
     if not is_expected:
-        for line in "".join(traceback.format_exception(error)).splitlines():
-            print("   ", printable(line), file=sys.stderr, flush=True)
+        show = _show if at_site else _show_once
+        show("".join(traceback.format_exception(error)), run_id)
 
     if at_site and not isinstance(error, OPEN_ERRORS):
         kind = _kind_of(error)
@@ -199,8 +216,17 @@ def reason_of(error: Exception, at_site: bool, asked: str = "", private: bool = 
     return printable(without_paths(text))
 
 
+def _show(trace: str, run_id: int) -> None:
+    """Print a traceback in lines that forge none of the log's."""
+    for line in trace.splitlines():
+        print("   ", printable(line), file=sys.stderr, flush=True)
+
+
+_show_once = cache(_show)  # once for each ``run_id``
+
+
 def _kind_of(error: Exception) -> str:
-    """Return what a site says of an error: its kind, and the setting with which its text begins."""
+    """Return what a site tells of an error: its kind, and the setting that its text begins with."""
     first_word = str(error).partition(" ")[0].rstrip(":,")
     about = f" ({first_word})" if first_word in {*known_keys(), *NODE_KEYS} else ""
     return f"{type(error).__name__}{about}: {KINDS.get(type(error), UNEXPECTED)}"

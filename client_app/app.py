@@ -36,13 +36,13 @@ app = ClientApp()
 @app.train()
 @answered
 def train(message: Message, context: Context) -> RecordDict:
-    """A round: evaluate what was received, train, upload."""
+    """Answer a training message: evaluate the model received, train it, and return the upload."""
     clock = Stopwatch()
-    client = open_client(context, message)  # facts; its operator has agreed to the run
-    work = open_workshop(client)  # data, device and model, read when asked
+    client = open_client(context, message)  # a site's operator has agreed to the run by now
+    work = open_workshop(client)  # data, device and model are read when they are first used
     protections = protections_of(work)
     protections.admit()  # one reply to each question
-    algorithm = restored(work, protections)  # built, its state of the last round in place
+    algorithm = restored(work, protections)  # with its state of the last round
     receive(algorithm, work)
     protections.receive()
     work.load_data()
@@ -69,10 +69,10 @@ def train(message: Message, context: Context) -> RecordDict:
 @app.evaluate()
 @answered
 def final_evaluation(message: Message, context: Context) -> RecordDict:
-    """After the last round: evaluate, and leave the model in this client's folder.
+    """Answer the final evaluation, and write the model into this client's folder.
 
-    A new client, which no round has trained, first trains for ``new-client-epochs``. Nothing of
-    that leaves it but its figures.
+    A new client, which no round has trained, first trains for ``new-client-epochs``. Only its
+    figures leave it.
     """
     clock = Stopwatch()
     client = open_client(context, message)
@@ -111,7 +111,7 @@ for name, handler in QUERIES.items():
 
 
 class Stopwatch:
-    """Notes the seconds of the phases of an answer, each from the end of the one before."""
+    """Measures the seconds of the phases of an answer; each begins where the one before ended."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -124,20 +124,25 @@ class Stopwatch:
 
 
 def restored(work: Workshop, protections: Protections) -> ClientAlgorithm[Any]:
-    """Build the client's half, with the state of its last round that counts, if it has any.
+    """Return the client's half of the algorithm, with its stored state if it has any.
 
-    RefusedMessage for a new model under secure aggregation where the client has an earlier one.
+    The state is that of the last round that the run history counts. A site that lacks the newest
+    one says so in its log and goes on; a simulated client raises LostStateError. RefusedMessage
+    under secure aggregation where a site would begin with a new model although it has an older
+    one.
     """
     client = work.client
     instructions = client.instructions
-    seed_torch(client.seed_for("visit", instructions.round))  # for a package's half
+    # half of an algorithm from another package may draw from PyTorch's own generator
+    seed_torch(client.seed_for("visit", instructions.round))
     algorithm = build_half(work, instructions.round, protections)
     _log_beginning(client)
     if not algorithm.lasting:
         return algorithm
 
-    first_without = instructions.round + (0 if client.trains_now else 1)
-    state = client.states.load(first_without, client.arch, work.device, instructions.counted)
+    # training starts from the rounds before this one, the final evaluation from this one, too
+    before = instructions.round + (0 if client.trains_now else 1)
+    state = client.states.load(before, client.arch, work.device, instructions.counted)
     if state is not None:
         tensors, last_round = state
         algorithm.restore(tensors, last_round)
@@ -146,9 +151,9 @@ def restored(work: Workshop, protections: Protections) -> ClientAlgorithm[Any]:
             older = f"older than round {instructions.counted}, the last that counted"
             log("WARNING", f"run {client.run_id}: {newest}, {older}; it goes on from it")
         return algorithm
-    if first_without == 1 or not client.node.is_site:
+    if before == 1 or not client.node.is_site:
         return algorithm
-    if client.settings.privacy.secagg and client.states.find_uncounted_state(first_without):
+    if client.settings.privacy.secagg and client.states.find_uncounted_state(before):
         history = f"round.run_history is {instructions.run_history.text!r}"
         has_models = "this site has models of earlier rounds"
         why = f"{has_models}, and begins with no new one under secure aggregation"
@@ -159,7 +164,10 @@ def restored(work: Workshop, protections: Protections) -> ClientAlgorithm[Any]:
 
 
 def _log_beginning(client: Client) -> None:
-    """Say in a site's log that a Flower run begins, at its first round."""
+    """In the first round of a Flower run, say in a site's log that it begins or goes on.
+
+    The line names the protections that act.
+    """
     if not (client.node.is_site and client.trains_now):
         return
     instructions = client.instructions
@@ -175,7 +183,11 @@ def _log_beginning(client: Client) -> None:
 
 
 def receive(algorithm: ClientAlgorithm[Any], work: Workshop) -> None:
-    """Give the algorithm what the server sent; all that it has then may leave."""
+    """Give the algorithm the server's payload.
+
+    Its modules may leave in the state that they have then, as no sample has been used yet.
+    RefusedMessage for a payload that is not as declared.
+    """
     declared = work.settings.exchange.down
     limits = work.limits(algorithm.templates(declared))
     payload = unpack_payload(work.client.content, declared, limits, required=False)
@@ -184,7 +196,10 @@ def receive(algorithm: ClientAlgorithm[Any], work: Workshop) -> None:
 
 
 def evaluate_model(work: Workshop, algorithm: ClientAlgorithm[Any]) -> EvaluatedModel:
-    """Evaluate the model on test and validation samples, by head and by prototypes."""
+    """Evaluate the model on test and validation samples, by its head and by prototypes.
+
+    With ``predict-among = "own"`` only prototypes of the client's own large classes predict.
+    """
     prototypes = algorithm.prototypes_for_prediction()
     if prototypes is not None and work.settings.training.predict_among == "own":
         prototypes = chosen(prototypes, work.large_classes.to(work.device))
@@ -201,6 +216,10 @@ def _figures(
     data: Samples,
     prototypes: Prototypes | None,
 ) -> Evaluation:
+    """Return the figures of the algorithm's model on samples.
+
+    A simulated client of a data set with uneven classes adds balanced accuracy to its metrics.
+    """
     settings = work.settings
     adds_balanced = work.data.has_uneven_classes and not work.client.node.is_site
     return evaluate(
@@ -217,7 +236,10 @@ def _figures(
 
 
 def fit(algorithm: ClientAlgorithm[Any]) -> dict[str, float]:
-    """Train as the algorithm does, and return the mean of each loss term."""
+    """Train as the algorithm does, and return the mean of each loss term.
+
+    TrainingError where the algorithm's `fit` returns anything else.
+    """
     losses = algorithm.fit()
     if not isinstance(losses, dict):
         half = type(algorithm).__name__
@@ -229,9 +251,10 @@ def fit(algorithm: ClientAlgorithm[Any]) -> dict[str, float]:
 def save_state(
     client: Client, algorithm: ClientAlgorithm[Any], state_before: Mapping[str, Tensor]
 ) -> None:
-    """Store what lives on, even if it is empty, as of SGD without momentum: it has a round.
+    """Store the algorithm's state after this round.
 
-    A site that hides a failed training stores ``state_before`` in its place.
+    An empty state is stored, too, as it shows that this round was trained. A site that hides a
+    failed training stores ``state_before`` if the state is no longer finite.
     """
     state = algorithm.packed_state()
     if not client.reports_failed_training and not _is_finite(state):
@@ -252,7 +275,10 @@ def pack_reply(
     losses: dict[str, float],
     seconds: dict[str, float],
 ) -> RecordDict:
-    """Pack what may leave of ``upload``, which only training has, and the report."""
+    """Return the content of the reply: what may leave of the upload and of the figures.
+
+    The upload is empty in the final evaluation.
+    """
     work = evaluated.work
     algorithm = evaluated.algorithm
     settings = work.settings
@@ -272,7 +298,7 @@ def pack_reply(
 def make_report(
     evaluated: EvaluatedModel, losses: dict[str, float], seconds: dict[str, float]
 ) -> records.Report:
-    """Report what may leave of the figures."""
+    """Return the report of a client's figures, as far as its protections let them leave."""
     work = evaluated.work
     protections = evaluated.algorithm.protections
     test_samples = len(work.data.test_labels)

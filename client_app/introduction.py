@@ -29,7 +29,10 @@ _KNOWN_MODELS: dict[str, tuple[int, str]] = {}
 
 
 def introduction(message: Message, context: Context) -> RecordDict:
-    """Check that this client can train, and describe it. What is wrong with its data shows now."""
+    """Return a description of this client, after checks that it will be able to train.
+
+    The data are read and the model is built, so that what is wrong with them shows now.
+    """
     client = open_client(context, message)
     work = open_workshop(client)
     if client.node.has_own_data:
@@ -47,9 +50,12 @@ def introduction(message: Message, context: Context) -> RecordDict:
 
 
 def _log_ignored(client: Client, context: Context) -> None:
-    """Say which settings of the run have no effect on data that their site divides itself."""
-    own = own_division(context.node_config, default_run_config())
-    ignored = [key for key, value in own.items() if context.run_config.get(key) != value]
+    """Log which settings of the run have no effect, as this site divides its own data.
+
+    The site's node config or the defaults take their place.
+    """
+    own_settings = own_division(context.node_config, default_run_config())
+    ignored = [key for key, value in own_settings.items() if context.run_config.get(key) != value]
     names = ", ".join(["seed", *ignored])
     log(
         "INFO",
@@ -58,7 +64,7 @@ def _log_ignored(client: Client, context: Context) -> None:
 
 
 def _log_inputs(work: Workshop) -> None:
-    """Say what was read and left out, in which order columns are inputs, and what dp leaves."""
+    """Log what was read of a site's data, in which order columns are inputs, and any doubt."""
     for note in work.data.notes:
         log("INFO", f"run {work.client.run_id}: {note}")
     if work.data.columns:
@@ -71,14 +77,19 @@ def _log_inputs(work: Workshop) -> None:
 
 
 def card_of(work: Workshop, parameters: int, weights: str) -> records.SiteCard:
-    """Describe a client; ``weights`` is a digest of all weights that it exchanges, "" for none."""
+    """Return the description of a client that it sends to the server.
+
+    ``parameters`` is the model's number of parameters, ``weights`` a digest of the names and shapes
+    of all weights that it exchanges, "" for none. Where the server shall only learn sums, numbers
+    of samples are 0 and classes are left out. SettingsError where no class is large enough to tell
+    of (`require_large_classes`).
+    """
     data = work.data
     row = work.settings.row
     hidden = work.settings.privacy.sums_only
-    if hidden and not row.one_shot:
-        present: tuple[int, ...] = ()
-    else:
-        work.require_large_classes()  # nobody can sum moments of no class
+    present: tuple[int, ...] = ()
+    if row.one_shot or not hidden:
+        work.require_large_classes()  # in a sum, too, a one-shot client needs a class
         present = work.classes_present
     return records.SiteCard(
         name=work.name,
@@ -98,18 +109,20 @@ def card_of(work: Workshop, parameters: int, weights: str) -> records.SiteCard:
         validation_samples=0 if hidden else len(data.validation_labels),
         real=work.client.node.is_site,
         signature=work.client.signature("introduction").hex(),
+        # 16 bits for a table's columns in their order, to notice where those of sites differ
         columns=digest(data.columns)[:4] if data.columns and data.mean else "",
     )
 
 
 def _about_model(work: Workshop) -> tuple[int, str]:
-    """The number of the model's parameters, and a digest of the weights that it exchanges.
+    """Return the number of the model's parameters, and a digest of what weights it exchanges.
 
-    They are made once for clients that are alike.
+    Builds the client's half, and checks on the way that model and data fit: SettingsError where
+    they do not. Simulated clients that are alike share one result.
     """
     settings = work.settings
     has_dp = settings.privacy.dp != "none"
-    what_counts = (
+    depends_on = (
         settings.run.algo,
         settings.hparams,
         settings.model,
@@ -120,9 +133,9 @@ def _about_model(work: Workshop) -> tuple[int, str]:
         has_dp,
         settings.noise.gradient_noise,
     )
-    kind = repr(what_counts)
-    if kind in _KNOWN_MODELS:
-        return _KNOWN_MODELS[kind]
+    key = repr(depends_on)
+    if key in _KNOWN_MODELS:
+        return _KNOWN_MODELS[key]
 
     if settings.backbones:
         check_images(work.data.train_inputs, settings.backbones)
@@ -147,14 +160,15 @@ def _about_model(work: Workshop) -> tuple[int, str]:
     parameters = sum(parameter.numel() for parameter in work.model.parameters())
     about = (parameters, digest(weights) if weights else "")
     if algorithm.of_catalog:
-        _KNOWN_MODELS[kind] = about
+        _KNOWN_MODELS[key] = about
     return about
 
 
 def _check_storable(work: Workshop) -> None:
-    """SettingsError for a network of the user's own whose state no file can have, as a sparse one.
+    """SettingsError for a network of the user's own that cannot be written to a file.
 
-    Else the run's only result, its models, would be missed after the last round.
+    Sparse tensors, for example, cannot. Otherwise it would show only after the last round, when
+    the trained model is lost.
     """
     try:
         save(without_shared_memory(work.model.state_dict()))
@@ -166,7 +180,7 @@ def _check_storable(work: Workshop) -> None:
 
 
 def _check_sendable(template: Template, arch: str) -> None:
-    """SettingsError for a parameter or buffer of a type that no message carries."""
+    """SettingsError for weights of a type that messages cannot carry."""
     for name, (dtype, _) in template.items():
         if dtype not in DTYPES:
             kinds = ", ".join(DTYPES)
@@ -177,9 +191,9 @@ def _check_sendable(template: Template, arch: str) -> None:
 
 
 def _check_batches(work: Workshop) -> None:
-    """SettingsError where the model's batch normalisation cannot train on a batch of one sample.
+    """SettingsError where all batches have one sample and batch normalisation cannot train on it.
 
-    It is only about clients that have such a batch.
+    A copy of the model is tried on such a batch.
     """
     size = work.settings.training.batch_size
     if min(size, len(work.data.train_labels)) > 1:
@@ -196,10 +210,10 @@ def _check_batches(work: Workshop) -> None:
 
 
 def _zeros(work: Workshop, number: int) -> torch.Tensor:
-    """Return inputs to try a network on.
+    """Return a batch of zeros in the shape of the client's inputs, to try a network on.
 
-    They are zeros, as its error goes to the server, and may quote what it was given.
+    No samples are used, as an error goes to the server and may quote the inputs.
     """
-    is_real = work.data.mean or work.settings.backbones
-    dtype = torch.float32 if is_real else torch.int64
+    are_tokens = not (work.data.mean or work.settings.backbones)
+    dtype = torch.int64 if are_tokens else torch.float32
     return torch.zeros(number, *work.input_shape, dtype=dtype, device=work.device)

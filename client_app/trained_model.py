@@ -1,7 +1,7 @@
-"""The model as it was evaluated, left in this site's own folder for ``protofl export``.
+"""Writes the evaluated model into the client's own folder, for ``protofl export``.
 
-That is after the last round, and with ``keep-best`` at every evaluation. Nothing of it travels.
-Whether it can be written changes nothing for the federation.
+That happens after the last round, and with ``keep-best`` at every evaluation. The file is not sent,
+and a failure to write it does not affect the federation.
 """
 
 from contextlib import suppress
@@ -27,7 +27,7 @@ from protofl_common.wire.records import unpack_best
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """An algorithm's model, the prototypes that predict beside its head, and how right both are."""
+    """An algorithm with its model, the prototypes that predict beside its head, and the figures."""
 
     work: Workshop
     algorithm: ClientAlgorithm[Any]
@@ -37,9 +37,9 @@ class EvaluatedModel:
 
 
 def export_model(evaluated: EvaluatedModel, name: str, after: int) -> None:
-    """Leave the model as it is after a round, ready for use, as a file of this name.
+    """Write the model with prototypes and card, as a file ``name`` in the client's folder.
 
-    Where that fails, the log has a line.
+    ``after`` is the round that trained it. Failure is logged, and not raised.
     """
     algorithm = evaluated.algorithm
     client = evaluated.work.client
@@ -59,6 +59,11 @@ def export_model(evaluated: EvaluatedModel, name: str, after: int) -> None:
 
 
 def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCard:
+    """Return the card of a model: where it is from, its inputs, how it predicts and how well.
+
+    It predicts by prototypes if these are as often right as its head, on validation samples or else
+    on test samples.
+    """
     algorithm = evaluated.algorithm
     work = evaluated.work
     client = work.client
@@ -66,6 +71,7 @@ def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCar
     settings = client.settings
     has_validation = len(work.validation_set) > 0
     correct = (evaluated.validated if has_validation else evaluated.tested).correct
+    # -1 for a kind of prediction that it does not have; without figures, prototypes predict
     by_prototype = correct.get("prototype", -1) >= correct.get("head", -1)
     return ModelCard(
         run=client.instructions.run_name,
@@ -98,10 +104,11 @@ def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCar
 def _calibrated(
     evaluated: EvaluatedModel, prototypes: Prototypes | None
 ) -> tuple[torch.Tensor, float]:
-    """How far own samples are from prototypes, and the temperature T of the probabilities.
+    """Return each sample's distance from the nearest prototype, and a softmax temperature.
 
-    The distances [n] are those from the nearest prototype, ascending. Samples are the validation
-    samples, test samples where there are none.
+    The distances [N] are in ascending order. The temperature calibrates the probabilities that
+    follow from distances. Both are measured on validation samples, or else on test samples; without
+    prototypes or samples they are [] and 1.
     """
     algorithm = evaluated.algorithm
     work = evaluated.work
@@ -118,20 +125,22 @@ def _calibrated(
 
 
 def _keep_former(client: Client, path: Path) -> None:
-    """At a site, let a model that is there already stay under another name.
+    """At a site, rename a model that is there already, so that it is not overwritten.
 
-    A server may name any run of before.
+    A server may give a run the name of any earlier run. Only the first file in a Flower run is
+    renamed, as later ones are this run's own.
     """
-    aside = path.with_name(f"{path.stem}-before-{client.run_id}{path.suffix}")
-    if client.node.is_site and path.exists() and not aside.exists():
-        path.rename(aside)
-        log("WARNING", f"the model that was there stays, as {aside}")
+    new_path = path.with_name(f"{path.stem}-before-{client.run_id}{path.suffix}")
+    if client.node.is_site and path.exists() and not new_path.exists():
+        path.rename(new_path)
+        log("WARNING", f"the model that was there stays, as {new_path}")
 
 
 def export_best(evaluated: EvaluatedModel) -> None:
-    """Leave the model as that of the round before, and remove all but the best round's so far.
+    """With ``keep-best``, write the evaluated model, and remove the earlier ones of this run.
 
-    Models of other Flower runs stay.
+    Only that of the best round so far stays, which the message names. Models of other Flower runs
+    stay. The model was trained by the round before this one.
     """
     client = evaluated.work.client
     if not client.settings.run.keep_best:
@@ -147,19 +156,21 @@ def export_best(evaluated: EvaluatedModel) -> None:
 
 
 def choose_best(message: Message, context: Context) -> RecordDict:
-    """Name the model of the best round, and remove the others of this Flower run.
+    """Rename the model of the best round to `BEST`, and remove the others of this Flower run.
 
-    The server says which round it was, and on which data.
+    The message names the round, and the part of the data on which it was the best. Where no model
+    of that round is there, the log says so.
     """
     client = open_client(context, message)
     folder = client.states.folder
     best, chosen_on = unpack_best(client.content)
 
-    # one of the run's Flower runs has evaluated this model, in a round that counts
+    # it was evaluated in round `best + 1`, by the Flower run to which that round belongs; the model
+    # of the last round has the name `WEIGHTS`
     run_history = client.instructions.run_history
     run_ids = [run_id for run_id in run_history.run_ids if run_history.counts(run_id, best + 1)]
     for name in (*(_evaluated(best, run_id) for run_id in run_ids), WEIGHTS):
-        with suppress(SettingsError):
+        with suppress(SettingsError):  # no such file, or a damaged one
             model = TrainedModel.read(folder / name)
             if model.card.round == best:
                 _keep_former(client, folder / BEST)
@@ -175,5 +186,5 @@ def choose_best(message: Message, context: Context) -> RecordDict:
 
 
 def _evaluated(after: int | str, run_id: int | str) -> str:
-    """The name of a model's file, or a pattern."""
+    """Return the name of the file of a model evaluated after a round, or a pattern with "*"."""
     return f"evaluated-{after}-{run_id}.safetensors"

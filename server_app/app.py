@@ -13,7 +13,7 @@ from protofl_common.basics.files import TensorFileError
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError
 from protofl_common.runs.events import Failed, OnEvent, Started
-from protofl_common.runs.folder import RoundRow, unused_replies
+from protofl_common.runs.folder import DROPPED, RoundRow, unused_replies
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
 from server_app.callbacks.metrics import row_of
@@ -40,7 +40,10 @@ MOST_IDLE_ROUNDS = 3  # Rounds in a row that changed nothing, after which a run 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Do a run of Flower's and print its events, which `flwr run --stream` shows."""
+    """Do the run that Flower was asked for, and print its events for `flwr run --stream`.
+
+    Errors are printed and raised.
+    """
     show = partial(print, flush=True)
     try:
         federate(grid, context, show)
@@ -50,9 +53,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def federate(grid: Grid, context: Context, on_event: OnEvent) -> Path:
-    """Do a run and its baselines; return the folder of the results.
+    """Do a run and its baselines, and return the folder of the run's results.
 
-    `EXPECTED` errors have no traceback of what is inside.
+    Each event is handed to ``on_event``. `EXPECTED` errors are raised without a traceback of the
+    code inside, as the user can mend them by their texts.
     """
     find_messages_by_node(grid)
     try:
@@ -63,7 +67,10 @@ def federate(grid: Grid, context: Context, on_event: OnEvent) -> Path:
 
 
 def do_all(grid: Grid, jobs: Sequence[Job]) -> Path:
-    """Do a run and then its baselines, as far as they are not complete; return the run's folder."""
+    """Do a run and then its baselines, and return the run's folder.
+
+    What a resumed run has finished before is not done again.
+    """
     run, *baselines = jobs
     if run.is_complete():
         say(f"{run.folder.name} is complete: nothing of it is left to do")
@@ -76,7 +83,10 @@ def do_all(grid: Grid, jobs: Sequence[Job]) -> Path:
 
 
 def one_run(grid: Grid, job: Job) -> None:
-    """Do a run from the introductions of its clients to the summary."""
+    """Do a run, or a baseline, from the introductions of its clients to the summary.
+
+    Where it ends early by an error, the page is drawn from the rounds so far.
+    """
     settings = job.settings
     folder = job.folder
     with locked_run(folder):
@@ -103,8 +113,8 @@ def one_run(grid: Grid, job: Job) -> None:
 def do_baseline(grid: Grid, job: Job) -> None:
     """Do a baseline, unless a resumed run has finished it.
 
-    An error that the user can mend is printed in a line and not raised: the results of the run
-    itself are complete, and the next baseline can be done.
+    `EXPECTED` errors are told in a line and not raised, as the run itself is complete and the next
+    baseline can be done.
     """
     try:
         if not job.is_complete():
@@ -116,7 +126,8 @@ def do_baseline(grid: Grid, job: Job) -> None:
 def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
     """Do all rounds that are left, and the final evaluation.
 
-    FederationError when several rounds in a row changed nothing, or nothing was merged at all.
+    FederationError where several rounds in a row change nothing, or where no site has sent a valid
+    reply in the whole run.
     """
     run.exchange = MessageExchange(run.federation, run.folder)
     run.ask_for_uploads = uploads_of
@@ -133,7 +144,10 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
 
 
 def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
-    """Do rounds to the last, or until a callback ends the run; return the number of the last."""
+    """Do rounds until the last one, or until a callback ends the run; return the last's number.
+
+    FederationError after `MOST_IDLE_ROUNDS` in a row that change nothing.
+    """
     last = run.start.round
     idle_rounds = 0
     for number in range(last + 1, run.settings.run.rounds + 1):
@@ -151,6 +165,12 @@ def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
         last = number
         report_round(run, callbacks, result, start)
 
+        reason = _failure_of_all(run, result)
+        if reason:
+            raise FederationError(
+                f"all clients failed in round {number}, for one reason: {reason}; when that is "
+                f"mended, resume.toml in {run.folder} lets the run go on"
+            )
         if not result.not_merged:
             idle_rounds = 0
             continue
@@ -164,8 +184,26 @@ def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
     return last
 
 
+def _failure_of_all(run: ActiveRun, result: RoundResult) -> str:
+    """Return the reason for which all simulated clients of a round have failed; "" otherwise.
+
+    One reason for several clients is a bug or a wrong setting, which no later round mends. Sites
+    with operators cannot end a run by an error.
+    """
+    exchanged = result.exchanged
+    failed = {site: why for site, why in exchanged.failed.items() if why != DROPPED}
+    asked = [site for site in exchanged.asked if exchanged.failed.get(site) != DROPPED]
+    if not run.federation.simulated or len(failed) < max(2, len(asked)):
+        return ""
+    reasons = set(failed.values())
+    return reasons.pop() if len(reasons) == 1 else ""
+
+
 def _evaluate(run: ActiveRun, callbacks: list[Callback], last: int) -> None:
-    """Do the final evaluation, after round ``last``, and end the run."""
+    """Do the final evaluation after round ``last``, and let the callbacks finish the run.
+
+    FederationError without a valid reply.
+    """
     start = time.monotonic()
     run.federation.await_sites()
     result = final_evaluation(run.strategy, last, run.exchange, run.ask_for_uploads)
@@ -195,7 +233,7 @@ def _reason_to_stop(run: ActiveRun, callbacks: list[Callback], number: int) -> s
 
 
 def _first_reason(rows: Sequence[RoundRow]) -> str:
-    """Say why the first reply of these rounds that was lost was so; "" if none was."""
+    """Return why a reply was lost, for the first such in these rounds; "" if none was."""
     for row in rows:
         for _, _, reason in unused_replies(row):
             return f"; the first reason: {reason}"
@@ -205,9 +243,9 @@ def _first_reason(rows: Sequence[RoundRow]) -> str:
 def report_round(
     run: ActiveRun, callbacks: list[Callback], result: RoundResult, start: float
 ) -> RoundRow:
-    """Hand the result of an exchange that began at ``start`` to the callbacks.
+    """Hand the result of a round or the final evaluation to the callbacks, and return its row.
 
-    Returns its line of ``metrics.jsonl``.
+    ``start`` is when it began, on the monotonic clock. The row is its line of ``metrics.jsonl``.
     """
     epsilon = planned_epsilon(run, result.number, result.final)
     row = row_of(result, run.strategy, epsilon, time.monotonic() - start)

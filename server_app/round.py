@@ -33,7 +33,7 @@ from server_app.strategies.base import Strategy
 
 @dataclass(frozen=True)
 class Merged:
-    """What the server's step came to: its figures, or why it changed nothing."""
+    """The outcome of the server's step: its figures, or why it changed nothing."""
 
     figures: dict[str, float] = field(default_factory=dict)
     why_void: str = ""
@@ -46,9 +46,9 @@ def train_round(
     ask_for_uploads: AskForUploads,
     extra_records: Records,
 ) -> RoundResult:
-    """Let the sites of a round evaluate, train and upload, and merge what they send.
+    """Let the sites of a round evaluate, train and upload, and merge the uploads.
 
-    ``extra_records``: records that go into every message beside the payload.
+    Every message has the ``extra_records`` beside the payload.
     """
     started_at = time.monotonic()
     exchanged = choose_sites(strategy, number, exchange.at_work())
@@ -73,26 +73,28 @@ def train_round(
 def final_evaluation(
     strategy: Strategy, number: int, exchange: MessageExchange, ask_for_uploads: AskForUploads
 ) -> RoundResult:
-    """Let all sites evaluate, after round ``number``, the last."""
+    """Let all sites evaluate after the last round, which is ``number``."""
     asked = in_order(strategy.federation.sites_to_ask(number))
     exchanged = Exchanged(number, final=True, asked=asked)
     request = _request(strategy, exchange, exchanged, {})
     received = _received(exchange, ask_for_uploads(request), exchanged)
-    return _result(exchanged, received, received, Merged(why_void=received.why_void), {})
+    nothing_merged = Merged(why_void=received.why_void)
+    return _result(exchanged, received, received, nothing_merged, {})
 
 
 def choose_sites(strategy: Strategy, number: int, at_work: Set[str]) -> Exchanged:
     """Draw the sites of a round, and those of them that drop out (``drop-rate``).
 
-    ``at_work``: those that still answer an earlier one, and are not asked.
+    Sites that are still ``at_work`` on an earlier round are not asked, nor are clients that never
+    train.
     """
     federation = strategy.federation
     settings = strategy.settings.federation
     seed = strategy.settings.run.seed
-    able = set(federation.sites_to_ask(number)) - federation.new_clients - at_work
-    if not able:
+    available = set(federation.sites_to_ask(number)) - federation.new_clients - at_work
+    if not available:
         return Exchanged(number)
-    sites = sample_sites(able, settings.participation, seed, number, federation.fewest_asked)
+    sites = sample_sites(available, settings.participation, seed, number, federation.fewest_asked)
     dropped: dict[str, str] = {}
     if settings.drop_rate:
         dropped = dict.fromkeys(draw_drop_outs(sites, settings.drop_rate, seed, number), DROPPED)
@@ -102,28 +104,29 @@ def choose_sites(strategy: Strategy, number: int, at_work: Set[str]) -> Exchange
 def _received(
     exchange: MessageExchange, flow: Flow[list[Upload]], exchanged: Exchanged
 ) -> Accepted:
-    """Return the uploads for which a flow asks; none where it makes the round void."""
+    """Return the uploads for which a flow asks; none, and the reason, where the round is void."""
     try:
         return Accepted(exchange.run(flow, exchanged))
     except VoidRound as reason:
-        exchanged.reports.clear()  # No sum was made, so nothing counts that was heard
+        exchanged.reports.clear()  # without a sum no reply counts
         return Accepted([], why_void=str(reason))
 
 
 def _with_late(
     strategy: Strategy, exchange: MessageExchange, received: Accepted, exchanged: Exchanged
 ) -> Accepted:
-    """Add the uploads of earlier rounds that have come by now, and count (``late``).
+    """Return the uploads together with late ones of earlier rounds that count (``late``).
 
-    None does after a newer one of the same site, so that none counts twice. A late reply adds no
-    figures: those of its evaluation are of an older model than the others'.
+    A late reply counts if it is newer than the last upload of its site that was merged, and if the
+    site has not answered this round as well. It brings no figures: those of its evaluation are of
+    an older model than the others'. Its weight shrinks with its age (``staleness``).
     """
     federation = strategy.federation
     settings = strategy.settings.federation
     uploads = {upload.site: upload for upload in received.kept}
     for site, late in exchange.late.take(exchanged.number).items():
         exchanged.late[site] = f"its reply to round {late.round}"
-        counted, _ = federation.counted.get(site, (0, 1.0))
+        counted, _ = federation.counted.get(site, (0, 1.0))  # the last round that was merged
         is_newest = late.round > counted and site not in exchanged.reports
         if not settings.late_replies_count or not is_newest or site in federation.expelled:
             continue
@@ -143,7 +146,7 @@ def _with_late(
 
 
 def view_of(strategy: Strategy) -> View:
-    """Return what the protections may know of the round."""
+    """Return the facts that the protections may use in a round."""
     federation = strategy.federation
     return View(
         settings=strategy.settings,
@@ -156,24 +159,29 @@ def view_of(strategy: Strategy) -> View:
 
 
 def note_who_answered(strategy: Strategy, accepted: Accepted, result: RoundResult) -> None:
-    """Note of each site whether its upload was merged, what fraction of it, and who was silent."""
+    """Note in the federation whose uploads were merged, and which sites were silent.
+
+    The next message tells each site the last round that was merged of it, and the fraction of its
+    change that was used. In a secure sum, single uploads are not seen, and the fraction is 1.
+    """
     federation = strategy.federation
     number = result.number
     if not result.not_merged:
         fractions = {upload.site: strategy.used_fraction(upload) for upload in accepted.kept}
         for site in result.reports:
             federation.counted[site] = (number, fractions.get(site, 1.0))
-        for site, answered in result.counted_late.items():
-            federation.counted[site] = (answered, fractions[site])
+        for site, late_round in result.counted_late.items():
+            federation.counted[site] = (late_round, fractions[site])
     exchanged = result.exchanged
     silent = [site for site in exchanged.missing if site not in exchanged.late]
-    heard = {*exchanged.asked, *exchanged.late} - set(silent)
-    federation.note_silence(number, silent, heard)
+    answered = {*exchanged.asked, *exchanged.late} - set(silent)
+    federation.note_silence(number, silent, answered)
 
 
 def _result(
     exchanged: Exchanged, received: Accepted, accepted: Accepted, merged: Merged, seconds: Seconds
 ) -> RoundResult:
+    """Return the result of an exchange, from the uploads as received and as accepted."""
     reports = {}
     for site, report in exchanged.reports.items():
         if site not in accepted.refused:
@@ -183,7 +191,7 @@ def _result(
         for upload in accepted.kept:
             if upload.age:
                 counted_late[upload.site] = exchanged.number - upload.age
-    single = [upload for upload in received.kept if upload.clients == 1]
+    single = [upload for upload in received.kept if upload.clients == 1]  # no mean of many
     return RoundResult(
         exchanged=exchanged,
         reports=reports,
@@ -200,7 +208,7 @@ def _result(
 def _request(
     strategy: Strategy, exchange: MessageExchange, exchanged: Exchanged, extra_records: Records
 ) -> UploadRequest:
-    """Return what this exchange asks of its sites, and what a valid reply has."""
+    """Return the request for uploads that this exchange makes to its sites."""
     federation = strategy.federation
     sites = [site for site in exchanged.asked if site not in exchanged.failed]
     return UploadRequest(
@@ -220,7 +228,8 @@ def _contents(
 ) -> dict[str, Records]:
     """Return the records for each of the ``sites``: payload and ``extra_records``.
 
-    A payload that all sites receive is packed only once.
+    Sites that receive the common payload have the same object, which is packed once. Draws of the
+    algorithm are seeded by the round.
     """
     declared = strategy.settings.exchange.down
     contents: dict[str, Records] = {}
@@ -236,10 +245,10 @@ def _contents(
 
 
 def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
-    """Do the server's step.
+    """Merge the accepted uploads by the algorithm's server step.
 
-    Where it fails or leaves NaN, the strategy gets its state back, and the round is void. Among
-    simulated clients, its error ends the run.
+    If the step fails, or leaves NaN or infinity in the strategy's state, the former state is
+    restored and the round is void. With simulated clients the error of the step is raised instead.
     """
     if accepted.why_void:
         return Merged(why_void=accepted.why_void)
@@ -265,10 +274,10 @@ def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
 
 
 def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
-    """Return what valid replies of this exchange contain, and how they are read."""
+    """Return what reads the replies of this exchange, with all limits on a valid one."""
     settings = strategy.settings
     is_training = not exchanged.final
-    plan = settings.plan(1)  # The noise of tables is the same for any number of samples
+    plan = settings.plan(1)  # the noise of tables is the same for any number of samples
     has_features = bool(settings.backbones) or settings.takes_vectors
     limits = Limits(
         num_classes=strategy.num_classes,
@@ -277,7 +286,7 @@ def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
         max_per_class=settings.bounds.max_prototypes_per_class,
         weights=strategy.templates(),
         frozen_dim=strategy.card.input_shape[0] if has_features else 0,
-        # Eight deviations, which no honest client exceeds
+        # eight standard deviations, which the noise of an honest client does not exceed
         moment_noise=8 * count_noise(plan.table_noise) if plan else 0.0,
         max_feature_norm=settings.privacy.dp_feature_clip,
     )

@@ -14,10 +14,11 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from client_app.learning import training
+from client_app.learning import together, training
 from client_app.learning.data import Samples
 from client_app.learning.evaluation import features_of
 from client_app.learning.sample_use import SampleUse
+from client_app.learning.together import Training, reads_only
 from client_app.learning.training import (
     Batch,
     Correction,
@@ -58,13 +59,14 @@ __all__ = [  # what an algorithm's file needs
     "Step",
     "by_class",
     "client_half",
+    "reads_only",
 ]
 
 H = TypeVar("H", bound=Hparams)
 
 
 class ClientView(Protocol):
-    """What a half sees of its client; a `Workshop` is one."""
+    """What an algorithm's client half may use of its client; a `Workshop` has it all."""
 
     @property
     def name(self) -> str: ...
@@ -72,17 +74,17 @@ class ClientView(Protocol):
     def settings(self) -> Settings: ...
     @property
     def instructions(self) -> Instructions:
-        """What the server says of the round, and of this client's last one."""
+        """The round, and which of this client's earlier uploads the server has merged."""
 
     @property
     def device(self) -> torch.device: ...
     @property
     def task(self) -> Task:
-        """What a label is: its loss, and which prototypes a sample belongs to."""
+        """The task, which defines the loss of labels and the prototypes of a sample."""
 
     @property
     def num_classes(self) -> int:
-        """C of the task, the classes that prototypes are of."""
+        """C, the number of classes that prototypes are of."""
 
     @property
     def input_shape(self) -> tuple[int, ...]: ...
@@ -90,7 +92,7 @@ class ClientView(Protocol):
     def train_set(self) -> Samples: ...
     @property
     def large_classes(self) -> Tensor:
-        """Labels of the classes of which something may leave (``min-class-samples``), [K]."""
+        """Labels [K] of the classes large enough that they may be sent (``min-class-samples``)."""
 
     @property
     def arch(self) -> str: ...
@@ -101,7 +103,10 @@ class ClientView(Protocol):
     @property
     def reports_failed_training(self) -> bool: ...
     def new_model(self, arch: str, owner: str) -> SplitModel:
-        """Return a model with the first weights of ``owner``: everybody's are ``"global"``."""
+        """Return a model whose first weights follow from the seed and ``owner``.
+
+        That is a client's name, or "global" for first weights that all clients share.
+        """
 
     def seed_for(self, purpose: str, *more: str | int) -> int:
         """Return the seed of this client's draws for one purpose."""
@@ -119,14 +124,14 @@ class ClientAlgorithm(Generic[H]):
     """What `fit` trains with one optimizer; the first gives features and logits."""
 
     needs_gradients = False
-    """True where the loss or the step looks at weights or gradients (proximal terms, clipping) or
-    uses a layer twice: every gradient is then left in place until the optimizer's step."""
+    """True where the loss or the step uses weights or gradients (proximal terms, clipping) or runs
+    a layer twice. `FusedStep`, which does not keep gradients, is not taken then."""
 
     similarity = "l2"  # How prediction compares with prototypes: ``l2`` or ``cosine``
     predicts_with_head = True  # False: the head is not trained, so its accuracy is not reported
-    global_prototypes: Prototypes | None = None  # What the server sent, on the device, if any
-    last_round: int | None = None  # The last round that this client has state of, if any
-    protections = Protections()  # What acts on the message; none, unless `build_half` gives it
+    global_prototypes: Prototypes | None = None  # The server's, on the device
+    last_round: int | None = None  # The round whose state was restored; None in the first one
+    protections = Protections()  # Of this message; `build_half` sets them
 
     def __init__(self, client: ClientView, round_number: int) -> None:
         self.client = client
@@ -136,23 +141,24 @@ class ClientAlgorithm(Generic[H]):
         self.training = training.in_round(client.settings, round_number)
         self.hparams = cast(H, client.settings.hparams)
         self.model: SplitModel = client.model
-        self.evaluation_arch = client.arch  # The name of what `evaluation_model` returns
+        self.evaluation_arch = client.arch  # The name of the network of `evaluation_model`
         self.of_catalog = self.settings.run.algo in CATALOG and client.arch in ARCHITECTURES
-        """True where algorithm and network are this project's: losses and layers are known."""
+        """True where algorithm and network are this project's, so that short cuts are safe."""
 
     # -- before training -------------------------------------------------------------------------
     def restore(self, tensors: Mapping[str, Tensor], last_round: int) -> None:
-        """Be as after ``last_round``.
+        """Restore the attributes of `state` from ``tensors``, as they were after ``last_round``.
 
-        It comes before `receive`: here the model is what this client has trained.
+        It is called before `receive`, so the model is still the one that this client has trained.
         """
         restore_attributes(self, self.lasting, tensors)
         self.last_round = last_round
 
     def receive(self, payload: Payload) -> None:
-        """Take in what the server sent, if anything.
+        """Take over the server's payload, which may be empty.
 
-        Weights go where the row says, prototypes become `global_prototypes`.
+        Weights are copied into the modules that the catalog's row names for them, and prototypes
+        become `global_prototypes`.
         """
         if "prototypes" in payload.entries:
             prototypes = payload.vectors()
@@ -175,25 +181,22 @@ class ClientAlgorithm(Generic[H]):
 
     @cached_property
     def global_table(self) -> tuple[Tensor, Tensor]:
-        """The global prototypes by class [C, D], and which classes have one [C]."""
+        """The global prototypes by class [C, D], and a mask [C] of the classes that have one."""
         assert self.global_prototypes is not None
         return by_class(self.global_prototypes, self.client.num_classes)
 
     def evaluation_model(self) -> SplitModel:
-        """The model that is evaluated, and left for use after the run."""
+        """Return the model that is evaluated, and written to a file after the run."""
         return self.model
 
     def prototypes_for_prediction(self) -> Prototypes | None:
-        """Prototypes to predict with by nearest prototype, on the device.
-
-        None: the head alone predicts.
-        """
+        """Return the prototypes whose nearest one predicts, on the device; None for head alone."""
         return self.global_prototypes
 
     # -- training --------------------------------------------------------------------------------
     @cached_property
     def privacy(self) -> SampleUse:
-        """How samples are used for what leaves; under ``dp`` each training and table costs ε."""
+        """The use of samples for the upload; under ``dp`` each training and table costs ε."""
         return self.protections.sample_use()
 
     @property
@@ -204,16 +207,18 @@ class ClientAlgorithm(Generic[H]):
     def optimizer(self) -> torch.optim.Optimizer:
         return training.make_optimizer(self.modules, self.training)
 
+    @reads_only()
     def loss(self, batch: Batch) -> LossTerms:
-        """Named scalar terms of a batch of labelled samples, whose sum is minimised."""
+        """Return the named scalar terms of a batch of labelled samples; their sum is minimised."""
         return {"cross-entropy": self.task.loss(batch.logits, batch.labels)}
 
     @property
     def labelled_loss(self) -> Loss:
-        """`loss` of the labelled samples; where labels are few, with FedPU's term for the rest.
+        """The loss that is trained: `loss` of the labelled samples, as settings complete it.
 
-        The term is `positive_unlabelled_risk` (`maths/losses.py`). Terms that align features have
-        the weight that ``alignment-warmup`` leaves them in this round.
+        With ``alignment-warmup`` the terms that align features have a smaller weight in the first
+        rounds. Where some samples have no label (``positive-rate``), FedPU's risk of these is added
+        (`positive_unlabelled_risk`), with the weight ``pu-weight``.
         """
         loss: Loss = self.loss
         alignment = self.settings.alignment_in(self.round)
@@ -242,7 +247,7 @@ class ClientAlgorithm(Generic[H]):
         return both
 
     def _softened(self, alignment: float, batch: Batch) -> LossTerms:
-        """`loss`, whose aligning terms have this part of their weight."""
+        """Return the terms of `loss`, with those that align features times ``alignment``."""
         terms = self.loss(batch)
         for name in self.settings.row.aligning:
             if name in terms:
@@ -252,29 +257,30 @@ class ClientAlgorithm(Generic[H]):
     def step(
         self, correction: Correction | None = None, gradient_sums: GradientSums | None = None
     ) -> Step:
-        """The update by one batch: a protection's, where one acts on steps.
+        """Return the step that trains `modules` by `labelled_loss`, as protections change it.
 
-        It is fused where that is known to be right.
+        It is fused where neither the algorithm nor a correction needs gradients, and where losses
+        and layers are this project's. Under ``dp`` it is a step of DP-SGD.
         """
-        looks_at_gradients = self.needs_gradients or correction or gradient_sums
-        kind = FusedStep if self.of_catalog and not looks_at_gradients else Step
+        uses_gradients = self.needs_gradients or correction or gradient_sums
+        kind = FusedStep if self.of_catalog and not uses_gradients else Step
         step: Step = kind(
             self.modules, self.optimizer, self.labelled_loss, correction, gradient_sums
         )
         return self.protections.step(step)
 
     def fit(self) -> dict[str, float]:
-        """Train for a round, where the catalog's row names loss terms; the mean of each."""
+        """Train for a round, and return the mean of each loss term.
+
+        An algorithm whose row in the catalog names no loss terms does not train.
+        """
         if not self.settings.row.losses:
             return {}
         return self.train(self.step())
 
     @property
     def training_set(self) -> Samples:
-        """The samples of batches.
-
-        With few labels these are the labelled ones and, with ``pu-weight``, the unlabelled.
-        """
+        """The samples that batches are drawn from: the labelled ones, or all with ``pu-weight``."""
         data = self.client.train_set
         return data.with_unlabelled() if self.training.pu_weight > 0 else data
 
@@ -286,9 +292,11 @@ class ClientAlgorithm(Generic[H]):
         purpose: str = "train",
         data: Samples | None = None,
     ) -> dict[str, float]:
-        """Train on `training_set`, or on ``data`` made of it; returns the mean of each loss term.
+        """Train on `training_set`, or on ``data`` made of it, and return the mean loss terms.
 
-        A second training in a round takes another ``purpose``, which gives it another seed.
+        ``epochs`` and ``batch_size`` replace those of the settings; under ``dp`` these are refused,
+        as is ``data``. The seed of shuffling and dropout follows from ``purpose`` and the round, so
+        a second training in a round needs another purpose.
         """
         as_charged = epochs is None and batch_size is None and data is None
         self.privacy.begin_training(step, as_charged)
@@ -301,13 +309,15 @@ class ClientAlgorithm(Generic[H]):
         if data is None:
             data = self.training_set
         seed = self.client.seed_for(purpose, self.round)
-        return training.train(step, data, settings, seed, self.client.reports_failed_training)
+        checks = self.client.reports_failed_training
+        return together.train(Training(step, data, settings, seed, checks))
 
     # -- after training --------------------------------------------------------------------------
     def upload(self) -> Payload:
-        """Return the prototypes and the weights that are declared and due.
+        """Return the prototypes and the weights that the row declares for this round.
 
-        The prototypes have counts, for the protections.
+        The prototypes have counts of samples, which protections need even where the row does not
+        let them travel.
         """
         declared = self.settings.due_up(self.round)
         prototypes = self.local_prototypes() if "prototypes" in declared else None
@@ -320,24 +330,24 @@ class ClientAlgorithm(Generic[H]):
         return declared_part(getattr(self, entry.of), entry)
 
     def local_prototypes(self) -> Prototypes:
-        """The class means of the training data under the present model (FedProto Eq. 1)."""
+        """Return the mean feature of each class in the training data (FedProto Eq. 1)."""
         data = self.client.train_set
         features_MD, classes_M = self.task.assigned(self.features(data), data.labels.cpu())
         return self.privacy.class_means(features_MD, classes_M, self.client.num_classes)
 
     def features(self, data: Samples) -> Tensor:
-        """The features [N, D] of ``data`` of which prototypes are means, on the CPU."""
+        """Return the features [N, D] of ``data`` from which prototypes are made, on the CPU."""
         return features_of(self.model, data, self.training.eval_batch_size)
 
     # -- what the app asks -----------------------------------------------------------------------
     @property
     def all_modules(self) -> list[nn.Module]:
-        """Every module that is an attribute; what it has learned may leave the client."""
+        """All modules among the attributes, which `Released` covers under ``dp``."""
         return [value for value in vars(self).values() if isinstance(value, nn.Module)]
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """The attributes of `state`, and the optimizer where the settings keep it."""
+        """The names in `state`, and "optimizer" where the settings keep it between rounds."""
         if self.training.keep_optimizer and not self.settings.row.one_shot:
             return (*self.state, "optimizer")
         return self.state
@@ -346,7 +356,7 @@ class ClientAlgorithm(Generic[H]):
         return pack_attributes(self, self.lasting)
 
     def templates(self, declared: Declared) -> dict[str, Template]:
-        """Name, dtype and shape of every array of the declared weights."""
+        """Return the name, dtype and shape of every array of each declared entry of weights."""
         templates = {}
         for name, entry in weights_in(declared).items():
             module = getattr(self, entry.of)
@@ -361,6 +371,7 @@ def client_half(row: Algorithm) -> type[ClientAlgorithm[Any]]:
 def build_half(
     client: ClientView, round_number: int, protections: Protections
 ) -> ClientAlgorithm[Any]:
+    """Build the client half of the run's algorithm for a round, 0 before the first."""
     algorithm = client_half(client.settings.row)(client, round_number)
     algorithm.protections = protections
     return algorithm

@@ -38,10 +38,7 @@ class Ditto(FedAvg[DittoHparams]):
         self.personal = deepcopy(self.model)
 
     def receive(self, payload: Payload) -> None:
-        """Become the global model.
-
-        So does the personal model of a client that has not taken part before.
-        """
+        """Take over the global model, and in this client's first round as personal model, too."""
         super().receive(payload)
         if self.last_round is None:
             self.personal.load_state_dict(self.model.state_dict())

@@ -39,6 +39,7 @@ class FedDAP(FedAvg[FedDAPHparams]):
             self.others = others.to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return L_CE, and λ_1 · L_DPA and λ_2 · L_CPCL once there are prototypes for them."""
         terms = super().loss(batch)
         hparams = self.hparams
         z_MD, classes_M = self.task.assigned(batch.features, batch.labels)
@@ -46,6 +47,7 @@ class FedDAP(FedAvg[FedDAPHparams]):
             alignment = angular_alignment(z_MD, classes_M, *self.global_table)
             terms["alignment"] = hparams.lambda1 * alignment
         if self.others is not None and hparams.lambda2 > 0:
+            # α = 1 makes the similarity the plain cosine, of which −1 is the least
             cosine_MG = sparse_similarity(z_MD, self.others.means, alpha=1.0, floor=-1.0)
             own_MG = classes_M.unsqueeze(1) == self.others.labels
             contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature)

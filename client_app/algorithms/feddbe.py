@@ -52,18 +52,22 @@ class FedDBE(FedAvg[FedDBEHparams]):
 
     @property
     def labelled_loss(self) -> Loss:
-        """Hand on the logits of the features that p has moved."""
+        """The loss on the logits of features to which p is added, once there is a consensus."""
         loss = super().labelled_loss
         if not self.has_consensus:
             return loss
 
-        def of_moved(batch: Batch) -> LossTerms:
+        def loss_with_memory(batch: Batch) -> LossTerms:
             logits_BC = self.model.head(batch.features + self.memory[0])
             return loss(replace(batch, logits=logits_BC))
 
-        return of_moved
+        return loss_with_memory
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the cross-entropy, and the distance of the running mean from the consensus.
+
+        It also updates the running mean feature by the batch.
+        """
         terms = super().loss(batch)
         mean_D = self.running.updated(batch.features, self.hparams.momentum)
         if self.has_consensus and self.hparams.kappa > 0:
@@ -72,7 +76,7 @@ class FedDBE(FedAvg[FedDBEHparams]):
         return terms
 
     def evaluation_model(self) -> SplitModel:
-        """The model with p in the bias of its head, which any other tool can build."""
+        """Return the model with p in a bias of its head, as W (z + p) + b = W z + (W p + b)."""
         head = deepcopy(self.model.head)
         layer = first_layer(head)
         with torch.no_grad():

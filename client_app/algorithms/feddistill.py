@@ -39,7 +39,7 @@ from protofl_common.maths.losses import class_distillation, prototype_alignment
 class FedDistill(ClientAlgorithm[FedDistillHparams]):
     """Cross-entropy plus γ times the distance to the teacher.
 
-    The outputs are summed up by class on the way.
+    While it trains, it sums up the model's outputs by class for the upload.
     """
 
     teacher: tuple[Tensor, Tensor] | None = None
@@ -60,7 +60,7 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
             self.teacher = by_class(outputs.to(self.client.device), self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """The loss of Alg. 1; it also adds the batch to F̄, as the algorithm does."""
+        """Return the loss of Alg. 1, and add the outputs on the batch to the sums behind F̄."""
         outputs_BC = batch.logits.detach().double()
         if self.hparams.outputs == "probabilities":
             outputs_BC = softmax(outputs_BC, dim=1)
@@ -75,6 +75,7 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         return terms
 
     def _distance(self, batch: Batch, teacher_CC: Tensor, mask_C: Tensor) -> Tensor:
+        """Return the batch's distance to the teacher, over the classes that have one (the mask)."""
         if self.hparams.outputs == "logits":
             return prototype_alignment(
                 batch.logits, batch.labels, teacher_CC, mask_C, "mse", "sample"
@@ -82,9 +83,11 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         return class_distillation(batch.logits, batch.labels, teacher_CC, mask_C)
 
     def upload(self) -> Payload:
+        """Return F̄ of each class, with the number of different samples behind it."""
         labels_P = torch.nonzero(self.counts_C).flatten()
         means_PC = self.sums_CC[labels_P] / self.counts_C[labels_P].unsqueeze(1)
 
+        # `counts_C` has a sample once for every epoch
         labels_seen = self.client.train_set.labels[self.seen_N]
         samples_P = self.task.class_counts(labels_seen)[labels_P]
         outputs = Prototypes(means_PC.float().cpu(), labels_P.cpu(), samples_P.cpu())

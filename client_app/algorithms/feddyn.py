@@ -26,7 +26,7 @@ class FedDyn(KeepsVariate[FedDynHparams]):
     """FedAvg whose steps are corrected: ``own`` is g_k, and ``change`` that of the round."""
 
     def fit(self) -> dict[str, float]:
-        """Train with both terms; `change` becomes −α (θ_k − θ^t)."""
+        """Train by Eq. 1, and set `change` to −α (θ_k − θ^t); return the mean of each loss term."""
         alpha = self.hparams.alpha
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         start = [parameter.detach().clone() for parameter in trained]

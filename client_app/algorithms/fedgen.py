@@ -46,9 +46,10 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
             self.label_counts = counts_C.to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the cross-entropy of the batch and, from round 2 on, of generated features."""
         terms = super().loss(batch)
         if self.label_counts is not None and self.hparams.lambda_ > 0:
-            with torch.no_grad():
+            with torch.no_grad():  # the generator is fixed
                 batch_size = self.training.batch_size
                 features_BD, classes_B = self.generator.sample(self.label_counts, batch_size)
             logits_BC = self.model.head(features_BD)

@@ -64,9 +64,9 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         self.projection.to(client.device)
 
     def receive(self, payload: Payload) -> None:
-        """Become the student that the server sent, or change the student that is here by an update.
+        """Take over the student that the server sent, or apply the update to the student here.
 
-        StateError for an update to a client that has lost its student.
+        StateError for an update where this client has lost its student.
         """
         device = self.client.device
         weights = payload.weights()
@@ -86,6 +86,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
             self.student.load_state_dict(self.received)
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the three terms of the teacher's loss and the three of the student's."""
         # batch normalisation needs more than one labelled sample
         self.student.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
         teacher_BC = batch.logits
@@ -94,7 +95,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         teacher_loss = self.task.loss(teacher_BC, batch.labels)
         student_loss = self.task.loss(student_BC, batch.labels)
 
-        # each model descends on its own terms, with what the other says as fixed; W^h on both
+        # `detach` makes the other model's outputs fixed targets; W^h is trained by both distances
         teacher_distance = mse_loss(batch.features, self.projection(student_BD.detach()))
         student_distance = mse_loss(batch.features.detach(), self.projection(student_BD))
         return {
@@ -111,6 +112,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
         }
 
     def upload(self) -> Payload:
+        """Return the student's change in this round, cut by SVD to the round's energy."""
         energy = self.hparams.energy(self.round, self.settings.run.rounds)
         update = self.privacy.post_processed(change_of, self.weights(), self.received, self.trained)
         return Payload(weights=self.privacy.post_processed(compress, update, energy))

@@ -38,6 +38,7 @@ from client_app.algorithms.base import (
     Prototypes,
     Samples,
     by_class,
+    reads_only,
 )
 from protofl_common.algorithms.fedpcl import FedPCLHparams
 from protofl_common.maths.losses import prototype_contrast, supervised_contrast
@@ -51,11 +52,10 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
-        # only these ablations train the classifier
-        self.predicts_with_head = self.hparams.loss.startswith("ce")
+        self.predicts_with_head = self.hparams.loss.startswith("ce")  # only these train the head
 
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes and, where they come, those of all clients as tables."""
+        """Keep the global prototypes and, if they were sent, those of all clients, as tables."""
         super().receive(payload)
         self.tables: dict[str, tuple[Tensor, Tensor]] = {}
         global_set = payload.vectors()
@@ -66,16 +66,17 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
             self.tables["local"] = self._table(local_sets)
 
     def prototypes_for_prediction(self) -> Prototypes | None:
-        """Its own prototypes of large classes, under its model as it is now.
+        """Return this client's own prototypes of large classes, made by its present model.
 
-        Under differential privacy these are the global ones.
+        Under differential privacy return the global ones.
         """
         if self.settings.privacy.dp != "none":
             return super().prototypes_for_prediction()
-        own = self.local_prototypes()
-        return chosen(own, self.client.large_classes).to(self.client.device)
+        return chosen(self.local_prototypes(), self.client.large_classes).to(self.client.device)
 
+    @reads_only("global_prototypes", "tables")
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the loss of Eq. 10, or that of an ablation (``loss``)."""
         hparams = self.hparams
         labels_B = batch.labels
         z_BD = normalize(batch.features, dim=1)
@@ -93,16 +94,15 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         return terms
 
     def _contrast(self, z_BD: Tensor, labels_B: Tensor) -> LossTerms:
-        """L_g and L_p, or one of them (``prototypes``); nothing before there are prototypes."""
+        """Return L_g and L_p, or one of them (``prototypes``); {} before there are prototypes."""
         if self.global_prototypes is None:
             return {}
-        hparams = self.hparams
-        with_own = hparams.denominator == "all"
+        with_own = self.hparams.denominator == "all"
         terms: LossTerms = {}
         for name, (sets_MCD, mask_MC) in self.tables.items():
-            if hparams.prototypes in (name, "both"):
+            if self.hparams.prototypes in (name, "both"):
                 terms[name] = prototype_contrast(
-                    z_BD, labels_B, sets_MCD, mask_MC, hparams.temperature, with_own
+                    z_BD, labels_B, sets_MCD, mask_MC, self.hparams.temperature, with_own
                 )
         return terms
 
@@ -110,7 +110,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         return normalize(super().features(data), dim=1)
 
     def _table(self, sets: Sequence[Prototypes]) -> tuple[Tensor, Tensor]:
-        """Sets of prototypes -> unit vectors [M, C, D] and which of them exist [M, C]."""
+        """Return M sets of prototypes as unit vectors [M, C, D], and a mask of those that exist."""
         tables = []
         masks = []
         for prototypes in sets:

@@ -25,7 +25,7 @@ cross-entropy. A λ as large as the paper's 100 wants ``drop-last``: batch norma
 last batch upsets it (docs/algorithms).
 """
 
-from client_app.algorithms.base import Batch, LossTerms, Prototypes
+from client_app.algorithms.base import Batch, LossTerms, Prototypes, reads_only
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.algorithms.fedplvm import FedPLVMHparams
 from protofl_common.maths import losses
@@ -35,7 +35,9 @@ from protofl_common.maths.prototypes import cluster_classes
 class FedPLVM(FedAvg[FedPLVMHparams]):
     """Cross-entropy plus λ times the α-sparsity prototype loss; uploads clusters of features."""
 
+    @reads_only("global_prototypes")
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the terms of Eq. 10; before there are prototypes, only the cross-entropy."""
         terms = super().loss(batch)
         hparams = self.hparams
         if self.global_prototypes is None or hparams.lambda_ == 0:
@@ -62,6 +64,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         return terms
 
     def local_prototypes(self) -> Prototypes:
+        """Return the cluster means of each class in the training data (Eq. 3)."""
         hparams = self.hparams
         data = self.client.train_set
         features_MD, classes_M = self.task.assigned(self.features(data), data.labels.cpu())

@@ -55,11 +55,12 @@ class FedRep(ClientAlgorithm[FedRepHparams]):
         return super().fit()
 
     def _fit_head(self) -> None:
+        """Train the head for ``head-epochs`` on features of the body as it was received."""
         optimizer = self.head_optimizer
         if optimizer is None:
             return
         features_ND = self.features(self.training_set).to(self.client.device)
-        data = replace(self.training_set, inputs=features_ND, augment=None)  # images as they are
+        data = replace(self.training_set, inputs=features_ND, augment=None)  # no images any more
         head_alone = SplitModel(torch.nn.Identity(), self.model.head)
         step = Step((head_alone,), optimizer, self.labelled_loss)
         self.train(step, self.hparams.head_epochs, purpose="head", data=data)

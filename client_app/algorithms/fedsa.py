@@ -47,7 +47,11 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
     own_prototypes: Prototypes | None = None
 
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes, which predict, the anchors and the margin."""
+        """Keep the global prototypes, the anchors, and the margin that follows from these.
+
+        The margin is the mean distance between nearest anchors, or between this client's last
+        prototypes if that is larger.
+        """
         super().receive(payload)
         anchors = payload.vectors("anchors")
         if anchors is None:
@@ -59,6 +63,7 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
             self.margin = max(self.margin, own_margin)
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the cross-entropy, and those terms of the anchors whose weights are above 0."""
         terms = super().loss(batch)
         hparams = self.hparams
         anchors_CD = self.anchors_CD
@@ -77,7 +82,7 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
         return terms
 
     def upload(self) -> Payload:
-        """The local prototypes, which this client stores for its next margin."""
+        """Return the local prototypes, and keep them for the next round's margin."""
         prototypes = self.local_prototypes()
         self.own_prototypes = prototypes.without_counts()
         return Payload(prototypes=prototypes)

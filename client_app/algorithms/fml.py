@@ -34,6 +34,7 @@ class FML(ClientAlgorithm[FMLHparams]):
         self.meme = client.new_model(arch, "global")
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the terms of L_p and L_q, which are minimised together."""
         # batch normalisation needs more than one labelled sample
         self.meme.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
         own_BC = batch.logits
@@ -50,6 +51,7 @@ class FML(ClientAlgorithm[FMLHparams]):
         return terms
 
     def _divergence(self, target_BC: Tensor, logits_BC: Tensor) -> Tensor:
+        """Return KL(target ‖ logits); the target is fixed, unless ``mutual = "coupled"``."""
         if self.hparams.mutual == "coupled":
             return divergence(logits_BC, target_BC) / logits_BC.shape[1]
         return divergence(logits_BC, target_BC.detach())

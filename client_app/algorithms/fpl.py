@@ -21,7 +21,7 @@ count 0. U follows from P, and is not sent. The authors' code takes c^k from the
 last epoch while it trains. The first round has no prototypes, and so only the cross-entropy.
 """
 
-from client_app.algorithms.base import Batch, LossTerms, Payload, by_class
+from client_app.algorithms.base import Batch, LossTerms, Payload, by_class, reads_only
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.algorithms.fpl import FPLHparams
 from protofl_common.maths.losses import prototype_alignment, sparse_contrast, sparse_similarity
@@ -32,7 +32,7 @@ class FPL(FedAvg[FPLHparams]):
     """Cross-entropy, contrast with all cluster prototypes, a pull to the unbiased of the class."""
 
     def receive(self, payload: Payload) -> None:
-        """Become the global model; keep P, and U (Eq. 6) as a table by class."""
+        """Take over the global model, keep P, and compute U (Eq. 6) as a table by class."""
         super().receive(payload)
         clusters = self.global_prototypes
         if clusters is not None:
@@ -40,7 +40,9 @@ class FPL(FedAvg[FPLHparams]):
             unbiased = class_means(clusters.means, clusters.labels, num_classes)
             self.unbiased_CD, self.mask_C = by_class(unbiased.to(self.client.device), num_classes)
 
+    @reads_only("global_prototypes")
     def loss(self, batch: Batch) -> LossTerms:
+        """Return the terms of Eq. 12; before there are prototypes, only the cross-entropy."""
         terms = super().loss(batch)
         hparams = self.hparams
         clusters = self.global_prototypes
@@ -49,6 +51,7 @@ class FPL(FedAvg[FPLHparams]):
 
         z_MD, classes_M = self.task.assigned(batch.features, batch.labels)
         if hparams.contrast:
+            # α = 1 makes the similarity the plain cosine, of which −1 is the least
             cosine_MG = sparse_similarity(z_MD, clusters.means, alpha=1.0, floor=-1.0)
             own_MG = classes_M.unsqueeze(1) == clusters.labels
             contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature)

@@ -28,10 +28,7 @@ from protofl_common.maths.gaussian import ClassMoments, GaussianHead
 
 
 class Gaussian(ClientAlgorithm[GaussianHparams]):
-    """Solves for the head anew whenever it receives moments.
-
-    Before that all classes are as likely.
-    """
+    """Solves for the head anew whenever it receives moments; before, all classes are as likely."""
 
     state: tuple[str, ...] = ()
 
@@ -43,22 +40,24 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.evaluation_arch = f"gaussian-{self.hparams.head}"
 
     def receive(self, payload: Payload) -> None:
+        """Solve for the head by the moments of all clients, if they were sent.
+
+        The prior of a class is its share among the samples of all clients, or of this one
+        (``priors``).
+        """
         super().receive(payload)
         counts_C = payload.counts("counts")
         if counts_C is None or "moments" not in payload.entries:
             return
         is_global = self.hparams.priors == "global"
         priors_C = (self.moments if is_global else self._own_moments()).shares
-        if self.settings.privacy.dp != "none":
+        if self.settings.privacy.dp != "none":  # the head cuts features as the moments' were cut
             self.head.longest.fill_(self.settings.privacy.dp_feature_clip)
         self.head.cpu().fit(self.moments, counts_C, priors_C, self.hparams.shrinkage)
         self.head.to(self.client.device)
 
     def upload(self) -> Payload:
-        """The moments of the training samples.
-
-        Those of small classes (``min-class-samples``) are left out.
-        """
+        """Return this client's own moments as the upload."""
         self.moments = self._own_moments()
         return super().upload()
 
@@ -67,6 +66,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         return ClassMoments(client.num_classes, client.input_shape[0], self.hparams.head)
 
     def _own_moments(self) -> ClassMoments:
+        """Return the moments of the training samples of large classes (``min-class-samples``)."""
         data = self.client.train_set
         features_ND = data.in_memory.cpu()
         labels_N = data.labels.cpu()

@@ -39,12 +39,13 @@ class MOON(FedAvg[MOONHparams]):
         self.previous = deepcopy(self.model)
 
     def receive(self, payload: Payload) -> None:
-        """Become the global model, and keep a copy of it."""
+        """Take over the global model, and keep a copy of it for the contrast."""
         super().receive(payload)
         self.received = deepcopy(self.model).eval()
         self.previous.eval()
 
     def loss(self, batch: Batch) -> LossTerms:
+        """Return L_CE and, if this client has a model of an earlier round, μ · L_con."""
         terms = super().loss(batch)
         if self.last_round is None or self.hparams.mu == 0:
             return terms

@@ -26,7 +26,7 @@ class MPFT(FedAvg[MPFTHparams]):
     """Takes in adapter and classifier as FedAvg does its model; sends a summary of its features."""
 
     def local_prototypes(self) -> Prototypes:
-        """The clusters' centres in the space of the frozen features, which no training changes."""
+        """Return cluster centres of each class, in the space of the frozen features."""
         data = self.client.train_set
         features_MD, classes_M = self.task.assigned(data.in_memory.cpu(), data.labels.cpu())
         ratio = self.hparams.sample_ratio

@@ -33,14 +33,14 @@ from protofl_common.models.devices import seed_torch
 
 @dataclass(eq=False)
 class MetaStep(Step):
-    """The step of the module's docstring; ``alpha`` is the inner rate."""
+    """Takes w̃ = w − α ∇f(w) on one half of a batch, and then moves w by ∇f(w̃) on the other."""
 
     alpha: float = field(kw_only=True)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        """Update w; returns the loss of w̃ on D'."""
+        """Update w by a batch, and return the loss terms of w̃ on the second half, D'."""
         first = second = (inputs, labels, index)
-        if len(labels) > 3:
+        if len(labels) > 3:  # a smaller rest serves as both halves
             halves = [value.tensor_split(2) for value in (inputs, labels, index)]
             first, second = zip(*halves, strict=True)
         before = [weight.detach().clone() for weight in self.model.parameters()]
@@ -58,7 +58,7 @@ class MetaStep(Step):
         return terms
 
     def adapt(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
-        """Go from w to w̃ by the batch."""
+        """Change the model's weights from w to w̃ by a gradient step on the batch."""
         terms = self.terms(self.model, inputs, labels, index)
         if not terms:
             return
@@ -73,6 +73,7 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
     """FedAvg of models that are one step away from every client's own."""
 
     def fit(self) -> dict[str, float]:
+        """Train on batches of twice the size, and so, for as many steps, twice the epochs."""
         training = self.training
         alpha = self.hparams.alpha
         step = MetaStep(self.modules, self.optimizer, self.labelled_loss, alpha=alpha)
@@ -84,6 +85,7 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
 
     @cached_property
     def _adapted(self) -> SplitModel:
+        """The model after one gradient step on a random batch, which is what predicts."""
         training = self.training
         model = deepcopy(self.model).train()
         seed = self.client.seed_for("adapt", self.round)

@@ -31,7 +31,7 @@ from protofl_common.algorithms.pfedme import PFedMeHparams
 
 @dataclass(eq=False)
 class EnvelopeStep(Step):
-    """K steps of θ towards the minimum of Eq. 7, then one of w_i, of length η λ, to θ.
+    """K steps of θ towards the minimum of Eq. 7, then one step of w_i towards θ, by the part η λ.
 
     θ is the first module, w_i the second.
     """
@@ -44,7 +44,7 @@ class EnvelopeStep(Step):
         self.correction = self.proximal
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        """Update θ and w_i; the loss of θ before its last step."""
+        """Update θ and w_i by a batch, and return the loss terms of θ before its last step."""
         terms: LossTerms = {}
         for _ in range(self.hparams.personal_steps):
             terms = super().__call__(inputs, labels, index)
@@ -61,6 +61,10 @@ class PFedMe(Ditto):
     trains: tuple[str, ...] = ("personal",)  # w_i has no optimizer
 
     def fit(self) -> dict[str, float]:
+        """Train θ from w, and w_i along; return the mean loss terms of θ.
+
+        Buffers are trained with θ only, and copied to w_i at the end.
+        """
         self.personal.load_state_dict(self.model.state_dict())
         modules = (self.personal, self.model)
         step = EnvelopeStep(modules, self.optimizer, self.labelled_loss, hparams=self.hparams)

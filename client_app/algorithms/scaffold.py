@@ -40,7 +40,11 @@ class KeepsVariate(FedAvg[H]):
         self.change = control_variate(self.model)
 
     def receive(self, payload: Payload) -> None:
-        """Become the global model, and add to c_i what the server counts of the last Δc_i."""
+        """Take over the global model, and add the last Δc_i to c_i as far as the server used it.
+
+        The message names the last round of this client that was merged, and the fraction (``part``)
+        of its change that was used.
+        """
         super().receive(payload)
         if self.last_round == self.client.instructions.counted:
             for own, change in zip(self.own, self.change, strict=True):
@@ -55,7 +59,7 @@ class SCAFFOLD(KeepsVariate[SCAFFOLDHparams]):
         self.control = control_variate(self.model)
 
     def fit(self) -> dict[str, float]:
-        """Train by Eq. 3; `change` becomes Δc_i of Eq. 4."""
+        """Train by Eq. 3, and set `change` to Δc_i of Eq. 4; return the mean of each loss term."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         sums = GradientSums(trained)
 

@@ -1,4 +1,4 @@
-"""This client's own data: tensors on its device, or on the disk where the memory is too small.
+"""A client's samples: tensors on its device, or on the disk where the memory is too small.
 
 Training images may be changed at random, anew for each batch (setting ``augment``). Source: the
 authors' code of FedPLVM flips and turns DomainNet's, by torchvision's ``RandomHorizontalFlip`` and
@@ -90,12 +90,12 @@ class Samples:
 
     @property
     def in_memory(self) -> Tensor:
-        """The inputs where they are a tensor: features of backbones always are."""
+        """The inputs, for callers that need a tensor: features of backbones are never on disk."""
         assert isinstance(self.inputs, Tensor)
         return self.inputs
 
     def with_unlabelled(self) -> "Samples":
-        """All N + U samples, those without a label at the end, with the label `UNLABELLED` (-1)."""
+        """Return all N + U samples; those without a label come last, labelled `UNLABELLED` (-1)."""
         if self.unlabelled is None:
             return self
         no_labels = self.labels.new_full((len(self.unlabelled),), UNLABELLED)
@@ -107,10 +107,10 @@ class Samples:
 def to_device(
     inputs: np.ndarray, labels: np.ndarray, data: ClientData, device: torch.device
 ) -> Samples:
-    """Move samples to the device.
+    """Return samples on the device.
 
-    Images and numbers become floats, normalised by the mean and deviation of the data set; tokens
-    stay as they are.
+    Images and numbers become floats, normalised by the mean and deviation in ``data``; tokens stay
+    as they are. Inputs on the disk stay there, unless some samples have no label.
     """
     labels_N = data.task.tensor(labels).to(device)
     if isinstance(inputs, StoredRows) and not bool((labels_N == UNLABELLED).any()):
@@ -119,6 +119,7 @@ def to_device(
 
 
 def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
+    """Return the samples, those with the label `UNLABELLED` apart, as `Samples.unlabelled`."""
     is_known = labels != UNLABELLED
     if bool(is_known.all()):
         return Samples(inputs, labels)
@@ -126,7 +127,7 @@ def split_unlabelled(inputs: Tensor, labels: Tensor) -> Samples:
 
 
 def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | None:
-    """Return the augmentation that the setting names; None for ``none``.
+    """Return the augmentation that the setting ``augment`` names; None for "none".
 
     DataError for inputs that are no images.
     """
@@ -136,21 +137,22 @@ def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | 
     if not are_images(data.train_inputs):
         sample = described(data.train_inputs)
         raise DataError(f"augment = {named!r}: only images take it; a sample is {sample}; set none")
+    # 0 after normalisation
     black_C = -torch.tensor(data.mean, device=device) / torch.tensor(data.std, device=device)
     return Augment(kinds, black_C.view(-1, 1, 1))
 
 
 def rotated(images: Tensor, angles_B: Tensor) -> Tensor:
-    """Images [B, channels, H, W], turned counter-clockwise by ``angles_B`` [B] in radians.
+    """Return images [B, channels, H, W] turned counter-clockwise by ``angles_B`` [B] in radians.
 
-    Pixels that come from outside are 0.
+    Each pixel takes the value of the nearest one; those from outside are 0.
     """
     height, width = images.shape[2:]
     cos_B = angles_B.cos()
     sin_B = angles_B.sin()
     no_shift_B = torch.zeros_like(angles_B)
 
-    # positions are from -1 to 1 over either side, however long it is
+    # `affine_grid` counts positions from -1 to 1 on either side, so angles need the ratio of sides
     x_B3 = torch.stack([cos_B, -sin_B * height / width, no_shift_B], 1)
     y_B3 = torch.stack([sin_B * width / height, cos_B, no_shift_B], 1)
     turns_B23 = torch.stack([x_B3, y_B3], 1)

@@ -1,4 +1,4 @@
-"""The passes without gradient: evaluation, and the features that prototypes are made of."""
+"""Passes over samples without gradients: evaluation, and the features for prototypes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ from protofl_common.tasks import Task
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures of some of a client's samples, by way to predict.
+    """Figures on some of a client's samples, for each kind of prediction.
 
-    The ways are ``head`` (logits) and, where there are prototypes, ``prototype``.
+    The kinds are ``head`` (by logits) and ``prototype`` (by the nearest one).
     """
 
     correct: dict[str, int] = field(default_factory=dict)  # Right predictions
@@ -41,9 +41,12 @@ def evaluate(
     metrics: Sequence[str] = (),
     least: int = 1,
 ) -> Evaluation:
-    """Predict by head and nearest prototype, and count what is right.
+    """Predict by the head and by the nearest prototype, and return the figures of both.
 
-    `distances` explains ``similarity``, `tested_classes` and `rounded_metrics` ``least``.
+    Without prototypes, or ``with_head`` False, there is only the other kind. ``similarity`` is "l2"
+    or "cosine" (`distances`). The ``metrics`` (names) are of classes with at least ``least``
+    samples, and rounded to multiples of what so many samples weigh; the numbers of right
+    predictions are exact.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
@@ -82,9 +85,9 @@ def evaluate(
 
 
 def _finite(scores_NC: Tensor) -> np.ndarray:
-    """The scores as numbers of which a softmax can be taken.
+    """Return the scores with infinity and NaN replaced, so that a softmax can be taken.
 
-    The probability of a class without a prototype is then 0.
+    A class without a prototype has the score −∞, and so the probability 0 afterwards.
     """
     scores = scores_NC.double().cpu().numpy()
     return np.where(np.isfinite(scores), scores, -1e30)
@@ -92,7 +95,7 @@ def _finite(scores_NC: Tensor) -> np.ndarray:
 
 @torch.inference_mode()
 def features_of(model: SplitModel, data: Samples, batch_size: int) -> Tensor:
-    """The features [N, D] of all of ``data``, in its order, on the CPU."""
+    """Return the features [N, D] of all samples, in their order, on the CPU."""
     model.eval()
     parts = [model.body(inputs) for inputs in data.inputs.split(batch_size)]
     return torch.cat(parts).cpu()

@@ -1,4 +1,4 @@
-"""How a half uses samples for what leaves: freely, unless a protection counts it."""
+"""How an algorithm uses training samples for its upload: freely, unless a protection counts it."""
 
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
@@ -17,14 +17,18 @@ R = TypeVar("R")
 class SampleUse:
     """The trainings and tables of one message, in calling order; here none is refused or changed.
 
-    A table is made of all training samples, by class, to be sent.
+    A table is made of all training samples, by class, to be sent. `DifferentialPrivacy` overrides
+    every method.
     """
 
     def begin(self, modules: Iterable[nn.Module]) -> None:
-        """Note the modules of a half as it has received them."""
+        """Take note of the half's modules as they are after the server's payload was received."""
 
     def begin_training(self, step: Step, as_charged: bool) -> None:
-        """Note a training, ``as_charged`` if its epochs, batches and samples are the settings'."""
+        """Take note of a training that begins.
+
+        ``as_charged`` is True if its epochs, batches and samples are those of the settings.
+        """
 
     def class_means(self, features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
         return class_means(features_ND, labels_N, num_classes)
@@ -42,4 +46,4 @@ class SampleUse:
         return function(*inputs, **named)
 
     def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
-        """Check what a round has made of the modules, and what the half would send."""
+        """Check the modules after a round's work, and the upload; here everything passes."""

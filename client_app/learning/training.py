@@ -36,7 +36,7 @@ class Batch:
     logits: Tensor  # g(z), [B, C]
 
     def only(self, mask_B: Tensor) -> "Batch":
-        """The samples of the batch that the mask [B] names."""
+        """Return the batch of those samples whose mask is True."""
         return Batch(*(value[mask_B] for value in vars(self).values()))
 
 
@@ -49,7 +49,7 @@ Correction = Callable[[], None]
 class GradientSums:
     """Sums of the gradients of ``parameters`` over all steps of a training (SCAFFOLD).
 
-    They are those before any correction.
+    Corrections of the gradients are not in them.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -69,10 +69,11 @@ class GradientSums:
 class Step:
     """One update of the weights by one batch.
 
-    It takes the gradients, their ``correction``, and a step of the ``optimizer``. Kinds of steps
-    differ in the gradients (`PrivateStep`) or in the optimizer's part (`FusedStep`), and an
-    algorithm brings its correction, so a corrected step can be private. The ``optimizer`` trains
-    ``modules``; the first is the model, whose features and logits the ``loss`` gets.
+    It computes gradients, applies the ``correction`` to them, and takes a step of the
+    ``optimizer``. Subclasses differ in the gradients (`PrivateStep`) or in the optimizer's part
+    (`FusedStep`), and an algorithm brings its correction, so a corrected step can be private. The
+    ``optimizer`` trains ``modules``; the first is the model, whose features and logits the ``loss``
+    gets.
     """
 
     modules: Sequence[nn.Module]
@@ -81,7 +82,7 @@ class Step:
     correction: Correction | None = None
     gradient_sums: GradientSums | None = None
     private = False
-    """True for DP-SGD: the loop then says nothing of the loss, a function of single samples."""
+    """True for DP-SGD: errors must then not tell of the loss, which depends on single samples."""
 
     @property
     def model(self) -> nn.Module:
@@ -108,7 +109,7 @@ class Step:
         self.optimizer.step()
 
     def gradients(self, terms: LossTerms) -> None:
-        """Make the gradients anew, as those of the ``total``."""
+        """Replace the gradients of all parameters by those of the ``total``."""
         # as the optimizer's zero_grad, without an entry in PyTorch's profiler
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
@@ -116,10 +117,11 @@ class Step:
         terms["total"].backward()
 
     def terms(self, model: nn.Module, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        """The loss of a batch under ``model``, with its ``total``.
+        """Return the terms of the loss of a batch under ``model``, and their ``total``.
 
-        No terms mean that there is nothing to learn from yet; batch normalisation has seen the
-        batch all the same.
+        {} where the loss has no terms, as there is nothing to learn from yet; the forward pass has
+        updated batch normalisation all the same. TypeError or ValueError for a loss of another
+        form.
         """
         assert isinstance(model, SplitModel)
         features_BD = model.body(inputs)
@@ -151,7 +153,7 @@ class Step:
 
     @cached_property
     def mixes_samples(self) -> bool:
-        """True with batch normalisation, which cannot use a sample alone."""
+        """True with batch normalisation, which cannot train on a batch of one sample."""
         kind = nn.modules.batchnorm._BatchNorm
         for module in self.modules:
             if any(isinstance(part, kind) for part in module.modules()):
@@ -159,14 +161,14 @@ class Step:
         return False
 
     def session(self) -> AbstractContextManager[object]:
-        """In force while a training loop uses this step."""
+        """Return the context in which a training loop uses this step; here it does nothing."""
         return nullcontext()
 
 
 class FusedStep(Step):
-    """The same with `fused_linears`, which is faster on a CPU.
+    """A step with `fused_linears`, which is faster on a CPU.
 
-    It leaves no moment in which to correct gradients.
+    Linear layers are updated while gradients are still computed, so none can be corrected.
     """
 
     def session(self) -> AbstractContextManager[object]:
@@ -192,7 +194,7 @@ class Proximal:
 
 
 def in_round(settings: Settings, number: int) -> TrainingSettings:
-    """The settings of training with the learning rate of round ``number`` (``lr-schedule``).
+    """Return the settings of training with the learning rate of a round (``lr-schedule``).
 
     Rounds are counted from 1.
     """
@@ -205,9 +207,10 @@ def in_round(settings: Settings, number: int) -> TrainingSettings:
 def make_optimizer(
     modules: Sequence[nn.Module], settings: TrainingSettings
 ) -> torch.optim.Optimizer:
-    """The optimizer of the settings, for the parameters that train.
+    """Return the settings' optimizer for those parameters of the modules that are trained.
 
-    Adam's step on a CPU passes once over the weights, not once for each operation.
+    On a CPU Adam is fused, which passes once over the weights in a step, not once for each
+    operation.
     """
     parameters: list[nn.Parameter] = []
     for module in modules:
@@ -232,9 +235,9 @@ def make_optimizer(
 
 
 def _fused_where_in_order(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Turn the fused step off for good where weights or gradients are strided.
+    """Turn Adam's fused step off for good if a weight or its gradient is not contiguous.
 
-    It pairs numbers by their place in memory.
+    The fused step pairs their numbers by the place in memory, so it would be wrong then.
     """
     for group in optimizer.param_groups:
         for weight in group["params"]:
@@ -246,9 +249,9 @@ def _fused_where_in_order(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def for_epochs(settings: TrainingSettings, epochs: int) -> TrainingSettings:
-    """The settings of a training that takes ``epochs`` epochs.
+    """Return the settings for a training of ``epochs`` epochs.
 
-    ``local-epochs`` and ``local-steps`` of the run do not matter then.
+    They replace ``local-epochs`` and ``local-steps`` of the run.
     """
     return replace(settings, local_epochs=epochs, local_steps=0)
 
@@ -258,9 +261,9 @@ def train(
 ) -> dict[str, float]:
     """Train the modules of ``step`` in place for ``local-epochs`` epochs.
 
-    With ``local-steps`` it ends after as many batches. Returns the mean over all samples seen of
-    each loss term and of their ``total``. With ``checks``, TrainingError if a weight, or the loss
-    of a step that is not private, stops being finite.
+    With ``local-steps`` it ends after as many batches instead. Returns the mean of each loss term
+    and of their ``total`` over all samples seen. With ``checks``, TrainingError if a weight, or the
+    loss of a step that is not private, is no longer finite.
     """
     seed_torch(seed)  # dropout
     generator = torch.Generator().manual_seed(seed)
@@ -297,7 +300,7 @@ def train(
 
 
 def check_finite(weights: Sequence[tuple[str, Tensor]]) -> None:
-    """TrainingError that names the first of the weights that is not finite."""
+    """Raise TrainingError, which names it, if one of the weights is not finite."""
     sums = torch.stack([value.sum(dtype=torch.float32) for _, value in weights])
     if bool(sums.isfinite().all()):
         return  # NaN and infinity stay in every sum
@@ -320,13 +323,27 @@ def shuffled_batches(
     one. ``no_single`` joins a last batch of one sample to the one before it: batch normalisation
     cannot use it alone.
     """
-    whole, rest = divmod(len(data), batch_size)
+    batches = rows_of_batches(
+        len(data), batch_size, generator, no_single=no_single, drop_last=drop_last
+    )
+    for rows in batches:
+        yield data.batch(rows.to(data.labels.device), generator)
+
+
+def rows_of_batches(
+    samples: int, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
+) -> Sequence[Tensor]:
+    """Draw which of the ``samples`` are in each of the batches that `shuffled_batches` describes.
+
+    The rows are on the CPU.
+    """
+    whole, rest = divmod(samples, batch_size)
     sizes = [batch_size] * whole
     if rest and not (drop_last and sizes):
         if rest == 1 and no_single and sizes:
             sizes[-1] += 1
         else:
             sizes.append(rest)
-    order = torch.randperm(len(data), generator=generator).to(data.labels.device)[: sum(sizes)]
-    for rows in order.split(sizes):
-        yield data.batch(rows, generator)
+    order = torch.randperm(samples, generator=generator)[: sum(sizes)]
+    rows: Sequence[Tensor] = order.split(sizes)
+    return rows

@@ -2,8 +2,8 @@
 
 No algorithm knows them, only the base of all, which is given them.
 
-`PROTECTIONS` is their order. Differential privacy refuses what is not released in what the others
-leave; secure aggregation hides what is left.
+They act in the order of `PROTECTIONS`. Differential privacy comes after those that change an
+upload, as it refuses arrays that are not released; secure aggregation masks the result.
 """
 
 from client_app.protections.base import Protection, Protections
@@ -25,15 +25,15 @@ PROTECTIONS: tuple[type[Protection], ...] = (
 
 
 def names(settings: Settings, is_site: bool) -> str:
-    """Name what acts on messages, for a site's log and its operator."""
+    """Return the names of the protections that act in a run, for a site's log and its operator."""
     return ", ".join(kind.name for kind in PROTECTIONS if kind.acts(settings, is_site))
 
 
 def protections_of(work: Workshop) -> Protections:
-    """Make the protections that act on the message of this client, in their order."""
+    """Return the protections that act on the message that this client answers, in their order."""
     settings = work.settings
     dp = settings.privacy.dp
     released = Released(settings.run.algo, dp) if dp != "none" else None
     is_site = work.client.node.is_site
-    acting = [kind for kind in PROTECTIONS if kind.acts(settings, is_site)]
-    return Protections(*(kind(work, released) for kind in acting))
+    kinds = [kind for kind in PROTECTIONS if kind.acts(settings, is_site)]
+    return Protections(*(kind(work, released) for kind in kinds))

@@ -29,21 +29,22 @@ class Reply:
     """What is to leave in the answer to a round, or to the final evaluation."""
 
     upload: Payload
-    declared: Declared  # What the upload is packed as
-    limits: Limits  # Of the same from the server
+    declared: Declared  # The entries that the upload may have
+    limits: Limits  # Of a payload from the server
     report: Report
-    beside: Mapping[str, ConfigRecord] = field(default_factory=dict)  # More records
+    beside: Mapping[str, ConfigRecord] = field(default_factory=dict)  # Further records by name
 
 
 class Protection:
-    """One protection, for one message; its hooks stand in calling order.
+    """The base of a protection, made anew for each message, whose hooks change nothing.
 
-    Here they change nothing. ``released`` is what may leave under ``dp``, else None.
+    The hooks are called in the order in which they stand here. ``released`` has the arrays that may
+    leave under ``dp``; None without it.
     """
 
     name = ""  # For a site's log, and for ``protofl site check``
     queries: ClassVar[Mapping[str, Query]] = {}
-    """Kinds of messages that are its own, each with what answers it."""
+    """The Flower queries that belong to this protection, by kind, with what answers each."""
 
     def __init__(self, work: Workshop, released: Released | None = None) -> None:
         self.work = work
@@ -52,17 +53,17 @@ class Protection:
 
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
-        """Return whether it does anything in a run with these settings."""
+        """Return whether the protection does anything in a run with these settings."""
         raise NotImplementedError
 
     def admit(self) -> None:
-        """Admit the message, or refuse it; nothing of the data has been read for it yet."""
+        """Raise an error to refuse the message; no data has been read for it yet."""
 
     def receive(self) -> None:
-        """Take in what the message has for it; the algorithm has received its payload."""
+        """Read what the message has for this protection; the algorithm has received its payload."""
 
     def charge(self) -> None:
-        """Charge for the answer, before a model trains or is evaluated for it."""
+        """Charge for the answer, or refuse it, before a model trains or is evaluated for it."""
 
     def step(self, step: Step) -> Step:
         return step
@@ -75,11 +76,11 @@ class Protection:
         return upload
 
     def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
-        """Return the part of an evaluation on so many ``samples`` that may leave."""
+        """Return what may leave of an evaluation on this number of ``samples``."""
         return evaluation
 
     def report(self, report: Report) -> Report:
-        """Return the part of a report that may leave; its evaluations have passed `evaluation`."""
+        """Return what may leave of a report, whose evaluations have passed `evaluation` before."""
         return report
 
     def reply(self, reply: Reply) -> Reply:
@@ -87,12 +88,13 @@ class Protection:
         return reply
 
     def record(self) -> None:
-        """Record that the answer is ready, or the error that is sent in its place."""
+        """Record that the question is answered, by a reply or by an error."""
 
     def post_processed(self, function: Callable[P, R], *inputs: P.args, **named: P.kwargs) -> R:
-        """Return ``function(*inputs)``, which under ``dp`` may leave if its inputs may.
+        """Return ``function(*inputs)``, and under ``dp`` let the result leave if its inputs may.
 
-        An upload is changed in this way alone: `Released` says which functions may do it.
+        A protection must change an upload through this, or ``dp`` refuses the result.
+        `Released.post_processed` says which functions it takes.
         """
         if self.released is None:
             return function(*inputs, **named)
@@ -114,9 +116,9 @@ class Protections:
             protection.receive()
 
     def charge(self) -> None:
-        """Charge for the answer, before it makes use of a sample.
+        """Let every protection charge for the answer before a sample is used for it.
 
-        SettingsError or LedgerError where that cannot be.
+        SettingsError or LedgerError where it cannot be paid.
         """
         for protection in self.in_order:
             protection.charge()
@@ -154,10 +156,10 @@ class Protections:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Let protections record the answer that the block makes.
+        """Let all protections record the question as answered when the block ends.
 
-        An error is an answer, too: it tells of the samples that caused it. An interruption is none,
-        and what fails before the block is none either.
+        A block that fails has answered, too, as its error tells of the samples that caused it. An
+        interruption (a BaseException) is not recorded: the question may be asked again.
         """
         try:
             yield

@@ -50,9 +50,9 @@ from protofl_common.wire.records import Report
 class DifferentialPrivacy(Protection, SampleUse):
     """``dp``: a message is charged to the ledger before a model trains or is evaluated for it.
 
-    What is counted once is a sample or a person, as ``dp`` says (`privacy/persons.py`). An
-    algorithm's tables of classes are made here, and its training begins here, so what
-    the ledger does not cover is refused.
+    ``dp`` says whether a sample or a person is protected (`privacy/persons.py`). As a `SampleUse`
+    it makes an algorithm's tables of classes and sees its training begin, so that it can refuse
+    what the ledger was not charged for.
     """
 
     name = "differential privacy"
@@ -60,17 +60,17 @@ class DifferentialPrivacy(Protection, SampleUse):
     def __init__(self, work: Workshop, released: Released | None = None) -> None:
         super().__init__(work, released)
         self.has_trained = False
-        self.epsilon = 0.0  # that the ledger counts for this run
-        self.evaluations: list[Evaluation] = []
+        self.epsilon = 0.0  # of all that the ledger has for this run
+        self.evaluations: list[Evaluation] = []  # with noise, of this message
 
     @staticmethod
     def acts(settings: Settings, is_site: bool) -> bool:
         return settings.privacy.dp != "none"
 
     def charge(self) -> None:
-        """Charge the ledgers for all that the answer costs, and allow as much to be released.
+        """Charge the ledgers for the whole answer, and allow the release of what was paid for.
 
-        A repeated message is charged twice.
+        A message that is repeated is charged again.
         """
         plan = self._plan
         number = self.client.instructions.round
@@ -81,13 +81,17 @@ class DifferentialPrivacy(Protection, SampleUse):
         if self.client.trains_now:
             self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
         if self.client.evaluates:
-            self._released.allow(evaluations=2)  # nobody is in both parts, so both cost as one
+            # of test and validation part, which cost no more than one: no sample is in both
+            self._released.allow(evaluations=2)
 
     def step(self, step: Step) -> Step:
         return PrivateStep.of(step, self._plan, self._released, self.work.persons)
 
     def sample_use(self, use: SampleUse) -> SampleUse:
-        """Count trainings and tables; SettingsError for more than the ledger was charged for."""
+        """Return this protection, which counts trainings and tables and adds their noise.
+
+        Its hooks raise SettingsError for more than the ledger was charged for.
+        """
         return self
 
     def upload(self, upload: Payload) -> Payload:
@@ -96,22 +100,28 @@ class DifferentialPrivacy(Protection, SampleUse):
         return upload
 
     def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
-        """Add noise to the numbers of right predictions, and drop all other figures."""
+        """Add noise to the numbers of right predictions, and drop all other figures.
+
+        SettingsError for more evaluations than the ledger was charged for.
+        """
         if evaluation.correct:
             self._released.use_evaluation()
         noise = self._plan.figure_noise
-        part = self._plan.part_of_each
-        noisy = Evaluation(
-            release.private_correct(evaluation.correct, samples, noise, fresh_draw(), part)
+        part = self._plan.part_of_each  # of the deviation, where sites share the noise of a sum
+        noisy_correct = release.private_correct(
+            evaluation.correct, samples, noise, fresh_draw(), part
         )
+        noisy = Evaluation(noisy_correct)
         self.evaluations.append(noisy)
         return noisy
 
     def report(self, report: Report) -> Report:
-        """Refuse figures without noise; drop losses, and seconds.
+        """Return the report with ε and without losses and seconds.
 
-        Seconds tell of samples: a model can be made slow for inputs of one kind. Where sites share
-        noise, no validation figures leave: sites that have no such samples would add none.
+        SettingsError for figures that `evaluation` has not given noise, and for other metrics.
+        Seconds tell of samples: a server can send a model that is slow for inputs of one kind.
+        Where sites share noise, no validation figures leave either: a site that has no such samples
+        would add no noise to them.
         """
         samples = report.validation_samples
         tested = [evaluation.correct for evaluation in self.evaluations]
@@ -124,17 +134,24 @@ class DifferentialPrivacy(Protection, SampleUse):
 
     # -- how an algorithm uses samples --------------------------------------------------------
     def begin(self, modules: Iterable[nn.Module]) -> None:
-        """Let ``modules`` leave as they are now, before this message makes use of a sample."""
+        """Enter ``modules`` as released; no sample has been used for this message yet."""
         self._released.add([*modules])
 
     def begin_training(self, step: Step, as_charged: bool) -> None:
-        """SettingsError for a second training, for plain steps, and for more or larger batches."""
-        trained_before = self.has_trained
+        """SettingsError for a second training of this message, and for a step without noise.
+
+        ``as_charged`` is False where the batches are more or larger than those of the ledger's
+        charge, which is refused as well.
+        """
+        is_first = not self.has_trained
         self.has_trained = True
-        is_first = not trained_before
         self._released.check(isinstance(step, PrivateStep) and as_charged and is_first)
 
     def class_means(self, features_ND: Tensor, labels_N: Tensor, num_classes: int) -> Prototypes:
+        """Return noisy class means of one row of each person, cut to ``dp-feature-clip``.
+
+        They may leave then. SettingsError for more tables than the ledger was charged for.
+        """
         clip = self.client.settings.privacy.dp_feature_clip
         noise = self._table_noise()
         rows_P = self._one_of_each(labels_N)
@@ -145,12 +162,22 @@ class DifferentialPrivacy(Protection, SampleUse):
         return prototypes
 
     def class_counts(self, labels_N: Tensor, num_classes: int) -> Tensor:
-        counts_C = super().class_counts(labels_N[self._one_of_each(labels_N)], num_classes)
+        """Return noisy counts [C] of one sample of each person, which may leave then.
+
+        SettingsError for more tables than the ledger was charged for.
+        """
+        rows_P = self._one_of_each(labels_N)
+        counts_C = super().class_counts(labels_N[rows_P], num_classes)
         noisy_C = release.private_counts(counts_C, self._table_noise(), fresh_draw())
         self._released.add(noisy_C)
         return noisy_C
 
     def measure(self, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor) -> None:
+        """Set ``moments`` to the noisy ones of one row of each person; they may leave then.
+
+        Rows are cut to ``dp-feature-clip``. SettingsError for more tables than the ledger was
+        charged for.
+        """
         clip = self.client.settings.privacy.dp_feature_clip
         noise = self._table_noise() * self._plan.part_of_each
         rows_P = self._one_of_each(labels_N)
@@ -162,9 +189,10 @@ class DifferentialPrivacy(Protection, SampleUse):
     def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
         """SettingsError for a round's answer that is not what the ledger was charged for.
 
-        Every array of the upload must be released, and as many tables must have been made as were
-        charged. Each of the algorithm's ``modules`` must be as it was received, or as private steps
-        have left it: the next evaluation shows what it has learned.
+        An algorithm that is not one-shot must have trained, with all tables made that were charged.
+        Every array of the upload must be released. Each of the algorithm's ``modules`` must be as
+        it was received, or as private steps have left it, as the next evaluation shows what it has
+        learned.
         """
         released = self._released
         released.check(self.has_trained or self.client.settings.row.one_shot)
@@ -183,39 +211,42 @@ class DifferentialPrivacy(Protection, SampleUse):
         return self.released
 
     def _one_of_each(self, labels_N: Tensor) -> Tensor:
-        """The rows of a table of all training samples: one of each person."""
+        """Draw one row of each person, [P]; SettingsError unless labels are of all samples."""
         persons = self.work.persons
         self._released.check(persons.samples == len(labels_N))
         return torch.from_numpy(persons.one_of_each(fresh_draw()))
 
     def _table_noise(self) -> float:
-        """σ of a further table; SettingsError where the ledger was charged for fewer."""
+        """Count a table as made, and return the σ of its noise.
+
+        SettingsError where the ledger was charged for fewer tables.
+        """
         self._released.use_table()
         return self._plan.table_noise
 
 
 def charge_ledgers(client: Client, run_name: str, costs: Sequence[Mechanism]) -> float:
-    """Enter the cost of an answer in the ledgers, and return the ε that they count for the run.
+    """Enter the cost of an answer in the client's ledgers, and return the ε of the run so far.
 
-    It is of a sample or a person, as ``dp`` says. SettingsError beyond ``dp-epsilon``, beyond what
-    this site lets all runs spend, and for persons where samples were charged; LedgerError where a
-    ledger cannot be used, or is not complete.
+    Nothing is entered if an error is raised. SettingsError beyond ``dp-epsilon``, beyond what this
+    site lets all runs spend, and under ``dp = "person"`` where samples were charged before.
+    LedgerError where a ledger cannot be used, or is not complete.
     """
     files = ledgers_of(client, run_name)
     privacy = client.settings.privacy
+    limits = PrivacyLimits(privacy.dp_epsilon, privacy.dp_delta, privacy.dp)
     epsilon = 0.0
     try:
-        # another run's client may be at work on this machine: one lock is for all files beside it
+        # one lock for all ledgers of the folder: clients of other runs may be at work here, too
         with locked(files[0].with_name("ledgers")):
             ledgers = {file: read_ledger(file) for file in files}
             for ledger in ledgers.values():
-                own = ledger.setdefault(f"{run_name} {client.run_id}", Spending())
-                own.update(spending_of(costs, privacy.dp))  # a counter's update adds
-                of_run = spent_by(ledger, run_name, client.run_id)
-                limits = PrivacyLimits(privacy.dp_epsilon, privacy.dp_delta, privacy.dp)
-                epsilon = max(epsilon, _check(of_run, limits, "dp-epsilon"))
+                entry = ledger.setdefault(f"{run_name} {client.run_id}", Spending())
+                entry.update(spending_of(costs, privacy.dp))  # a counter's update adds
+                spent_by_run = spent_by(ledger, run_name, client.run_id)
+                epsilon = max(epsilon, _check(spent_by_run, limits, "dp-epsilon"))
                 _check_all_runs(client, total(ledger))
-            # nothing is written before all have passed
+            # nothing is written before all ledgers have passed
             for file, ledger in ledgers.items():
                 write_ledger(file, ledger)
             if client.node.is_site:
@@ -226,7 +257,10 @@ def charge_ledgers(client: Client, run_name: str, costs: Sequence[Mechanism]) ->
 
 
 def _record_charges(file: Path, ledgers: Mapping[Path, Ledger]) -> None:
-    """Note how often each ledger was charged, so that an older copy of one is found out."""
+    """Write into the record of answers how often each ledger was charged.
+
+    An older copy of a ledger is recognised by it later (`missing_records`).
+    """
     charges = {ledger_file.name: charges_in(ledger) for ledger_file, ledger in ledgers.items()}
     with record_in(file, "how often ledgers were charged") as answers:
         answers.setdefault("charged", {}).update(charges)
@@ -237,19 +271,25 @@ def check_affordable(work: Workshop) -> None:
     client = work.client
     if work.plan is None or client.node.required_dp is None:
         return
-    first_round = spending_of(work.plan.costs_of_round(1, True), client.settings.privacy.dp)
-    for file in ledgers_of(client, ""):
+    costs = work.plan.costs_of_round(1, evaluates=True)
+    first_round = spending_of(costs, client.settings.privacy.dp)
+    for file in ledgers_of(client, ""):  # a site's ledgers are the same for all runs
         _check_all_runs(client, total(read_ledger(file)) + first_round)
 
 
 def _check_all_runs(client: Client, spending: Spending) -> None:
+    """SettingsError where all runs together spend more than the site's ``require-dp``.
+
+    LedgerError where the site's records are not complete, so that more was spent. Without
+    ``require-dp`` nothing is checked.
+    """
     if client.node.required_dp is None:
         return
     lost = missing_records(client.root, client.name, remembers=True)
     if lost:
         raise LedgerError(lost)
     limits = client.node.required_dp
-    if client.settings.privacy.dp == "person":  # that its data have persons, they say themselves
+    if client.settings.privacy.dp == "person":  # the data name persons, so these are protected
         limits = limits._replace(unit="person")
     cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
     _check(spending, limits, "require-dp, over all runs,", cure)
@@ -258,7 +298,8 @@ def _check_all_runs(client: Client, spending: Spending) -> None:
 def _check(spending: Spending, limits: PrivacyLimits, what: str, cure: str = "") -> float:
     """Return the ε of what is spent.
 
-    SettingsError above the limit, or where the limit is for a person and some of the noise was not.
+    SettingsError above the limit, or where the limit is for a person and some noise was for a
+    sample. The text calls the limit ``what`` and ends in ``cure``.
     """
     if limits.unit == "person" and unit_of(spending) == "sample":
         charges = "earlier charges in this client's ledger are of samples"

@@ -36,13 +36,12 @@ class OneReply(Protection):
     def admit(self) -> None:
         """Refuse a question that has been answered, and one whose answer could not be recorded."""
         with self._answers():
-            pass  # opening the record checks it, and that it can be written where there is none yet
+            pass  # opening the record checks it, and fails in a folder that cannot be written to
 
     def record(self) -> None:
-        """Record the answer.
+        """Record the question as answered.
 
-        `_answers` checks once more that the question was not answered yet: it may have come twice
-        at the same time.
+        RefusedMessage if it was answered meanwhile: it may have come twice at the same time.
         """
         number = self.client.instructions.round
         with self._answers() as answers:
@@ -59,7 +58,11 @@ class OneReply(Protection):
 
     @contextmanager
     def _answers(self) -> Iterator[Answers]:
-        """Open the record; RefusedMessage where this question, or a later one, was answered."""
+        """Yield the record of answers, and write back what the block changes in it.
+
+        RefusedMessage where this question or a later one was answered, and where the server's run
+        history leaves out a round that was answered.
+        """
         instructions = self.client.instructions
         file = answers_file(self.client.root, self.client.name)
         with record_in(file, "what was answered") as answers:
@@ -69,6 +72,11 @@ class OneReply(Protection):
             yield answers
 
     def _refuse_if_answered(self, trained: int, evaluated: int, number: int) -> None:
+        """RefusedMessage if the question of round ``number`` or a later one was answered.
+
+        ``trained`` is the last training round and ``evaluated`` the round of the final evaluation
+        that were answered, 0 for none. After the final evaluation nothing is answered.
+        """
         asks_for_training = self.client.trains_now
         is_past = asks_for_training and number <= trained
         if not evaluated and not is_past:
@@ -79,7 +87,11 @@ class OneReply(Protection):
         raise RefusedMessage(f"asked for {asked}, but {answered}")
 
     def _refuse_another_history(self, trained: int, history: RunHistory) -> None:
-        """Refuse a run history without a round that this site has answered."""
+        """RefusedMessage where the history does not count the last round that was answered.
+
+        ``trained`` is that round, 0 for none. The history decides from which stored state of the
+        model the client goes on, so a server must not change it within a Flower run.
+        """
         run_id = self.client.run_id
         if trained and not history.counts(run_id, trained):
             said = f"round.run_history is {history.text!r}"

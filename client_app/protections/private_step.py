@@ -22,11 +22,11 @@ from protofl_common.privacy.release import fresh_draw
 from protofl_common.privacy.released import Released
 
 NUMBERS_AT_ONCE = 2**24  # In all gradients of single samples that are in memory: 64 MiB
-ADDED_EXACTLY = 2**24 // STEPS  # Gradients of whole steps whose sums float32 holds exactly
+ADDED_EXACTLY = 2**24 // STEPS  # So many numbers up to STEPS add up exactly in float32
 SAMPLES_OF_A_PERSON = 16
-"""In a step: memory is needed for the gradients of all of them at once."""
+"""The most in a step: memory is needed for the gradients of all of them at once."""
 PART = 1024  # Squares that float32 adds at a time
-FLOAT32_LENGTHS = 2**-13  # So much, at most, is a length off: PART roundings of its square
+FLOAT32_LENGTHS = 2**-13  # The largest relative error of a length: PART roundings of its square
 Gradients = dict[str, Tensor]  # By the name of the weight
 
 
@@ -60,11 +60,12 @@ class PrivateStep(Step):
 
     plan: Plan = field(kw_only=True)
     released: Released | None = field(default=None, kw_only=True)
-    """Where what it trains becomes released; None where no ledger pays (``gradient-noise``)."""
+    """What may leave, to which trained modules are added; None for ``gradient-noise``, which no
+    ledger pays for."""
     persons: Persons | None = field(default=None, kw_only=True)
-    """Whose the training samples are; None: each is of its own."""
+    """The persons that the training samples are of; None: each sample is another person's."""
     sizes: Sequence[int] | None = None
-    """How many samples of the present batch are of each person in it; None: each is of its own."""
+    """How many samples each person has in the present batch; None: one each."""
     private = True
     empty = False  # Whether nobody was drawn into the present batch (`batches`)
 
@@ -104,9 +105,9 @@ class PrivateStep(Step):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Release what is trained meanwhile.
+        """Let the modules leave as the steps of the block leave them, with summed gradients.
 
-        SettingsError for modules that something else than a private step has changed before.
+        SettingsError for modules that something other than a private step has changed before.
         """
         if self.released is None:
             yield
@@ -120,15 +121,17 @@ class PrivateStep(Step):
     def batches(
         self, data: Samples, batch_size: int, generator: torch.Generator, drop_last: bool
     ) -> Batches:
-        """Yield the batches of an epoch, into which each person is drawn by itself, at the rate q.
+        """Yield the batches of an epoch; each person is in a batch with probability q.
 
-        For a batch into which nobody is drawn, the first person stands in, and `empty` says so: its
-        gradient counts nothing, and the step has its noise all the same.
+        Sets `sizes` and `empty` for each batch. Where nobody is drawn, the batch has the first
+        person and `empty` is True: the gradient then counts as zero, and noise is added as always.
+        Number and size of batches come from the plan, so ``batch_size`` and ``drop_last`` have no
+        effect. SettingsError for data that are not all training samples.
         """
         persons = self.persons or Persons.one_per_sample(len(data))
         if self.released is not None:
             self.released.check(persons.samples == len(data))
-        seed_torch(generator.seed())  # not the run's seed: see the class
+        seed_torch(generator.seed())  # from the system's entropy, as no server may know the draws
         for _ in range(self.plan.batches):
             drawn = np.flatnonzero(self.draw.random(len(persons)) < self.plan.rate)
             self.empty = len(drawn) == 0
@@ -138,6 +141,10 @@ class PrivateStep(Step):
             yield data.batch(torch.from_numpy(rows).to(data.labels.device), generator)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
+        """Take a private step on a batch, and return its loss terms, which must not leave.
+
+        SettingsError for a network that changes buffers, such as running statistics.
+        """
         buffers_before = {name: value.clone() for name, value in self.alone.named_buffers()}
         terms = self.terms(self.model, inputs, labels, index)
         for name, value in self.alone.named_buffers():
@@ -150,20 +157,28 @@ class PrivateStep(Step):
         return terms
 
     def _trained_weights(self) -> dict[str, nn.Parameter]:
-        """All weights that train, by name: which of them a batch touches could tell who is in it.
+        """Return all weights that train, by name; each of them gets noise.
 
-        So it would of a network that sends its inputs to one of several parts.
+        Which of them a batch touches could tell who is in it: a network may send its inputs to one
+        of several parts.
         """
         named = self.alone.named_parameters()
         return {name: weight for name, weight in named if weight.requires_grad}
 
     def _sums(self, weights: Mapping[str, nn.Parameter], batch: tuple[Tensor, ...]) -> Gradients:
-        """The sums of persons' gradients, cut; of large models few samples at a time."""
+        """Return the sum over persons of their gradients, each cut to the length C.
+
+        Gradients of single samples need much memory, so the batch is taken in parts, of as many
+        samples as `NUMBERS_AT_ONCE` allows. No person is divided between two parts.
+        """
         sums = dict.fromkeys(weights, torch.zeros(()))
-        most = max(1, NUMBERS_AT_ONCE // sum(weight.numel() for weight in weights.values()))
-        sizes_of_parts = [*sizes_in_groups(self.sizes or [1] * len(batch[0]), most)]
-        lengths = [sum(sizes) for sizes in sizes_of_parts]
-        parts = zip(*(values.split(lengths) for values in batch), strict=True)
+        num_weights = sum(weight.numel() for weight in weights.values())
+        most_samples = max(1, NUMBERS_AT_ONCE // num_weights)
+        sizes = self.sizes or [1] * len(batch[0])
+        sizes_of_parts = [*sizes_in_groups(sizes, most_samples)]
+        samples_in_parts = [sum(sizes) for sizes in sizes_of_parts]
+        inputs_labels_index = [values.split(samples_in_parts) for values in batch]
+        parts = zip(*inputs_labels_index, strict=True)
         for sizes, samples in zip(sizes_of_parts, parts, strict=True):
             gradients = _means(self._of_each(weights, samples), sizes)
             for name, total in self._cut(gradients).items():
@@ -171,29 +186,31 @@ class PrivateStep(Step):
         return sums
 
     def _of_each(self, weights: Mapping[str, Tensor], samples: tuple[Tensor, ...]) -> Gradients:
-        """The gradients of each sample, [B, …] for every weight."""
+        """Return the gradients of the B samples, [B, …] for every weight."""
         weights = {name: weight.detach() for name, weight in weights.items()}
-        of_one = grad(partial(functional_call, self.alone))
-        at_once = vmap(of_one, in_dims=(None, 0), randomness="different")
+        gradient_of_sample = grad(partial(functional_call, self.alone))
+        gradients_of_all = vmap(gradient_of_sample, in_dims=(None, 0), randomness="different")
         try:
-            gradients: Gradients = at_once(weights, samples)
+            gradients: Gradients = gradients_of_all(weights, samples)
             return gradients
         except RuntimeError:
-            # vmap knows no recurrent layers, and no code that looks at single numbers
-            each = [of_one(weights, sample) for sample in zip(*samples, strict=True)]
+            # vmap can do neither recurrent layers nor code that looks at single numbers
+            each = [gradient_of_sample(weights, sample) for sample in zip(*samples, strict=True)]
             return {name: torch.stack([gradients[name] for gradients in each]) for name in weights}
 
     def _cut(self, gradients: Gradients) -> Gradients:
-        """The sums of persons' gradients, each cut to the length C, in steps of C / `STEPS`.
+        """Return the sum of gradients [B, …], each cut to the length C, in steps of C / `STEPS`.
 
-        A gradient without a finite length counts as zero.
+        B is the number of persons. A gradient without a finite length counts as zero, and so do all
+        where nobody was drawn. The gradients are changed in place.
         """
         numbers = sum(gradient[0].numel() for gradient in gradients.values())
+        # of C: rounding to steps, and the error of float32 lengths, must not make a gradient longer
         longest = longest_before_rounding(numbers, STEPS) * (1 - FLOAT32_LENGTHS)
         lengths_B = _lengths(
             [gradient.reshape(len(gradient), -1) for gradient in gradients.values()]
         )
-        steps_in_c = STEPS / self.plan.privacy.dp_clip
+        steps_in_c = STEPS / self.plan.privacy.dp_clip  # the factor of a gradient that is not cut
         factors_B = (longest * STEPS / lengths_B.clamp(min=1e-30)).clamp(max=steps_in_c)
         if self.empty:
             factors_B = torch.zeros_like(factors_B)
@@ -207,37 +224,46 @@ class PrivateStep(Step):
         return sums
 
     def _release(self, weights: Mapping[str, nn.Parameter], sums: Gradients) -> None:
-        """Add the noise, and step along ḡ as it is corrected.
+        """Add noise to the sums, and take the optimizer's step along ḡ.
 
-        What a correction adds must not depend on the samples.
+        SettingsError for more steps than the ledger was charged for. A correction of the gradient
+        (`descend`) must not depend on the samples.
         """
         if self.released is not None:
             self.released.use_step()
         self.optimizer.zero_grad(set_to_none=True)
         step = self.plan.privacy.dp_clip / STEPS
-        expected = self.plan.rate * self.plan.samples
+        expected_persons = self.plan.rate * self.plan.samples  # q·N
         for name, weight in weights.items():
             noise = whole_noise(self.plan.noise * STEPS, tuple(weight.shape), self.draw)
             noisy_sum = sums[name] + noise.to(sums[name])
-            weight.grad = (noisy_sum * (step / expected)).to(weight)
+            weight.grad = (noisy_sum * (step / expected_persons)).to(weight)
         self.descend()
 
 
 def _means(gradients: Gradients, sizes: Sequence[int]) -> Gradients:
-    """The mean gradient of each person, [P, …], who has so many of the samples' [B, …]."""
+    """Return the mean gradient [P, …] of each person from those of samples [B, …].
+
+    ``sizes`` says how many samples each person has; they stand one after the other.
+    """
     if max(sizes) == 1:
         return gradients
     means = {}
     for name, gradient in gradients.items():
-        means[name] = torch.stack([of_one.mean(0) for of_one in gradient.split([*sizes])])
+        of_persons = gradient.split([*sizes])
+        means[name] = torch.stack([of_person.mean(0) for of_person in of_persons])
     return means
 
 
 def _lengths(parts: Sequence[Tensor]) -> Tensor:
-    """Lengths [B] float64 of gradients in ``parts`` [B, …], infinite or NaN where numbers are."""
+    """Return the lengths [B] float64 of B gradients, whose numbers are divided into ``parts``.
+
+    Each part is [B, any number]. A length is infinite or NaN where one of the numbers is. float32
+    adds at most `PART` squares at a time, so that its error stays within `FLOAT32_LENGTHS`.
+    """
     lengths = []
     for part_BE in parts:
-        whole = part_BE.shape[1] // PART * PART
+        whole = part_BE.shape[1] // PART * PART  # the columns that fill groups of PART
         lengths += [
             part_BE[:, :whole].unflatten(1, (-1, PART)).norm(dim=2).double(),
             part_BE[:, whole:].norm(dim=1, keepdim=True).double(),
@@ -247,7 +273,10 @@ def _lengths(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _exact_sum(steps: Tensor) -> Tensor:
-    """Sum whole numbers [B, …] float32, up to `STEPS` large, to float64."""
+    """Return the sum [...] float64 of whole numbers [B, …] float32, up to `STEPS` large.
+
+    float32 adds `ADDED_EXACTLY` of them without rounding.
+    """
     total: Tensor = torch.zeros((), dtype=torch.float64)
     for few in steps.split(ADDED_EXACTLY):
         total = total + few.sum(0).to(total)

@@ -72,12 +72,12 @@ class _Progress:
     run_id: int
     sum: int  # 2 r for the training of round r, and 2 r + 1 for the final evaluation after it
     sent: int  # The last sum for which an upload was sent, or that this site has left; -1 for none
-    stage: str  # The last one passed
+    stage: str  # The last stage passed, or "left"
     run_history: str = ""  # As the server told it; one Flower run has one
     secret: bytes = b""
     keys: dict[str, bytes] = field(default_factory=dict)  # The public keys of all sites
     shares: dict[str, bytes] = field(default_factory=dict)
-    """Site -> shares of its PAIR and of its OWN key."""
+    """Site -> this site's shares of its PAIR and of its OWN key, one after the other."""
     following: bytes = b""
     """The secret of the next sum, once its keys have gone with the upload of this one."""
 
@@ -86,9 +86,9 @@ _STORED = TypeAdapter(_Progress)
 
 
 class SecureSum:
-    """One site in one sum: its stages in the order in which the server must ask for them.
+    """A site's part in one sum: its stages, in the order in which the server must ask for them.
 
-    RefusedMessage for a stage out of turn, and for what would reveal an upload.
+    Each raises RefusedMessage out of turn, and for a message that would reveal an upload.
     """
 
     def __init__(self, client: Client, final: bool) -> None:
@@ -103,14 +103,18 @@ class SecureSum:
             self.path = client.root / "privacy" / f"{self.name}-{self.run_id}-{self.algo}.secagg"
 
     def alone(self) -> AbstractContextManager[None]:
-        """Let one message at a time pass a stage at a real site: it may have come twice at once."""
+        """Return a lock, so that a message that comes twice at the same time passes a stage once.
+
+        Simulated clients need none.
+        """
         return locked(self.path) if self.client.node.is_site else nullcontext()
 
     # -- the stages
     def advertise(self) -> dict[str, ConfigRecord]:
-        """Begin a sum, and return this site's public keys.
+        """Begin a sum with a fresh secret, and return this site's public keys.
 
-        A sum may begin anew, unless this site has sent an upload of it or of a later one, or left.
+        A sum may begin anew. RefusedMessage where this site has sent an upload for it or for a
+        later one, or has left it.
         """
         last = self._last()
         sent = last.sent if last else -1
@@ -123,14 +127,15 @@ class SecureSum:
         return self._keys(secret, self.sum_number)
 
     def share(self) -> dict[str, ConfigRecord]:
-        """Return for each peer its shares of this site's secret, sealed."""
+        """Return for each other site its shares of this site's secret, sealed for that site."""
         return self._deal_shares(self._passed("advertise"), SECAGG)
 
     def open_shares(self) -> None:
-        """Open the shares that the other sites have sealed for this one, before it does its work.
+        """Open the shares that other sites have sealed for this one, before it trains or evaluates.
 
-        The sites that shared are those whose masks are in the sum. A share that cannot be opened is
-        kept as an empty one. RefusedMessage where too few sites shared, or one is unknown.
+        The sum will have masks for just the sites that have shared. A share that cannot be opened
+        is kept as b"", so that it is never revealed. RefusedMessage where too few sites shared, or
+        an unknown one.
         """
         progress = self._passed("share")
         sealed = unpack_by_site(self.client.content, masks.SEALED)
@@ -154,20 +159,24 @@ class SecureSum:
 
     @property
     def num_sites(self) -> int:
-        """How many sites advertised keys, once the shares are open."""
+        """The number of sites that advertised keys, known after `open_shares`."""
         return len(self._opened.keys)
 
     @property
     def fewest_known(self) -> int:
-        """How many sites of this sum at least are no strangers, itself included.
+        """The least number of sites in the finished sum that this one knows, itself included.
 
-        Once the shares are open.
+        It is known after `open_shares`. As many sites may be lost as the threshold allows, and they
+        may all be known ones.
         """
         keys = self._opened.keys
         return self._threshold(keys) - len(self._strangers(keys))
 
     def mask(self, vector: NDArray[np.uint64]) -> tuple[Payload, dict[str, ConfigRecord]]:
-        """Mask the vector [L]; return it, and this site's keys for the next sum if one follows."""
+        """Return the vector [L] with masks, and this site's public keys for the next sum.
+
+        Forgets the secret of this sum. There are no keys if no sum follows.
+        """
         progress = self._opened
         peers = {site: keys for site, keys in progress.keys.items() if site in progress.shares}
         received = masks.digest_of_received(
@@ -182,13 +191,16 @@ class SecureSum:
             following = masks.new_secret()
             next_keys = self._keys(following, self.next_sum, NEXT_SUM)
         with self.alone():
-            self._passed("share")  # As when it was opened, before the work
+            self._passed("share")  # still: the same message may have been answered meanwhile
             progress = replace(progress, stage="mask", secret=b"", following=following)
             self._write(replace(progress, sent=self.sum_number))
         return Payload(masked={"sum": torch.from_numpy(masked.view(np.int64))}), next_keys
 
     def leave(self) -> None:
-        """Forget the secret of this sum, so that no vector can follow: others reveal its masks."""
+        """Leave this sum, and forget its secret, so that this site can never send its vector.
+
+        The other sites will reveal what removes its masks, so a vector would not be hidden.
+        """
         with self.alone():
             self._passed("share")
             self._write(self._over("left"))
@@ -196,10 +208,12 @@ class SecureSum:
     def unmask(self) -> dict[str, ConfigRecord]:
         """Reveal one share for each site of the sum, and begin the next sum if one follows.
 
-        The share is of the site's own mask if it sent a vector, else of its key.
+        If the site sent a vector, the share is of its OWN key, else of its PAIR key; both together
+        would reveal its vector. RefusedMessage where the sites that sent one lack this site, are
+        too few, or are not all in the sum.
         """
         progress = self._passed("mask")
-        sent = unpack_by_site(self.client.content, 0).keys()
+        sent = unpack_by_site(self.client.content, 0).keys()  # 0 bytes each: names alone
         has_this_one = {self.name} <= sent <= progress.shares.keys()
         if not has_this_one or len(sent) < self._threshold(progress.keys):
             why = "not this one, too few, or not all of the sum"
@@ -208,7 +222,7 @@ class SecureSum:
 
         revealed = {}
         for site, both in progress.shares.items():
-            if not both:
+            if not both:  # could not be opened
                 continue
             pair_share = both[: shares.SHARE]
             own_share = both[shares.SHARE :]
@@ -218,7 +232,7 @@ class SecureSum:
         if self.next_sum:
             begun = self._begun(self.next_sum, self.sum_number, progress.following)
             self._write(begun)
-            if NEXT_SUM in self.client.content:
+            if NEXT_SUM in self.client.content:  # the keys of the next sum, so it goes on at once
                 answer |= self._deal_shares(begun, NEXT_SUM)
             return answer
         self._write(self._over("unmask"))
@@ -230,6 +244,10 @@ class SecureSum:
     def _keys(
         self, secret: bytes, sum_number: int, record: str = SECAGG
     ) -> dict[str, ConfigRecord]:
+        """Return the public keys of a secret, with this site's signature, as a record of a reply.
+
+        The signature is zeros where the study names no sites.
+        """
         public = masks.public_of(secret)
         signature = self.client.signature(masks.text_to_sign(self.algo, sum_number, public))
         if not signature:
@@ -237,11 +255,11 @@ class SecureSum:
         return pack_by_site({self.name: public + signature}, record)
 
     def _deal_shares(self, progress: _Progress, record_name: str) -> dict[str, ConfigRecord]:
-        """Write that the stage ``share`` of a sum is passed, and return shares for each peer.
+        """Store that the stage ``share`` of a sum is passed, and return its shares for each peer.
 
-        They are shares of the secret of ``progress``, sealed for the peer. The record of this name
-        has all sites' public keys in the message, and the shares in the reply. RefusedMessage for
-        keys that are not those of the sites.
+        They are shares of the secret of ``progress``, each sealed for its peer. The message has the
+        public keys of all sites in the record of this name, and the reply has the shares there.
+        RefusedMessage for keys that the sites themselves have not sent (`_check_keys`).
         """
         keys = unpack_by_site(self.client.content, masks.SIGNED, record_name)
         self._check_keys(keys, progress)
@@ -250,20 +268,25 @@ class SecureSum:
         points = masks.points_of(keys)
         pair_shares = shares.split(masks.key_of(secret, masks.PAIR), threshold, points.values())
         own_shares = shares.split(masks.key_of(secret, masks.OWN), threshold, points.values())
-        dealt = {}
+        shares_of_site = {}
         for site, point in points.items():
-            dealt[site] = pair_shares[point] + own_shares[point]  # bytes, one behind the other
-        kept = {self.name: dealt.pop(self.name)}
+            shares_of_site[site] = pair_shares[point] + own_shares[point]  # bytes, concatenated
+        kept = {self.name: shares_of_site.pop(self.name)}
         self._write(replace(progress, stage="share", keys=keys, shares=kept))
 
         name = self._name_of(progress.sum)
         sealed = {}
-        for peer, text in dealt.items():
+        for peer, text in shares_of_site.items():
             sealed[peer] = masks.seal(name, secret, keys[peer], self.name, peer, text)
         return pack_by_site(sealed, record_name)
 
     def _check_keys(self, keys: Mapping[str, bytes], progress: _Progress) -> None:
-        """RefusedMessage for keys that are not those of as many sites as there are names."""
+        """RefusedMessage unless ``keys`` are valid keys of enough different sites.
+
+        This site's must be those that it sent, no key may occur twice, and where the study names
+        the sites each must have signed its own. Otherwise a server could stand in for a peer, and
+        take away the masks.
+        """
         study = self.client.settings.study
         own_keys = keys.get(self.name, b"")[: masks.PUBLIC]
         if own_keys != masks.public_of(progress.secret):
@@ -286,8 +309,9 @@ class SecureSum:
     def _check_known(self, sites: Collection[str]) -> None:
         """RefusedMessage where this site knows too few of the ``sites`` of a sum by their keys.
 
-        The server may have invented the others, so they count as its helpers: c of n sites, where
-        n + c < 2t. Without `peers` a site knows nobody, and trusts its operator's approval.
+        The server may have invented the others, so they count as its helpers. A sum is safe with c
+        of them among n sites and a threshold t if n + c < 2t. Without ``peers`` in the node config
+        a site knows nobody by key, and nothing is checked: its operator has approved the run.
         """
         if not self.client.node.peers:
             return
@@ -303,16 +327,19 @@ class SecureSum:
             )
 
     def _strangers(self, sites: Collection[str]) -> set[str]:
-        """Those of ``sites`` that this one does not know by their keys; nobody without `peers`."""
+        """Return those of ``sites`` that this one does not know by their keys (``peers``).
+
+        Without ``peers`` in the node config there are none.
+        """
         node = self.client.node
         if not node.peers:
             return set()
         return {*sites} - node.known_among(self.client.settings.named_sites) - {self.name}
 
     def _threshold(self, keys: Collection[str]) -> int:
-        """Return how many sites must stay.
+        """Return how many sites a sum needs to the end (``secagg-threshold`` of all).
 
-        They are counted of all that the study names, even if the server shows fewer keys.
+        All are those that the study names, even if the server shows fewer ``keys``.
         """
         named = len(self.client.settings.named_sites)
         return masks.threshold_of(
@@ -321,7 +348,7 @@ class SecureSum:
 
     # -- the file
     def _passed(self, stage: str) -> _Progress:
-        """Return the progress; RefusedMessage unless ``stage`` of this sum was passed last."""
+        """Return the stored progress; RefusedMessage unless ``stage`` of this sum came last."""
         progress = self._last()
         if progress is None or (progress.sum, progress.stage) != (self.sum_number, stage):
             last = f"{stage!r} of {_called(self.sum_number)}"
@@ -329,10 +356,11 @@ class SecureSum:
         return progress
 
     def _last(self) -> _Progress | None:
-        """Return how far this site is in this Flower run, None if it has not begun.
+        """Return how far this site is in this Flower run, None if it has begun no sum.
 
         RefusedMessage if the server now tells another history of the run. A history says which
-        states of a private model count, so another one could put another model in a sum.
+        states of a private model count, so with another one a site could send the sum of another
+        model.
         """
         progress = self._read()
         if progress is None or progress.run_id != self.run_id:
@@ -351,15 +379,16 @@ class SecureSum:
         return _Progress(self.run_id, sum_number, sent, "advertise", self._run_history, secret)
 
     def _over(self, stage: str) -> _Progress:
-        """Progress of this sum in which nothing can follow."""
+        """Return progress without a secret, so that no stage of this sum can follow."""
         return _Progress(self.run_id, self.sum_number, self.sum_number, stage, self._run_history)
 
     def _read(self) -> _Progress | None:
+        """Return what the file stores, None without one; ValueError where it is damaged."""
         if not self.path.exists():
             return None
         try:
             return _STORED.validate_json(self.path.read_bytes())
-        except ValidationError as error:  # whose text would quote secrets
+        except ValidationError as error:  # its own text would quote secrets
             message = error.errors(include_input=False)[0]["msg"]
             raise ValueError(f"{self.path}: {message}") from None
 
@@ -373,6 +402,7 @@ class SecureSum:
 
 
 def _called(sum_number: int) -> str:
+    """Return the words for a sum in an error: 2 r is round r, 2 r + 1 the evaluation after it."""
     round_number, is_final = divmod(sum_number, 2)
     if is_final:
         return f"the final evaluation after round {round_number}"
@@ -385,7 +415,10 @@ def _answer(
     message: Message,
     context: Context,
 ) -> RecordDict:
-    """Pass a stage without training, in a round or in the final evaluation."""
+    """Answer a query that asks for a stage of a sum, of a round or of the final evaluation.
+
+    RefusedMessage in a run without secure aggregation.
+    """
     client = open_client(context, message)
     if not client.settings.privacy.secagg:
         why = "which the run's settings do not ask for"
@@ -406,7 +439,10 @@ for _name, _stage in {
 
 
 class SecureAggregation(Protection):
-    """What leaves in the answer to a message leaves in a sum; queries pass its other stages."""
+    """Secure aggregation: upload and figures of an answer leave only as masked parts of a sum.
+
+    Its other stages are queries.
+    """
 
     name = "secure aggregation"
     queries = _QUERIES
@@ -421,13 +457,15 @@ class SecureAggregation(Protection):
         self._check_shared_noise()
 
     def _check_shared_noise(self) -> None:
-        """SettingsError where noise that sites share would not be whole in this sum.
+        """SettingsError where the noise that sites share would be too small in this sum.
 
-        A sum may have too few sites: strangers (`peers`) do not count, who may be the server's own.
-        Or its steps may be larger than those of the noise: what each site rounds would then not add
-        up to what one site's noise hides. Or a number may be too large to be summed: who drops out
-        for it tells of its own number, which has a part of the noise only. Or this site has so many
-        samples that its numbers, and its noise with them, count for a part only.
+        With ``dp-honest-sites`` = k each site adds a part of the noise, so k honest sites are
+        needed. A sum may have fewer that count: sites that this one does not know (``peers``) may
+        be the server's own. And the sum must not be coarser than the noise: the numbers that sites
+        round to its steps would not add up to a sum with the noise of one client. Nor may a number
+        be too large for a sum: that a site drops out tells of its own number, which has a part of
+        the noise only. Nor may this site have more samples than a sum counts, as its noise would
+        count for as much less.
         """
         privacy = self.client.settings.privacy
         honest_sites = privacy.dp_honest_sites
@@ -461,9 +499,9 @@ class SecureAggregation(Protection):
             )
 
     def reply(self, reply: Reply) -> Reply:
-        """Return the figures of the report and the upload, masked, and what of the report is not.
+        """Return the reply with upload and figures in one masked vector, and only there.
 
-        UntoldError where a number is not finite: this site has left the sum then.
+        Where a number is not finite, this site leaves the sum and raises UntoldError.
         """
         try:
             vector = self._vector(reply)
@@ -476,36 +514,36 @@ class SecureAggregation(Protection):
         return replace(reply, upload=masked, declared=sums.MASKED, report=report, beside=next_keys)
 
     def _vector(self, reply: Reply) -> NDArray[np.uint64]:
-        """The figures of the report and then the upload, as whole numbers [L], not masked yet.
+        """Return the report's figures and then the upload as whole numbers [L], without masks.
 
-        NotFinite for NaN or infinity, which have no place in a sum; ValueError where the upload is
-        not what this round's sum is declared to have.
+        NotFinite for NaN or infinity. ValueError where the upload does not have just the entries
+        that this round declares, as then the vectors of sites would not fit together.
         """
         client = self.client
         settings = client.settings
         upload = reply.upload
-        due = settings.due_up(client.instructions.round) if client.trains_now else {}
-        if upload.entries.keys() != due.keys():
+        declared = settings.due_up(client.instructions.round) if client.trains_now else {}
+        if upload.entries.keys() != declared.keys():
             uploaded = ", ".join(upload.entries)
-            raise ValueError(f"uploaded: {uploaded}; declared for this sum: {', '.join(due)}")
+            raise ValueError(f"uploaded: {uploaded}; declared for this sum: {', '.join(declared)}")
 
         samples = self.work.counted_samples
         sites = self.sum.num_sites
         names = sums.figure_names(settings.row.reported_losses, self.work.metrics)
         figures = sums.to_whole(sums.weighted_figures(reply.report, samples, names), sites)
-        # ``limits`` are of what comes from the server, whose prototypes may have any length. The
-        # server cannot check the length of single ones in a sum, so it is bounded here
-        bounded = replace(reply.limits, max_norm=settings.bounds.max_prototype_norm)
+        # a server cannot check the length of a single site's prototypes in a sum, so the site does
+        limits = replace(reply.limits, max_norm=settings.bounds.max_prototype_norm)
         step = 0.0
         if settings.privacy.dp_honest_sites > 1:
             step = finest_unit_of_moments(settings.privacy.dp_feature_clip)
-        return np.concatenate([figures, sums.to_sums(upload, due, bounded, samples, sites, step)])
+        uploaded_sums = sums.to_sums(upload, declared, limits, samples, sites, step)
+        return np.concatenate([figures, uploaded_sums])
 
 
 def blank_secrets(folder: Path) -> None:
-    """Blank what sums that were broken off have left.
+    """Remove the secrets of unfinished sums from the files of a site's ``privacy/`` folder.
 
-    Which sums a site has been in stays, lest it be asked again.
+    The files stay, with the numbers of the sums that it has sent, so that it never sends one again.
     """
     for file in folder.glob("*.secagg"):
         with record_in(file, "which sum it is of (remove it if its run is over)") as rows:

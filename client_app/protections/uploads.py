@@ -25,11 +25,12 @@ from protofl_common.wire.records import Report
 
 
 class SmallClasses(Protection):
-    """Nothing leaves of a class of fewer than k samples, no figure of fewer than max(k, 20).
+    """``min-class-samples`` = k: nothing leaves of a class with fewer than k training samples.
 
-    Prototypes, clusters, outputs, counts, figures and losses pass here. Weights do not. Figures are
-    rounded, and a site's operator approves so many evaluations: many exact ones, of models of the
-    server's choice, read a sample digit by digit. Under ``dp`` noise and ledger do that.
+    Nor does a figure of fewer than max(k, 20) samples. This holds for prototypes, clusters,
+    outputs, counts, figures and losses, not for weights. Figures are rounded, and a site answers
+    ``max-evaluations`` of them: many exact ones, of models that the server chooses, would reveal a
+    sample digit by digit. Under ``dp``, noise and ledger prevent that.
     """
 
     name = "small classes"
@@ -44,31 +45,34 @@ class SmallClasses(Protection):
 
     @property
     def is_exact(self) -> bool:
+        """True without ``dp``: figures have no noise."""
         return self.client.settings.privacy.dp == "none"
 
     def admit(self) -> None:
-        """Count the evaluation; RefusedMessage beyond ``max-evaluations``."""
+        """Count the evaluation of a site; RefusedMessage beyond its ``max-evaluations``."""
         client = self.client
         if client.study is not None and client.evaluates and self.is_exact:
             count_evaluation(client.site_folder, client.study, client.node)
 
     def charge(self) -> None:
-        """Refuse to answer where no class is large, with SettingsError; nothing is charged here.
+        """SettingsError where no class of this client has k samples; nothing is charged here.
 
-        The introduction refuses, too, but a server may leave that out. With secure aggregation
-        the server learns sums over clients only, none of which shows a small class of this one.
+        An introduction raises it, too, but a server may leave introductions out. With secure
+        aggregation the server learns sums over clients only, none of which shows a small class of
+        this one.
         """
         if not self.client.settings.privacy.sums_only:
             self.work.require_large_classes()
 
     def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
-        """Drop all figures of few samples, and round numbers of right predictions.
+        """Drop all figures of too few samples, and round the numbers of right predictions.
 
-        Metrics are of large classes already, and rounded (`evaluate`).
+        `evaluate_model` has rounded the metrics already, and made them of large classes only.
         """
         if samples < max(self.least, FEWEST_TESTED):
             return Evaluation()
-        if not self.is_exact:  # noise is for a sample, and rounding would make it count for k
+        # noise hides a change of one sample, and rounding could make that a change of k
+        if not self.is_exact:
             return evaluation
         correct = {
             kind: rounded_count(right, samples, self.least)
@@ -77,7 +81,10 @@ class SmallClasses(Protection):
         return replace(evaluation, correct=correct)
 
     def upload(self, upload: Payload) -> Payload:
-        """Drop small classes; SettingsError for prototypes that do not come with their counts."""
+        """Return the upload without small classes.
+
+        SettingsError for prototypes without the counts that say which classes are small.
+        """
         entries = {
             name: self._of_large_classes(name, value) for name, value in upload.entries.items()
         }
@@ -88,7 +95,11 @@ class SmallClasses(Protection):
         return replace(report, losses={})
 
     def _of_large_classes(self, name: str, value: Value) -> Value:
-        if isinstance(value, torch.Tensor):
+        """Return counts or prototypes, the entry ``name`` of an upload, without small classes.
+
+        Weights stay as they are.
+        """
+        if isinstance(value, torch.Tensor):  # the only tensors of uploads are counts [C]
             return self.post_processed(large_counts, value, self.least)
         if not isinstance(value, Prototypes):
             return value
@@ -100,9 +111,9 @@ class SmallClasses(Protection):
 
 
 class PaperNoise(Protection):
-    """The papers' ``gradient-noise`` and ``prototype-noise``.
+    """The noise of papers (``gradient-noise``, ``prototype-noise``), without a privacy guarantee.
 
-    They guarantee nothing: a server knows the seed.
+    No ledger counts it, and the server knows the seed of ``prototype-noise``.
     """
 
     name = "a paper's noise"
@@ -112,15 +123,23 @@ class PaperNoise(Protection):
         return bool(settings.noise.gradient_noise) or settings.noise.prototype_noise != "none"
 
     def step(self, step: Step) -> Step:
-        """Take steps of DP-SGD with the noise of ε = ``gradient-noise``; nothing else has any."""
+        """Return a step of DP-SGD with the noise of ε = ``gradient-noise`` for all training.
+
+        Without that setting, return the step as it is. Tables and figures get no noise.
+        """
         settings = self.client.settings
         epsilon = settings.noise.gradient_noise
         if not epsilon:
             return step
         privacy = replace(settings.privacy, dp_epsilon=epsilon)
-        training, samples = settings.training, len(self.work.data.train_labels)
-        no_tables = (0,) * settings.run.rounds
-        plan = plan_of(privacy, samples, training.batch_size, training.local_epochs, no_tables, 0)
+        plan = plan_of(
+            privacy,
+            samples=len(self.work.data.train_labels),
+            batch_size=settings.training.batch_size,
+            epochs=settings.training.local_epochs,
+            tables=(0,) * settings.run.rounds,
+            evaluate_every=0,
+        )
         return PrivateStep.of(step, plan)
 
     def upload(self, upload: Payload) -> Payload:

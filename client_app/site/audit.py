@@ -30,9 +30,9 @@ class AuditError(RuntimeError):
 
 
 def append(folder: Path, **entry: Any) -> str:
-    """Append a line to the log in ``folder``, onto the disk, and return its hash.
+    """Append a line with these values and the time to the log in ``folder``; return its hash.
 
-    AuditError where that fails.
+    It is on the disk then. AuditError where that fails.
     """
     path = folder / FILE
     try:
@@ -52,7 +52,7 @@ def append(folder: Path, **entry: Any) -> str:
 
 
 def has_line(folder: Path, head: str) -> bool:
-    """Return whether the log in ``folder`` has the line with this hash."""
+    """Return whether the log in ``folder`` has a line with the hash ``head``."""
     path = folder / FILE
     if not path.exists():
         return False
@@ -64,7 +64,8 @@ def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, b
     """Append a refusal to the log at its 1st, 2nd, 4th … time in a day.
 
     Returns the reason that may leave the site, and whether it was appended. Few repetitions are
-    appended so that whoever is refused again and again cannot fill the disk.
+    appended so that whoever is refused again and again cannot fill the disk. ``about`` is what the
+    refused message was about.
 
     Once `MOST_REFUSALS` kinds have been refused in a day, those of any further kind are counted
     together, and their own reasons do not leave the site, because they are not in the log. The
@@ -72,7 +73,7 @@ def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, b
     one request for approval to the next, so there are few. AuditError where nothing can be written.
     """
     today = date.today().isoformat()
-    # runs and rounds, and names of runs, are new all the time: they make no kind of their own
+    # a server may send another run, round or name with each message: they make no new kind
     kind = digest(reason, {} if waits else {**about, "round": 0, "run": 0, "name": ""})
     try:
         with record_in(folder / "refusals.json", "how often a message was refused") as days:
@@ -85,7 +86,7 @@ def refuse(folder: Path, reason: str, waits: bool, **about: Any) -> tuple[str, b
             is_appended = times.bit_count() == 1  # a power of two
             if is_appended:
                 append(folder, **about, refused=reason, times=times)
-            days.clear()
+            days.clear()  # earlier days no longer count
             days[today] = counts
     except StateError as error:
         raise AuditError(str(error)) from error
@@ -97,14 +98,15 @@ def hash_of(line: bytes) -> str:
 
 
 def _last_line(log: IO[bytes]) -> bytes:
-    """Return the last whole line, and stand behind it.
+    """Return the last whole line of the file, b"" if it has none, and move to its end.
 
-    Half a line, of a kill or a full disk, is cut off.
+    Half a line, left by a kill or a full disk, is cut off the file.
     """
-    log.seek(max(0, log.seek(0, os.SEEK_END) - _LONGEST))
-    *lines, half = log.read().split(b"\n")
-    if half:
-        log.truncate(log.tell() - len(half))
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - _LONGEST))  # no line is longer
+    *lines, half_line = log.read().split(b"\n")
+    if half_line:
+        log.truncate(size - len(half_line))
     log.seek(0, os.SEEK_END)
     return lines[-1] if lines else b""
 
@@ -112,9 +114,10 @@ def _last_line(log: IO[bytes]) -> bytes:
 def entries(
     path: Path, at: int = 0, before: str = START
 ) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Yield each line's hash, its content, and what is wrong with it ("" where nothing is).
+    """Yield the hash, the content and the fault ("" if there is none) of each line of an audit log.
 
-    Reading starts at byte ``at``, behind the line with the hash ``before``.
+    Reading starts at byte ``at``, after the line with the hash ``before``. A line that is no JSON
+    object has the content {}.
     """
     with path.open("rb") as log:
         log.seek(at)

@@ -1,4 +1,4 @@
-"""Who answers a message, and what it is asked: facts, of which nothing happens by itself."""
+"""The client that answers a message, and what the message asks of it."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,9 +35,9 @@ DIVISION_KEY_FILE = "division.key"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Client:
-    """One client, for the message that it answers: `open_client` makes one for each.
+    """The facts about a client and the message that it answers.
 
-    Its data, its device and its model are in its `Workshop`.
+    `open_client` makes one for each message. Data, device and model are in its `Workshop`.
     """
 
     settings: Settings  # the run's, or those of the baseline that the message is about
@@ -58,41 +58,45 @@ class Client:
     def evaluates(self) -> bool:
         """True where the run's settings plan an evaluation for this message.
 
-        No server may ask for another.
+        The message does not decide it, so a server cannot ask for more evaluations.
         """
         return not self.trains_now or self.settings.evaluates(self.instructions.round)
 
     @property
     def reports_failed_training(self) -> bool:
-        """True where the server may know that a training failed; in a sum, a site hides it."""
+        """True where the server may learn that a training failed.
+
+        A site hides it where the server shall only learn sums over clients.
+        """
         return not (self.settings.privacy.sums_only and self.node.is_site)
 
     def seed_for(self, purpose: str, *more: str | int) -> int:
-        """Return the seed of its draws for one purpose, such as ``"train"`` and a round."""
+        """Return the seed of this client's draws for a purpose, such as ``"train"`` and a round."""
         return derive_seed(self.settings.run.seed, purpose, self.name, *more)
 
     # -- its files -----------------------------------------------------------------------------
     @property
     def root(self) -> Path:
-        """``state-dir``, the folder of what never leaves; no server chooses it.
+        """The folder of what never leaves this client.
 
-        In simulation it is ``out-dir``.
+        It is ``state-dir`` of the node config, which no server chooses, or ``out-dir`` for a
+        simulated client.
         """
         return Path(self.settings.machine.state_dir or self.settings.run.out_dir).expanduser()
 
     def own_file(self, run_name: str, name: str) -> Path:
-        """Return a file of this client in the run that the server calls so.
+        """Return the path of a client's file ``name``, in the folder of a run.
 
-        A site's may need a safer name.
+        The server chooses ``run_name``: what must be one file whatever it says needs another place.
         """
         return self.root / run_name / "clients" / self.name / name
 
     def division_key(self) -> bytes:
-        """Return the key by which a site divides data of its own; b"" if it does not do it so.
+        """Return the secret by which a site divides its own data into training and test parts.
 
-        It is made when it is first needed (``test-from = "keyed"``), and nobody else has it: who
-        had it could say on which side a sample is. Without the file another key would be made, so
-        that tested samples become trained ones.
+        It is b"" unless ``test-from = "keyed"``. The first call writes it to a file. Whoever had it
+        could say in which part a sample is; and if the file were lost, another key would be made
+        and test samples would become training samples.
         """
         if not self.node.has_own_data or self.settings.data.test_from != KEYED:
             return b""
@@ -104,7 +108,11 @@ class Client:
 
     @cached_property
     def states(self) -> StateFolder:
-        """The folder of this client's state: at a real site, every study has one of its own."""
+        """The states that this client has stored after earlier rounds of the run.
+
+        A state is tied to its ``use``: it is not loaded for another algorithm, exchange, ``dp`` or
+        study.
+        """
         settings = self.settings
         use = f"{settings.run.algo} ({digest(repr(settings.exchange))})"
         dp = settings.privacy.dp
@@ -115,13 +123,16 @@ class Client:
 
         run_history = self.instructions.run_history
         run_folder = self.instructions.run_name
-        if self.node.is_site:  # names of runs may meet
+        if self.node.is_site:  # two servers may choose the same name for a run
             run_folder += f"-{run_history.first}"
         folder = self.root / run_folder / "clients"
         return StateFolder(folder, self.name, run_history, is_site=self.node.is_site, use=use)
 
     def signature(self, purpose: str) -> bytes:
-        """Return the signature with this site's key, where the study names it; else b""."""
+        """Sign this site's name, the study, the Flower run and ``purpose`` with the site's key.
+
+        Return b"" where the study names no sites, so that nobody could check it.
+        """
         if self.study is None or not self.settings.named_sites:
             return b""
         about = about_site(self.settings.study, self.name, self.run_id, purpose)
@@ -129,19 +140,21 @@ class Client:
 
 
 def open_client(context: Context, message: Message | None = None) -> Client:
-    """Return the client that answers a message, once its operator has agreed to the run.
+    """Return the client that answers a message, once a site's operator has agreed to the run.
 
-    RefusedMessage, SettingsError or StateError where it does not answer. Without a message nobody
-    is asked.
+    Checks everything that can be checked without reading data: RefusedMessage, SettingsError or
+    StateError where the client does not answer. Without a message, as where an algorithm is tried
+    alone, no operator is asked and the round is 0.
     """
     kind = message.metadata.message_type if message else ""
     content = message.content if message else RecordDict()
-    if kind.endswith(".default"):  # Flower gives it to the same handler; no check below knows it
+    # Flower gives "train.default" to the handler of "train", but the checks below compare with that
+    if kind.endswith(".default"):
         raise RefusedMessage(f"a message of the unknown kind {kind!r}")
     settings = _read_settings(context, content)
     node = NodeConfig.of(context.node_config)
     introduces_itself = kind == MessageType.QUERY
-    if introduces_itself:  # before its operator is asked about settings the server does not have
+    if introduces_itself:  # first, lest an operator be asked about settings the server does not use
         check_settings(content, digest_of(settings.given))
     study = None
     if message and node.is_site:
@@ -157,13 +170,14 @@ def open_client(context: Context, message: Message | None = None) -> Client:
         instructions = _read_instructions(content, settings, context.run_id, node.name)
         if node.is_site:
             _check_witness(content, node.name, site_folder(context.node_config))
-    are_alike = settings.exchange.needs_one_architecture
+    # where all clients need one architecture, they take the first of the list
+    number_in_list = 0 if settings.exchange.needs_one_architecture else node.partition
     return Client(
         settings=settings,
         node=node,
         run_id=context.run_id,
         site_folder=site_folder(context.node_config),
-        arch=settings.architecture(0 if are_alike else node.partition, settings.model.arch),
+        arch=settings.architecture(number_in_list, settings.model.arch),
         content=content,
         trains_now=kind == MessageType.TRAIN,
         instructions=instructions,
@@ -174,8 +188,8 @@ def open_client(context: Context, message: Message | None = None) -> Client:
 def _check_witness(content: RecordDict, name: str, folder: Path) -> None:
     """RefusedMessage where the server has seen a line that this site's audit log lacks.
 
-    Then ``state-dir`` is an older copy or a new folder, and all that it counts is too little. A
-    server that lies about it stops itself and nothing else.
+    ``state-dir`` is an older copy or a new folder then, so its counts (what was spent, answered,
+    approved) are too low. A server that lies about it only stops its own run.
     """
     head = unpack_head(content, name)
     if head and not audit.has_line(folder, head):
@@ -186,9 +200,11 @@ def _check_witness(content: RecordDict, name: str, folder: Path) -> None:
 
 
 def _read_settings(context: Context, content: RecordDict) -> Settings:
-    """Read the settings of the run, or of the baseline that a message is about.
+    """Return the settings of the run, or of the baseline that a message is about.
 
-    The modules that they name may be imported then; at a site, those that its node config names.
+    Also allows the import of Python modules that settings may name: at a site those that its node
+    config names, and in simulation those of the run. RefusedMessage for a baseline that is not
+    among the run's.
     """
     run_config = context.run_config
     node = context.node_config
@@ -206,9 +222,9 @@ def _read_settings(context: Context, content: RecordDict) -> Settings:
 def _read_instructions(
     content: RecordDict, settings: Settings, run_id: int, name: str
 ) -> Instructions:
-    """Read what the message asks for.
+    """Return what a message asks for: its round, and which earlier rounds count.
 
-    RefusedMessage for another Flower run, and for a round that it does not have.
+    RefusedMessage for a round that the run does not have, and for another Flower run's history.
     """
     instructions = unpack_instructions(content)
     number = instructions.round

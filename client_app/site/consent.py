@@ -77,7 +77,7 @@ class WaitingForApproval(RefusedMessage):
 class Request:
     """A run's settings, and what an operator has decided about them, as a file stores it."""
 
-    settings: dict[str, Scalar]  # all that the study's id stands for, and the signature
+    settings: dict[str, Scalar]  # all from which the study's id is made, and the signature
     asked: str  # when, first
     code: str  # the version of the code that the operator decides about
     release: str = ""  # of that code: the version of ProtoFL
@@ -100,9 +100,9 @@ class Request:
 
     @property
     def bounded(self) -> "Request":
-        """The request with the last day and the number of runs that hold.
+        """The request with the last day and the number of runs that are in force.
 
-        They are the approval's or the study's, whichever is stricter.
+        Each is the approval's or the study's, whichever is stricter.
         """
         days = [day for day in (self.until, self.study.until) if day]
         limits = [limit for limit in (self.runs, self.study.runs) if limit]
@@ -110,13 +110,15 @@ class Request:
         return replace(self, until=until, runs=min(limits, default=0))
 
     def covers(self, code: str, release: str) -> bool:
-        """Return whether what was decided holds for this code, that of the ``release``.
+        """Return whether the decision holds for this version of the code, of this ``release``.
 
-        A later patch release must be later than the last that took part: other code under the same
-        number is an edit of somebody's. The code of packages must be the same.
+        It holds for the code that was decided about and, with ``later``, for later patch releases.
+        Such a release must also be later than the last one that took part, as other code under the
+        same number is somebody's edit. The packages that settings name must be unchanged.
         """
         if code == self.code:
             return True
+        # `code_of`: the project's own version, a hyphen, and the versions of packages
         _, _, packages = code.partition("-")
         _, _, decided_packages = self.code.partition("-")
         if self.later != PATCH or packages != decided_packages:
@@ -130,11 +132,13 @@ class Request:
 def check_consent(
     config: Values, run_id: int, node: Values, *, approves: bool, counts: bool
 ) -> Study:
-    """Return the study of a run in which this site may take part now.
+    """Return the study that a run belongs to, if this site may take part in it now.
 
-    RefusedMessage where it may not; StateError for `unknown_site`, and where no decision can be
-    read or the message not be counted. With ``approves`` its operator is asked, and a denial holds
-    without that, too. With ``counts`` it is no mere introduction, so its run counts.
+    RefusedMessage where it may not. StateError where the disk lacks the site's files
+    (`unknown_site`), where the decision cannot be read, or where the message cannot be counted.
+
+    With ``approves`` the operator is asked about unknown runs; otherwise only an earlier denial is
+    heeded. ``counts`` is False for an introduction, which uses up none of the approved runs.
     """
     study = Study.of(config)
     folder = site_folder(node)
@@ -144,9 +148,9 @@ def check_consent(
 
     path = folder / FOLDER / f"{study.id}.json"
     try:
-        lost = unknown_site(node)
-        if lost:
-            raise StateError(lost)
+        problem = unknown_site(node)
+        if problem:
+            raise StateError(problem)
         if study.sites and study.sites.get(name) != key_as_text(site_key(folder).public_key()):
             other_key = "or names another key of it; `protofl site key` prints it"
             raise RefusedMessage(f"{study} does not name {name}, {other_key}")
@@ -170,9 +174,10 @@ def check_consent(
 
 
 def unknown_site(node: Values) -> str:
-    """Say that ``state-dir`` has neither ledger nor key of a site that rests on them, else "".
+    """Return an error text if ``state-dir`` lacks both the privacy ledger and the key of a site.
 
-    So it is before its disk is mounted.
+    That is the case before its disk is mounted. "" if either is there, or if the node config
+    requires neither ``dp`` nor secure aggregation, so that nothing depends on them.
     """
     folder = site_folder(node).absolute()
     name = site_name(node)
@@ -188,16 +193,17 @@ def unknown_site(node: Values) -> str:
 
 
 def _ask(config: Values, path: Path, name: str) -> bool:
-    """Store a request where the operator has to decide, the first time or after an upgrade.
+    """Store a request if the operator has to decide, for the first time or after an upgrade.
 
-    Return whether there was none.
+    Return whether one was stored. WaitingForApproval where the code on the disk is no longer that
+    of this process: an operator could not decide about what runs here.
     """
     run_ids: Sequence[int] = ()
     if path.exists():
         request = read(path)
         if request.decision != APPROVED or request.covers(code_of(config), RELEASE):
             return False
-        if code_version_at_site.__wrapped__() != CODE:  # pulled since; this process has the old one
+        if code_version_at_site.__wrapped__() != CODE:  # `__wrapped__` reads the disk, past a cache
             restart = "its operator must stop protofl site run and start it again"
             why = f"the site's code has changed since its start; {restart}"
             raise WaitingForApproval(name, why)
@@ -209,9 +215,10 @@ def _ask(config: Values, path: Path, name: str) -> bool:
 def _check_approved(
     config: Values, study: Study, run_id: int, path: Path, node: Values, counts: bool
 ) -> None:
-    """Count a message of a run, and its run; RefusedMessage where it is not approved.
+    """Check that the operator has approved a run, and count its message in the request at ``path``.
 
-    So it is, too, where the run or the message is one too many.
+    RefusedMessage where it is not approved, or no longer, and where the run or the message is one
+    too many. With ``counts`` the run is counted as well; otherwise the message is an introduction.
     """
     name = site_name(node)
     request = as_it_counts(read(path), node)
@@ -228,13 +235,15 @@ def _check_approved(
     if most_runs and len(all_runs) > most_runs:
         raise RefusedMessage(
             f"{name} takes part in {most_runs} runs of {study}; "
-            "all have begun, and resumed ones count"
+            "all have begun, and resumed ones count. "
+            "Its operator may approve more (--runs), as many as study-runs allows"
         )
 
     kind = "introductions"
     most_per_run = MOST_INTRODUCTIONS
     run_ids = request.run_ids
     if counts:
+        # each round and the final evaluation, of the algorithm and of each baseline
         exchanges = (int(config["rounds"]) + 1) * (1 + len(names_in(config["baselines"])))
         kind = "messages"
         most_per_run = MOST_MESSAGES * exchanges
@@ -264,21 +273,25 @@ def _check_approved(
 
 
 def as_it_counts(request: Request, node: Values) -> Request:
-    """Return the request; undecided where the site names operators and none has signed."""
+    """Return the request, undecided if the decision lacks the signature that the site demands.
+
+    A site whose node config names operators heeds only what one of them has signed.
+    """
     operators = keys_of_sites(str(node.get(OPERATORS, "")))
-    name, _, key = request.by.partition(":")
-    about = signed_decision(site_name(node), request.study.id, vars(request.bounded))
     if not operators:
         return request
-    if key and operators.get(name) == key and is_signed(key, request.signature, about):
+    name, _, key = request.by.partition(":")
+    is_by_operator = key != "" and operators.get(name) == key
+    signed = signed_decision(site_name(node), request.study.id, vars(request.bounded))
+    if is_by_operator and is_signed(key, request.signature, signed):
         return request
     return replace(request, decision="")
 
 
 def signed_decision(site: str, study: str, decided: Mapping[str, Any]) -> bytes:
-    """Return what an operator signs: the decision, for which study, code and days, who and when.
+    """Return the bytes that an operator signs: a decision, its limits, its author, the study.
 
-    ``decided`` is the bounded request, or its line in the audit log.
+    ``decided`` has the fields of the `bounded` request, or of its line in the audit log.
     """
     keys = ("decision", "decided", "by", "until", "runs", "code", "release", "later")
     values = [decided.get(key) for key in keys]
@@ -286,12 +299,13 @@ def signed_decision(site: str, study: str, decided: Mapping[str, Any]) -> bytes:
 
 
 def count_evaluation(folder: Path, study: Study, node: NodeConfig) -> None:
-    """Count an evaluation of a run that an operator has approved.
+    """Count an evaluation in the request of a study that the operator has approved.
 
-    RefusedMessage where it is one too many for this approval (``max-evaluations``).
+    RefusedMessage beyond ``max-evaluations`` of the node config. At a site where nobody approves
+    runs there is no request, and nothing is counted.
     """
     path = folder / FOLDER / f"{study.id}.json"
-    if not path.exists():  # nobody approves runs here
+    if not path.exists():
         return
     try:
         with locked(path):
@@ -312,18 +326,21 @@ def _check_not_denied(request: Request, name: str) -> None:
 
 
 def _check_room(config: Values, study: Study, folder: Path) -> None:
-    """RefusedMessage for a request that would help to fill the disk, or to hide the others.
+    """RefusedMessage for a request that would help to fill the disk, or to hide other requests.
 
-    Waiting requests count apart: of each signer of something approved here, of all other signers,
-    and of nobody.
+    At most `MOST_REQUESTS` of a group may wait. Each signer of a study that was approved here is a
+    group, all other signers are one, and all studies without a signature are one: so nobody can
+    use up the room of a known signer.
     """
-    every = [(request.decision, request.study.by) for request in requests(folder)]
-    approved_signers = {by for decision, by in every if decision == APPROVED}
+    decisions = [(request.decision, request.study.by) for request in requests(folder)]
+    approved_signers = {signer for decision, signer in decisions if decision == APPROVED}
 
-    def group_of(by: str) -> str | bool:
-        return by if by in approved_signers else bool(by)
+    def group_of(signer: str) -> str:
+        if signer in approved_signers:
+            return f"signed by {signer}"
+        return "signed" if signer else "unsigned"
 
-    waiting = Counter(group_of(by) for decision, by in every if not decision)
+    waiting = Counter(group_of(signer) for decision, signer in decisions if not decision)
     if waiting[group_of(study.by)] >= MOST_REQUESTS:
         raise RefusedMessage(f"{MOST_REQUESTS} requests of other runs wait for a decision already")
     size = len(signed_part(config))
@@ -334,32 +351,33 @@ def _check_room(config: Values, study: Study, folder: Path) -> None:
 
 
 def new_request(config: Values, run_ids: Sequence[int] = ()) -> Request:
-    """Return a request for the operator to decide, a new one or one after an upgrade.
+    """Return an undecided request for a run's settings and the code of this process.
 
-    ``run_ids`` are the Flower runs so far.
+    ``run_ids`` are the Flower runs that took part before an upgrade of the code.
     """
-    without = UNSIGNED - {"study-signature"}
-    settings = {key: value for key, value in config.items() if key not in without}
+    left_out = UNSIGNED - {"study-signature"}
+    settings = {key: value for key, value in config.items() if key not in left_out}
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     return Request(settings, now, code_of(settings), RELEASE, run_ids=[*run_ids])
 
 
 def code_of(settings: Values) -> str:
-    """The version of this process's code, and of each package that the settings name."""
+    """Return the version of this process's code, with that of each package that settings name."""
     return "-".join([CODE, *own_code(settings).values()])
 
 
 def requests(folder: Path) -> Iterator[Request]:
-    """Yield all requests at a site that can be read."""
+    """Yield all readable requests at the site with this folder."""
     for path in (folder / FOLDER).glob("*.json"):
         with suppress(SettingsError):
             yield read(path)
 
 
 def read(path: Path) -> Request:
-    """Read a request.
+    """Return the request that a file has.
 
-    SettingsError where it cannot be read, or stands for other settings than its name says.
+    SettingsError where it cannot be read, or where its settings make another study's id than that
+    in the file's name.
     """
     with suppress(ValueError, TypeError, KeyError):
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -377,9 +395,10 @@ def write(path: Path, request: Request) -> None:
 
 
 def site_key(folder: Path, *, make: bool = False) -> Ed25519PrivateKey:
-    """Return the site's own key; where it has none, a fresh one.
+    """Return the site's private key, or a fresh one where it has none.
 
-    No study names a fresh key, and only ``make`` stores it.
+    A fresh key is stored only with ``make``; otherwise no study can name it, and what it signs is
+    not believed. StateError where the file is damaged.
     """
     path = folder / KEY_FILE
     with locked(path):

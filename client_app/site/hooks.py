@@ -16,12 +16,15 @@ CERTIFICATE = "certificate"
 
 
 def tell_of_request(node: Values, study: str) -> None:
-    """Start the program of ``on-request`` with the id of a request."""
+    """Run the program of the node config's ``on-request`` with the id of a study."""
     _start(ON_REQUEST, str(node.get(ON_REQUEST, "")), study)
 
 
 def tell_of_trouble(node: Values, word: str) -> None:
-    """Start the program of ``on-trouble`` with one of the words above, once a day for each."""
+    """Run the program of the node config's ``on-trouble``, once a day for each ``word``.
+
+    The word is `REFUSED`, `DISK` or `CERTIFICATE`.
+    """
     command = str(node.get(ON_TROUBLE, ""))
     if not command:
         return
@@ -30,17 +33,18 @@ def tell_of_trouble(node: Values, word: str) -> None:
         with record_in(site_folder(node) / FILE, "of what its operator was told") as days:
             was_told = days.get(word) == today
             days[word] = today
-    except StateError as error:  # a full disk is what it may have to tell
+    except StateError as error:  # the disk may be full, which is what the operator must be told
         log("ERROR", str(error))
-        was_told = word == REFUSED  # perhaps: a server could start a program with each message
+        # not of a refusal: each message of a server could start the program once more
+        was_told = word == REFUSED
     if not was_told:
         _start(ON_TROUBLE, command, word)
 
 
 def _start(key: str, command: str, word: str) -> None:
-    """Start a program of the operator's with one argument.
+    """Run the operator's program ``command`` with one argument, without a shell, and wait for it.
 
-    No shell reads it. What goes wrong is logged, and the site does what it does without it.
+    ``key`` is the setting that names it. Failure is logged and changes nothing else.
     """
     if not command:
         return

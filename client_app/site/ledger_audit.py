@@ -1,4 +1,4 @@
-"""Whether a site's records of its privacy are complete, by what is on record elsewhere.
+"""Find out whether a site's privacy records are complete, by comparing them with its audit log.
 
 A site whose ``privacy/`` folder was lost, or restored from an older copy, would spend its privacy
 once more.
@@ -27,11 +27,12 @@ def answers_file(root: Path, name: str) -> Path:
 
 
 def missing_records(root: Path, name: str, *, remembers: bool = False) -> str:
-    """Say what a lost or older ``privacy/`` folder lacks that is on record; "" if it lacks nothing.
+    """Return an error text if the ``privacy/`` folder of a site is lost or an older copy, else "".
 
-    The audit log has the rounds that were answered, and the record of answers how often each ledger
-    was charged. With ``remembers`` the record keeps how far the log was compared with it, so that
-    the next comparison begins there.
+    The text names what the folder lacks. The audit log has the rounds that were answered, which
+    the record of answers must have, and that record has how often each ledger was charged. With
+    ``remembers`` and nothing lost, the record keeps how far the log was compared, so that the next
+    comparison begins there.
     """
     file = answers_file(root, name)
     log = root / "sites" / name / FILE
@@ -39,20 +40,22 @@ def missing_records(root: Path, name: str, *, remembers: bool = False) -> str:
         size, lines = _lines_not_compared(log, answers)
         lost = [*_lost_rounds(answers, lines), *_lost_charges(answers, file.parent)]
         if remembers and not lost:
-            _, head = answers.get("compared", (0, START))
-            answers["compared"] = size, lines[-1][0] if lines else head
+            _, last_hash = answers.get("compared", (0, START))
+            if lines:
+                last_hash, _, _ = lines[-1]
+            answers["compared"] = size, last_hash
     if not lost:
         return ""
-    on_record = ", ".join(dict.fromkeys(lost))
+    on_record = ", ".join(dict.fromkeys(lost))  # each once
     why = f"lacks what is on record ({on_record}); see Backup and restore in docs/operations.md"
     return f"state-dir: {file.parent} {why}"
 
 
 @contextmanager
 def _record(file: Path) -> Iterator[Answers]:
-    """Open the record of answers, and write back what the block changes in it.
+    """Yield the record of answers, and write back what the block changes in it.
 
-    Where there is no file, the record is empty, and none is made.
+    Where there is no file the record is empty, and no file is made.
     """
     if not file.exists():
         yield {}
@@ -65,37 +68,41 @@ Line = tuple[str, Any, str]  # A line of the audit log: its hash, its content, w
 
 
 def _lines_not_compared(log: Path, answers: Answers) -> tuple[int, list[Line]]:
-    """The size of the log, and its lines behind those that were compared before.
+    """Return the audit log's size in bytes, and its lines after those that were compared before.
 
-    If it is another log since then, all its lines.
+    These are all its lines if the log was replaced since: it is shorter then, or the next line does
+    not follow the last one that was compared.
     """
-    compared, head = answers.get("compared", (0, START))
     size = log.stat().st_size if log.exists() else 0
-    lines = [*entries(log, compared, head)] if size > compared else []
-    does_not_follow = bool(lines) and lines[0][2] != ""
-    if size < compared or does_not_follow:  # it is another log
-        lines = [*entries(log)] if size else []
-    return size, lines
+    compared_bytes, last_hash = answers.get("compared", (0, START))
+    if size == compared_bytes:
+        return size, []
+    if size > compared_bytes:
+        lines = [*entries(log, compared_bytes, last_hash)]
+        if not lines or not lines[0][2]:  # the first line has no fault
+            return size, lines
+    return size, [*entries(log)] if size else []
 
 
 def _lost_rounds(answers: Answers, lines: Iterable[Line]) -> Iterator[str]:
-    """What was answered, by the log, and is not in the record of answers."""
+    """Name the rounds that were answered according to the log, and are not in the record."""
     last_sent: dict[tuple[str, int], int] = {}
     for _, entry, _ in lines:
         kind = entry.get("kind")
         number = entry.get("round")
         if kind in ("train", "evaluate") and "sent" in entry and type(number) is int:
             key = f"{entry.get('run')} {entry.get('algo')}"
-            which = 0 if kind == "train" else 1  # its place in the record
-            last_sent[key, which] = max(1, number)
+            # the record has the last training round first, and then the final evaluation's
+            place = 0 if kind == "train" else 1
+            last_sent[key, place] = max(1, number)  # 0 stands for no answer
 
-    for (key, which), number in last_sent.items():
-        if answers.get(key, (0, 0))[which] < number:
+    for (key, place), number in last_sent.items():
+        if answers.get(key, (0, 0))[place] < number:
             yield f"{key} round {number}"
 
 
 def _lost_charges(answers: Answers, folder: Path) -> Iterator[str]:
-    """Ledgers in ``folder`` with fewer charges than were recorded."""
+    """Name the ledgers in ``folder`` that have fewer charges than the record says."""
     for ledger, charges in answers.get("charged", {}).items():
         if charges_in(read_ledger(folder / ledger)) < charges:
             yield f"charges to {ledger}"

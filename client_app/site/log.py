@@ -1,4 +1,4 @@
-"""The log that a site's operator reads, and the error of which it alone tells."""
+"""The log that a site's operator reads, and an error whose text only this log has."""
 
 import sys
 from datetime import datetime
@@ -8,16 +8,16 @@ from protofl_common.basics.text import LONGEST_IN_LOG, printable
 
 
 class UntoldError(Exception):
-    """An error that a site answers like one that nobody expects.
+    """An error that the server learns of as "an unexpected error", as its text tells of the data.
 
-    Which it was would tell of its data.
+    Only the site's own log has the text.
     """
 
 
 def log(level: str, text: str) -> None:
-    """Print one line with its time on standard error, whatever ``text`` has.
+    """Print one line with its time on standard error.
 
-    Settings must not write lines of their own.
+    Line breaks in ``text`` are replaced: it may quote settings, which must not forge lines here.
     """
     now = datetime.now().astimezone()
     line = f"{now:%Y-%m-%dT%H:%M:%S%z} {level} protofl: {printable(text, LONGEST_IN_LOG)}"

@@ -25,20 +25,21 @@ Ledger = dict[str, Spending]
 
 
 def ledgers_of(client: "Client", run_name: str) -> list[Path]:
-    """The files of a client's ledgers.
+    """Return the files of a client's ledgers.
 
-    A site's name and its data have one each, and what either has spent counts.
+    A simulated client has one for each run. A site has two over all runs, one by its name and one
+    by its data, and every answer is charged to both.
     """
     if not client.node.is_site:
         return [client.own_file(run_name, "privacy.json")]
     data_dir = client.settings.data.data_dir
     folder = str(Path(data_dir).expanduser().resolve()) if data_dir else data_dir
-    data = digest(folder, client.node.domain, client.node.partition)
-    return [client.root / "privacy" / f"{owner}.json" for owner in (client.name, data)]
+    data_id = digest(folder, client.node.domain, client.node.partition)
+    return [client.root / "privacy" / f"{owner}.json" for owner in (client.name, data_id)]
 
 
 def read_ledger(file: Path) -> Ledger:
-    """Return what a ledger contains; it is empty where there is no file.
+    """Return the content of a ledger's file, empty where there is none.
 
     LedgerError where it cannot be read.
     """
@@ -46,25 +47,25 @@ def read_ledger(file: Path) -> Ledger:
         if not file.exists():
             return {}
         runs = json.loads(file.read_text(encoding="utf-8"))
-        return {
-            run: Counter({(rate, noise, unit): times for rate, noise, unit, times in rows})
-            for run, rows in runs.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        ledger: Ledger = {}
+        for run, rows in runs.items():
+            ledger[run] = Counter({(rate, noise, unit): times for rate, noise, unit, times in rows})
+        return ledger
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # or other content than ours
         unknown = f"({error}): what was spent is not known"
         raise LedgerError(f"the privacy ledger {file} cannot be read {unknown}") from error
 
 
 def write_ledger(file: Path, ledger: Ledger) -> None:
-    runs = {
-        run: [[*kind, times] for kind, times in spending.items() if times]
-        for run, spending in ledger.items()
-    }
+    """Write a ledger as JSON: for each run its rows [q, σ, unit, how many times]."""
+    runs = {}
+    for run, spending in ledger.items():
+        runs[run] = [[*kind, times] for kind, times in spending.items() if times]
     write_text(file, json.dumps(runs) + "\n", private=True)
 
 
 def spending_of(costs: Sequence[Mechanism], unit: str) -> Spending:
-    """What answers cost each ``unit``: a value of ``dp``."""
+    """Return the costs as they stand in a ledger; ``unit`` is a "sample" or a "person"."""
     spending: Spending = Counter()
     for rate, noise, times in costs:
         spending[rate, noise, unit] += times
@@ -72,33 +73,33 @@ def spending_of(costs: Sequence[Mechanism], unit: str) -> Spending:
 
 
 def total(ledger: Ledger) -> Spending:
-    """What all runs of a ledger have spent together."""
+    """Return what all runs of a ledger have spent together."""
     return sum(ledger.values(), Counter())
 
 
 def spent_by(ledger: Ledger, run_name: str, run_id: int) -> Spending:
-    """What was spent under this name of a run *or* in this Flower run.
+    """Return what was spent under this name of a run *or* in this Flower run.
 
-    So neither a new name nor a new Flower run is a new budget.
+    A server may change either, and must not get a new budget by it.
     """
     spending: Spending = Counter()
-    for key, used in ledger.items():
+    for key, of_run in ledger.items():
         name, _, flower_run = key.rpartition(" ")
         if name == run_name or flower_run == str(run_id):
-            spending += used
+            spending += of_run
     return spending
 
 
 def charges_in(ledger: Ledger) -> int:
-    """How often something was charged, over all runs."""
+    """Return how often noise was paid for, over all runs."""
     return sum(spending.total() for spending in ledger.values())
 
 
 def unit_of(spending: Spending) -> str:
-    """Of what ε can be said of all that was spent: a "sample", or a "person" if all was for these.
+    """Return what the ε of all this spending protects: a "person" if all noise was for persons.
 
-    Noise for a person covers each of its samples. Noise for a sample says nothing of the person,
-    who may have had any number of them.
+    Otherwise it is a "sample". Noise for a person also covers each of its samples. Noise for a
+    sample bounds nothing for a person, who may have had any number of samples.
     """
     units = {unit for _, _, unit in spending}
     return "sample" if "sample" in units else "person"

@@ -23,10 +23,11 @@ class StateError(RuntimeError):
 
 @contextmanager
 def record_in(path: Path, unknown: str) -> Iterator[dict[str, Any]]:
-    """Lock a site's record, and write what the block changes; a block that fails changes nothing.
+    """Yield a site's JSON record under a lock, and write it back if the block has changed it.
 
-    The record is {} where there is no file yet. StateError, which says what is ``unknown`` then,
-    for a file that cannot be used, or whose content is another.
+    The record is {} where there is no file yet. A block that raises changes nothing. StateError
+    where the file cannot be used or the block finds other content in it than it expects; its text
+    says that ``unknown`` ("what was sent") is not known.
     """
     try:
         with locked(path):
@@ -36,7 +37,7 @@ def record_in(path: Path, unknown: str) -> Iterator[dict[str, Any]]:
             after = json.dumps(record)
             if after != before:
                 write_text(path, after + "\n", private=True)
-    except RefusedMessage:
+    except RefusedMessage:  # a ValueError of the block's, and no fault of the file
         raise
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise StateError(

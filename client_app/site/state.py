@@ -33,12 +33,12 @@ _NAME = re.compile(r"(\d+)-(\d+)\.safetensors(\.\w+\.tmp)?")
 class LostStateError(StateError):
     """A simulated client lacks the state to go on from; the run ends, as its figures would differ.
 
-    A site with an operator says it in its log, and goes on from what it has.
+    A site with an operator does not raise it: it goes on from the newest state that it has.
     """
 
 
 class _Key(NamedTuple):
-    """What a file's name says: after which round, of which Flower run, the state is."""
+    """The round after which a state was stored, and the Flower run: what its file's name says."""
 
     round: int
     run_id: int
@@ -59,8 +59,8 @@ class StateFolder:
         """Open the states of the client ``name`` in a run's ``folder``.
 
         With ``is_site``, only states of the present Flower run may be removed, and never its
-        newest. ``use`` is algorithm and exchange: no private model must come to one that uploads
-        it.
+        newest. ``use`` names algorithm and exchange: a state is loaded for the same use only, so
+        that a private model never gets into an algorithm that uploads it.
         """
         self.folder = folder / name
         self.run_history = run_history
@@ -68,9 +68,9 @@ class StateFolder:
         self.use = use
 
     def describe_beginning(self) -> str:
-        """Say how this Flower run begins, for the log of a site: anew, or after which round.
+        """Return a text for a site's log: whether this Flower run begins anew or after which round.
 
-        It also names the folders that earlier Flower runs of the same run name have left beside.
+        The text also names the folders of other Flower runs of the same run name.
         """
         begins = "begins"
         if self.run_history.earlier:
@@ -89,12 +89,13 @@ class StateFolder:
     def load(
         self, before: int, arch: str, device: torch.device, counted: int = 0
     ) -> tuple[dict[str, Tensor], int] | None:
-        """The last whole state before round ``before`` that counts, with its round, or None.
+        """Return the newest state of a round before ``before``, and its round; None without one.
 
-        ``counted`` is the last round of this client that the server has merged, 0 for none: a
-        client has a state after that round, or a later one. StateError where there are states, and
-        none of them can be used. A simulated client has LostStateError in its place, and also where
-        the state is older than ``counted``.
+        Only rounds of the run history count, and only states of this ``arch`` and `use` fit.
+        ``counted`` is the last round of this client that the server has merged, 0 for none, so a
+        state after that round or a later one should be there. A damaged file is passed over for an
+        older one. StateError where states are there and none can be used. A simulated client raises
+        LostStateError instead, and also for a state older than ``counted``.
         """
         error_kind = StateError if self.is_site else LostStateError
         key = self._last(before)
@@ -126,12 +127,19 @@ class StateFolder:
         return tensors, key.round
 
     def _check_newest(self, key: _Key | None, counted: int) -> None:
-        """LostStateError where the newest state is of a round before that which counted last."""
+        """LostStateError where the newest state, that of ``key``, is older than round ``counted``.
+
+        The text names the file that should be there.
+        """
         newest = key.round if key else 0
         if newest >= counted:
             return
-        run_ids = sorted(self.run_history.run_ids)
-        run_id = next(each for each in run_ids if self.run_history.counts(each, counted))
+        # the history has each round in just one Flower run
+        run_id = next(
+            run_id
+            for run_id in sorted(self.run_history.run_ids)
+            if self.run_history.counts(run_id, counted)
+        )
         path = self._path(_Key(counted, run_id))
         file = path.relative_to(self.folder.parents[2])
         there = f"the newest is of round {newest}" if newest else "there is none"
@@ -139,10 +147,11 @@ class StateFolder:
         raise LostStateError(f"{self.folder.name}: {missing}. {LOST}")
 
     def find_uncounted_state(self, before: int) -> Path | None:
-        """Find a state of an earlier round for this use, in the folder of a run of any name.
+        """Find a state of a round before ``before`` for this use, under any name of a run.
 
-        It is of a Flower run in the history, which nevertheless counts no round of it: this is for
-        where no state counts. StateError where one of them cannot be read.
+        It is called where `load` finds no state. A file of a Flower run of the history then shows
+        that the server has changed the run's name, or its history, so that the state no longer
+        counts. StateError where such a file cannot be read.
         """
         cpu = torch.device("cpu")
         all_runs = self.folder.parents[2]
@@ -161,16 +170,17 @@ class StateFolder:
         return None
 
     def save(self, after: int, arch: str, tensors: dict[str, Tensor]) -> None:
-        """Keep a round's state beside the one that it started from, and the one before.
+        """Store the state ``after`` a round, and remove all but the two states before it.
 
-        StateError, which leaves these as they are, where it cannot be written.
+        The two are the state from which the round started and the one before that: the server may
+        ask for the last two rounds again. StateError where it cannot be written; the two stay then.
         """
         start = self._last(after)
         self._remove_before(self._last(start.round) if start else None)
         path = self._path(_Key(after, self.run_history.run_id))
         facts = {"format": FORMAT, "round": str(after), "arch": arch, "use": self.use}
         try:
-            # a simulation waits for the disk once a round
+            # a simulation does not wait for the disk with each client: it does so once a round
             write_tensors(path, tensors, facts, durable=self.is_site)
         except TensorFileError as error:
             newest = f"the state after round {start.round}" if start else "no older state"
@@ -183,25 +193,28 @@ class StateFolder:
         self._remove_before(self._last(last_round + 1))
 
     def _remove_before(self, start: _Key | None) -> None:
-        """Remove what is older than ``start``, or of rounds that do not count.
+        """Remove states that are older than ``start`` (None: no age limit), or that do not count.
 
-        Files of unknown run ids stay. At a wary site all stay but older ones of this Flower run.
+        Files of Flower runs that are not in the history stay. A site removes older states of the
+        present Flower run only, never the newest: the history is the server's word.
         """
         files = self._files()
         present = self.run_history.run_id
         rounds = [key.round for path, key in files if key.run_id == present and _is_whole(path)]
         newest = max(rounds, default=0)
         for path, key in files:
-            old = start is not None and key.round < start.round
+            is_superfluous = start is not None and key.round < start.round
             if self.is_site:
-                old = old and key.run_id == present and key.round < newest
+                is_older = key.run_id == present and key.round < newest
+                is_superfluous = is_superfluous and is_older
             elif key.run_id in self.run_history.run_ids:
-                old = old or not self.run_history.counts(key.run_id, key.round)
-            if old:
+                counts = self.run_history.counts(key.run_id, key.round)
+                is_superfluous = is_superfluous or not counts
+            if is_superfluous:
                 remove(path)
 
     def _last(self, before: int) -> _Key | None:
-        """The newest whole state of a round before ``before`` that counts."""
+        """Return the newest whole state before round ``before`` that the run history counts."""
         last: _Key | None = None
         for path, key in self._files():
             counts = key.round < before and self.run_history.counts(key.run_id, key.round)
@@ -210,7 +223,7 @@ class StateFolder:
         return last
 
     def _files(self) -> list[tuple[Path, _Key]]:
-        """All states, and what a killed client was about to write (``.tmp``)."""
+        """Return all files of states, with those that a killed client left half-written (.tmp)."""
         if not self.folder.is_dir():
             return []
         files = []
@@ -225,4 +238,4 @@ class StateFolder:
 
 
 def _is_whole(path: Path) -> bool:
-    return path.suffix != ".tmp"
+    return path.suffix != ".tmp"  # a file gets its own name once it is written

@@ -30,7 +30,7 @@ from protofl_common.tasks import Task
 from protofl_common.wire.schema import Limits, Template
 
 FEWEST_CLIENTS = 10
-"""A site assumes so many at least: node config and run may leave open how many there are."""
+"""A client assumes that at least so many take part: node config and run may not say how many."""
 OWN_SEED = 0
 """The seed with which a site divides data of its own: no run draws another division."""
 
@@ -52,9 +52,10 @@ class Workshop:
     # -- data ----------------------------------------------------------------------------------
     @cached_property
     def data(self) -> ClientData:
-        """This client's share of the data, as it is stored; ``image-noise`` is in its images.
+        """This client's samples, read when they are first asked for.
 
-        The noise is in training images alone. SettingsError for data that do not fit the settings.
+        With ``image-noise`` the training images have that noise, and the test images do not.
+        SettingsError where the data do not fit the settings.
         """
         settings = self.settings
         has_own_data = self.client.node.has_own_data
@@ -64,16 +65,17 @@ class Workshop:
             partition=self.client.node.partition,
             num_partitions=max(1, self.client.node.num_partitions),
             domain=self.client.node.domain,
-            # a scale of one's own would tell of one's samples
+            # a mean and deviation of this client's samples alone would tell of them
             shared_scale=settings.privacy.dp != "none",
             key=self.client.division_key(),
         )
         if has_own_data:
-            data = self._protected(data)
+            data = self._without_private_facts(data)
         if settings.takes_vectors:
             data = with_public_scale(data)
-        data = self._once_a_person(data)
-        augment_of(settings.training.augment, data, self.device)  # refuses what are no images
+        data = self._with_persons_once(data)
+        # only for its DataError where data that are no images shall be augmented
+        augment_of(settings.training.augment, data, self.device)
         noise = settings.noise.image_noise
         if noise == "none":
             return data
@@ -81,11 +83,12 @@ class Workshop:
         seed = self.seed_for("image-noise")
         return replace(data, train_inputs=release.noised_images(images, noise, seed))
 
-    def _once_a_person(self, data: ClientData) -> ClientData:
-        """Return the data with one test or validation sample of each person, if these count.
+    def _with_persons_once(self, data: ClientData) -> ClientData:
+        """Under ``dp = "person"``, return the data with one test or validation sample of each.
 
-        SettingsError where ``dp`` does not fit: a column ``client`` says that persons count, and
-        nothing else does. Who has the data writes that column, and no run chooses another.
+        SettingsError for ``dp = "sample"`` where the data say whose each sample is, and for
+        ``dp = "person"`` where they do not. Only the column ``client`` says it, which the owner of
+        the data writes, so no run can choose a weaker protection.
         """
         dp = self.settings.privacy.dp
         if dp == "sample" and data.persons is not None:
@@ -102,11 +105,12 @@ class Workshop:
             raise SettingsError(f"dp = 'person': {why}; {cure}")
         return with_persons_once(data, data.persons)
 
-    def _protected(self, data: ClientData) -> ClientData:
-        """Return a site's own data as messages may tell of them.
+    def _without_private_facts(self, data: ClientData) -> ClientData:
+        """Return a site's own data without what its messages must not show.
 
-        SettingsError for classes that neither the node config nor the run names: names of folders
-        or the values of a column may be anything, so only this site's own log has them.
+        Under ``dp`` that is the scale of its samples, else the test samples of small classes.
+        SettingsError for classes that neither the node config nor the run names: they are names of
+        folders or values of a column, which may be anything, so only this site's own log has them.
         """
         settings = self.settings
         has_dp = settings.privacy.dp != "none"
@@ -117,7 +121,7 @@ class Workshop:
             many = f"this site's data have {len(data.classes)} classes that nobody named"
             cure = "set classes, in label order, in its node config, or in the run"
             raise SettingsError(f"classes = '': {many}; {cure}")
-        if has_dp and data.mean:
+        if has_dp and data.mean:  # tokens have no scale
             return with_public_scale(data)
         if least > 1 and not has_dp:  # noise would not cover which classes are small
             return without_rare_tests(data, least)
@@ -145,7 +149,10 @@ class Workshop:
         return self._load("validation")
 
     def _load(self, part: str) -> Samples:
-        """Read the samples of a part of the data, if they are not read yet."""
+        """Return the samples of "train", "test" or "validation", which are read once.
+
+        Only those for training are augmented.
+        """
         if part in self._samples:
             return self._samples[part]
         inputs = getattr(self.data, f"{part}_inputs")
@@ -158,13 +165,14 @@ class Workshop:
         return samples
 
     def _on_device(self, inputs: np.ndarray, labels: np.ndarray) -> Samples:
+        """Return inputs, or what the frozen backbones make of them, and labels on the device."""
         backbones = self.settings.backbones
         if self.settings.takes_vectors:
-            inputs = np.asarray(inputs)  # features are always in memory
+            inputs = np.asarray(inputs)  # large inputs may still be on the disk
         if not backbones:
             return to_device(inputs, labels, self.data, self.device)
         cache = cache_folder(self.settings.data.cache_dir)
-        key = f"{self.settings.data.dataset}-{self.name}"
+        key = f"{self.settings.data.dataset}-{self.name}"  # begins the name of the cached file
         features_NF = cached_features(np.asarray(inputs), backbones, self.device, cache, key)
         labels_N = self.task.tensor(labels).to(self.device)
         return split_unlabelled(features_NF.to(self.device), labels_N)
@@ -185,7 +193,10 @@ class Workshop:
         return self.new_model(self.arch, owner)
 
     def new_model(self, arch: str, owner: str) -> SplitModel:
-        """Return a model with the first weights of ``owner``: everybody's are ``"global"``."""
+        """Return a model on the device whose first weights follow from the seed and ``owner``.
+
+        That is a client's name, or "global" for first weights that all clients share.
+        """
         settings = self.settings
         seed = settings.run.seed
         outputs = self.task.num_outputs
@@ -195,9 +206,11 @@ class Workshop:
     @property
     def is_new(self) -> bool:
         """True for a simulated client that trains in no round (``new-clients``, ``new-domain``)."""
-        drawn = self.settings.new_clients(self.client.node.num_partitions)
-        new_domain = self.settings.federation.new_domain or None
-        return self.client.node.partition in drawn or self.data.domain == new_domain
+        new_clients = self.settings.new_clients(self.client.node.num_partitions)
+        if self.client.node.partition in new_clients:
+            return True
+        new_domain = self.settings.federation.new_domain  # "": there is none
+        return bool(new_domain) and self.data.domain == new_domain
 
     @property
     def task(self) -> Task:
@@ -208,10 +221,9 @@ class Workshop:
         return self.task.num_classes
 
     def limits(self, weights: Mapping[str, Template]) -> Limits:
-        """Return the limits of a payload from the server.
+        """Return the limits that a payload from the server must keep to.
 
-        ``weights`` has the arrays of each declared entry of weights. The server may hand on all
-        prototypes that clients sent.
+        ``weights`` has the shapes of the arrays of each declared entry of weights.
         """
         settings = self.settings
         num_partitions = self.client.node.num_partitions
@@ -220,6 +232,7 @@ class Workshop:
             self.num_classes,
             settings.model.feature_dim,
             weights=weights,
+            # the server may hand on all prototypes of all clients
             max_per_class=clients * settings.bounds.max_prototypes_per_class,
         )
 
@@ -230,12 +243,15 @@ class Workshop:
     # -- what may leave ------------------------------------------------------------------------
     @cached_property
     def plan(self) -> Plan | None:
-        """How what this site sends is made private; None where it is not."""
+        """The noise and the cost of this client's messages under ``dp``; None without it."""
         return self.settings.plan(self.counted_samples)
 
     @cached_property
     def persons(self) -> Persons:
-        """Whose its training samples are: each one's own, unless ``dp`` counts persons."""
+        """The persons that the training samples are of.
+
+        Unless ``dp = "person"``, each sample is taken for a person of its own.
+        """
         owners = self.data.persons
         if self.settings.privacy.dp != "person" or owners is None:
             return Persons.one_per_sample(len(self.data.train_labels))
@@ -243,15 +259,19 @@ class Workshop:
 
     @property
     def counted_samples(self) -> int:
-        """The number of its training samples, or of the persons that they are of, if these count.
+        """The number of training samples, or under ``dp = "person"`` of the persons they are of.
 
-        It is what this client weighs, and what it states.
+        This client has so much weight in averages.
         """
         return len(self.persons)
 
     @property
     def stated_samples(self) -> int:
-        """What counts of its training samples, as it tells them: 0 if they are only in a sum."""
+        """The number of training samples, or of persons, that this client tells the server.
+
+        It is 0 where the server shall learn only the sum over clients. Without ``dp`` the samples
+        of small classes (``min-class-samples``) are not counted.
+        """
         if self.settings.hides_sample_counts:
             return 0
         if self.settings.privacy.dp == "person":
@@ -260,10 +280,14 @@ class Workshop:
 
     @property
     def found_samples(self) -> int:
-        """What counts of the samples that its share was taken from, as it tells them."""
-        if self.settings.privacy.dp == "person":
-            return len(self.persons) + len(self.data.test_labels) + len(self.data.validation_labels)
-        return self.data.found - len(self.data.train_labels) + self.stated_samples
+        """The size of the data set that this client's samples are from, as it tells the server.
+
+        Its training samples are in it as often as `stated_samples` counts them, and so are persons.
+        """
+        data = self.data
+        if self.settings.privacy.dp == "person":  # each is in both other parts together once
+            return len(self.persons) + len(data.test_labels) + len(data.validation_labels)
+        return data.found - len(data.train_labels) + self.stated_samples
 
     @cached_property
     def large_classes(self) -> torch.Tensor:
@@ -272,22 +296,29 @@ class Workshop:
         return torch.from_numpy(release.large_classes(self.data.train_labels, least))
 
     def require_large_classes(self) -> None:
-        """SettingsError where no class is large; noise hides which classes this client has."""
-        if self.plan is None and not len(self.large_classes):
+        """SettingsError where no class has ``min-class-samples``, unless noise hides the classes.
+
+        Such a client could send nothing.
+        """
+        has_noise = self.plan is not None
+        if not has_noise and not len(self.large_classes):
             least = self.settings.privacy.min_class_samples
             lacks = "this client has no class of as many training samples"
             raise SettingsError(f"min-class-samples = {least}: {lacks}")
 
     @property
     def classes_present(self) -> tuple[int, ...]:
-        """Labels of its large classes, as prototypes or label counts will show them."""
+        """Labels of the classes that this client says it has: its large ones.
+
+        Under ``dp`` it names all classes, as nothing without noise may tell which it has.
+        """
         if self.plan is not None:
-            return tuple(range(self.num_classes))  # which of them it has shows with noise only
+            return tuple(range(self.num_classes))
         return tuple(self.large_classes.tolist())
 
 
 def open_workshop(client: Client) -> Workshop:
-    """Open the device, and set the number of PyTorch's threads in this process.
+    """Return a client's workshop, and set the number of PyTorch's threads in this process.
 
     SettingsError where the device is not usable.
     """
@@ -299,49 +330,57 @@ def open_workshop(client: Client) -> Workshop:
 
 
 def with_public_scale(data: ClientData) -> ClientData:
-    """Return the data with a mean and deviation by channel or feature that no sample changes.
+    """Return the data with a mean and deviation for standardising that do not depend on samples.
 
-    The data's own are made of every sample: whoever changes one changes what the model is given of
-    all others, which differential privacy does not cover; and moments of vectors that each client
-    scales its own way could not be added. Images are centred; numbers stay as they are, so their
-    owner scales them by limits that are known without the data.
+    With those of the data, one sample would change what the model sees of all others, which
+    differential privacy does not cover; and clients could not add moments of vectors that each
+    scales differently. Images in [0, 1] are centred. Numbers stay as they are: their owner scales
+    them beforehand, by limits that are known without the data.
     """
     are_images = data.train_inputs.dtype == np.uint8
     mean, deviation = (0.5, 0.25) if are_images else (0.0, 1.0)
-    width = len(data.mean)
+    width = len(data.mean)  # channels or features
     return replace(data, mean=(mean,) * width, std=(deviation,) * width)
 
 
 def with_persons_once(data: ClientData, owners: Share) -> ClientData:
-    """Return the data with one test or validation sample of each person, in one of both parts.
+    """Return the data with a single test or validation sample of each person, the first.
 
-    Who is tested is not validated on. What is left depends on each person alone.
+    Persons with test samples have no validation sample. Which sample is kept depends on the
+    person's own samples alone, as the privacy of persons needs it. ``owners`` has the number of
+    the person of each sample, for every part of the data.
     """
-    changes: dict[str, Any] = {}
-    test = Persons(owners.test).first_of_each()
-    validation = Persons(owners.validation).first_of_each()
-    is_tested = np.isin(owners.validation[validation], owners.test)
-    validation = validation[~is_tested]
-    for part, rows in (("test", test), ("validation", validation)):
-        changes[f"{part}_inputs"] = StoredRows(getattr(data, f"{part}_inputs"), rows)
-        changes[f"{part}_labels"] = getattr(data, f"{part}_labels")[rows]
-    owners = Share(owners.train, owners.test[test], owners.validation[validation])
-    return replace(data, persons=owners, **changes)
+    test_rows = Persons(owners.test).first_of_each()
+    validation_rows = Persons(owners.validation).first_of_each()
+    has_test_sample = np.isin(owners.validation[validation_rows], owners.test)
+    validation_rows = validation_rows[~has_test_sample]
+    inputs: dict[str, Any] = {
+        "test_inputs": StoredRows(data.test_inputs, test_rows),
+        "validation_inputs": StoredRows(data.validation_inputs, validation_rows),
+    }
+    return replace(
+        data,
+        test_labels=data.test_labels[test_rows],
+        validation_labels=data.validation_labels[validation_rows],
+        persons=Share(owners.train, owners.test[test_rows], owners.validation[validation_rows]),
+        **inputs,
+    )
 
 
 def without_rare_tests(data: ClientData, least: int) -> ClientData:
-    """Return the data without test and validation samples of small classes.
+    """Return the data without the test and validation samples of small classes.
 
-    A class is small with fewer than ``least`` samples there, or to train on. A server could else
-    count them: it chooses what is evaluated, such as weights that take each sample for one of them.
+    A class is small in a part of the data if it has fewer than ``least`` samples there, or fewer to
+    train on. Otherwise a server could count them, as it chooses what is evaluated: for example
+    weights that predict one such class for every sample.
     """
-    large = release.large_classes(data.train_labels, least)
+    large_in_training = release.large_classes(data.train_labels, least)
     changes: dict[str, Any] = {}
     found = data.found
     for part in ("test", "validation"):
         inputs = getattr(data, f"{part}_inputs")
         labels = getattr(data, f"{part}_labels")
-        kept_classes = np.intersect1d(large, release.large_classes(labels, least))
+        kept_classes = np.intersect1d(large_in_training, release.large_classes(labels, least))
         rows = np.flatnonzero(np.isin(labels, kept_classes))
         if len(rows) < len(labels):
             changes[f"{part}_inputs"] = StoredRows(inputs, rows)

@@ -7,11 +7,11 @@ from protofl_common.wire.schema import Exchange, Weights
 
 class FedDynHparams(OwnHparams):
     alpha: float = option(
-        default=0.1,
+        default=1.0,
         above=0,
         help=(
             "α: how strongly a client is drawn to the global model, and counts its gradient of"
-            " earlier rounds; the authors' code: 0.01, PFLlib: 1"
+            " earlier rounds; the authors' code: 0.01, with which a model may be lost; PFLlib: 1"
         ),
     )
 

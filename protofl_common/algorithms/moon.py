@@ -7,7 +7,7 @@ from protofl_common.wire.schema import Exchange, Weights
 
 class MOONHparams(OwnHparams):
     mu: float = option(
-        default=1.0,
+        default=0.5,
         minimum=0,
         help=(
             "weight μ of the contrast of models (Eq. 4); the paper: 5 on CIFAR-10, else 1;"

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 _RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){2}")
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +83,24 @@ def version_of(module: str) -> str:
     if not hasattr(spec, "protofl_version"):
         spec.protofl_version = _digest(files_of(module))
     return str(spec.protofl_version)
+
+
+def import_as_named(module: str) -> ModuleType:
+    """Import a module; from then on `version_of` it is that of the files that were imported.
+
+    ImportError if one of its package was edited meanwhile: then nobody knows which code would run.
+    """
+    if module in sys.modules:
+        return sys.modules[module]
+    before = version_of(module)
+    imported = import_module(module)
+    if version_of(module) != before:
+        package = module.partition(".")[0]
+        for name in list(sys.modules):
+            if name == package or name.startswith(f"{package}."):
+                del sys.modules[name]
+        raise ImportError(f"a file of {package} was edited during its import; start again")
+    return imported
 
 
 def files_of(module: str) -> list[Path]:

@@ -231,6 +231,14 @@ PARTITIONS: dict[str, Partition] = {
         reads=("classes-per-client",),
         leaves_out=True,
     ),
+    "pathological-in-order": Partition(
+        help=(
+            "the same, but neighbouring clients have the same classes, and the last of each group"
+            " most samples: PFLlib's and HtFLlib's pathological setting"
+        ),
+        reads=("classes-per-client",),
+        leaves_out=True,
+    ),
     "n-way-k-shot": Partition(
         help=(
             "ways ± ways-stdev classes with shots ± shots-stdev training samples each (FedProto);"

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib import import_module
 from typing import Any
 
+from protofl_common.basics.code_version import import_as_named
 from protofl_common.config.options import SettingsError
 
 LIBRARY_NETWORK = re.compile(r"(?:torchvision|timm):\w[\w.]*", re.ASCII)
@@ -121,7 +121,7 @@ def load(name: str, setting: str) -> Any:
     check_allowed((setting, name))
     module_name, _, attribute = name.partition(":")
     try:
-        module = import_module(module_name)
+        module = import_as_named(module_name)
     except Exception as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {error}"
         hint = "repair it"

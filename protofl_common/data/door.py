@@ -234,7 +234,11 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
         return array
 
     texts = []
+    seen: set[str] = set()  # texts that are names already
     for row, text in enumerate(array.tolist()):
+        if isinstance(text, str) and text in seen:
+            texts.append(text)
+            continue
         if isinstance(text, bytes):
             try:
                 text = text.decode()
@@ -245,6 +249,7 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
             wanted = f"a name has no line break, and at most {LONGEST_NAME} characters"
             shown = f"{place(row)} has '{printable(text, 40)}'"
             raise DataError(f'{what}: {shown}: {wanted}; is a quote (") without its pair?')
+        seen.add(text)
         texts.append(text)
     return np.array(texts, dtype=np.str_)
 
@@ -307,11 +312,14 @@ def warn_of_rounding(
 
     ``exact`` are the numbers as they were given, ``rounded`` the same as float32.
     """
-    finite = exact[np.isfinite(exact)]
+    is_finite = np.isfinite(exact)
+    finite = exact[is_finite]
     if not finite.size:
         return
-    change = np.nan_to_num(np.abs(exact - rounded))
-    spread = np.ptp(finite)
+    change = np.zeros(exact.shape)
+    np.subtract(exact, rounded, out=change, where=is_finite)
+    np.abs(change, out=change)
+    spread = finite.max() - finite.min()
     if spread == 0 or change.max() <= MOST_ROUNDED * spread:
         return
     worst = np.unravel_index(int(change.argmax()), change.shape)
@@ -367,7 +375,8 @@ def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place
     marks = NO_LABELS if key == "labels" else GAPS
     is_missing = column != column  # NaN
     if column.dtype.kind == "U":
-        is_missing = np.isin(np.char.lower(column), list(marks))
+        texts = [text for text in {*column.tolist()} if text.lower() in marks]
+        is_missing = np.isin(column, texts)
     missing = np.flatnonzero(is_missing)
     if not len(missing):
         return

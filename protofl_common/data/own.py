@@ -2,7 +2,6 @@
 
 import os
 import re
-import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ import numpy as np
 from protofl_common.basics.code_version import files_of
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.basics.replaced import replaced
-from protofl_common.basics.text import first_of
+from protofl_common.basics.text import first_of, printable
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
@@ -224,8 +223,9 @@ def _renames(values: Sequence[Any], labels: list[str]) -> bool:
     num_labels = len(set(labels))
     if num_labels == 1 or num_labels == len(labels):
         return False
-    if len(set(values[:10_000])) > num_labels:  # the first rows rule most columns out
-        return False
+    for first_rows in (2 * num_labels, 10_000):  # these rule most columns out
+        if len(set(values[:first_rows])) > num_labels:
+            return False
     if len(set(values)) != num_labels:
         return False
     return len(set(zip(values, labels, strict=True))) == num_labels
@@ -272,9 +272,9 @@ def _npz(file: Path) -> dict[str, Any]:
     try:
         with np.load(file, allow_pickle=False) as opened:
             arrays: dict[str, Any] = dict(opened)
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # what is raised of a broken file may be anything
         wanted = "plain NumPy arrays, series of one length"
-        raise DataError(f"{file} cannot be read as {wanted} ({error})") from error
+        raise DataError(f"{file} cannot be read as {wanted} ({printable(str(error))})") from error
 
     pairs = [key[2:] for key in arrays if key.startswith("x_") and f"y_{key[2:]}" in arrays]
     if pairs and "inputs" in arrays:

@@ -175,28 +175,19 @@ def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     classes are used when clients × classes-per-client allows it. A holder's weight is uniform in
     [0.1, 1], on top of 2 samples.
     """
-    decks = shuffled_by_class(pool.labels, rng)
-    classes_per_client = settings.classes_per_client
-    if classes_per_client > len(decks):
-        raise DataError(
-            f"classes-per-client = {classes_per_client}: the data have only {len(decks)} classes"
-        )
-
+    decks = _decks_of_enough_classes(pool, settings, rng)
     holders: list[list[int]] = [[] for _ in decks]
     for client in range(clients):
         holder_counts = np.array([len(members) for members in holders])
         fewest_first = np.lexsort((rng.random(len(decks)), holder_counts))
-        for deck_index in fewest_first[:classes_per_client]:
+        for deck_index in fewest_first[: settings.classes_per_client]:
             holders[deck_index].append(client)
 
     parts: list[Shares] = [[] for _ in range(clients)]
     for deck, members in zip(decks, holders, strict=True):
         if not members:
             continue
-        if len(deck) < len(members):
-            few = f"class {pool.labels[deck[0]]} has {len(deck)} samples for {len(members)} clients"
-            cure = "use fewer clients or a smaller classes-per-client"
-            raise DataError(f"partition = 'pathological': {few}; {cure}")
+        _check_each_gets_one(pool, deck, len(members), settings)
         for client, part in zip(members, _unequal(deck, len(members), rng), strict=True):
             parts[client].append(part)
     return [np.concatenate(part) for part in parts]
@@ -214,6 +205,49 @@ def _unequal(deck: Ints, holders: int, rng: Generator) -> Shares:
     ends = np.floor(fractions * to_share_out).astype(np.int64)
     ends += least * np.arange(1, holders + 1)
     return np.split(deck, ends[:-1])
+
+
+def pathological_in_order(
+    pool: Pool, settings: DataSettings, clients: int, rng: Generator
+) -> Shares:
+    """Give each client ``classes_per_client`` classes at most, as PFLlib does.
+
+    Class after class goes to the first clients that still lack one: with 20 clients and two of ten
+    classes each, the first four share the classes 0 and 1. Each of them but the last draws its
+    number of samples between a tenth of an equal part and an equal part. The last takes the rest.
+    """
+    decks = _decks_of_enough_classes(pool, settings, rng)
+    holders_of_a_class = math.ceil(clients * settings.classes_per_client / len(decks))
+    least_of_a_class = int(min(40, len(pool.rows) / clients / 2) / len(decks))
+    lacking_N = np.full(clients, settings.classes_per_client)
+    parts: list[Shares] = [[] for _ in range(clients)]
+    for deck in decks:
+        members = np.flatnonzero(lacking_N)[:holders_of_a_class]
+        if not len(members):
+            break
+        _check_each_gets_one(pool, deck, len(members), settings)
+        equal = len(deck) // len(members)
+        least = min(max(2, equal // 10, least_of_a_class), equal)
+        sizes = rng.integers(least, max(equal, least + 1), size=len(members) - 1)
+        for client, part in zip(members, np.split(deck, np.cumsum(sizes)), strict=True):
+            parts[client].append(part)
+        lacking_N[members] -= 1
+    return [np.concatenate(part) for part in parts]
+
+
+def _decks_of_enough_classes(pool: Pool, settings: DataSettings, rng: Generator) -> list[Ints]:
+    decks = shuffled_by_class(pool.labels, rng)
+    wanted = settings.classes_per_client
+    if wanted > len(decks):
+        raise DataError(f"classes-per-client = {wanted}: the data have only {len(decks)} classes")
+    return decks
+
+
+def _check_each_gets_one(pool: Pool, deck: Ints, holders: int, settings: DataSettings) -> None:
+    if len(deck) < holders:
+        few = f"class {pool.labels[deck[0]]} has {len(deck)} samples for {holders} clients"
+        cure = "use fewer clients or a smaller classes-per-client"
+        raise DataError(f"partition = {settings.partition!r}: {few}; {cure}")
 
 
 def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
@@ -478,6 +512,7 @@ DIVIDE: dict[str, Callable[[Pool, DataSettings, int, Generator], Shares]] = {
     "dirichlet": dirichlet,
     "balanced-dirichlet": balanced_dirichlet,
     "pathological": pathological,
+    "pathological-in-order": pathological_in_order,
     "n-way-k-shot": n_way_k_shot,
     "feature-shift": feature_shift,
     "label-shift": label_shift,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protofl_common.basics.text import LONGEST_IN_LOG, printable
 from protofl_common.tasks import Task, task_of
 
 if TYPE_CHECKING:
@@ -31,8 +32,13 @@ MOST_BYTES_IN_MEMORY = 2**32  # bytes of inputs as float32; more stay on the dis
 class DataError(ValueError):
     """Data cannot be read or divided as asked.
 
-    The message names the key, the value and what would be right.
+    The message names the key, the value and what would be right. Control characters of a file are
+    written as their numbers, as a terminal obeys some.
     """
+
+    def __init__(self, text: str) -> None:
+        lines = [printable(line, LONGEST_IN_LOG) for line in text.split("\n")]
+        super().__init__("\n".join(lines))
 
 
 @dataclass(frozen=True, eq=False)

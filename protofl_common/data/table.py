@@ -5,12 +5,11 @@ than its owner means. So is a gap, unless ``impute`` fills gaps: then it is NaN 
 client replaces, or 0 in all columns of a category.
 """
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +23,8 @@ from protofl_common.basics.text import (
 )
 from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import (
-    GAPS,
-    WHOLE,
-    is_number,
-    number,
-    warn_of_rounding,
-    with_progress,
-)
+from protofl_common.data.csv_file import ArrowTexts, read_csv
+from protofl_common.data.door import GAPS, WHOLE, is_number, number, warn_of_rounding
 from protofl_common.data.raw import DataError, Place
 
 ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client", "split": "split"}
@@ -45,7 +38,6 @@ GAP = (
 _SIGNS = frozenset("|:")  # that no category may have
 _NUMBERS = ("double", "float", "int32", "int64")
 """Types of Parquet that are read as arrays: these take an eighth of the memory."""
-_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b.*")
 Floats = NDArray[np.float32]
 
@@ -54,7 +46,12 @@ class Columns:
     """A table that has been read: its columns by name, and where each row stands."""
 
     def __init__(
-        self, where: str, word: str, names: list[str], lines: list[int], values: list[Sequence[Any]]
+        self,
+        where: str,
+        word: str,
+        names: list[str],
+        lines: Sequence[int],
+        values: Sequence[Sequence[Any]],
     ) -> None:
         """Take the columns' ``names`` and ``values``, and the number of each row for errors.
 
@@ -109,7 +106,7 @@ class Columns:
         columns: dict[str, Any] = {}
         for name, key in ANNOTATION_COLUMNS.items():
             if name in self.columns:
-                columns[key] = self.columns[name]
+                columns[key] = list(self.columns[name])
         labels = columns.get("labels")
         if labels is not None and all(WHOLE.fullmatch(str(label)) for label in labels):
             columns["labels"] = np.array(labels, dtype=np.int64)
@@ -135,83 +132,11 @@ class TableFile(Columns):
         if file.suffix.lower() == ".parquet":
             super().__init__(str(file), "row", *_parquet(file))
             return
-        names, lines, values, last = _csv(file, header)
-        if last - len(lines) > int(self.has_header):
-            self.notes = (f"{file}: {len(lines)} rows in {last} lines",)
-        super().__init__(str(file), "line", names, lines, values)
-
-
-def _csv(
-    file: Path, header: list[str] | None
-) -> tuple[list[str], list[int], list[Sequence[Any]], int]:
-    """Read a CSV file, whose first row has the names of the columns unless ``header`` has them.
-
-    Return the names, the line in which each row begins, the values of each column, and the number
-    of the last line. DataError for rows of another length, and for broken quotes.
-    """
-    lines: list[int] = []
-    rows: list[list[str]] = []
-    texts: dict[str, str] = {}  # so that equal values are one text in memory
-    last = 0  # the last line read, not counting ``lines_before``
-    try:
-        with file.open(newline="", encoding="utf-8-sig") as opened:
-            separator, lines_before = _separator(opened)
-            reader = csv.reader(opened, delimiter=separator, strict=True)
-            names = header
-            for row in with_progress(reader, f"rows read of {file}"):
-                first = lines_before + last + 1
-                last = reader.line_num
-                if not row:
-                    continue
-                values = [texts.setdefault(value, value) for value in map(str.strip, row)]
-                if names is None:
-                    names = [with_composed_letters(name) for name in values]
-                    continue
-                if len(values) != len(names):
-                    columns = f"there are {len(names)} columns"
-                    raise DataError(f"{file}, line {first}: {len(values)} values; {columns}")
-                if values == names and "label" in names:  # texts may have no row of names
-                    again = "is the row of names again; take it out"
-                    raise DataError(f"{file}, line {first}: {again}")
-                lines.append(first)
-                rows.append(values)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as CSV in UTF-8 ({error})") from error
-    except csv.Error as error:
-        begins = f"the row that begins in line {lines_before + last + 1}"
-        ends = f"cannot be read, up to line {lines_before + reader.line_num} ({error})"
-        cure = 'is a quote (") without its pair? One within a text is ""'
-        raise DataError(f"{file}: {begins} {ends}; {cure}") from error
-    values_of: list[Sequence[str]] = list(zip(*rows, strict=True))
-    if separator != ",":
-        values_of = [_with_points(values) for values in values_of]
-    return names or [], lines, values_of, lines_before + last
-
-
-def _separator(opened: TextIO) -> tuple[str, int]:
-    """Return the sign between columns, and the number of lines before the first row.
-
-    The sign is a comma, or the commonest other one if the first row has no comma: spreadsheets of
-    some languages save so. Excel may say it in a line before, ``sep=;``. Leaves the file at the
-    first row.
-    """
-    first = re.sub('"[^"]*"', "", opened.readline())  # without texts in quotes
-    if re.fullmatch(r"sep=.\s*", first):
-        return first[4], 1
-    opened.seek(0)
-    signs = re.findall("[;\t|]", first)
-    if "," in first or not signs:
-        return ",", 0
-    return Counter(signs).most_common(1)[0][0], 0
-
-
-def _with_points(values: Sequence[str]) -> Sequence[str]:
-    """Return a column of numbers with decimal commas with points; other columns as they are."""
-    with_comma = [value for value in values if "," in value]
-    are_numbers = all(map(_DECIMAL_COMMA.fullmatch, with_comma))
-    if not are_numbers or any("." in value for value in values):
-        return values
-    return [value.replace(",", ".") for value in values]
+        content = read_csv(file, header)
+        rows = len(content.lines)
+        if content.last_line - rows > int(self.has_header):
+            self.notes = (f"{file}: {rows} rows in {content.last_line} lines",)
+        super().__init__(str(file), "line", content.names, content.lines, content.columns)
 
 
 def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
@@ -221,7 +146,8 @@ def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
     try:
         table = parquet.read_table(file)
     except (OSError, ArrowException) as error:
-        raise DataError(f"{file} cannot be read as Parquet ({error})") from error
+        reason = printable(str(error))
+        raise DataError(f"{file} cannot be read as Parquet ({reason})") from error
     return _columns_in(table)
 
 
@@ -421,7 +347,10 @@ def _read(
 
         is_wrong = np.asarray(~np.isfinite(part).all(axis=1))
         if is_wrong.any():
-            is_missing = np.array([_is_gap(value) for value in column.values])
+            column = column._replace(values=list(column.values))
+            is_missing = is_wrong.copy()  # a category may be called as a gap is: "none"
+            for row in np.flatnonzero(is_wrong).tolist():
+                is_missing[row] = _is_gap(column.values[row])
             part[is_missing] = 0.0 if categories else np.nan
             problems += _problems(column, is_wrong, is_missing, place, gaps)
         if not problems:
@@ -468,6 +397,8 @@ def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     """Return the values as float64 [N, 1]; NaN for one that is no number."""
     if isinstance(values, np.ndarray):
         return values.astype(np.float64)[:, None]
+    if isinstance(values, ArrowTexts):
+        return values.numbers()[:, None]
     return np.array([[number(value)] for value in values], dtype=np.float64)
 
 
@@ -477,9 +408,16 @@ def _one_hot(column: _Column) -> Floats:
     A value that is none of the categories has NaN in all of them.
     """
     categories = [_category(category) for category in column.categories]
-    rows = dict(zip(categories, np.eye(len(categories), dtype=np.float32), strict=True))
-    unknown = np.full(len(categories), np.nan, dtype=np.float32)
-    return np.stack([rows.get(_category(value), unknown) for value in column.values])
+    unknown = len(categories)
+    features = np.eye(unknown + 1, unknown, dtype=np.float32)
+    features[unknown] = np.nan
+    index: dict[str, int] = {}  # text of a value -> its row of ``features``
+    for value in column.values:
+        text = str(value)
+        if text not in index:
+            category = _category(value)
+            index[text] = categories.index(category) if category in categories else unknown
+    return features[[index[str(value)] for value in column.values]]
 
 
 def _category(value: Any) -> str | float:

@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 
 from protofl_common import algorithms
 from protofl_common.algorithms.base import Algorithm, Hparams
-from protofl_common.config.options import SettingsError, did_you_mean, key_of, read_pairs
+from protofl_common.basics.code_version import import_as_named
+from protofl_common.config.lists import as_list, parts_of
+from protofl_common.config.options import (
+    Config,
+    SettingsError,
+    did_you_mean,
+    key_of,
+    read_pairs,
+)
 from protofl_common.config.python_names import check_modules
 from protofl_common.config.sections import SECTIONS
 
@@ -112,6 +120,7 @@ def algorithm_named(name: str) -> Algorithm:
     point = packages[name]
     check_modules([(f"algo = {name!r}", point.module)])
     try:
+        import_as_named(point.module)
         row = point.load()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
@@ -120,6 +129,33 @@ def algorithm_named(name: str) -> Algorithm:
         kind = type(row).__name__
         raise SettingsError(f"algo = {name!r}: {point.value} is a {kind}, not an Algorithm")
     return row
+
+
+def is_key_of_package(key: str) -> bool:
+    """True for a key such as ``fedrel.lam``, whose algorithm is another package's."""
+    owner, point, _ = key.partition(".")
+    return bool(point) and owner not in CATALOG and owner in installed()
+
+
+def with_hparams(config: Config) -> Config:
+    """Return a run's configuration with the keys of packages' algorithms in ``hparams``.
+
+    Flower lets only keys travel that the app declares. ``fedrel.lam`` replaces what ``hparams`` may
+    say of ``lam``; keys of algorithms that do not run are left out, as ours are not read either.
+    """
+    of_packages = {key: value for key, value in config.items() if is_key_of_package(key)}
+    if not of_packages:
+        return config
+    pairs = {}
+    for pair in filter(None, parts_of(str(config.get("hparams", "")))):
+        pairs[pair.partition("=")[0].strip()] = pair
+    for key, value in of_packages.items():
+        owner, _, name = key.partition(".")
+        if owner == config.get("algo"):
+            text = str(value).lower() if isinstance(value, bool) else value
+            pairs[name] = f"{name}={text}"
+    others = {key: value for key, value in config.items() if key not in of_packages}
+    return others | {"hparams": as_list(pairs.values())}
 
 
 def read_hparams(row: Algorithm, text: str) -> Hparams:

@@ -321,12 +321,8 @@ def check_settings_act(chosen: Values, *runs: Settings) -> None:
     for settings in runs:
         algo = settings.run.algo
         algorithms |= {algo, *settings.baselines}
-        keys = keys_of(type(settings.hparams))
-        if algo in CATALOG:
-            full_keys = [f"{algo}.{key}" for key in keys]
-        else:
-            full_keys = [f"{key} in hparams" for key in keys]
-        keys_read[algo] = ", ".join(full_keys) or "no settings of its own"
+        keys = keys_of(type(settings.hparams), f"{algo}.")
+        keys_read[algo] = ", ".join(keys) or "no settings of its own"
 
     problems = []
     algorithms_in_words = "; on ".join(
@@ -743,8 +739,13 @@ def to_run_config(settings: Settings) -> dict[str, Scalar]:
     for name in SECTIONS:
         config |= _as_keys(getattr(settings, name))
     if settings.run.algo in CATALOG:  # those of other packages stand in the setting hparams
-        config |= _as_keys(settings.hparams, f"{settings.run.algo}.")
+        config |= hparams_by_key(settings)
     return config
+
+
+def hparams_by_key(settings: Settings) -> dict[str, Scalar]:
+    """Return the hyper-parameters of the run's algorithm by their keys, a package's too."""
+    return _as_keys(settings.hparams, f"{settings.run.algo}.")
 
 
 def _as_keys(table: object, prefix: str = "") -> dict[str, Scalar]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from protofl_common.config.sections import PER_UNIT
 from protofl_common.report import drawing as plot
@@ -20,17 +19,18 @@ from protofl_common.runs.folder import RoundRow
 from protofl_common.runs.over_clients import figures_of
 from protofl_common.tasks.metrics import RECALL
 
-MEANING = {"head": "the classifier", "prototype": "the nearest prototype"}
+MEANING = {"head": "each model's classifier", "prototype": "the nearest prototype"}
 CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])
 MOST_ROWS = 200  # clients of a heat map over rounds; with more the first ones
 MOST_CLIENTS = 100  # clients of a heat map over classes; with more the first ones
 FEW_POINTS = 50  # fewer are not worth a t-SNE, which takes a second, and two to import
 MOST_POINTS = 500  # of a t-SNE
 NAMED_CLASSES = 40  # with more classes the global prototypes carry no names
+SHORTEST_PHASE = 0.001  # of the longest time; a shorter phase would only stretch the axis
 SEED = 0
 
 
-def means(run: RecordedRun) -> Iterator[Markup]:
+def means(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the accuracy over the rounds: the mean, the worst tenth, and on validation data."""
     rows = [row for row in run.rows if row["accuracy"]]
     if not rows:
@@ -45,7 +45,7 @@ def means(run: RecordedRun) -> Iterator[Markup]:
             lines[f"{kind}, validation"] = _over_rounds(rows, f"validation/{kind}")
 
     kinds = " and ".join(f"“{kind}” by {MEANING[kind]}" for kind in run.last_evaluation)
-    worst = "" if run.hides_clients else ", and that of the worst tenth"
+    worst = "" if run.hides_clients else f", and that of {run.worst_tenth}"
     caption = (
         f"Test accuracy over {run.averaged_over}, {kinds}: the mean{worst}. Measured with what the "
         "clients received, after the round on the horizontal axis."
@@ -65,6 +65,29 @@ def means(run: RecordedRun) -> Iterator[Markup]:
     )
 
 
+def of_methods(run: RecordedRun) -> Iterator[plot.Drawing]:
+    """Draw the mean accuracy of the run and of each of its baselines over the rounds."""
+    methods = run.rows_of_baselines | {run.algorithm: run.rows}
+    if len(methods) < 2:
+        return
+    evaluated = {row["evaluated-after-round"] for rows in methods.values() for row in rows}
+    places = sorted(evaluated)
+    lines = {}
+    for name, rows in methods.items():
+        kind = "head" if any("head" in row["accuracy"] for row in rows) else "prototype"
+        line = dict(zip(_rounds(rows), _over_rounds(rows, kind), strict=True))
+        lines[name] = [line.get(place, math.nan) for place in places]
+    yield plot.line_chart(
+        "accuracy-of-methods",
+        "The run and its baselines",
+        f"Mean test accuracy over {run.averaged_over}, by each model's head (by prototypes where "
+        "an algorithm trains no head): the same clients and data, one seed.",
+        places,
+        lines,
+        "test accuracy, %",
+    )
+
+
 def _over_rounds(
     rows: list[RoundRow], name: str, part: str = "mean", factor: int = 100
 ) -> list[float]:
@@ -75,7 +98,7 @@ def _over_rounds(
     return [factor * figures_of(row).get(name, {}).get(part, math.nan) for row in rows]
 
 
-def of_domains(run: RecordedRun) -> Iterator[Markup]:
+def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the accuracy of each domain's clients over the rounds, if there are several domains."""
     if not run.domains or not run.better_kind or run.hides_clients:
         return
@@ -96,7 +119,7 @@ def of_domains(run: RecordedRun) -> Iterator[Markup]:
     )
 
 
-def of_clients(run: RecordedRun) -> Iterator[Markup]:
+def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw a map of each client's accuracy over the rounds, one for each way to predict."""
     if run.hides_clients or not run.sites:
         return
@@ -112,8 +135,8 @@ def of_clients(run: RecordedRun) -> Iterator[Markup]:
         yield plot.heat_map(
             f"accuracy-of-clients-{kind}",
             f"Every client ({kind})",
-            f"Test accuracy of each client by {MEANING[kind]}; lighter is better. Blank: not "
-            f"evaluated.{left_out}",
+            f"Test accuracy of each client by {MEANING[kind]}; lighter is better, on the "
+            f"range of these values. Blank: not evaluated.{left_out}",
             np.array(values),
             sites,
             _rounds(rows),
@@ -122,7 +145,7 @@ def of_clients(run: RecordedRun) -> Iterator[Markup]:
         )
 
 
-def metrics(run: RecordedRun) -> Iterator[Markup]:
+def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the metrics beside accuracy over the rounds, and a map of the recall of each class."""
     rows = [row for row in run.rows if row.get("metrics")]
     values: dict[str, list[float]] = {}
@@ -158,7 +181,7 @@ def metrics(run: RecordedRun) -> Iterator[Markup]:
         )
 
 
-def losses(run: RecordedRun) -> Iterator[Markup]:
+def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the training loss over the rounds with its terms, and the server's own loss."""
     rows = [row for row in run.rounds if row["losses"]]
     if not rows:
@@ -187,7 +210,7 @@ def _names_in_any(figures: Iterable[Mapping[str, object]]) -> list[str]:
     return list(dict.fromkeys(name for figures_of_row in figures for name in figures_of_row))
 
 
-def samples(run: RecordedRun) -> Iterator[Markup]:
+def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw a map of how many training samples of each class a client has, where clients tell."""
     counted = [site for site, facts in run.sites.items() if facts.get("train-classes")]
     sites = counted[:MOST_CLIENTS]
@@ -211,7 +234,7 @@ def samples(run: RecordedRun) -> Iterator[Markup]:
     )
 
 
-def margins(run: RecordedRun) -> Iterator[Markup]:
+def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw a map of the classes' margins, among the global prototypes and each client's.
 
     A margin is the distance to the nearest prototype of another class. FedTGP's paper normalises
@@ -244,7 +267,7 @@ def margins(run: RecordedRun) -> Iterator[Markup]:
     )
 
 
-def prototypes(run: RecordedRun) -> Iterator[Markup]:
+def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the last prototypes of the clients and of the server as points of one map."""
     own = run.client_prototypes
     merged = run.global_prototypes
@@ -256,11 +279,11 @@ def prototypes(run: RecordedRun) -> Iterator[Markup]:
 
     # the server's get a third of the points at most, so that many clients cannot crowd them out,
     # nor they the clients'
-    of_server = _random_positions(merged.labels, MOST_POINTS // 3)
-    of_clients = _random_positions(own.labels, MOST_POINTS - len(of_server))
+    of_server = positions(merged.labels, MOST_POINTS // 3)
+    of_clients = positions(own.labels, MOST_POINTS - len(of_server))
     labels = own.labels[of_clients]
     merged_labels = merged.labels[of_server]
-    places, method = _places_in_map(
+    places, method = places_in_map(
         np.concatenate([own.values[of_clients], merged.values[of_server]])
     )
     clients = places[: len(labels)]
@@ -283,10 +306,10 @@ def prototypes(run: RecordedRun) -> Iterator[Markup]:
         axes.scatter(*server.T, s=60, c=merged_colours, **look)
         _name_classes(run, axes, server, merged_labels)
         figure.legend(loc="outside lower center", ncols=2)
-        yield plot.draw(figure, "prototypes-map", "Prototypes of clients and server", caption)
+        yield plot.Drawing(figure, "prototypes-map", "Prototypes of clients and server", caption)
 
 
-def _places_in_map(values_ND: Floats) -> tuple[Floats, str]:
+def places_in_map(values_ND: Floats) -> tuple[Floats, str]:
     """Lay vectors [N, D] out in a plane: return their places [N, 2], and the name of the method.
 
     Few are laid out by their principal components, others by t-SNE.
@@ -310,7 +333,7 @@ def _places_in_map(values_ND: Floats) -> tuple[Floats, str]:
     return np.asarray(method.fit_transform((values_ND / spread).astype(np.float32))), "t-SNE"
 
 
-def _random_positions(labels: Ints, most: int) -> Ints:
+def positions(labels: Ints, most: int) -> Ints:
     """Choose at most ``most`` positions of ``labels`` at random, and return them in order.
 
     The seed is fixed: the same page is drawn again.
@@ -342,7 +365,7 @@ def _name_classes(run: RecordedRun, axes: Any, places: Floats, labels: Ints) -> 
     axes.spines[:].set_visible(False)
 
 
-def numbers(run: RecordedRun) -> Iterator[Markup]:
+def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw how many prototypes a class has at a client over the rounds, for clusters of it.
 
     The lines are of domains, else of clients if these are few, else there is one of all.
@@ -387,7 +410,7 @@ def _prototypes_per_class(row: RoundRow, sites: Sequence[str]) -> float:
     return statistics.fmean(sent) if sent else math.nan
 
 
-def time(run: RecordedRun) -> Iterator[Markup]:
+def time(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the seconds of each round: of all of it, of merging, and of the phases at a client."""
     rows = [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]
     if not rows:
@@ -400,22 +423,29 @@ def time(run: RecordedRun) -> Iterator[Markup]:
         lines[f"client: {phase}"] = [
             row["seconds"]["clients"].get(phase, math.nan) / row["valid"] for row in rows
         ]
+    longest = {name: float(np.nanmax([0, *line])) for name, line in lines.items()}
+    shown = {}
+    for name, line in lines.items():
+        if longest[name] >= SHORTEST_PHASE * max(longest.values()):
+            shown[name] = line
     caption = (
         "The whole round as the server sees it, in which clients on one machine may take turns; "
         "the server's own merging; and each phase of a client's work, averaged over the clients."
     )
+    if len(shown) < len(lines):
+        caption += " What never takes a thousandth of the longest time is left out."
     yield plot.line_chart(
         "time-of-a-round",
         "Time of a round",
         caption,
         [row["round"] for row in rows],
-        lines,
+        shown,
         "seconds",
         "round",
     )
 
 
-def spent(run: RecordedRun) -> Iterator[Markup]:
+def spent(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the accuracy against the ε that it has cost, for a run with differential privacy."""
     epsilon_after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
     rows = [

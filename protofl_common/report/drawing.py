@@ -1,4 +1,4 @@
-"""How every figure looks, and how it gets into the page.
+"""How every figure looks, and how it gets into the page or into files of its own.
 
 Colours are those of Okabe and Ito (2008), which people with any kind of colour vision can tell
 apart; lines differ in dashes and markers too. Text and axes take the colour of the page's text
@@ -9,6 +9,8 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -18,6 +20,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from protofl_common.basics.files import replacing
 from protofl_common.report.reading import Floats
 
 Names = Sequence[str] | Sequence[int]
@@ -31,6 +34,8 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 WIDTH = 4.8  # inches of one column: 10 points can be read on a telephone
 HEIGHT = 3.3  # inches
+MOST_NUMBERED_CELLS = 120  # of a heat map; in more of them no number can be read
+FORMATS = ("svg", "pdf")
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "protofl",
@@ -59,7 +64,7 @@ STYLE: Any = {
 def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, Any]]:
     """Give a matplotlib figure of this size in inches, and its axes, in the report's style.
 
-    The style is set only within the block, so the figure must be drawn there.
+    The style is set only within the block, so all parts of the figure must be made there.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -67,29 +72,55 @@ def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, 
         yield figure, figure.add_subplot()
 
 
-def draw(figure: Any, name: str, title: str, caption: str) -> Markup:
-    """Return the figure as SVG in HTML, with ids of its own and no outside references.
+@dataclass(frozen=True)
+class Drawing:
+    """A finished figure, which the page shows and `save` writes into files.
 
-    ``name``, in a word or two with hyphens, is its anchor in the page; ``caption`` says how to read
-    it, in plain text.
+    ``name``, in a word or two with hyphens, is its anchor in the page and the name of its files;
+    ``caption`` says how to read it, in plain text.
     """
-    for part in (figure, *figure.axes):
-        part.patch.set_alpha(0)
-    figure.get_layout_engine().execute(figure)  # now, or `savefig` would draw all twice for it
-    figure.set_layout_engine(None)
-    text = io.StringIO()
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(text, format="svg", metadata=no_metadata, dpi=180)
 
-    whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
-    start, body = whole[whole.index("<svg") :].split(">", 1)
-    view_box = start.partition('viewBox="')[2].partition('"')[0]
-    body = body.replace("xlink:href=", "href=").replace(INK, "currentColor")
-    # one page has many figures: ids, and references to them, begin with the name of theirs
-    body = re.sub(r'\bid="|url\(#|href="#', rf"\g<0>{name}-", body)
-    label = escape(f"{title}. {caption}")
-    svg = f'<svg viewBox="{view_box}" role="img" aria-label="{label}">{body}'
-    return Markup(FIGURE).format(name, title, Markup(svg), caption)
+    figure: Any  # of matplotlib
+    name: str
+    title: str
+    caption: str
+
+    def as_html(self) -> Markup:
+        """Return the figure as SVG in HTML, with ids of its own and no outside references."""
+        text = io.StringIO()
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        with matplotlib.rc_context(STYLE):
+            for part in (self.figure, *self.figure.axes):
+                part.patch.set_alpha(0)
+            layout = self.figure.get_layout_engine()
+            layout.execute(self.figure)  # now, or `savefig` would draw all twice for it
+            self.figure.set_layout_engine(None)
+            self.figure.savefig(text, format="svg", metadata=no_metadata, dpi=180)
+
+        whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
+        start, body = whole[whole.index("<svg") :].split(">", 1)
+        view_box = start.partition('viewBox="')[2].partition('"')[0]
+        body = body.replace("xlink:href=", "href=").replace(INK, "currentColor")
+        # one page has many figures: ids, and references to them, begin with the name of theirs
+        body = re.sub(r'\bid="|url\(#|href="#', rf"\g<0>{self.name}-", body)
+        label = escape(f"{self.title}. {self.caption}")
+        svg = f'<svg viewBox="{view_box}" role="img" aria-label="{label}">{body}'
+        return Markup(FIGURE).format(self.name, self.title, Markup(svg), self.caption)
+
+    def save(self, folder: str | Path, name: str = "") -> list[Path]:
+        """Write NAME.svg and NAME.pdf into the folder, and return their paths.
+
+        ``name`` stands in the place of the figure's own. The same figure gives the same bytes,
+        whenever it is drawn.
+        """
+        files = []
+        for kind in FORMATS:
+            file = Path(folder) / f"{name or self.name}.{kind}"
+            date = "Date" if kind == "svg" else "CreationDate"
+            with matplotlib.rc_context(STYLE), replacing(file) as beside:
+                self.figure.savefig(beside, format=kind, metadata={date: None}, dpi=300)
+            files.append(file)
+        return files
 
 
 def line_chart(
@@ -100,20 +131,24 @@ def line_chart(
     lines: Lines,
     unit: str,
     below: str = "after round",
-) -> Markup:
-    """Draw a line per name; `draw` says what ``name``, ``title`` and ``caption`` are for.
+    bands: Mapping[str, tuple[Floats, Floats]] | None = None,
+) -> Drawing:
+    """Draw a line per name; `Drawing` says what ``name``, ``title`` and ``caption`` are for.
 
     ``places`` are the positions on the horizontal axis, one for each value of a line: rounds, or
     what ``below``, the words under that axis, says. If these end in "round", only whole numbers are
-    marked. ``unit`` stands at the vertical axis, which is
-    logarithmic for losses and seconds that differ by a factor of more than 50. A value of NaN, of
-    a round that was not measured, is left out.
+    marked. ``unit`` stands at the vertical axis, which is logarithmic for losses and seconds that
+    differ by a factor of more than 50. A value of NaN, of a round that was not measured, is left
+    out. ``bands`` has the lower and the upper edge of the band around a line.
     """
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
             known = ~np.isnan(values)
             look = _look_of_line(index, len(places))
             axes.plot(np.array(places)[known], np.array(values)[known], label=label, **look)
+            if bands and label in bands:
+                low, high = bands[label]
+                axes.fill_between(places, low, high, color=look["color"], alpha=0.18, linewidth=0)
 
         positive = [value for values in lines.values() for value in values if value > 0]
         if unit in ("loss", "seconds") and positive and max(positive) > 50 * min(positive):
@@ -129,7 +164,7 @@ def line_chart(
         legend_columns = 3 if max(map(len, lines)) <= 16 else 2
         names = [short(label, int(14 * WIDTH) // legend_columns) for label in lines]
         figure.legend(axes.lines, names, loc="outside lower center", ncols=legend_columns)
-        return draw(figure, name, title, caption)
+        return Drawing(figure, name, title, caption)
 
 
 def _look_of_line(index: int, points: int) -> dict[str, Any]:
@@ -157,21 +192,23 @@ def heat_map(
     columns: Names,
     unit: str,
     below: str,
-) -> Markup:
+    beside: str = "",
+) -> Drawing:
     """Draw the numbers [R, C] as cells from dark to light; NaN is left blank.
 
-    ``rows`` and ``columns`` name them, ``below`` stands under the axis of columns. The scale begins
-    at 0, and ends at 100 if the ``unit`` is a percentage, else at the largest number.
+    ``rows`` and ``columns`` name them; ``below`` stands under the axis of columns, ``beside`` at
+    that of rows. The scale has the range of the numbers, but begins at 0 where they are whole, as
+    counts are. Where the cells are few, each also has its number.
     """
     height = min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)  # inches
     row_names = [str(row) for row in rows]
     column_names = [str(column) for column in columns]
     rotation = 90 if max(map(len, column_names)) > 4 else 0
+    counts = bool((values_RC[~np.isnan(values_RC)] % 1 == 0).all())
     with canvas(WIDTH, height) as (figure, axes):
         image = axes.imshow(
             values_RC,
-            vmin=0,
-            vmax=100 if "%" in unit else None,
+            vmin=0 if counts else None,
             aspect="auto",
             interpolation="none",
             cmap="cividis",
@@ -180,8 +217,22 @@ def heat_map(
         axes.set_yticks(*some_ticks(row_names, 30), fontsize=9)
         axes.set_xticks(*some_ticks(column_names, 12, 10), rotation=rotation, fontsize=9)
         axes.set_xlabel(below)
+        axes.set_ylabel(beside)
         figure.colorbar(image, ax=axes, label=unit, pad=0.02)
-        return draw(figure, name, title, caption)
+        if values_RC.size <= MOST_NUMBERED_CELLS and values_RC.shape[1] <= 12:
+            decimals = 1 if "%" in unit else 2
+            _number_cells(axes, image, values_RC, 0 if counts else decimals)
+        return Drawing(figure, name, title, caption)
+
+
+def _number_cells(axes: Any, image: Any, values_RC: Floats, decimals: int) -> None:
+    """Write each number into its cell: white where the cell is dark, else black."""
+    for (row, column), value in np.ndenumerate(values_RC):
+        if np.isnan(value):
+            continue
+        text = f"{value:.{decimals}f}"
+        colour = "#111111" if image.norm(value) > 0.5 else "#FFFFFF"
+        axes.text(column, row, text, color=colour, fontsize=8, ha="center", va="center")
 
 
 def short(text: str, longest: int = 14) -> str:

@@ -6,6 +6,7 @@ escapes whatever is not markup itself.
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from protofl_common.config.options import Scalar
 from protofl_common.config.sections import PER_UNIT, protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report import charts
+from protofl_common.report.drawing import Drawing
 from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
@@ -39,8 +41,9 @@ ACCURACY_HEADS = {
 """Figures over the clients, and their heads; some stand only here."""
 NO_REPLY: Any = {"accuracy": {}}
 """The figures of a client that is not in a row."""
-FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Markup]], ...]] = {
+FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Drawing]], ...]] = {
     "Accuracy": (
+        charts.of_methods,
         charts.means,
         charts.of_domains,
         charts.of_clients,
@@ -79,6 +82,19 @@ def write_report(folder: Path) -> Path:
     return path
 
 
+def save_figures(folder: Path, into: Path) -> list[Path]:
+    """Write each figure of a run's page as SVG and PDF, and return the files."""
+    run = RecordedRun(folder)
+    files = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that matplotlib's own font lacks
+        for functions in FIGURES.values():
+            for function in functions:
+                for drawing in function(run):
+                    files += drawing.save(into)
+    return files
+
+
 def page(run: RecordedRun) -> str:
     """Return the whole page as HTML; sections for which the run has nothing are left out."""
     sections = {"Result": _result(run), "Privacy": _privacy(run)}
@@ -114,18 +130,20 @@ def _footer(run: RecordedRun) -> str:
     versions = run.summary.get("versions", {}) if run.summary else {}
     if versions:
         parts.append(", ".join(f"{name} {number}" for name, number in versions.items()))
-    if not run.rows:
+    if run.rows:
+        parts.append(f"protofl report {run.name} --figures DIR: every figure as SVG and PDF")
+    else:
         parts.append("protofl report draws this page again at any time")
     return " · ".join(parts)
 
 
-def _drawn(function: Callable[[RecordedRun], Iterable[Markup]], run: RecordedRun) -> Markup:
+def _drawn(function: Callable[[RecordedRun], Iterable[Drawing]], run: RecordedRun) -> Markup:
     """Return all figures that a function draws; if it fails, a note with its name and the error."""
     try:
         with warnings.catch_warnings():
             # matplotlib warns of letters that its own font lacks; a browser has others
             warnings.simplefilter("ignore")
-            return Markup("").join(function(run))
+            return Markup("").join(drawing.as_html() for drawing in function(run))
     except Exception as error:
         where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         reason = f"{type(error).__name__}: {error}"
@@ -139,6 +157,7 @@ def _result(run: RecordedRun) -> Markup:
     shown = Markup('<div class="tiles">{}</div>').format(
         each("<div><b>{}</b><span>{}</span></div>", _tiles(run))
     )
+    shown += Markup('<p class="sub">{}</p>').format(_one_seed(run))
     if run.compared:
         text = figures.sentence(run.compared)
         if run.missing_baselines > 0:
@@ -147,17 +166,26 @@ def _result(run: RecordedRun) -> Markup:
     return shown + _accuracies(run) + _metrics(run)
 
 
+def _one_seed(run: RecordedRun) -> str:
+    """Say that all figures are of one seed, and how one sees what chance does."""
+    seed = run.settings.get("seed", "")
+    return (
+        f"One run with one seed (seed = {seed}): a small difference from another run may be "
+        "chance. Repeat it with other seeds; protofl compare shows means with intervals."
+    )
+
+
 def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     """Return the figures at the top of the page as texts, each with the words below it."""
     tiles = []
     name = "accuracy over all samples" if run.hides_clients else "mean accuracy"
     for kind, row in run.last_evaluation.items():
-        tiles.append((f"{100 * row['accuracy'][kind]['mean']:.1f} %", f"{name}, {kind}"))
-    if run.better_kind:
-        accuracy = run.last_evaluation[run.better_kind]["accuracy"][run.better_kind]
-        if "worst-10%" in accuracy:
-            worst = f"{100 * accuracy['worst-10%']:.1f} %"
-            tiles.append((worst, f"worst 10 % of clients, {run.better_kind}"))
+        percent = f"{100 * row['accuracy'][kind]['mean']:.1f} %"
+        tiles.append((percent, f"{name} by {charts.MEANING[kind]} (“{kind}”)"))
+    for kind, row in islice(run.last_evaluation.items(), 1):  # of the result alone
+        if "worst-10%" in row["accuracy"][kind]:
+            worst = f"{100 * row['accuracy'][kind]['worst-10%']:.1f} %"
+            tiles.append((worst, f"{run.worst_tenth}, {kind}"))
 
     rounds = len(run.rounds)
     planned = run.settings.get("rounds", rounds)

@@ -16,7 +16,14 @@ from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.runs.figures import HIDDEN, compared
-from protofl_common.runs.folder import KINDS, SETTINGS, RoundRow, RunFolder, SiteFacts
+from protofl_common.runs.folder import (
+    KINDS,
+    SETTINGS,
+    RoundRow,
+    RunFolder,
+    SiteFacts,
+    baseline_folder,
+)
 
 AUDIT = "audit.json"
 Floats = NDArray[np.float64]
@@ -66,12 +73,18 @@ class RecordedRun:
 
         baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
+        self.rows_of_baselines: dict[str, list[RoundRow]] = {}  # the algorithm's title -> its rows
+        for algo in baselines:
+            of_baseline = RunFolder(baseline_folder(folder.resolve(), algo))
+            summary = of_baseline.summary()
+            if summary:
+                self.rows_of_baselines[summary["algorithm"]] = of_baseline.rows()
         # baselines without a result, as when a folder is renamed; the run itself is compared, too
         self.missing_baselines = len(baselines) + 1 - len(self.compared)
 
         self.sites = self._sites()
         self.last_evaluation: dict[str, RoundRow] = {}  # way to predict -> its last evaluation
-        for kind in KINDS:
+        for kind in reversed(KINDS):  # the head first, as in the run's result
             evaluations = self.evaluations(kind)
             if evaluations:
                 self.last_evaluation[kind] = evaluations[-1]
@@ -113,16 +126,26 @@ class RecordedRun:
         return str(classes[label]) if label < len(classes) else str(label)
 
     @property
+    def algorithm(self) -> str:
+        """The algorithm's title, such as "FedProto"."""
+        algo = str(self.settings.get("algo", ""))
+        title = self.facts.get("algorithm")
+        if not title:
+            title = CATALOG[algo].title if algo in CATALOG else algo
+        return str(title)
+
+    @property
+    def worst_tenth(self) -> str:
+        """What the worst 10 % of the clients are: of fewer than 20 it is one."""
+        return "the worst client" if len(self.sites) < 20 else "the worst tenth"
+
+    @property
     def title(self) -> str:
         """The heading of the page, such as "FedProto on mnist"."""
-        algo = str(self.settings.get("algo", ""))
-        algorithm = self.facts.get("algorithm")
-        if not algorithm:
-            algorithm = CATALOG[algo].title if algo in CATALOG else algo
         data = self.settings.get("dataset", "unknown data")
         if self.settings.get("partition") == "own":
             data = "own data of the sites"
-        return f"{algorithm} on {data}"
+        return f"{self.algorithm} on {data}"
 
 
 def _has_only_means(row: RoundRow) -> bool:

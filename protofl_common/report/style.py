@@ -1,10 +1,14 @@
-"""How the page looks, one column or two from 900 pixels on, and what the browser may do with it."""
+"""How the page looks, one column or two from 900 pixels on, and what the browser may do with it.
+
+A box that goes on to a side has a shadow there: it scrolls out of sight under the box's own
+background, which moves with the content.
+"""
 
 CSS = """
 :root{color-scheme:light dark;--page:#f6f7f9;--card:#fff;--ink:#1c2430;
---soft:#5b6675;--line:#dfe3e8;--link:#0b5cad}
+--soft:#5b6675;--line:#dfe3e8;--link:#0b5cad;--edge:#0005}
 @media (prefers-color-scheme:dark){:root{--page:#12161c;--card:#1b212a;--ink:#e6eaf0;
---soft:#a3adba;--line:#313a46;--link:#7db8f0}.leak{color:#ff8a80!important}}
+--soft:#a3adba;--line:#313a46;--link:#7db8f0;--edge:#fff5}.leak{color:#ff8a80!important}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--page);color:var(--ink);
@@ -34,7 +38,11 @@ stroke-linejoin:round}
 figcaption,.above{color:var(--soft);font-size:.88rem;text-align:left}
 figcaption{margin-top:.5em}
 .above{margin:0;padding:8px 10px 2px}
-.box{overflow-x:auto;max-width:100%}
+.box{overflow-x:auto;max-width:100%;
+background:linear-gradient(90deg,var(--card) 50%,transparent) left/40px 100% no-repeat local,
+linear-gradient(270deg,var(--card) 50%,transparent) right/40px 100% no-repeat local,
+linear-gradient(90deg,var(--edge),transparent) left/14px 100% no-repeat scroll,
+linear-gradient(270deg,var(--edge),transparent) right/14px 100% no-repeat scroll}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{padding:5px 10px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}
 thead th,thead td{border-top:0;color:var(--soft);font-weight:600}

@@ -45,7 +45,7 @@ IN_LATEX = str.maketrans({
     BOLD: r"\textbf{", END_OF_BOLD: "}",
     "[": "{[}", "*": "{*}",  # after the end of a row they would be its options
     "|": "$|$", "≤": r"$\leq$", "≥": r"$\geq$", "±": r"$\pm$", "×": r"$\times$",
-    "−": "$-$", "–": "--", "…": r"\ldots{}",
+    "†": r"$^\dagger$", "−": "$-$", "–": "--", "…": r"\ldots{}",
     "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "ε": r"$\varepsilon$",
     "η": r"$\eta$", "λ": r"$\lambda$", "μ": r"$\mu$", "σ": r"$\sigma$", "τ": r"$\tau$",
 })  # fmt: skip

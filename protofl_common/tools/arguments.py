@@ -30,6 +30,7 @@ FORMAT = 1
 ROOT = app_folder()
 RECIPES = ROOT / "configs" / "recipes"
 RUNS = Path("runs")
+FIGURES_HELP = "draw the figures as SVG and PDF into this folder"
 DEFAULT_FEDERATION: Config = {"num-supernodes": 10, "client-resources-num-cpus": 1}
 """Ten clients, a process of one thread per core: small models at small batches run best so."""
 
@@ -37,9 +38,10 @@ DEFAULT_FEDERATION: Config = {"num-supernodes": 10, "client-resources-num-cpus":
 def add_allow_python(
     parser: argparse.ArgumentParser, source: str, *, backbones: bool = False
 ) -> None:
-    """Add the option, maybe with that for ``backbones``, to a command that reads ``source``.
+    """Add ``--allow-python`` to a command, and with ``backbones`` also ``--allow-backbones``.
 
-    `cli.parsed` obeys it.
+    ``source`` is what may name the modules, such as "the recipe", for the help. `cli.parsed` allows
+    the modules that the user gives; the command itself looks at the backbones.
     """
     if backbones:
         about = (
@@ -54,9 +56,10 @@ def add_allow_python(
 def read_assignments(words: Iterable[str]) -> Config:
     """Read ``["algo=fedplvm", "lr=0.1"]`` as ``{"algo": "fedplvm", "lr": 0.1}``.
 
-    SettingsError for other words. An unknown key, and a value that does not fit the type of its
-    key, stay text: `Settings.from_run_config` says what is wrong with them, all at once. Python
-    modules that they name may be imported from now on.
+    SettingsError with a line for each word that is not key=value. An unknown key, and a value that
+    does not fit the type of its key, stay text: `Settings.from_run_config` says what is wrong with
+    them, all at once. Python modules that the values name may be imported from now on, as whoever
+    types them may run code here.
     """
     defaults = default_run_config()
     values: Config = {}
@@ -68,6 +71,7 @@ def read_assignments(words: Iterable[str]) -> Config:
             problems.append(f"{word}: the number of simulated clients is no setting; {cure}")
         if not equals or not key:
             problems.append(f"{word}: must be key=value, such as algo=fedproto")
+        # as Flower's --run-config would need it; here the quotes are no part of the value
         is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
         if is_quoted:
             text = text[1:-1]
@@ -79,13 +83,16 @@ def read_assignments(words: Iterable[str]) -> Config:
 
 
 def check_settings(config: Config, chosen: Config) -> Settings:
-    """Return the settings of a run.
+    """Check the whole config of a run, and return its settings.
 
-    SettingsError or DataError if one is wrong, or ``chosen`` in vain, or data are missing.
+    ``chosen`` are the settings among them that the user typed: each must have an effect.
+
+    SettingsError for a wrong setting, of a baseline too, or one without effect; DataError where the
+    data are missing.
     """
     settings = Settings.from_run_config(config)
     check_settings_act(chosen, settings)
-    baselines_of(settings, config)
+    baselines_of(settings, config)  # for its SettingsError
     check_named(config)
     check_data_settings(settings.data)
     check_data_are_here(settings.data)
@@ -98,9 +105,10 @@ class Recipe(NamedTuple):
 
 
 def read_recipe(name: str) -> Recipe:
-    """Read a recipe of ``configs/recipes`` or a TOML file; no name gives an empty one.
+    """Read a recipe by its name in ``configs/recipes``, or by the path of a TOML file.
 
-    SettingsError if it is missing, or not TOML.
+    "" gives no settings and the default federation. SettingsError for a file that is missing or not
+    TOML.
     """
     if not name:
         return Recipe({}, DEFAULT_FEDERATION)
@@ -118,27 +126,31 @@ def read_recipe(name: str) -> Recipe:
 
 
 def federation_in(text: str) -> Config:
-    """Read ``{"num-supernodes": 20, …}`` from the line ``# flwr run … --federation-config '…'``.
+    """Return the federation config that a recipe's ``text`` names, such as {"num-supernodes": 20}.
 
-    A text without that line has the default federation.
+    It stands in the recipe's comment ``# flwr run … --federation-config 'num-supernodes=20 …'``. A
+    text without this comment has the default federation.
     """
-    line = re.search(r"^# flwr run .*--federation-config '([^']*)'", text, re.MULTILINE)
-    if not line:
+    comment = re.search(r"^# flwr run .*--federation-config '([^']*)'", text, re.MULTILINE)
+    if not comment:
         return dict(DEFAULT_FEDERATION)
     federation = {}
-    for word in shlex.split(line[1]):
-        key, _, value = word.partition("=")
+    for assignment in shlex.split(comment[1]):
+        key, _, value = assignment.partition("=")
         federation[key] = typed(value, int if value.isdigit() else float)
     return federation
 
 
 def file_named(name: str) -> Path:
-    """The file of that name here, else in the app's folder."""
+    """Return the path of a file in the working directory, or else below the app's folder."""
     return Path(name) if Path(name).is_file() else ROOT / name
 
 
 def run_named(run: str) -> Path:
-    """The folder called ``run``, here or in ``runs/``; SettingsError where there is none."""
+    """Return the folder of a run by its path, or by its name in ``runs/``.
+
+    SettingsError where there is none.
+    """
     for folder in (Path(run), RUNS / run):
         if folder.is_dir():
             return folder

@@ -30,6 +30,7 @@ class Executor(SubprocessExecutor):
     """
 
     def __init__(self, kind: TaskType, script: Sequence[str], method: str = START_METHOD) -> None:
+        """Start nothing yet; ``script`` is the file of a Python script, and its arguments."""
         self.kind = kind
         self.method = method
         self.command = [sys.executable, "-P", *script]
@@ -39,38 +40,41 @@ class Executor(SubprocessExecutor):
         return {self.kind}, set()
 
     def reconcile(self) -> None:
-        """Before each question for work: start the process that forks, unless it is there."""
+        """Start the process that forks, unless it is there; Flower calls this before each question.
+
+        So the process has imported all it needs before the first task comes.
+        """
         if self.method != "fork":
             return
         if self.forking is None or self.forking.poll() is not None:
-            self.forking = self._started()
+            self.forking = self._start_process()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process, and hand over its arguments by its standard input.
+        """Start a process for a task, and tell it the task's arguments on its standard input.
 
-        The token among them would let whoever reads it answer in the task's place, and any user of
-        the machine may read the command line of a process. Flower's option to install what an app
-        depends on is not passed on.
+        Not on its command line, which any user of the machine may read: whoever reads the token
+        among them could answer in the task's place. Flower's option to install what an app depends
+        on is not passed on.
         """
         if spec.task_type != self.kind:
-            kinds = f"a task of kind {spec.task_type}: only those of kind {self.kind} run here"
-            return LaunchResult.failed(kinds)
-        process = self.forking or self._started()
+            reason = f"a task of kind {spec.task_type}: only those of kind {self.kind} run here"
+            return LaunchResult.failed(reason)
+        process = self.forking or self._start_process()
         assert process.stdin is not None
         try:
             print(written_task(_arguments(spec)), file=process.stdin, flush=True)
-            if process is not self.forking:
+            if process is not self.forking:  # that one takes further tasks
                 process.stdin.close()
         except BrokenPipeError:
             return LaunchResult.failed("the process of the task ended before it had read the task")
         return LaunchResult.accepted()
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _start_process(self) -> subprocess.Popen[str]:
         return subprocess.Popen(self.command, stdin=subprocess.PIPE, text=True)
 
 
 def _arguments(spec: ExecutionSpec) -> list[str]:
-    """Return the arguments of ``flwr-clientapp`` and ``flwr-serverapp`` for this task."""
+    """Return a task's arguments, as ``flwr-clientapp`` and ``flwr-serverapp`` take them."""
     options = {
         "token": spec.token,
         "runtime-api-address": spec.runtime_api_address,
@@ -85,19 +89,21 @@ def _arguments(spec: ExecutionSpec) -> list[str]:
 
 
 def environment_of_own_code() -> dict[str, str]:
-    """Return an environment with this process's code, not the working directory's.
+    """Return this process's environment, changed for the processes of tasks.
 
-    It has no proxy for loopback, and lets Flower's loop ask for tasks ten times a second.
+    They import the code that this process imports, and never that of the working directory; they
+    use no proxy for loopback, and Flower's loop asks for tasks ten times a second.
     """
     proxies = getproxies_environment()
     system_proxies = {}
-    if not proxies:  # macOS then has its own, which no_proxy alone would switch off
+    if not proxies:
+        # macOS has proxies outside of the environment, which are ignored once it has a no_proxy
         system_proxies = {f"{scheme}_proxy": url for scheme, url in getproxies().items()}
 
-    without_proxy = proxies.get("no", "")
-    if without_proxy != "*":
-        without_proxy = f"127.0.0.1,localhost,::1,{without_proxy}".rstrip(",")
-    paths = [path for path in sys.path if os.path.isabs(path)]
-    ours = {"PYTHONPATH": os.pathsep.join(paths), "no_proxy": without_proxy}
+    hosts_without_proxy = proxies.get("no", "")
+    if hosts_without_proxy != "*":  # which stands for all
+        hosts_without_proxy = f"127.0.0.1,localhost,::1,{hosts_without_proxy}".rstrip(",")
+    paths = [path for path in sys.path if os.path.isabs(path)]  # "" is the working directory
+    ours = {"PYTHONPATH": os.pathsep.join(paths), "no_proxy": hosts_without_proxy}
     defaults = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", **system_proxies}
     return {**defaults, **os.environ, **ours}

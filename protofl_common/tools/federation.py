@@ -1,6 +1,6 @@
 """A federation: what its SuperLink answers, and the certificate and clock that it shows.
 
-A door before the SuperLink shows its own.
+Where a reverse proxy stands before the SuperLink, these are the proxy's.
 """
 
 import ssl
@@ -34,13 +34,13 @@ class Endpoint(NamedTuple):
 class Federation(NamedTuple):
     nodes: list[NodeInfo]
     submissions: list[Run]  # the latest first
-    shown: Endpoint
+    endpoint: Endpoint
 
 
 def ask(name: str) -> Federation:
-    """Ask the SuperLink ``name`` of Flower's configuration.
+    """Ask the SuperLink that Flower's configuration calls ``name`` for its nodes and runs.
 
-    SettingsError if there is none, or no answer.
+    SettingsError if the configuration has none of this name, or the SuperLink does not answer.
     """
     from click import ClickException
     from click.exceptions import Exit
@@ -52,8 +52,8 @@ def ask(name: str) -> Federation:
                 f"{name}: has no address in Flower's config.toml; "
                 "a SuperLink of its own shows nothing"
             )
-        # first: it says why it fails
-        shown = ask_endpoint(superlink.address, superlink.root_certificates or "")
+        # before Flower's client, whose error does not say why there is no answer
+        endpoint = ask_endpoint(superlink.address, superlink.root_certificates or "")
         with client_of(superlink) as client:
             nodes = client.ListNodes(ListNodesRequest()).nodes_info
         submissions = submissions_of(superlink, SUBMISSIONS)
@@ -66,11 +66,11 @@ def ask(name: str) -> Federation:
         raise SettingsError(f"{name}: the SuperLink cannot be asked ({error}){cure}") from error
 
     registered = [node for node in nodes if node.status != "unregistered"]
-    return Federation(registered, submissions, shown)
+    return Federation(registered, submissions, endpoint)
 
 
 def submissions_of(superlink: Any, most: int) -> list[Run]:
-    """Ask a SuperLink for the last runs that were submitted, the latest first."""
+    """Ask a SuperLink for at most so many of the runs submitted last, the latest first."""
     with client_of(superlink) as client:
         answer = client.ListRuns(ListRunsRequest(limit=most))
     runs = [run_from_proto(run) for run in answer.run_dict.values()]
@@ -78,9 +78,10 @@ def submissions_of(superlink: Any, most: int) -> list[Run]:
 
 
 def ask_endpoint(address: str, root_certificates: str = "") -> Endpoint:
-    """Ask HOST:PORT, by TLS if there are ``root_certificates``.
+    """Ask HOST:PORT for its health, and return what it shows of its certificate and clock.
 
-    OSError without an answer, SSLError without a trusted one.
+    By TLS if the file of ``root_certificates`` is given, else by plain HTTP. OSError without an
+    answer, SSLError for a certificate that these have not signed.
     """
     without_brackets = address.replace("[", "").replace("]", "")  # those of an IPv6 address
     host, _, port = without_brackets.rpartition(":")

@@ -15,7 +15,7 @@ LEVELS = (WRONG, WARNING, FACT)  # the worst first
 
 @dataclass(frozen=True)
 class Finding:
-    level: str
+    level: str  # one of LEVELS
     topic: str
     text: str
     cure: str = ""

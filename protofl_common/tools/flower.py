@@ -76,30 +76,34 @@ def console_script(name: str) -> Callable[[], None]:
 
 
 def _replaced_in(module: str, **ours: object) -> AbstractContextManager[None]:
+    """Replace names of one of Flower's modules by ours while the context is open.
+
+    SettingsError, now and not when the context is entered, where the module lacks one.
+    """
     with needing_flowers_names():
         return replaced(import_module(module), **ours)
 
 
 # -- the log of a site
-class _WorthALine(logging.Filter):
-    """Lets warnings pass, and what has words and is not of a message."""
-
+class _WithoutMessages(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
+        """Let pass warnings, and lines that are neither empty nor about a single message."""
         text = record.getMessage().strip()
         is_of_message = text.startswith(OF_A_MESSAGE)
         return record.levelno >= logging.WARNING or bool(text and not is_of_message)
 
 
 def keep_log_short() -> None:
-    """Let Flower's log have time and no colours, and of each message no line: ours has it.
+    """Make Flower's log one for operators: with the time, without colours and lines on messages.
 
-    All of it stays if the operator has set FLWR_LOG_LEVEL.
+    Our own log has a line for each message. Nothing is changed if the operator has set
+    FLWR_LOG_LEVEL.
     """
     if "FLWR_LOG_LEVEL" in os.environ:
         return
     update_console_handler(timestamps=True, colored=False)
     for handler in logging.getLogger("flwr").handlers:
-        handler.addFilter(_WorthALine())
+        handler.addFilter(_WithoutMessages())
 
 
 # -- messages and tasks
@@ -108,13 +112,17 @@ pull_parts = partial(pull_objects, initial_backoff=FIRST_RETRY_SECONDS)
 
 
 def handing_tasks_to(executor: SubprocessExecutor) -> AbstractContextManager[None]:
-    """Have Flower's loop, which asks for tasks, hand them to ``executor``."""
+    """While the context is open, have Flower's loop hand the tasks it gets to ``executor``."""
     module = "flwr.supercore.superexec.run_superexec"
     return _replaced_in(module, get_executor=lambda *_, **__: executor)
 
 
 def ask_for_tasks(address: str, secret: bytes, supernode: int) -> None:
-    """Be Flower's loop for the SuperNode at ``address``, until the process ``supernode`` ends."""
+    """Run Flower's loop, which asks the SuperNode at ``address`` for tasks.
+
+    It ends with the process whose number is ``supernode``. The SuperNode accepts it by the
+    ``secret``, over an unencrypted connection within this machine.
+    """
     from flwr.supercore.superexec.run_superexec import run_superexec
 
     run_superexec(address, insecure=True, superexec_auth_secret=secret, parent_pid=supernode)
@@ -123,10 +131,11 @@ def ask_for_tasks(address: str, secret: bytes, supernode: int) -> None:
 def clientapp_process(
     fetch: Callable[..., Any], load: Callable[..., ClientApp], give_up: Callable[[], None]
 ) -> AbstractContextManager[None]:
-    """Let ``flwr-clientapp`` fetch its message and load its ClientApp by our functions.
+    """While the context is open, ``flwr-clientapp`` fetches its message and its ClientApp by ours.
 
-    It installs no bundle. Where the task ends without a reply, ``give_up`` is called instead: a
-    SuperNode would wait for the reply of a task that ends in order.
+    ``fetch`` and ``load`` take the place of Flower's functions, and no bundle is installed. Where
+    the task would end without a reply, ``give_up`` is called instead: a SuperNode waits for ever
+    for the reply of a task that has ended in order.
     """
     with needing_flowers_names():
         from flwr.supernode.runtime import run_clientapp
@@ -135,14 +144,14 @@ def clientapp_process(
         end_with_flower = run_clientapp.push_task_output
     has_replied = False
 
-    def push_message(*given: Any) -> None:
+    def push_message(*arguments: Any) -> None:
         nonlocal has_replied
-        push_to_flower(*given)
+        push_to_flower(*arguments)
         has_replied = True
 
-    def push_task_output(**given: Any) -> None:
+    def push_task_output(**arguments: Any) -> None:
         if has_replied:
-            end_with_flower(**given)
+            end_with_flower(**arguments)
         else:
             give_up()
 
@@ -163,27 +172,27 @@ class SuperNodeTasks:
         self.state = state
 
     def are_open(self) -> bool:
-        """Return whether a reply may still come."""
-        return bool(self.state.get_tasks(statuses=[Status.PENDING, Status.STARTING])) or (
-            self.are_running()
-        )
+        """Return whether a reply to a message may still come."""
+        not_started = self.state.get_tasks(statuses=[Status.PENDING, Status.STARTING])
+        return bool(not_started) or self.are_running()
 
     def are_running(self) -> bool:
-        """Return whether a process works on one, by its heartbeat."""
+        """Return whether a process works on a message; Flower tells by the process's heartbeat."""
         return bool(self.state.get_tasks(statuses=[Status.RUNNING]))
 
     def answer(self, why: str) -> bool:
-        """Answer the messages to which no reply will come by an error; return if there are any.
+        """Answer all messages that have no reply by the error ``why``; return if there was any.
 
-        Flower answers for a process that is gone, if it had fetched its message.
+        Flower does so for a process that is gone, but only if it had fetched its message. So the
+        messages that none has fetched are marked as fetched first.
         """
-        unread = self.state.get_messages_legacy(is_reply=False)  # they count as fetched now
-        for message in unread:
+        unfetched = self.state.get_messages_legacy(is_reply=False)
+        for message in unfetched:
             self.state.record_message_processing_start(message.metadata.message_id)
         runs = {task.run_id for task in self.state.get_tasks()}
-        kept = len(self.state.msg_store)
+        count_before = len(self.state.msg_store)
         self.state._store_error_replies(runs, Error(int(ErrorCode.CLIENT_APP_CRASHED), why))
-        return len(self.state.msg_store) > kept
+        return len(self.state.msg_store) > count_before
 
 
 def supernode_process(
@@ -191,18 +200,20 @@ def supernode_process(
     settings: Callable[[bytes, Run], Config],
     watch: Callable[[SuperNodeTasks], None],
 ) -> AbstractContextManager[None]:
-    """Let ``flower-supernode`` sleep by ``clock.sleep``, and read no bundle for settings.
+    """While the context is open, ``flower-supernode`` has our clock, settings and watch.
 
-    It tells ``watch`` of its tasks before it waits for a reply.
+    ``clock`` takes the place of the module `time`: it needs a ``sleep``. ``settings`` returns the
+    settings of a run, in the place of Flower's function that would read them in the run's bundle.
+    ``watch`` is called with the tasks before the SuperNode waits for the reply to a message.
     """
     with needing_flowers_names():
         from flwr.supernode import start_client_internal
 
         push_messages = start_client_internal._push_messages
 
-    def watched(*, state: Any, **given: Any) -> None:
+    def watched(*, state: Any, **arguments: Any) -> None:
         watch(SuperNodeTasks(state))
-        push_messages(state=state, **given)
+        push_messages(state=state, **arguments)
 
     return _replaced_in(
         start_client_internal.__name__,
@@ -214,14 +225,22 @@ def supernode_process(
 
 
 def end_supernode(why: str) -> NoReturn:
-    """End the process, with the threads that Flower has left, as after a lost connection."""
+    """End the process and the threads that Flower has left in it, as after a lost connection.
+
+    Flower prints ``why``.
+    """
     flwr_exit(ExitCode.SUPERNODE_CONNECTION_ERROR, why)
 
 
 def serverapp_process(
     folder: Path, settings: Callable[[object, Config], Config], run: Callable[..., Any]
 ) -> AbstractContextManager[None]:
-    """Let ``flwr-serverapp`` run ``run`` with settings from ``folder``, and read no bundle."""
+    """While the context is open, ``flwr-serverapp`` calls ``run``, and installs no bundle.
+
+    ``run`` takes the place of Flower's function that runs a bundle's ServerApp.
+    ``settings(folder, submitted)`` returns all settings of a run by those that were submitted, in
+    the place of Flower's function that reads the bundle's defaults.
+    """
     return _replaced_in(
         "flwr.superlink.runtime.run_serverapp",  # a function of the same name hides the module
         install_from_fab=lambda *_, **__: None,
@@ -234,27 +253,35 @@ def serverapp_process(
 
 # -- a SuperLink that is asked
 def superlink_named(name: str) -> Any:
-    """Return the address and certificate of a SuperLink in Flower's config.toml."""
+    """Return Flower's connection (address, certificate) to a SuperLink in its config.toml."""
     read_connection, _, _ = _names_of_flwr()
     return read_connection(name)
 
 
 def superlink_at(name: str, address: str, root_certificates: str | None) -> Any:
-    """Return a SuperLink as if Flower's config.toml named it; without certificates by no TLS."""
+    """Return Flower's connection to a SuperLink that its config.toml need not name.
+
+    By TLS if the file ``root_certificates`` is given, else unencrypted.
+    """
     with needing_flowers_names():
         from flwr.cli.typing import SuperLinkConnection
-    return SuperLinkConnection(name, address, root_certificates, not root_certificates)
+    is_insecure = not root_certificates
+    return SuperLinkConnection(name, address, root_certificates, is_insecure)
 
 
 def has_crashed(run: Run) -> bool:
-    """Return whether a run has ended without an error of its app, and nobody has stopped it."""
+    """Return whether a run has failed, and not by an error that its ServerApp raised.
+
+    Then its process, the worker or the machine has died. A run that somebody stopped is no failed
+    one for Flower.
+    """
     status = run.status
     return status.sub_status == SubStatus.FAILED and not status.details.startswith(APP_ERROR)
 
 
 @contextmanager
 def client_of(superlink: Any) -> Iterator[Any]:
-    """Yield a client that asks the SuperLink; its errors become ClickException."""
+    """Yield a client that asks the SuperLink; inside, its errors become ClickException."""
     _, make_client, with_clear_errors = _names_of_flwr()
     with redirect_stdout(sys.stderr):  # Flower prints which SuperLink it uses
         client = make_client(superlink)
@@ -263,19 +290,23 @@ def client_of(superlink: Any) -> Iterator[Any]:
 
 
 def _names_of_flwr() -> tuple[Any, Any, Any]:
-    """Import how ``flwr`` reads of a SuperLink, makes a client for it, and says what went wrong."""
+    """Import three functions of Flower's command line, for a connection to a SuperLink.
+
+    The first reads the connection in config.toml, the second makes a client of it, the third is a
+    context that turns the client's errors into ClickException.
+    """
     with needing_flowers_names():
         from flwr.cli.flower_config import read_superlink_connection
         from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
     return read_superlink_connection, init_http_client_from_connection, flwr_cli_exc_handler
 
 
-# -- the check at the start: what takes a name's place is made, and never entered
+# -- the check at the start: the contexts above are made, which checks names, and never entered
 NONE: Any = None
 
 
 def require_for_site() -> None:
-    """SettingsError where Flower lacks a name that the processes of a site need."""
+    """Raise SettingsError if Flower lacks a name that the processes of a site need."""
     console_script("flower-supernode")
     console_script("flwr-clientapp")
     handing_tasks_to(NONE)
@@ -284,7 +315,7 @@ def require_for_site() -> None:
 
 
 def require_for_worker() -> None:
-    """SettingsError where Flower lacks a name that a worker's processes need."""
+    """Raise SettingsError if Flower lacks a name that a worker's processes need."""
     console_script("flower-superexec")
     console_script("flwr-serverapp")
     handing_tasks_to(NONE)
@@ -292,7 +323,7 @@ def require_for_worker() -> None:
 
 
 def require_all() -> None:
-    """SettingsError where Flower lacks a name that any command or process needs."""
+    """Raise SettingsError if Flower lacks a name that any command or process needs."""
     require_for_site()
     require_for_worker()
     _names_of_flwr()

@@ -35,17 +35,17 @@ class Prediction:
     """What a model says of one sample."""
 
     label: int  # Index of the class
-    name: str
+    name: str  # Of the class
     probability: float
     nearest: str | None = None  # Class of the nearest prototype, with which the head need not agree
-    distance: float | None = None  # From it
-    unknown: bool = False  # Farther from every prototype than the samples of the site are
+    distance: float | None = None  # From that prototype
+    unknown: bool = False  # Farther from every prototype than nearly all samples of the site are
 
 
 Outputs = tuple[dict[str, Tensor], Tensor | None]
-"""On the CPU: scores [N, C] for each way to predict, and distances [N, P] from each prototype.
+"""On the CPU: scores [N, C] by "head" and "prototype", and distances [N, P] from each prototype.
 
-The distances are None where there are no prototypes.
+Without prototypes there are no such scores, and the distances are None.
 """
 
 
@@ -64,6 +64,7 @@ class Predictor:
         device: str = "cpu",
         allow: str = "",
     ) -> None:
+        """Build the model on its device; SettingsError for a backbone that is not allowed."""
         self.card = trained.card
         for name in self.card.backbones:
             if not is_allowed(name, allow):
@@ -77,8 +78,8 @@ class Predictor:
         if threshold is None:
             threshold = unknown_above(trained.distances, UNKNOWN_SHARE)
         self.threshold = threshold
-        kinds = KINDS if self.prototypes is not None else ("head",)
-        self.inferences = tuple(kind for kind in kinds if kind in self.card.accuracy)
+        possible = KINDS if self.prototypes is not None else ("head",)
+        self.inferences = tuple(name for name in possible if name in self.card.accuracy)
 
     @classmethod
     def load(
@@ -90,11 +91,11 @@ class Predictor:
     ) -> Self:
         """Load an exported model: a folder with ``model.safetensors`` and ``model.json``.
 
-        ``allow_backbones`` and ``allow_python`` are those options of ``protofl predict``: names
-        with commas.
+        ``allow_backbones`` and ``allow_python`` name, with commas, frozen backbones and Python
+        modules that the model may load, as those options of ``protofl predict`` do.
 
-        SettingsError for parts that are missing or do not fit, and for a backbone, module or device
-        that is refused.
+        SettingsError for files that are missing or do not fit each other, a backbone or module that
+        is not allowed, and a device that this machine lacks.
         """
         folder = Path(folder)
         try:
@@ -105,14 +106,17 @@ class Predictor:
         trained = TrainedModel.read(folder / WEIGHTS)
         try:
             limit = json.loads((folder / CARD).read_text(encoding="utf-8"))["unknown-above"]
-            threshold = float("inf") if limit is None else float(limit)
+            threshold = float("inf") if limit is None else float(limit)  # null: none is unknown
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SettingsError(f"{folder / CARD} cannot be read ({error})") from error
         with allowing(names_in(allow_python)):
             return cls(trained, threshold, device, allow_backbones)
 
-    def way(self, by: str | None) -> str:
-        """Return ``by``, or for none the model's own way; SettingsError for one that it lacks."""
+    def chosen_inference(self, by: str | None) -> str:
+        """Return how to predict, "head" or "prototype": ``by``, or without it as the card says.
+
+        SettingsError where the model cannot predict so.
+        """
         by = by or self.card.inference
         if by not in self.inferences:
             ways = " or ".join(self.inferences)
@@ -124,25 +128,39 @@ class Predictor:
     ) -> list[Prediction]:
         """Predict for inputs [N, …] that are not normalised, or a data frame with their columns.
 
-        SettingsError if the model does not predict ``by`` this; DataError for unfit inputs.
+        ``by`` "head" or "prototype"; None: as the model's card says. SettingsError if the model
+        cannot predict so; DataError for inputs that do not fit the model.
         """
-        by = self.way(by)
+        by = self.chosen_inference(by)
         predictions: list[Prediction] = []
         for scores, distances_NP in self._batches(inputs, batch_size):
             predictions += self._predictions(scores, distances_NP, by)
         return predictions
 
     def scores(self, inputs: Any, batch_size: int = 256) -> dict[str, Tensor]:
-        """Return the scores [N, C] of each way to predict, on the CPU.
+        """Return the scores [N, C] by which the model predicts, on the CPU.
 
-        They are logits of the head, and −d²/T from each class's nearest prototype, −∞ for a class
-        without one.
+        For "head" they are its logits, for "prototype" −d²/T, with d the distance from the nearest
+        prototype of the class and T the card's temperature; −∞ for a class without prototypes.
         """
-        parts = [scores for scores, _ in self._batches(inputs, batch_size)]
-        return {way: torch.cat([part[way] for part in parts]) for way in self.inferences}
+        batches = [scores for scores, _ in self._batches(inputs, batch_size)]
+        return {name: torch.cat([scores[name] for scores in batches]) for name in self.inferences}
+
+    @torch.inference_mode()
+    def features(self, inputs: Any, batch_size: int = 256) -> Tensor:
+        """Return the features [N, D] of inputs [N, …], which head and prototypes predict from."""
+        values = inputs_for(self.card, inputs)
+        parts = []
+        for start in range(0, max(1, len(values)), batch_size):
+            batch = self.values(values[start : start + batch_size])
+            parts.append(self.model.body(batch).cpu())
+        return torch.cat(parts)
 
     def _batches(self, inputs: Any, size: int) -> Iterator[Outputs]:
-        """Yield the outputs of one batch after another; there is one even for no inputs."""
+        """Yield the outputs of one batch after another.
+
+        Without inputs there is one empty batch, so that results have their number of classes.
+        """
         inputs = inputs_for(self.card, inputs)
         for start in range(0, max(1, len(inputs)), size):
             yield self._outputs(inputs[start : start + size])
@@ -152,6 +170,7 @@ class Predictor:
 
     @torch.inference_mode()
     def _outputs(self, inputs: Inputs) -> Outputs:
+        """Return scores and distances of one batch of inputs [N, …] that are not normalised."""
         features_ND = self.model.body(self.values(inputs))
         scores = {"head": self.model.head(features_ND).cpu()}
         prototypes = self.prototypes
@@ -163,7 +182,11 @@ class Predictor:
         return scores, distances_NP
 
     def values(self, inputs: Inputs) -> Tensor:
-        """Return the model's input: inputs [N, …] normalised, or features of frozen backbones."""
+        """Return what the network takes for inputs [N, …], on its device.
+
+        That is the inputs normalised, or their features of the card's frozen backbones; missing
+        values are filled first.
+        """
         card = self.card
         inputs = filled(inputs, card.fill)
         if card.backbones:
@@ -173,7 +196,7 @@ class Predictor:
     def _predictions(
         self, scores: dict[str, Tensor], distances_NP: Tensor | None, by: str
     ) -> list[Prediction]:
-        """Read the predictions out of the outputs for a batch."""
+        """Turn the outputs of one batch into predictions ``by`` "head" or "prototype"."""
         task = self.card.task
         labels_N = task.predicted(scores[by])
         nearest_N: Tensor | None = None
@@ -184,30 +207,31 @@ class Predictor:
 
         labels = labels_N.tolist()
         names = task.names(labels_N)
-        shares = task.probabilities(scores[by], labels_N).tolist()
+        probabilities = task.probabilities(scores[by], labels_N).tolist()
         if nearest_N is None or distances_NP is None:
-            rows = zip(labels, names, shares, strict=True)
+            rows = zip(labels, names, probabilities, strict=True)
             return [Prediction(*row) for row in rows]
 
         predictions = []
         least = distances_NP.amin(1).tolist()
-        for label, name, share, nearest, distance in zip(
-            labels, names, shares, task.names(nearest_N), least, strict=True
+        for label, name, probability, nearest, distance in zip(
+            labels, names, probabilities, task.names(nearest_N), least, strict=True
         ):
-            unknown = not distance <= self.threshold  # of NaN, too
-            predictions.append(Prediction(label, name, share, nearest, distance, unknown))
+            unknown = not distance <= self.threshold  # true for a distance of NaN, too
+            predictions.append(Prediction(label, name, probability, nearest, distance, unknown))
         return predictions
 
 
-class _ModelWithScale(nn.Module):
-    """The model with the scale of its inputs before it, and distances behind it."""
+class _ModelForOnnx(nn.Module):
+    """The model with the normalisation of its inputs before it, and distances behind it."""
 
     def __init__(self, trained: TrainedModel) -> None:
+        """Take the network, its prototypes, and from its card how inputs are normalised."""
         super().__init__()
         card = trained.card
         self.model = trained.build()
         self.prototypes = trained.prototypes
-        per_channel = (-1, *(1,) * (len(card.input_shape) - 1))
+        per_channel = (-1, *(1,) * (len(card.input_shape) - 1))  # (-1, 1, 1) for [C, H, W]
         self.mean = torch.tensor(card.mean).view(per_channel)
         self.std = torch.tensor(card.std).view(per_channel)
         self.fill = torch.tensor(card.fill).view(per_channel)
@@ -215,6 +239,11 @@ class _ModelWithScale(nn.Module):
         self.similarity = card.similarity
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return logits [N, C] and, where there are prototypes, distances [N, P] from them.
+
+        ``inputs`` [N, …] are not normalised; ``fill`` and ``mean`` are empty where nothing is to be
+        filled or normalised.
+        """
         if len(self.fill):
             inputs = torch.where(inputs.isnan(), self.fill, inputs)
         if len(self.mean):
@@ -224,7 +253,7 @@ class _ModelWithScale(nn.Module):
         if self.prototypes is None:
             return (logits,)
 
-        # Distances as in `maths/prototypes.py`, whose ``cdist`` no exporter knows
+        # Distances as in `maths/prototypes.py`, but for ``cdist``, which no exporter knows
         means_PD = self.prototypes.means
         if self.similarity == "cosine":
             features_ND = normalize(features_ND, dim=1)
@@ -247,7 +276,8 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
         why = f"{card.site}'s model has frozen backbones in front of it, which are not exported"
         raise SettingsError(f"--onnx: {why}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    example = torch.zeros(2, *card.input_shape, dtype=torch.float32 if card.mean else torch.int64)
+    dtype = torch.float32 if card.mean else torch.int64  # tokens are not normalised
+    example = torch.zeros(2, *card.input_shape, dtype=dtype)
     outputs = ["logits"]
     if trained.prototypes is not None:
         outputs.append("distances")
@@ -255,7 +285,7 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                _ModelWithScale(trained).eval(),
+                _ModelForOnnx(trained).eval(),
                 (example,),
                 str(file),
                 opset_version=OPSET,

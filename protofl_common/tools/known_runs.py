@@ -24,10 +24,12 @@ SECONDS_PER_DAY = 86400
 
 @dataclass
 class KnownSite:
-    node: int
+    """What a run's checkpoint and metrics tell of one site."""
+
+    node: int  # Flower's number; 0: not known
     last: int = 0  # the round of its last valid reply; 0: none
     trouble: dict[str, int] = field(default_factory=dict)  # kind of trouble -> how often
-    reason: str = ""  # of the latest
+    reason: str = ""  # of the latest trouble
 
 
 class KnownRun(RunFolder):
@@ -35,11 +37,12 @@ class KnownRun(RunFolder):
 
     @property
     def age(self) -> float:
+        """Seconds since its metrics were written last."""
         return time.time() - (self.path / METRICS).stat().st_mtime
 
     @property
-    def goes_on(self) -> bool:
-        """True if a process holds the lock of the run."""
+    def is_under_way(self) -> bool:
+        """True if a process is at work on the run: it holds the run's lock."""
         if not self.lock.exists():
             return False
         try:
@@ -50,9 +53,9 @@ class KnownRun(RunFolder):
 
     @property
     def rounds(self) -> tuple[int, int]:
-        """Rounds with a checkpoint, and how many there shall be."""
-        whole = checkpoints(self.path)
-        latest = int(whole[0].stem) if whole else 0
+        """The round of the newest checkpoint (0: none), and how many rounds there shall be."""
+        newest_first = checkpoints(self.path)
+        latest = int(newest_first[0].stem) if newest_first else 0
         return latest, int(self.settings().get("rounds", 0))
 
     @property
@@ -62,15 +65,19 @@ class KnownRun(RunFolder):
         return [baseline_folder(self.path, algo) for algo in names]
 
     def checkpoint_facts(self) -> dict[str, Any]:
-        """Read what stands beside the state in its newest checkpoint, {} without any."""
-        whole = checkpoints(self.path)
-        if not whole:
+        """Read the newest checkpoint's facts, without the state; {} if there is no checkpoint.
+
+        They are the attributes of `server_app.run.checkpoint.Checkpoint`, such as ``round``.
+        """
+        newest_first = checkpoints(self.path)
+        if not newest_first:
             return {}
-        with safe_open(whole[0], framework="numpy") as file:
+        with safe_open(newest_first[0], framework="numpy") as file:
             facts: dict[str, Any] = json.loads(file.metadata()["facts"])
         return facts
 
     def known_sites(self) -> dict[str, KnownSite]:
+        """Return the run's sites by name, from its newest checkpoint and its metrics."""
         sites: dict[str, KnownSite] = {}
         for site, node in self.checkpoint_facts().get("owners", {}).items():
             sites[site] = KnownSite(node)
@@ -83,16 +90,16 @@ class KnownRun(RunFolder):
                 site = sites.setdefault(name, KnownSite(0))
                 site.trouble[kind] = site.trouble.get(kind, 0) + 1
                 site.reason = f"round {row['round']}: {reason}"
-            for name, answered in row.get("counted-late", {}).items():
+            for name, answered_round in row.get("counted-late", {}).items():
                 site = sites.setdefault(name, KnownSite(0))
-                site.last = answered
+                site.last = answered_round
                 site.trouble["counted late"] = site.trouble.get("counted late", 0) + 1
-                site.reason = f"round {row['round']}: its reply to round {answered} counted"
+                site.reason = f"round {row['round']}: its reply to round {answered_round} counted"
         return sites
 
 
 def runs_in(folder: Path) -> list[KnownRun]:
-    """The runs in a folder of results, the latest first."""
+    """Return the runs in a folder of results, the latest first."""
     runs = []
     for metrics in folder.glob(f"*/{METRICS}"):
         if (metrics.parent / SETTINGS).exists():
@@ -101,10 +108,13 @@ def runs_in(folder: Path) -> list[KnownRun]:
 
 
 def main_run(run: KnownRun, runs: list[KnownRun]) -> KnownRun:
-    """The one of ``runs`` that this is a baseline of, or itself."""
-    return next((each for each in runs if run.path in each.baselines), run)
+    """Return the one of ``runs`` of which ``run`` is a baseline, or ``run`` itself."""
+    for candidate in runs:
+        if run.path in candidate.baselines:
+            return candidate
+    return run
 
 
 def stopped_runs(runs: list[KnownRun]) -> list[KnownRun]:
-    """Those of which no process is at work, and that have not come to their end."""
-    return [run for run in runs if not run.summary() and not run.goes_on]
+    """Return the runs that are not finished and on which no process is at work."""
+    return [run for run in runs if not run.summary() and not run.is_under_way]

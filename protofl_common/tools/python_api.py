@@ -30,8 +30,10 @@ from protofl_common.data.objects import TAKEN, as_arrays, is_frame
 from protofl_common.data.raw import DataError
 from protofl_common.data.store import cached, data_key, open_data
 from protofl_common.data.table import arrow_of
+from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.node import allow_named
 from protofl_common.experiment.settings import Settings, default_run_config, with_halves
+from protofl_common.report import paper as figures
 from protofl_common.runs import events
 from protofl_common.runs.folder import METRICS, RoundRow, RunFolder, Summary
 from protofl_common.simulation.grid import LocalGrid, simulate
@@ -40,10 +42,10 @@ from protofl_common.tools.arguments import check_settings
 from protofl_common.wire.payloads import Payload, pack_payload
 from protofl_common.wire.schema import Exchange
 
-__all__ = ["Run", "SettingsError", "Tried", "events", "run", "try_method"]
+__all__ = ["Run", "SettingsError", "Tried", "events", "figures", "run", "try_method"]
 
 Data = Any
-"""A file or folder, or what `TAKEN` names."""
+"""The path of a file or folder, or an object of those that `TAKEN` names."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,11 @@ class Run:
 
     @property
     def accuracy(self) -> dict[str, float]:
-        """Return the final mean over the clients, in [0, 1], for each way to predict.
-
-        The ways are ``head`` and ``prototype``.
-        """
+        """Return the final accuracy by ``head`` and ``prototype``: client means in [0, 1]."""
         return {kind: figures["mean"] for kind, figures in self.summary["accuracy"].items()}
 
     def frame(self) -> Any:
-        """Return a pandas data frame with a row for each round, client and way to predict."""
+        """Return a pandas data frame with a row for each round, client, and head or prototype."""
         import pandas  # type: ignore[import-untyped]
 
         table = []
@@ -90,10 +89,10 @@ class Run:
 
 
 class Tried(NamedTuple):
-    """The result of one step of a client half: its loss terms, and what it would upload."""
+    """The result of one step of a client half."""
 
-    losses: dict[str, float]
-    upload: Any
+    losses: dict[str, float]  # by loss term
+    upload: Any  # the Payload that it would upload
 
 
 def run(
@@ -107,31 +106,34 @@ def run(
 ) -> Run:
     """Run a federation in this process, and return its results.
 
-    SettingsError or DataError has a line for each wrong setting.
-
-    ``data`` is a folder or file for ``data-dir``, inputs [N, …] and labels [N], or another object
-    of `TAKEN`; None: what ``dataset`` names. So many ``clients`` divide it, and ``workers`` are the
-    processes among which the clients are divided; more than 1 only before this process has computed
-    with PyTorch. ``cluster`` is the address of a Ray cluster's head, whose nodes do it in their
-    place.
+    ``data`` is a folder or file for ``data-dir``, a pair of inputs [N, …] and labels [N], or
+    another object of `TAKEN`; None: what ``dataset`` names. It is divided among so many
+    ``clients``. They are simulated by so many ``workers``, processes of this machine; more than 1
+    only before this process has computed with PyTorch. With ``cluster``, the address HOST:PORT of a
+    Ray cluster's head, its nodes simulate them instead.
     ``on_event`` is called with each of `protofl.events`; ``on_event=print`` shows the lines of
     ``protofl run``, and without it nothing is shown.
+
+    SettingsError with a line for each wrong setting; DataError for data that cannot be read.
     """
     config = _config(data, settings)
     allow_named(config)
     checked = check_settings(config, settings)
-    if data is not None and workers == 1:  # reading may compute with PyTorch
+    if data is not None and workers == 1:  # with more, no reading here: it may use PyTorch
         _check_data(data, checked)
-    nodes = None
+    connected = None
     if cluster:
-        _, nodes = engine_for({CLUSTER: cluster}, str(config["device"]))
+        _, connected = engine_for({CLUSTER: cluster}, str(config["device"]))
     on_event = on_event or (lambda event: None)
-    folder = simulate(config, index(clients), on_event, workers, cluster=nodes)
+    folder = simulate(config, index(clients), on_event, workers, cluster=connected)
     return Run(folder)
 
 
 def _check_data(data: Data, settings: Settings) -> None:
-    """Read the data before the start; what is wrong with objects of Python names no file."""
+    """Raise DataError, before the run starts, for data that cannot be read.
+
+    Of objects in Python the text says "data" instead of the file that they were stored in.
+    """
     try:
         open_data(settings.data)
     except DataError as error:
@@ -149,9 +151,12 @@ def try_method(
 ) -> Tried:
     """Train one batch with the client half ``client``, without a federation.
 
-    Before that it receives what the server half of ``like`` begins with, and its own upload, of the
-    entries that go down, so that terms of what comes have something to act on. ``like`` names the
-    algorithm whose exchange the half has, and its hyper-parameters unless ``own`` are given.
+    ``like`` names the algorithm whose exchange the half has, and its hyper-parameters unless
+    ``own`` are given. Before it trains, the half receives what the server half of ``like`` sends in
+    the first round, and then the entries of its own upload that this algorithm also sends down, so
+    that loss terms on what the server sends have something to act on.
+
+    ValueError for an upload with an entry that ``like`` does not declare.
     """
     with_halves()
     from client_app.introduction import card_of
@@ -161,36 +166,40 @@ def try_method(
     from server_app.run.checkpoint import Checkpoint
     from server_app.strategies.base import server_half
 
-    alone: dict[str, Scalar] = {
+    for_one_client: dict[str, Scalar] = {
         "algo": like,
         "rounds": 1,
         "local-steps": 1,
         "partition": "iid",
         "state-dir": mkdtemp(),
     }
-    config = _config(data, settings | alone)
+    config = _config(data, settings | for_one_client)
     node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
     site = open_client(Context(1, 1, node, RecordDict(), config))
-    likes_settings = site.settings
-    own_settings = replace(likes_settings, hparams=own or likes_settings.hparams)
+    settings_of_like = site.settings
+    client_settings = replace(settings_of_like, hparams=own or settings_of_like.hparams)
     first_round = replace(site.instructions, round=1)
-    work = open_workshop(replace(site, settings=own_settings, instructions=first_round))
+    work = open_workshop(replace(site, settings=client_settings, instructions=first_round))
 
     start = Checkpoint(config, first_round.run_history)
-    federation = Federation(LocalGrid(config, {}, 1), likes_settings, start, baseline="")
-    federation.cards[site.name] = card_of(work, 0, "")
-    exchange = likes_settings.exchange
+    federation = Federation(LocalGrid(config, {}, 1), settings_of_like, start, baseline="")
+    federation.cards[site.name] = card_of(work, 0, "")  # as if it had introduced itself
+    exchange = settings_of_like.exchange
 
     algorithm = client(work, 1)
-    algorithm.receive(server_half(likes_settings.row)(federation).payload_down())
+    server = server_half(settings_of_like.row)(federation)
+    algorithm.receive(server.payload_down())
     upload = algorithm.upload()
-    pack_payload(upload, exchange.up)  # ValueError for an entry that ``like`` does not declare
+    pack_payload(upload, exchange.up)  # for its ValueError
     algorithm.receive(_as_download(upload, exchange))
     return Tried(algorithm.fit(), algorithm.upload())
 
 
 def _as_download(upload: Payload, exchange: Exchange) -> Payload:
-    """Return the entries of an upload that go down too, in the same form, and are not empty."""
+    """Return an upload's entries that the server sends, too, as the download of the next round.
+
+    Left out are those that it sends in another form (type of entry), and empty ones.
+    """
     entries = {}
     for name, declared in exchange.down.items():
         if type(declared) is not type(exchange.up.get(name)):
@@ -202,27 +211,29 @@ def _as_download(upload: Payload, exchange: Exchange) -> Payload:
 
 
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
-    """Return a run's settings: the defaults, what names the data, and ``settings``.
+    """Return a run's whole config: the defaults, the settings that name ``data``, and ``settings``.
 
-    In the last a key may have ``_`` for ``-``.
+    These win over the others, and their keys may have ``_`` for ``-``. Objects in Python are stored
+    in a file of the cache folder.
     """
     dashed = {}
     for key, value in settings.items():
-        is_nested = "." in key
+        is_nested = "." in key  # ``fedproto.lambda`` is written as it is
         dashed[key if is_nested else key.replace("_", "-")] = value
 
     chosen = flatten(dashed)
     for key, value in chosen.items():
         if isinstance(value, np.generic):
             chosen[key] = value.item()
-    of_data = _of_data(data, str(chosen.get("cache-dir", "")))
-    return {**default_run_config(), "report": False, **of_data, **chosen}
+    data_settings = _settings_of_data(data, str(chosen.get("cache-dir", "")))
+    return with_hparams({**default_run_config(), "report": False, **data_settings, **chosen})
 
 
-def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
-    """Return the settings that name the data.
+def _settings_of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
+    """Return the settings that name the data; {} for None.
 
-    Equal arrays become one file, so that runs of them can be compared.
+    Objects in Python are stored in a file of the cache folder, whose name depends on their content
+    alone: so runs of equal data can be compared.
     """
     data_key.cache_clear()  # a file may have been changed since the run before
     if data is None:
@@ -231,25 +242,29 @@ def _of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
         dataset = "image-folder" if Path(data).is_dir() else "arrays"
         return {"data-dir": str(data), "dataset": dataset}
 
-    content, suffix = _content(data)
+    content, suffix = _as_file(data)
     file = cache_folder(cache_dir) / f"arrays-{sha256(content).hexdigest()[:16]}{suffix}"
 
     def already_there() -> Path | None:
         return file if file.exists() else None
 
     def written() -> Path:
-        with replacing(file, private=True) as beside:
-            beside.write_bytes(content)
+        with replacing(file, private=True) as temporary:
+            temporary.write_bytes(content)
         return file
 
     cached(file, already_there, written)
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}
 
 
-def _content(data: Any) -> tuple[bytes, str]:
-    """The file of these data, and how its name ends; DataError for what is not taken."""
+def _as_file(data: Any) -> tuple[bytes, str]:
+    """Return data frames and arrays as the content of a file, and the suffix of its name.
+
+    DataError for objects that `TAKEN` does not name.
+    """
     buffer = BytesIO()
-    if isinstance(data, (tuple, list)) and len(data) == 2 and is_frame(data[0]):
+    is_pair = isinstance(data, (tuple, list)) and len(data) == 2
+    if is_pair and is_frame(data[0]):  # and labels
         data = data[0].assign(label=list(data[1]))
     if is_frame(data):
         parquet.write_table(arrow_of(data, "data"), buffer)

@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.node import code_at_server
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.runs.folder import checkpoints
@@ -28,7 +29,7 @@ from protofl_common.tools.known_runs import (
     stopped_runs,
 )
 
-LOOK_SECONDS = 10.0
+LOOK_SECONDS = 10.0  # between two looks
 MOST_SECONDS = 7 * SECONDS_PER_DAY
 """Since the last round: who has waited longer has given the run up."""
 MOST_SUBMISSIONS = 1000
@@ -36,6 +37,7 @@ FLWR = (
     *(sys.executable, "-P", "-c"),
     "from protofl_common.tools.flower import console_script; console_script('flwr')()",
 )
+"""The command ``flwr`` of this Python; it may not be on the PATH."""
 NAME = "superlink"  # of the connection, in a configuration of Flower's that is made for one call
 
 
@@ -52,10 +54,11 @@ class Resuming(threading.Thread):
         self.address: str = known.runtime_api_address
         self.root_certificates: str | None = known.root_certificates
         self.out_dir = out_dir
-        self.said = ""
-        self.refused: set[Path] = set()  # runs that could not be submitted
+        self.last_said = ""
+        self.not_submitted: set[Path] = set()  # runs whose submission failed: it is not tried again
 
     def run(self) -> None:
+        """Look for crashed runs again and again; an error is printed, and ends nothing."""
         while True:
             time.sleep(LOOK_SECONDS)
             try:
@@ -64,22 +67,26 @@ class Resuming(threading.Thread):
                 self._say(f"cannot look after runs that stopped ({error})")
 
     def look(self) -> None:
-        """Submit each run anew that a crash has ended."""
+        """Submit each run anew that a crash has ended, and say so; once each."""
         runs = runs_in(self.out_dir)
         if not stopped_runs(runs):
             return
         superlink = superlink_at(NAME, self.address, self.root_certificates)
         for run in crashed_runs(runs, submissions_of(superlink, MOST_SUBMISSIONS)):
-            if run.path in self.refused:
+            if run.path in self.not_submitted:
                 continue
             self._say(f"{run.path.name} has stopped without an error; it goes on by itself")
             try:
                 self._submit(run.path / "resume.toml")
             except (OSError, subprocess.SubprocessError) as error:  # others must go on
-                self.refused.add(run.path)
+                self.not_submitted.add(run.path)
                 self._say(f"{run.path.name} does not go on by itself ({error})")
 
     def _submit(self, settings: Path) -> None:
+        """Submit a run of the file ``settings`` to the worker's SuperLink, by ``flwr run``.
+
+        OSError or SubprocessError if that fails.
+        """
         with TemporaryDirectory() as home:
             lines = [f"[superlink.{NAME}]", f"address = '{self.address}'"]
             if self.root_certificates:
@@ -94,18 +101,20 @@ class Resuming(threading.Thread):
             )
 
     def _say(self, text: str) -> None:
-        if text != self.said:
+        """Print a line, unless it was the last one, too: each look may come to the same."""
+        if text != self.last_said:
             print(f"protofl: {text}", file=sys.stderr, flush=True)
-        self.said = text
+        self.last_said = text
 
 
 def crashed_runs(runs: list[KnownRun], submitted: list[Run]) -> list[KnownRun]:
-    """Return the runs that go on by themselves; a run stands for its baselines, too.
+    """Return those of ``runs`` that a crash has ended, and that may be submitted again.
 
-    ``submitted``: what the SuperLink knows of Flower's runs.
+    In the place of a baseline its main run is returned, which resumes it. ``submitted`` are
+    Flower's runs, as the SuperLink knows them.
     """
-    known = {run.run_id: run for run in submitted}
-    resumed_last: dict[Any, str] = {}  # name -> when it was resumed
+    flower_runs = {run.run_id: run for run in submitted}
+    resumed_last: dict[Any, str] = {}  # name of a run -> when it was last submitted to resume
     for submission in submitted:
         config = submission.override_config
         if config.get("resume"):
@@ -115,24 +124,30 @@ def crashed_runs(runs: list[KnownRun], submitted: list[Run]) -> list[KnownRun]:
     crashed: list[KnownRun] = []
     for run in stopped_runs(runs):
         facts = run.checkpoint_facts()
-        if not facts or not _may_go_on(run, facts):
+        if not facts:
             continue
-        flowers_run = known.get(_run_id(facts))
-        if flowers_run is None or not has_crashed(flowers_run):
+        history = RunHistory.parse(facts["run_history"])
+        if not _may_go_on(run, facts, history):
             continue
-        first = main_run(run, runs)
-        was_resumed = resumed_last.get(first.path.name, "") > flowers_run.pending_at
-        if not was_resumed and first not in crashed:
-            crashed.append(first)
+        flower_run = flower_runs.get(history.run_id)
+        if flower_run is None or not has_crashed(flower_run):
+            continue
+        main = main_run(run, runs)
+        was_resumed = resumed_last.get(main.path.name, "") > flower_run.pending_at
+        if not was_resumed and main not in crashed:
+            crashed.append(main)
     return crashed
 
 
-def _may_go_on(run: KnownRun, facts: dict[str, Any]) -> bool:
-    """Return whether it came further since its last start, not long ago, with today's code."""
-    *earlier, _ = facts["run_history"].split(",")
-    began_after = -1
-    if earlier:
-        began_after = int(earlier[-1].partition(":")[2])
+def _may_go_on(run: KnownRun, facts: dict[str, Any], history: RunHistory) -> bool:
+    """Return whether a stopped run may go on by itself; ``facts`` are those of its checkpoint.
+
+    If it was resumed before, it must have done a round since, or it would crash again and again;
+    its last round must not be long ago; and the code must not have changed.
+    """
+    began_after = -1  # it was not resumed: any checkpoint will do
+    if history.earlier:
+        _, began_after = history.earlier[-1]
     came_further = facts["round"] > began_after
 
     newest = checkpoints(run.path)[0]
@@ -140,8 +155,3 @@ def _may_go_on(run: KnownRun, facts: dict[str, Any]) -> bool:
     settings = {**default_run_config(), **facts["settings"]}
     has_same_code = facts["code"] == code_at_server(settings)
     return came_further and age < MOST_SECONDS and has_same_code
-
-
-def _run_id(facts: dict[str, Any]) -> int:
-    """Return the Flower run that has written a checkpoint."""
-    return int(facts["run_history"].rpartition(",")[2])

@@ -1,4 +1,4 @@
-"""What the server keeps that is older than a contract allows, and is removed.
+"""Removal of what the server keeps for longer than a contract allows.
 
 Never an unfinished run, nor the witness of the sites' logs (heads.jsonl). What a site keeps is in
 `site/stored.py`.
@@ -18,9 +18,9 @@ from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.known_runs import SECONDS_PER_DAY, KnownRun, main_run, runs_in
 
-LOCK_SECONDS = 30.0  # that the database may be at work for the SuperLink
+LOCK_SECONDS = 30.0  # for which the SuperLink may keep the database locked
 WITH_RUN = ("message_ins", "message_res", "message", "task_message", "task_event")
-"""Tables of the SuperLink with something of a run in each row."""
+"""Tables of the SuperLink whose rows have a ``run_id``."""
 OLD = "SELECT run_id FROM old_runs"
 _REMOVALS = {
     **{table: f"DELETE FROM {table} WHERE run_id IN ({OLD})" for table in WITH_RUN},
@@ -34,7 +34,11 @@ _REMOVALS = {
     ),
     "run_objects": f"DELETE FROM run_objects WHERE run_id IN ({OLD})",
 }
-"""Table -> how its rows of old runs are removed; those of an object go with it."""
+"""Table -> how its rows of old runs are removed.
+
+An object goes unless a run that stays has it, too; rows of other tables that belong to it go by
+themselves.
+"""
 
 
 def add_days(parser: argparse.ArgumentParser) -> None:
@@ -53,17 +57,22 @@ def show(lines: list[str], options: argparse.Namespace) -> None:
 
 
 def days_ago(days: int) -> float:
-    """Return that time, in seconds since 1970; SettingsError for a time to come."""
+    """Return the time so many days ago, in seconds since 1970; SettingsError for fewer than 0."""
     if days < 0:
         raise SettingsError(f"--days {days}: must be at least 0")
     return time.time() - days * SECONDS_PER_DAY
 
 
 def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
-    """Remove the folders of runs that ended earlier, and yield a line for each."""
+    """Remove the folders of finished runs that ended ``before``, and yield a line for each.
+
+    ``before`` is in seconds since 1970. Before these, yield a line for each unfinished run that was
+    last changed before it, and stays. With ``dry_run`` nothing is removed.
+    """
     runs = runs_in(folder)
     for run in runs:
-        if run.age > time.time() - before and not _is_finished(run, runs):
+        is_old = run.age > time.time() - before
+        if is_old and not _is_finished(run, runs):
             yield f"kept     {run.path}: not finished"
     for run in runs:
         summary = run.summary()
@@ -79,27 +88,34 @@ def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
 
 
 def _is_finished(run: KnownRun, runs: list[KnownRun]) -> bool:
-    """Return whether nothing is left to do of a run, nor of what `resume.toml` resumes with it."""
+    """Return whether a run is finished, and with it its main run and the baselines of that.
+
+    The main run's resume.toml resumes them together: until all are finished, each is needed.
+    """
     main = main_run(run, runs)
     folders = [main.path, *main.baselines]
-    return all(each.summary() and not each.goes_on for each in map(KnownRun, folders))
+    return all(each.summary() and not each.is_under_way for each in map(KnownRun, folders))
 
 
 def retain_messages(database: Path, before: float, dry_run: bool) -> Iterator[str]:
-    """Remove the messages and logs of Flower runs that ended earlier, and yield a line for each.
+    """Remove the messages and logs of Flower runs that ended ``before`` from the ``database``.
 
-    What was removed cannot be read from the file any more. SettingsError for another file, and
-    where the SuperLink leaves no moment for it.
+    Yield a line for each table that had some; with ``dry_run`` nothing is removed. What was removed
+    is overwritten in the file, too. SettingsError for a file that is no SuperLink's database, and
+    where the SuperLink keeps it locked for `LOCK_SECONDS`.
     """
     if not database.is_file():
         raise SettingsError(f"--database {database}: no such file; give that of the SuperLink")
     try:
         with closing(sqlite3.connect(database, LOCK_SECONDS, isolation_level=None)) as link:
+            # overwrite what is removed; remove what refers to it; write temporary tables to no disk
             for pragma in ("secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
                 link.execute(f"PRAGMA {pragma}")
             numbers = _remove_old(link, before, dry_run)
             if not dry_run:
-                link.execute("VACUUM")  # fetched messages were removed before, but not overwritten
+                # the SuperLink itself has removed fetched messages, without overwriting them
+                link.execute("VACUUM")
+                # and the log of changes beside the file has copies
                 is_busy, _, _ = link.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 if is_busy:
                     raise sqlite3.OperationalError("database is locked")
@@ -112,7 +128,10 @@ def retain_messages(database: Path, before: float, dry_run: bool) -> Iterator[st
 
 
 def _remove_old(link: sqlite3.Connection, before: float, dry_run: bool) -> dict[str, int]:
-    """Remove what runs that ended earlier left, and return how many rows of each table."""
+    """Remove the rows of Flower runs that ended ``before``; return the number of each table.
+
+    With ``dry_run`` the numbers are the same, and all is undone.
+    """
     day = f"{datetime.fromtimestamp(before, UTC):%Y-%m-%d %H:%M:%S}"  # as Flower writes it
     link.execute("BEGIN IMMEDIATE")
     link.execute(

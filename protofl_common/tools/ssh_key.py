@@ -11,15 +11,15 @@ from protofl_common.config.options import SettingsError
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
-    """Read an SSH key; a passphrase is asked for where it has one.
+    """Read a private SSH key of type ed25519, and ask for its passphrase if it has one.
 
-    SettingsError for what is no key of type ed25519.
+    SettingsError for a key of another type, a wrong passphrase, and a file that is no key.
     """
     content = file.expanduser().read_bytes()
     try:
         try:
             key = load_ssh_private_key(content, password=None)
-        except TypeError:
+        except TypeError:  # the key is encrypted
             passphrase = getpass(f"passphrase of {file}: ")
             key = load_ssh_private_key(content, passphrase.encode())
     except (ValueError, UnsupportedAlgorithm) as error:

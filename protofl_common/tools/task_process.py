@@ -19,10 +19,12 @@ Handle = Callable[[list[str]], None]
 
 
 def handle_tasks(method: str, prepare: Callable[[], None], handle: Handle) -> None:
-    """Handle a task, or with the ``method`` "fork" each in a copy of this process.
+    """Read tasks from standard input, and call ``handle`` with each one's arguments.
 
-    It then has done ``prepare`` before: to import what every task needs takes seconds, on a cold
-    machine more than Flower allows a task for its first call.
+    With the ``method`` "spawn" there is one task, handled in this process. With "fork" there are
+    many, each handled in a copy of this process, which calls ``prepare`` before: to import what
+    every task needs takes seconds, on a cold machine more than Flower allows until a task's first
+    call.
     """
     if method != "fork":
         handle(read_task(sys.stdin.readline()))
@@ -32,12 +34,16 @@ def handle_tasks(method: str, prepare: Callable[[], None], handle: Handle) -> No
 
 
 def written_task(arguments: list[str]) -> str:
-    """Return the line of a task that is launched now."""
+    """Return the line that tells a process of a task with these arguments, launched now."""
     return json.dumps({"launched": time.time(), "arguments": arguments})
 
 
 def read_task(line: str) -> list[str]:
-    """Return the arguments of a task; end this process if Flower has taken the task back."""
+    """Return the arguments in a line of `written_task`.
+
+    If the task was launched longer ago than Flower waits for its first call, Flower has given it
+    out again: then say so, and end this process.
+    """
     task = json.loads(line)
     seconds = time.time() - task["launched"]
     if seconds > TASK_START_SECONDS:
@@ -54,10 +60,10 @@ def read_task(line: str) -> list[str]:
 
 
 def _fork_for_each_task(handle: Handle) -> None:
-    """Until standard input ends, which it does when the executor does.
+    """Fork for each line of standard input, and handle its task in the child.
 
-    This process itself sees no task. It must have one thread only and never use CUDA: no fork
-    survives these.
+    This ends when standard input does, which is when the executor ends. This process itself handles
+    no task. It must have one thread only and never use CUDA: no fork survives these.
     """
     gc.freeze()  # or collecting in a child would copy all pages
     # Nobody waits for a child, and none is left as a zombie
@@ -67,12 +73,13 @@ def _fork_for_each_task(handle: Handle) -> None:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the input is for the parent alone
             try:
                 handle(read_task(line))
-            except BaseException as end:  # Flower's own is a SystemExit
-                if not isinstance(end, SystemExit):
-                    sys.excepthook(type(end), end, end.__traceback__)
+            except SystemExit:  # how Flower's command ends
+                pass
+            except BaseException as error:
+                sys.excepthook(type(error), error, error.__traceback__)
             sys.stdout.flush()
             # all is sent; to end as Python does, module by module, takes longer than most messages
             os._exit(0)

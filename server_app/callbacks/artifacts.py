@@ -48,7 +48,8 @@ class Artifacts(Callback):
     """Writes what the page shows of clients and of their prototypes."""
 
     def __init__(self) -> None:
-        self._write_prototypes: Callable[[], None] = lambda: None  # Those of the last round
+        # writes the prototypes of the last round that had any
+        self._write_prototypes: Callable[[], None] = lambda: None
 
     def on_start(self, run: ActiveRun) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -57,16 +58,23 @@ class Artifacts(Callback):
         run.files.write(SITES, sites)
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
+        """Add a row of margins, and write the clients' prototypes unless they are too many.
+
+        Many vectors are written after every tenth round only, and at the end.
+        """
         sent = result.prototypes
         if not sent:
             return
 
         merged = run.strategy.prototypes
         classes = run.strategy.num_classes
+        margins_of_sites = {}
+        for site, prototypes in sent.items():
+            margins_of_sites[site] = _numbers(margins(prototypes, classes))
         margins_row: MarginRow = {
             "round": result.number,
             "global": None if merged is None else _numbers(margins(merged, classes)),
-            "clients": {site: _numbers(margins(own, classes)) for site, own in sent.items()},
+            "clients": margins_of_sites,
         }
         run.files.add(MARGINS, margins_row)
 
@@ -100,10 +108,14 @@ def _sites(run: ActiveRun) -> Sites:
 
 
 def _check_same(run: ActiveRun, sites: Sites) -> None:
-    """Raise CannotResume if a simulated client has other samples than before the stop."""
+    """Raise CannotResume if a simulated client of a resumed run has other samples than before.
+
+    Compared are all numbers of samples in the file ``sites.json`` that the run left.
+    """
     if not run.federation.simulated:
         return
     for site, before in run.files.sites().get("sites", {}).items():
+        # what is not known now, such as counts by class without the data, counts as unchanged
         now: dict[str, object] = {**before, **sites["sites"].get(site, {})}
         for key, value in before.items():
             if key.endswith(("samples", "classes")) and now[key] != value:
@@ -115,10 +127,11 @@ def _check_same(run: ActiveRun, sites: Sites) -> None:
 
 
 def _counts_by_site(run: ActiveRun) -> dict[str, SiteFacts]:
-    """Divide the data once more, and count each site's samples of each class.
+    """Return each site's training and test samples of each class, by site.
 
-    Sites that introduced themselves with other samples than this gives them are left out. It is
-    empty where the server does not have the data, or must not look.
+    The server divides the data set once more, as the sites have. Sites that introduced themselves
+    with other samples than this gives are left out. {} where the server does not have the data, or
+    shall only learn sums over sites.
     """
     settings = run.settings
     cards = run.federation.cards
@@ -140,21 +153,22 @@ def _counts_by_site(run: ActiveRun) -> dict[str, SiteFacts]:
         share = shares[card.partition]
         train_C = _class_counts(data, share.train)
         test_C = _class_counts(data, share.test)
-        divided = (len(share.train), len(share.test), domain_of(data, share.train))
+        computed = (len(share.train), len(share.test), domain_of(data, share.train))
         introduced = (card.train_samples, card.test_samples, card.domain)
-        has_its_classes = all(train_C[label] for label in card.present)
-        if divided == introduced and has_its_classes:
+        has_classes_of_card = all(train_C[label] for label in card.present)
+        if computed == introduced and has_classes_of_card:
             counts[site] = {"train-classes": train_C, "test-classes": test_C}
     return counts
 
 
 def _class_counts(data: StoredData, rows: Ints) -> list[int]:
-    """The number of samples of each class among these rows."""
+    """Return the number of samples of each class among these rows of the data set."""
     counts: list[int] = data.task.class_counts(data.task.tensor(data.labels[rows])).tolist()
     return counts
 
 
 def _facts(card: SiteCard) -> SiteFacts:
+    """Return what ``sites.json`` has of a site's introduction; hidden numbers (0) are left out."""
     facts: SiteFacts = {
         "arch": card.arch,
         "domain": card.domain,
@@ -177,7 +191,10 @@ def _numbers(values: torch.Tensor) -> list[float | None]:
 def _write_owned(
     path: Path, sent: Mapping[str, Prototypes], merged: Prototypes | None, number: int
 ) -> None:
-    """Write the prototypes of all clients, and whose each of them is."""
+    """Write the prototypes of all clients after a round, with the client of each, to ``path``.
+
+    ``merged`` are the global ones after that round.
+    """
     joined = Prototypes.joined(sent.values())
     sizes = torch.tensor([len(prototypes) for prototypes in sent.values()])
     arrays = {

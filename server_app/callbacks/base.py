@@ -1,7 +1,7 @@
 """A run as its callbacks see it, and what a callback may do.
 
-A callback writes or shows what a round brings, and may add records to its messages. It changes no
-result of the run, but may name a reason to end it.
+A callback writes or shows the results of a round, and may add records to the messages of the next.
+It changes no result of the run, but may name a reason to end it.
 """
 
 import time
@@ -21,15 +21,16 @@ from server_app.strategies.base import Strategy
 
 @dataclass
 class ActiveRun:
-    """A run at work."""
+    """A run, or a baseline of a run, while it is at work."""
 
     settings: Settings
     folder: Path
-    start: Checkpoint  # What it goes on from
+    start: Checkpoint  # From which it goes on; of round 0 for a new run
     runs_later: int = 0  # Baselines that follow it
     rows: list[RoundRow] = field(default_factory=list)
-    """Those of ``metrics.jsonl``, without figures of single clients."""
+    """The rows of ``metrics.jsonl`` so far, without figures of single clients."""
     began: float = field(default_factory=time.monotonic)
+    """When it began on the monotonic clock, as if it had never been stopped."""
 
     strategy: Strategy = field(init=False)  # Set once the clients have introduced themselves
     exchange: MessageExchange = field(init=False)
@@ -45,9 +46,11 @@ class ActiveRun:
 
     @property
     def best(self) -> BestRound | None:
-        """The best round so far by ``early-stopping-metric``, or else by accuracy.
+        """The best evaluation so far by ``early-stopping-metric``, or else by accuracy.
 
-        That is the accuracy of the head where the run has one, and of the prototypes otherwise.
+        It names the metric, the round after which it was measured, and on which part of the data
+        ("validation" or "test"). The accuracy is the head's where the run has one, else that of
+        prototypes. None before any evaluation.
         """
         metric = self.settings.run.early_stopping_metric
         if not metric:

@@ -14,15 +14,16 @@ from server_app.run.replies import RoundResult
 
 
 class Checkpoints(Callback):
-    """From the first checkpoint on, before the first round, the run can be resumed."""
+    """Writes a checkpoint before the first round and after each, so that the run can be resumed."""
 
     def on_start(self, run: ActiveRun) -> None:
-        (run.folder / METRICS).touch()
+        (run.folder / METRICS).touch()  # `write_checkpoint` notes its length
         write_checkpoint(run, run.start.round)
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         if not all(card.real for card in run.federation.cards.values()):
-            # Simulated clients do not sync what they have written, which the checkpoint relies on
+            # simulated clients do not wait for the disk with their states, and the checkpoint
+            # must not be there without these
             sync_disk_of(run.folder)
             state_dir = Path(run.settings.machine.state_dir).expanduser()
             if run.settings.machine.state_dir and state_dir.is_dir():
@@ -32,10 +33,13 @@ class Checkpoints(Callback):
 
 
 def write_checkpoint(run: ActiveRun, number: int) -> None:
-    """Write the state after round ``number`` and, with the first one, the settings."""
+    """Write the checkpoint after round ``number``, and if they are not there yet two TOML files.
+
+    One has the settings to repeat the run, the other those to resume it.
+    """
     metrics = run.folder / METRICS
     federation = run.federation
-    sync(metrics)
+    sync(metrics)  # its rows must be on the disk before the checkpoint
     checkpoint = replace(
         run.start,
         round=number,
@@ -56,11 +60,11 @@ def write_checkpoint(run: ActiveRun, number: int) -> None:
 
 
 def as_toml(settings: Settings, file: Path, num_partitions: int, resumed: str = "") -> str:
-    """Return the run's settings as a flat TOML file that ``flwr run --run-config`` takes.
+    """Return the run's settings as the text of a flat TOML file for ``flwr run --run-config``.
 
-    With ``resumed``, they resume the run of that name. Like a recipe, the file says with how many
-    simulated clients, where the data set is divided among them. Where sites bring their own,
-    FEDERATION stands for the connection, whose name a ServerApp does not know.
+    With ``resumed``, they resume the run of that name. The comment at the top has the command, with
+    the number of simulated clients where a data set is divided among them. Where sites bring their
+    own data, FEDERATION stands for the connection, whose name a ServerApp does not know.
     """
     values = to_run_config(settings)
     to_do = "Run it again, under another run-name"

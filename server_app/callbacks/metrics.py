@@ -43,12 +43,17 @@ OPTIONAL = {*RoundRow.__optional_keys__, *ClientRow.__optional_keys__} - {
     "epsilon",
     "epsilon-of",
 }
+"""Keys that a row leaves out where their value is empty; an ε of 0 stays."""
 
 
 class Metrics(Callback):
-    """Writes the rows as the run goes on; a resumption drops those of rounds that do not count."""
+    """Writes a row of ``metrics.jsonl`` after each round."""
 
     def __init__(self, run: ActiveRun) -> None:
+        """In a resumed run, read the rows so far, and cut off those of rounds that do not count.
+
+        CannotResume where rows are missing.
+        """
         if not run.start.run_history.earlier:
             return
         last = run.start.round
@@ -73,10 +78,11 @@ class Conclusion(Callback):
     """Writes the results, and then the summary: a run that has one is complete."""
 
     def on_start(self, run: ActiveRun) -> None:
-        # The versions are noted now: the user may edit that code while the run goes on
+        # noted now, as the user may edit that code while the run goes on
         self.own_code = own_code(run.settings.given, without=("callback", "metrics"))
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
+        """Write the global prototypes and weights, if there are any, and then the summary."""
         prototypes = run.strategy.prototypes
         if prototypes is not None:
             arrays = {"means": prototypes.means, "labels": prototypes.labels}
@@ -92,7 +98,8 @@ def row_of(
 ) -> RoundRow:
     """Return the line of ``metrics.jsonl`` for a round or the final evaluation.
 
-    ``epsilon`` is what the run has cost of privacy by now, None where nothing is private.
+    ``epsilon`` is what the run has cost of privacy so far, None without ``dp``. Clients that have
+    never trained count neither as asked nor as valid, and their metrics have names of their own.
     """
     federation = strategy.federation
     exchanged = result.exchanged
@@ -140,10 +147,16 @@ def row_of(
 
 
 def _without_empty(row: Row) -> Row:
+    """Return the row without the `OPTIONAL` keys whose values are empty."""
     return cast(Row, {key: value for key, value in row.items() if value or key not in OPTIONAL})
 
 
 def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summary:
+    """Return the content of ``summary.json``.
+
+    ``final`` is the row of the final evaluation, and ``own_code`` has the version of each module of
+    the user's own.
+    """
     settings = run.settings
     rounds = [row for row in run.rows if row["kind"] == "round"]
     bytes_of_run, lost_replies, _ = totals(run.rows)
@@ -221,6 +234,7 @@ def _client_rows(
 
 
 def _client_row(report: Report) -> ClientRow:
+    """Return a client's figures as they stand in a row of ``metrics.jsonl``."""
     row: ClientRow = {
         "accuracy": _accuracy_of(report),
         "losses": report.losses,
@@ -237,14 +251,15 @@ def _client_row(report: Report) -> ClientRow:
 
 
 def _accuracy_of(report: Report) -> dict[str, float]:
-    """The share of the client's test samples that each way to predict gets right."""
-    return {kind: hits / max(1, report.test_samples) for kind, hits in report.correct.items()}
+    """Return the client's test accuracy by each kind of prediction (head, prototype)."""
+    return {kind: right / max(1, report.test_samples) for kind, right in report.correct.items()}
 
 
 def _of_new_client(report: Report) -> Report:
-    """Give the figures of a client that has never trained names of their own.
+    """Return the report of a client that has never trained, with its figures renamed.
 
-    Its ``head`` becomes the metric ``head/new-clients``, so that no mean mixes it with the others.
+    Its accuracy ``head`` becomes the metric ``head/new-clients``, so that no mean mixes it with
+    those of clients that trained. Figures on validation data are dropped.
     """
     figures = {**_accuracy_of(report), **report.metrics}
     renamed = {name + NEW: figure for name, figure in figures.items()}
@@ -262,11 +277,15 @@ class Figures:
 
     @classmethod
     def of_samples(cls, means: Means) -> Self:
-        """Take the means over all samples, which are all there is where clients are hidden."""
+        """Take the means over all samples, where secure aggregation hides single clients.
+
+        The mean over clients is not known then, and the mean over samples stands in its place.
+        """
         groups: dict[str, Accuracies] = {}
         for group, figures in means.items():
-            both = {name: {"mean": mean, "weighted": mean} for name, mean in figures.items()}
-            groups[group] = both
+            groups[group] = {
+                name: {"mean": mean, "weighted": mean} for name, mean in figures.items()
+            }
         return cls(
             accuracy=groups["correct"],
             losses=means["losses"],
@@ -276,6 +295,7 @@ class Figures:
 
     @classmethod
     def of_clients(cls, reports: Collection[Report], liars: int) -> Self:
+        """Summarise what clients have reported, of whom ``liars`` may lie."""
         tested = [(report.metrics, report.test_samples) for report in reports]
         validated = [(report.validation, report.validation_samples) for report in reports]
         return cls(
@@ -287,12 +307,17 @@ class Figures:
 
 
 def _accuracy_over_clients(reports: Collection[Report], liars: int) -> Accuracies:
+    """Summarise the clients' accuracies, one summary for each of the `KINDS` of prediction.
+
+    A kind that only liars may have reported is left out. Clients without test samples do not count.
+    """
     tested = [report for report in reports if report.test_samples]
-    accuracy = _over_clients([(_accuracy_of(each), each.test_samples) for each in tested], liars)
+    accuracies = [(_accuracy_of(report), report.test_samples) for report in tested]
+    accuracy = _over_clients(accuracies, liars)
     reporters = {kind: sum(kind in report.correct for report in tested) for kind in accuracy}
 
     def may_be_invented(kind: str) -> bool:
-        """True if all who report this kind may be liars, and more clients report another one."""
+        """True if all that report this kind may be liars, and enough others report another one."""
         return reporters[kind] <= liars < max(reporters.values())
 
     return {
@@ -301,7 +326,7 @@ def _accuracy_over_clients(reports: Collection[Report], liars: int) -> Accuracie
 
 
 def _mean_losses(reports: Collection[Report]) -> dict[str, float]:
-    """Average each loss over the clients that trained, by their training samples."""
+    """Return the mean of each loss over the clients that trained, weighted by training samples."""
     trained = [report for report in reports if report.losses]
     total = sum(report.train_samples for report in trained)
     parts = []
@@ -312,9 +337,9 @@ def _mean_losses(reports: Collection[Report]) -> dict[str, float]:
 
 
 def _over_clients(clients: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:
-    """Summarise each figure over the clients that have it.
+    """Summarise each figure over the clients that report it (`over_clients`).
 
-    ``clients`` has, of each client, its figures and the number of samples that they are of.
+    ``clients`` has for each client its figures, and on how many samples they were measured.
     """
     values: dict[str, list[float]] = {}
     samples: dict[str, list[int]] = {}
@@ -326,6 +351,6 @@ def _over_clients(clients: list[tuple[dict[str, float], int]], liars: int) -> Ac
 
 
 def _sums(tables: list[dict[str, float]]) -> dict[str, float]:
-    """Add up the values of each key."""
+    """Return the sum over the tables of each key's values; a missing one counts 0."""
     keys = dict.fromkeys(chain(*tables))
     return {key: sum(table.get(key, 0.0) for table in tables) for key in keys}

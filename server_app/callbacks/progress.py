@@ -40,7 +40,7 @@ class Progress(Callback):
     """Emits the events of a run: who takes part, each round, and how it ended."""
 
     def __init__(self, run: ActiveRun) -> None:
-        self.warned: set[str] = set()  # Said before the run was stopped
+        self.warned: set[str] = set()  # warnings that are not repeated, in a resumed run either
         for row in run.rows:
             self.warned.update(row.get("bounded", []))
 
@@ -61,7 +61,7 @@ class Progress(Callback):
             say(f"classes: {_first(next(iter(cards)).classes)}")
         if not settings.privacy.sums_only:
             _say_samples(run)
-        with suppress(ValueError, OSError):  # The data need not be here
+        with suppress(ValueError, OSError):  # the data need not be on the server
             data = data_if_cached(settings.data)
             if data and data.columns:
                 say(f"inputs: the columns {_first(data.columns)} together")
@@ -75,7 +75,7 @@ class Progress(Callback):
         given = dict(sorted(settings.given.items() - default_run_config().items()))
         try:
             check_settings_act(given, settings)
-        except SettingsError as error:  # A recipe may have them for other runs
+        except SettingsError as error:  # a recipe may have settings that act in other runs only
             say(str(error))
         say(
             "accuracies of a round are those of what the clients received at its start, "
@@ -83,10 +83,11 @@ class Progress(Callback):
         )
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
+        """Tell of replies that were lost, late or reduced, and then of the round itself."""
         for kind, site, reason in unused_replies(row):
             if kind == "missing":
                 reason = f"no answer in {result.exchanged.waited_seconds:.0f} s"
-            if reason != DROPPED:  # The summary counts them
+            if reason != DROPPED:  # wanted by `drop-rate`; the summary counts them
                 emit(RoundTrouble(kind, f"{site}: {reason}"))
         for site, answered in result.counted_late.items():
             say(f"  late: {site}: its reply to round {answered} counts in this one")
@@ -101,7 +102,6 @@ class Progress(Callback):
 
         rounds = run.settings.run.rounds
         rounds_left = rounds - result.number + run.runs_later * rounds
-        # The start-up of the clients is in none of these
         recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]
         seconds_left = sum(recent) / len(recent) * rounds_left
         is_one_of_several = run.settings.baselines or run.federation.baseline
@@ -118,23 +118,27 @@ class Progress(Callback):
 
 
 def _say_samples(run: ActiveRun) -> None:
-    """Say where the samples are, and what is doubtful about them."""
+    """Say how many samples are used for what, and warn of doubtful data.
+
+    Sites without validation samples are named where others have some or the settings ask for them.
+    """
     cards = run.federation.cards
     say(samples_line(cards.values(), run.settings))
     for doubt in data_warnings(run.files.sites()):
         emit(Warned(doubt))
 
-    without = [site for site, card in cards.items() if not card.validation_samples]
-    wants_validation = run.settings.data.validation_fraction or len(without) < len(cards)
-    if without and wants_validation:
+    sites_without = [site for site, card in cards.items() if not card.validation_samples]
+    others_have_some = len(sites_without) < len(cards)
+    wants_validation = run.settings.data.validation_fraction or others_have_some
+    if sites_without and wants_validation:
         say(
             "too small for validation samples, or without any marked, "
-            f"so that all stay for training: {_first(without)}"
+            f"so that all stay for training: {_first(sites_without)}"
         )
 
 
 def _say_shares(cards: Mapping[str, SiteCard]) -> None:
-    """Say which part of all training samples each client has, the largest first."""
+    """Say which percentage of all training samples each client has, the largest first."""
     total = sum(card.train_samples for card in cards.values())
     by_size = sorted(in_order(cards), key=lambda site: -cards[site].train_samples)
     shares = []
@@ -145,22 +149,26 @@ def _say_shares(cards: Mapping[str, SiteCard]) -> None:
 
 
 def _say_bounds(federation: Federation) -> None:
-    """Say how far lying sites are bounded, and for how many classes no median can outvote one."""
+    """Say how far lying sites are bounded, and warn of classes that too few clients have.
+
+    In those a trimmed mean or median of prototypes cannot outvote a liar. Simulated runs without
+    liars have no line on bounds.
+    """
     bounds = federation.bounds
     merging = bounds.prototype_aggregator.merging
-    holders: Counter[int] = Counter()
+    clients_with: Counter[int] = Counter()  # label -> number of clients
     for card in federation.cards.values():
-        holders.update(card.present)
-    few = sum(number < MIN_CLIENTS_FOR_MEDIAN for number in holders.values())
-    if few and merging != "mean":
-        text = f"fewer than {MIN_CLIENTS_FOR_MEDIAN} clients hold {few} classes"
+        clients_with.update(card.present)
+    rare_classes = sum(number < MIN_CLIENTS_FOR_MEDIAN for number in clients_with.values())
+    if rare_classes and merging != "mean":
+        text = f"fewer than {MIN_CLIENTS_FOR_MEDIAN} clients hold {rare_classes} classes"
         emit(Warned(f"{text}, where merging = {merging!r} outvotes nobody"))
     if bounds.liars or not federation.simulated:
         say(str(bounds))
 
 
 def _first(texts: Sequence[str], others: str = " others") -> str:
-    """Name as many as fit one line, and say how many more there are."""
+    """Join the first `MOST_NAMED` texts by commas, and add how many ``others`` there are."""
     line = ", ".join(texts[:MOST_NAMED])
     if len(texts) > MOST_NAMED:
         line += f", and {len(texts) - MOST_NAMED}{others}"
@@ -168,20 +176,21 @@ def _first(texts: Sequence[str], others: str = " others") -> str:
 
 
 def samples_line(cards: Collection[SiteCard], settings: Settings) -> str:
-    """Say where all samples went.
+    """Return a line on how many samples there are, what they are used for, and what is left out.
 
-    Clients that divide one data set have all found the same samples; each other one has its own.
+    Clients that divide one data set have all found the same samples, which count once. Samples of
+    sites with data of their own add up.
     """
     data = settings.data
-    found_by_all = 0
-    found_alone = 0
+    in_common = 0
+    in_own_data = 0
     for card in cards:
         has_own_data = card.real and data.partition == "own"
         if card.num_partitions and not has_own_data:
-            found_by_all = max(found_by_all, card.found)
+            in_common = max(in_common, card.found)
         else:
-            found_alone += card.found
-    found = found_alone + found_by_all
+            in_own_data += card.found
+    found = in_own_data + in_common
 
     train = sum(card.train_samples for card in cards)
     validation = sum(card.validation_samples for card in cards)
@@ -205,7 +214,7 @@ def samples_line(cards: Collection[SiteCard], settings: Settings) -> str:
 
 
 def _selecting(settings: Settings) -> list[str]:
-    """List ``key = value`` of each setting that may leave samples out."""
+    """Return ``key = value`` of each setting that is set and may leave samples out."""
     data = settings.data
     values: dict[str, str | int] = {
         "total-samples": data.total_samples,
@@ -213,7 +222,7 @@ def _selecting(settings: Settings) -> list[str]:
     }
     if settings.privacy.min_class_samples > 1:
         values["min-class-samples"] = settings.privacy.min_class_samples
-    if data.test_from != "split":  # Otherwise what train-samples leaves over is tested on
+    if data.test_from != "split":  # with "split", samples beyond train-samples are tested on
         values["train-samples"] = data.train_samples
         values["test-from"] = data.test_from
     if PARTITIONS[data.partition].leaves_out:
@@ -223,7 +232,7 @@ def _selecting(settings: Settings) -> list[str]:
 
 
 def conclude(settings: Settings, folder: Path) -> None:
-    """After the run and its baselines, say how they compare and where the results are; draw."""
+    """After a run and its baselines, draw the page, and say how they compare and where it is."""
     runs = figures.compared(folder, settings.baselines)
     if len(runs) > 1:
         say(figures.side_by_side(runs).as_text())
@@ -233,10 +242,13 @@ def conclude(settings: Settings, folder: Path) -> None:
 
 
 def draw_page(settings: Settings, folder: Path) -> str:
-    """Draw the page, if it is wanted and there is anything to show; return a line on it, or ""."""
+    """Draw the run's page, and return a line that says where it is, or why it could not be drawn.
+
+    "" where the settings want no page, or the run ended before there was anything to show.
+    """
     if not settings.run.report or not (folder / SITES).exists():
         return ""
-    from protofl_common.report.page import write_report  # Takes seconds: when all else is done
+    from protofl_common.report.page import write_report  # here, as this import takes seconds
 
     try:
         return f"report: {write_report(folder)}"

@@ -20,6 +20,7 @@ class BestModel(Callback):
         return pack_best(run.best) if run.settings.run.keep_best else {}
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
+        """Tell the clients that trained which round is the best of the whole run."""
         if not run.settings.run.keep_best or not run.best:
             return
         federation = run.federation
@@ -32,9 +33,11 @@ class EarlyStopping(Callback):
     """Ends the run after ``early-stopping`` evaluations without a better one on validation data."""
 
     def why_stop(self, run: ActiveRun, number: int) -> str:
-        """Say why to stop before this round: the best figure is ``early-stopping`` rounds old.
+        """Return why to stop before round ``number``: the best figure is too old; "" to go on.
 
-        SettingsError for a metric that the run does not measure, or that too few clients measure.
+        It is if ``early-stopping`` rounds lie between the best evaluation on validation data and
+        the last one. SettingsError for a metric that the run does not measure, or that too few
+        clients measure.
         """
         _check_measured(run.settings.run.early_stopping_metric, run.rows)
         patience = run.settings.run.early_stopping
@@ -66,13 +69,15 @@ class EarlyStopping(Callback):
 def _check_measured(metric: str, rows: list[RoundRow]) -> None:
     """Raise SettingsError once the run's figures show that it does not measure ``metric``.
 
-    A void round shows nothing, nor do figures of the models as they were before the first round.
+    A run with a void round is not judged, nor are figures of the models as they were before the
+    first round: some metrics may be missing there.
     """
     if not metric or not rows or any(row["void"] for row in rows):
         return
     names = measured(rows)
     has_figures = bool(measured(rows[-1:]))
-    if metric in names or not has_figures or not rows[-1]["evaluated-after-round"]:
+    is_of_trained_models = rows[-1]["evaluated-after-round"] > 0
+    if metric in names or not has_figures or not is_of_trained_models:
         return
     reason = f"this run measures {', '.join(sorted(names))}"
     if metric.partition("/")[0] in names:
@@ -81,11 +86,11 @@ def _check_measured(metric: str, rows: list[RoundRow]) -> None:
 
 
 def _why_not_validated(run: ActiveRun) -> str:
-    """Say why no figure on validation data is to be expected; "" while there may be one."""
+    """Return why no figure on validation data is to be expected; "" while there may be one."""
     cards = run.federation.cards
     liars = run.federation.bounds.liars
     if run.settings.privacy.sums_only:
-        # Single sites' samples are not known: the first evaluation shows whether any are there
+        # the samples of single sites are hidden, so only an evaluation shows if there are any
         has_accuracy = any(row["accuracy"] for row in run.rows)
         has_validation = any("validation" in row for row in run.rows)
         if has_accuracy and not has_validation:
@@ -94,16 +99,16 @@ def _why_not_validated(run: ActiveRun) -> str:
         number = sum(card.validation_samples > 0 for card in cards.values())
         if not number:
             return "no client has validation samples"
-        if number <= 2 * liars:
+        if number <= 2 * liars:  # the liars could outvote the others
             verb = "has" if number == 1 else "have"
             who = f"{number} of {len(cards)} clients {verb} validation samples"
             return f"{who}, too few for liars = {liars}"
 
     metric = run.best["metric"] if run.best else ""
-    everybody = len(cards) - len(run.federation.new_clients)
-    complete = []  # The figures of evaluations in which every client took part
+    all_training = len(cards) - len(run.federation.new_clients)
+    complete = []  # the figures of evaluations in which every training client took part
     for row in run.rows:
-        if row["evaluated-after-round"] and row["valid"] >= everybody:
+        if row["evaluated-after-round"] and row["valid"] >= all_training:
             complete.append(figures_of(row))
     is_tested = any(metric in figures for figures in complete)
     is_validated = any(f"validation/{metric}" in figures for figures in complete)
@@ -119,14 +124,14 @@ class Budget(Callback):
     """
 
     def why_stop(self, run: ActiveRun, number: int) -> str:
-        """Say why to stop: this round would cost every client more than its budget.
+        """Return why to stop: round ``number`` would cost every client more than its budget.
 
-        The final evaluation is counted in, for it must still be paid after the last round.
+        The final evaluation is included, as it must still be paid after the last round. "" to go
+        on.
         """
         budget = run.settings.privacy.dp_epsilon
-        # the run goes on while at least the client that has spent least can pay
         costs = _costs(run, number, final=True)
-        if not costs or min(costs) <= budget:
+        if not costs or min(costs) <= budget:  # one client at least can pay
             return ""
         return (
             f"the privacy budget is spent: round {number} would bring ε to {min(costs):.3g}, "
@@ -135,16 +140,20 @@ class Budget(Callback):
 
 
 def planned_epsilon(run: ActiveRun, rounds: int, final: bool = False) -> float | None:
-    """ε after so many rounds and, if asked, the final evaluation; None where nothing is private."""
+    """Return the largest ε of a client after ``rounds`` and, with ``final``, the final evaluation.
+
+    It is at most ``dp-epsilon``, beyond which clients refuse. None without ``dp``.
+    """
     costs = _costs(run, rounds, final)
     return min(max(costs), run.settings.privacy.dp_epsilon) if costs else None
 
 
 def _costs(run: ActiveRun, rounds: int, final: bool) -> list[float]:
-    """List ε of the clients of each size, as if they took part in every round: it needs no state.
+    """Return the ε of a client after ``rounds``, for each number of samples that a client has.
 
-    A run that was resumed may have repeated the round that it stopped in, so each resumption counts
-    as a round more. SettingsError where dp-epsilon is too small for all of them.
+    It is computed as if all took part in every round. A run that was resumed may have repeated the
+    round that it stopped in, so each resumption counts as one more round. [] without ``dp``.
+    SettingsError where ``dp-epsilon`` is too small for all clients.
     """
     costs = []
     refusal = None
@@ -155,7 +164,7 @@ def _costs(run: ActiveRun, rounds: int, final: bool) -> list[float]:
             if plan:
                 costs.append(plan.epsilon(rounds, final, repeated))
         except SettingsError as error:
-            # What one client claims ends nobody's run; its own ledger refuses
+            # the claim of one client must not end the run; its own ledger refuses
             refusal = error
     if refusal and not costs:
         raise refusal

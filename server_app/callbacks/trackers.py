@@ -32,7 +32,7 @@ PRIVATE = keys_that_change("name", "machine") | {"study-sites", "gaussian.start-
 class UserCallback(Callback):
     """Gives every row to an experiment tracker, or to a function of the user's.
 
-    A failure of theirs costs a line, and not the run.
+    If that fails, the run goes on, with a line on the failure.
     """
 
     def __init__(self, run: ActiveRun) -> None:
@@ -70,8 +70,9 @@ class TrackedRun:
 def tracker(
     name: str, folder: Path, config: Mapping[str, Scalar], rows: list[RoundRow]
 ) -> Callable[[RoundRow], None]:
-    """Begin the run in ``folder`` there, with its ``rows`` so far, and return what takes more.
+    """Begin a run in the tracker ``name``, and return the function that takes each further row.
 
+    The ``rows`` of a resumed run so far are sent at once, and so are the settings in ``config``.
     SettingsError where the tracker cannot start.
     """
     try:
@@ -95,7 +96,10 @@ def tracker(
 
 
 def accuracies(row: RoundRow) -> dict[str, float]:
-    """Name accuracies, as ``accuracy/head/mean``, and metrics' means, as ``metric/head/auc``."""
+    """Return accuracies and means of metrics by names for a tracker.
+
+    They look like ``accuracy/head/mean`` and ``metric/head/auc``; "%" becomes "-percent".
+    """
     figures = {}
     for name, metric in row.get("metrics", {}).items():
         figures[f"metric/{name}"] = metric["mean"]
@@ -108,7 +112,7 @@ def accuracies(row: RoundRow) -> dict[str, float]:
 
 
 def others(row: RoundRow) -> dict[str, float]:
-    """Name losses, bytes, seconds, and how many replies were valid or lost, and why."""
+    """Return losses, bytes, seconds and numbers of valid or lost replies by names for a tracker."""
     seconds = {name: value for name, value in row["seconds"].items() if isinstance(value, float)}
     replies: dict[str, int] = {kind: len(row[kind]) for kind in TROUBLE}
     groups: dict[str, Mapping[str, float]] = {
@@ -127,6 +131,7 @@ def others(row: RoundRow) -> dict[str, float]:
 
 
 def _mlflow(package: Any, folder: Path, config: dict[str, Scalar]) -> TrackedRun:
+    """Begin a run in MLflow."""
     package.set_experiment(PROJECT)
     package.start_run(run_name=folder.name)
     package.log_params(config)
@@ -138,10 +143,11 @@ def _mlflow(package: Any, folder: Path, config: dict[str, Scalar]) -> TrackedRun
 
 
 def _tensorboard(package: Any, folder: Path, config: dict[str, Scalar]) -> TrackedRun:
+    """Begin event files for TensorBoard in the run's folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     events = folder / "tensorboard"
-    shutil.rmtree(events, ignore_errors=True)  # Those of a resumed run's earlier rounds come again
+    shutil.rmtree(events, ignore_errors=True)  # a resumed run writes its earlier rounds again
     writer = SummaryWriter(str(events))
 
     def log(figures: dict[str, float], number: int) -> None:

@@ -1,4 +1,4 @@
-"""Training on the vectors that clients have sent: on a GPU where there is one."""
+"""The server's training on vectors that clients have sent, on a GPU where there is one."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ def server_device(machine: MachineSettings) -> torch.device:
 
 
 def loss_of(task: Task, module: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a loss for `train`: that of ``module`` on vectors of known classes."""
+    """Return the loss for `train` by which ``module`` learns to classify vectors."""
     return lambda vectors, classes: task.loss(module(vectors), task.labels_of(classes))
 
 
@@ -33,11 +33,14 @@ def train(
     min_rows: int = 1,
     forward_rows: int = 0,
 ) -> float:
-    """Make ``server-epochs`` passes over the vectors in shuffled minibatches.
+    """Train the optimizer's parameters on ``vectors`` for ``server-epochs`` epochs.
 
-    ``loss`` gets the rows of a minibatch of each of ``vectors`` [P, …], which may be on another
-    device; a minibatch of less than ``min_rows`` rows is left out. ``forward_rows``: how many rows
-    pass through what is trained, if not the minibatch. Returns the mean loss of the last pass.
+    ``vectors`` are tensors [P, …] with the same P, on any device; ``loss`` gets the rows of a
+    shuffled minibatch of each. A minibatch of fewer than ``min_rows`` rows is left out. Returns the
+    mean loss of the last epoch.
+
+    Small steps use one thread, as more make them no faster. Their size is judged by the rows that
+    pass through the trained module: ``forward_rows``, or those of a minibatch if that is 0.
     """
     trained: list[Tensor] = []
     for group in optimizer.param_groups:

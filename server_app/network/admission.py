@@ -32,16 +32,17 @@ class Problem:
     """Why a node cannot take part."""
 
     text: str  # One line for people
-    site: str = ""  # Whose problem it is; "" where the node may not be the site that it names
-    waits: bool = False  # For the decision of the site's operator; the node is asked again
+    site: str = ""  # The site that has it; "" where the node may not be the site that it names
+    waits: bool = False  # The site waits for its operator's decision, and is asked again
 
 
 # -- whether sites fit together
 def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
     """FederationError unless the sites agree on all that their algorithm needs.
 
-    That is the classes, the division of common data (`check_division`), and where weights are
-    averaged the network, its inputs and the columns of a table.
+    They must agree on the classes and the division of common data (`check_division`), and where
+    weights are averaged on the network, the shape of inputs and the columns of a table.
+    ``divided_among`` is the number of clients of a run that is resumed, 0 for any.
     """
     check_division(settings, cards, divided_among)
     hint = "set `classes` to the class names in label order"
@@ -82,9 +83,9 @@ def _shape_of(card: SiteCard) -> str:
 
 
 def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
-    """FederationError unless all that divide a common data set divide it alike.
+    """FederationError unless the sites that divide a common data set divide it by one number.
 
-    In a resumed run it must be among as many clients as ``before``; 0 allows any number.
+    In a resumed run that must be the number ``before``; 0 allows any.
     """
     dividing = {name: card for name, card in cards.items() if card.num_partitions}
     if settings.data.partition == "own" or not dividing:
@@ -105,7 +106,10 @@ def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
 def must_agree(
     what: str, cards: Mapping[str, Any], value_of: Callable[[Any], str], hint: str
 ) -> None:
-    """FederationError where the sites' values differ: each value, with the sites that have it."""
+    """FederationError where the sites' values differ, with the sites that have each value.
+
+    ``what`` names the values in its text, and ``hint`` says what to do.
+    """
     sites_of = defaultdict(list)
     for name in in_order(cards):
         sites_of[value_of(cards[name])].append(name)
@@ -117,18 +121,19 @@ def must_agree(
 def incompatible_sites(
     settings: Settings, cards: Cards, divided_among: int, least: int
 ) -> dict[str, str]:
-    """Map each site that disagrees with the largest group of compatible ones to the reason.
+    """Map each site that does not fit to the largest group of compatible sites to the reason.
 
-    Empty where no group is the largest, or where it has fewer than ``least`` sites.
+    Empty where all fit, where two groups are equally large, or where the largest has fewer than
+    ``least`` sites.
     """
     division = divided_among or division_of(cards)
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, card in cards.items():
         divides_alike = settings.data.partition == "own" or card.num_partitions in (0, division)
-        facts: tuple[object, ...] = (card.weights,)
+        needed_alike: tuple[object, ...] = (card.weights,)
         if settings.exchange.needs_one_architecture:
-            facts = (*model_of(card), card.columns)
-        groups[divides_alike, card.classes, *facts].append(name)
+            needed_alike = (*model_of(card), card.columns)
+        groups[divides_alike, card.classes, *needed_alike].append(name)
 
     largest, *others = sorted(groups.values(), key=len, reverse=True)
     if not others or len(largest) == len(others[0]) or len(largest) < least:
@@ -147,7 +152,7 @@ def incompatible_sites(
 def division_of(cards: Cards) -> int:
     """Return among how many clients the data set is divided; 0 where sites bring their own data.
 
-    The sites' majority says so. Of numbers with as many votes 0 counts first, then the largest.
+    It is the number that most sites give. Between equally frequent ones 0 wins, then the largest.
     """
     votes = Counter(card.num_partitions for card in cards.values())
     return max(votes, key=lambda number: (votes[number], number == 0, number), default=0)
@@ -188,9 +193,10 @@ def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
 
 
 def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> None:
-    """FederationError where a round asks fewer sites than it needs.
+    """FederationError where a round asks fewer of the ``sites`` than it needs.
 
-    It needs them for ``min-replies``, to outvote liars, or to hide a single site in a secure sum.
+    It needs enough for ``min-replies``, to outvote ``liars``, and to hide a single site in a secure
+    sum. ``fewest`` is how many a round asks at least.
     """
     federation = settings.federation
     asked = number_asked(sites, federation.participation, fewest)
@@ -222,9 +228,10 @@ def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> Non
 def sample_sites(
     sites: Iterable[str], participation: float, seed: int, server_round: int, least: int = 1
 ) -> list[str]:
-    """Draw `number_asked` of the sites, in natural order.
+    """Draw `number_asked` of the sites, and return them in natural order.
 
-    The draw is seeded and goes by their names: Flower's node ids are random.
+    The draw depends on the seed, the round and the sites' names, not on Flower's node ids, which
+    are random.
     """
     names = in_order(sites)
     number = number_asked(len(names), participation, least)
@@ -236,9 +243,9 @@ def sample_sites(
 
 
 def draw_drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -> list[str]:
-    """Draw the sites that do not answer in a round (``drop-rate``).
+    """Return the sites that do not answer in a round (``drop-rate``).
 
-    Each site draws a lot of its own, in every round.
+    Each site is drawn by itself, with a generator of its own for each round.
     """
     silent = []
     for site in sites:
@@ -251,7 +258,7 @@ def draw_drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: i
 def slow_clients(sites: Iterable[str], rate: float, seed: int) -> set[str]:
     """Draw the clients that are slow for the whole run (``slow-rate``): at least one, and not all.
 
-    The draw goes by their names, as in `sample_sites`.
+    The same seed and names give the same clients. Without ``slow-rate`` there are none.
     """
     names = in_order(sites)
     if not rate:
@@ -263,9 +270,9 @@ def slow_clients(sites: Iterable[str], rate: float, seed: int) -> set[str]:
 
 # -- words for who cannot take part
 def describe_problems(problems: Iterable[Problem]) -> str:
-    """Say each distinct problem once, with the sites that have it.
+    """Return a line for each distinct problem, with the sites that have it.
 
-    Clients that are no known site are counted.
+    Clients without a known site are counted instead.
     """
     sites_of: dict[str, list[str]] = defaultdict(list)
     for problem in problems:

@@ -49,7 +49,7 @@ LOOK_AROUND_SECONDS = 3.0
 RETURN_SECONDS = 30.0
 """Seconds in which a node that died over its message may return; Flower takes 60 to notice."""
 MOST_OVERDUE = 4
-"""Messages of a site that are not answered in time of which the reply is still looked for."""
+"""Overdue messages of a site, the last ones, whose replies are still looked for."""
 WORKER_DIED = re.compile(
     r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>"
 )
@@ -76,9 +76,9 @@ class _Overdue:
 
 
 class MessageExchange:
-    """Sends messages, and collects replies.
+    """Sends messages to sites and collects their replies.
 
-    A site that died over one, and is back in time, is asked again.
+    A site whose node dies over a message, and that is back in time, is asked again.
     """
 
     def __init__(self, federation: Federation, run_folder: Path) -> None:
@@ -88,21 +88,22 @@ class MessageExchange:
         self.witness = Witness.read(run_folder.parent, federation.settings.named_sites)
         self.late = LateReplies(federation)
         self._largest = 0
-        """Bytes that the arrays of a valid reply have at most, to any question so far.
-
-        Late replies have to fit, too.
+        """The most bytes in the arrays of a valid reply to any question so far, for late ones, too.
         """
         self.times = ReplyTimes()
         self.waits = Waits(run_folder, self.times)
         self._overdue: list[_Overdue] = []  # In the order in which they were asked
-        # Of the exchange under way: each site that was asked is in one of the three
+        # of the exchange under way: each site that was asked is in one of the next three
         self._pending: dict[str, Message] = {}
         self._away: dict[str, _AwaySite] = {}
         self._replies: dict[str, Message] = {}
         self._deaths: Counter[str] = Counter()  # Site -> how often it died in this exchange
 
     def run(self, flow: Flow[T], result: Exchanged) -> T:
-        """Ask what a flow wants to know, step by step, and return what it returns."""
+        """Ask the questions that a flow yields, send it the answers, and return what it returns.
+
+        The heads of audit logs that have come are written even if it fails.
+        """
         try:
             question = next(flow)
             while True:
@@ -113,9 +114,9 @@ class MessageExchange:
             self.witness.add(self.run_name, result.number, result.audit_heads)
 
     def ask(self, question: Question, result: Exchanged) -> dict[str, RecordDict]:
-        """Ask sites in a round or the final evaluation, and return what they answer.
+        """Ask the sites of a question, and return the content of each answer, by site.
 
-        The ``result`` takes the bytes, and who could not answer.
+        Bytes, failures, silent sites and heads of audit logs are noted in ``result``.
         """
         self._largest = max(self._largest, question.largest)
         messages = {}
@@ -146,13 +147,13 @@ class MessageExchange:
     def at_work(self) -> set[str]:
         """Return the sites that a round does not ask, because they work on an earlier one.
 
-        With ``late = "discard"`` sites are asked all the same. One that has come back on another
-        node is no longer at work, nor one of whose node Flower says that it is gone.
+        Looks for late replies first. With ``late = "discard"`` only slow simulated clients are
+        returned. A site that has come back on another node is not at work: its message is lost.
         """
         working = set(self.late.held)
         if not self.federation.settings.federation.late_replies_count:
             return working
-        self._pull(set(), {})  # What has come between two rounds
+        self._pull(set(), {})  # takes in what has come between two rounds
         for overdue in self._overdue:
             node = self.federation.node_of.get(overdue.site)
             if overdue.message.metadata.dst_node_id == node:
@@ -160,53 +161,55 @@ class MessageExchange:
         return working
 
     def about(self, result: Exchanged, site: str = "") -> dict[str, ConfigRecord]:
-        """Return the records that say what a message to a ``site`` is about.
+        """Return the records that every message to a ``site`` has, whatever it asks.
 
-        They name the round and the run, and tell the site whether its last upload counted, and
-        which head of its audit log was seen before this exchange. Masks in a secure sum depend on
-        all of it, so there every site is told of all that are asked.
+        They name the round and the run, the last round in which the site's upload was merged, and
+        the last head of its audit log that the server has seen. The masks of a secure sum depend on
+        these records, so that there all sites get the same, with the facts of all that are asked.
         """
         federation = self.federation
         sums_only = federation.settings.privacy.sums_only
-        told = result.asked if sums_only else [site]
-        seen = self.witness.heads
+        heads = self.witness.heads
         instructions = Instructions(result.number, self.run_name, federation.run_history)
         all_counted = {}
         if sums_only:
             rounds = {}
-            for each in result.asked:
-                if each in federation.counted:
-                    rounds[each], _ = federation.counted[each]
+            for asked in result.asked:
+                if asked in federation.counted:
+                    rounds[asked], _ = federation.counted[asked]
             all_counted = pack_counted(rounds)
         elif site in federation.counted:
             counted, part = federation.counted[site]
             instructions = replace(instructions, counted=counted, part=part)
+        sites = result.asked if sums_only else [site]
         return {
             "round": pack_instructions(instructions),
             **pack_baseline(federation.baseline),
             **all_counted,
-            **pack_heads({each: seen[each] for each in told if each in seen}),
+            **pack_heads({name: heads[name] for name in sites if name in heads}),
         }
 
     def _replies_to(self, messages: Mapping[str, Message], result: Exchanged) -> dict[str, Message]:
-        """Send, and return the replies by site, in natural order.
+        """Send messages, wait, and return the replies by site, in natural order.
 
-        After ``round-timeout``, or as long as `ReplyTimes.patience` says, it returns without those
-        that are late.
+        Waits at most for ``round-timeout``, or with ``grace`` as long as `ReplyTimes.patience`
+        says; late sites are noted as silent. A site that Flower cannot reach has an error for a
+        reply. FederationError where a simulation cannot go on.
         """
         federation = self.federation
         timeout = federation.settings.federation.round_timeout
         kinds = [message.metadata.message_type for message in messages.values()]
         kind = kinds[0] if kinds else ""
         settings = federation.settings.federation
-        # Not where clients divide a data set: simulated ones wait for a processor, and results must
-        # not depend on it
+        # whether `grace` applies; not where clients divide a data set: simulated ones wait for a
+        # processor, and results must not depend on that
         hurries = bool(settings.grace) and not federation.num_partitions
         if settings.late_replies_count:
-            # Nothing is lost by it but in the final evaluation, which no round follows
+            # a late reply counts in the next round, but none follows the final evaluation
             hurries = hurries and not result.final
         else:
-            hurries = hurries and self.times.has(kind)  # The first of its kind knows nobody
+            # before the first reply of a kind nothing is known of how long sites take
+            hurries = hurries and self.times.has(kind)
         alive = {site for site, node in federation.node_of.items() if node in federation.online}
         seconds: dict[str, float] = {}  # Site -> how long its reply took
         self._replies = {}
@@ -241,6 +244,7 @@ class MessageExchange:
                 if silent and not federation.simulated:
                     self.waits.tell(result.number, kind, silent, now - start, longest)
             elif self._away or not has_answers:
+                # ever longer, so that a long round does not keep the SuperLink busy
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
 
         self.waits.end()
@@ -256,13 +260,13 @@ class MessageExchange:
         self._check_states()
 
         replies = {site: self._replies[site] for site in in_order(self._replies)}
-        self._replies = {}  # They are the caller's alone: ten thousand must not stay
+        self._replies = {}  # lest ten thousand replies stay in memory
         return replies
 
     def _check_workers(self) -> None:
         """FederationError where a process that simulates clients has died.
 
-        Flower would go on giving it clients.
+        Flower would keep giving clients to the dead process.
         """
         if not is_simulated(self.grid):
             return
@@ -284,7 +288,7 @@ class MessageExchange:
     def _check_states(self) -> None:
         """FederationError where a simulated client has lost its state.
 
-        Without it, or with an older one, the figures would be others.
+        Going on without it, or with an older one, would change the figures.
         """
         if not self.federation.simulated:
             return  # sites with an operator go on, and cannot end a run by an error
@@ -295,25 +299,29 @@ class MessageExchange:
                 raise FederationError(f"{reason}. This round does not count")
 
     def _awaits_late(self, result: Exchanged) -> bool:
-        """Return whether a round lacks replies, and late ones may yet come (``late``)."""
+        """Return whether a round has too few replies that late ones may yet complete (``late``)."""
         if result.final or not self.federation.settings.federation.late_replies_count:
             return False
         replies = len(self._replies) + len(self.late.arrived)
         return bool(self._overdue) and replies < self.federation.fewest_replies
 
     def _keep_overdue(self, asked: float) -> None:
-        """Go on looking for replies that did not come in time: the last few of each site."""
-        self._overdue += [_Overdue(site, each, asked) for site, each in self._pending.items()]
-        number = Counter(overdue.site for overdue in self._overdue)
+        """Add the pending messages, sent at ``asked``, to those whose replies may still come late.
+
+        Of each site only the last `MOST_OVERDUE` are kept.
+        """
+        for site, message in self._pending.items():
+            self._overdue.append(_Overdue(site, message, asked))
+        number_left = Counter(overdue.site for overdue in self._overdue)
         kept = []
-        for overdue in self._overdue:
-            if number[overdue.site] <= MOST_OVERDUE:
+        for overdue in self._overdue:  # oldest first
+            if number_left[overdue.site] <= MOST_OVERDUE:
                 kept.append(overdue)
-            number[overdue.site] -= 1
+            number_left[overdue.site] -= 1
         self._overdue = kept
 
     def _push(self, messages: Mapping[str, Message]) -> None:
-        """Send; what Flower does not take is as good as answered with an error."""
+        """Send messages by site; one that Flower does not take gets an error for a reply."""
         pushed = push_each(self.grid, messages.values())
         for site, (message, is_taken) in zip(messages, pushed, strict=True):
             if is_taken:
@@ -322,15 +330,16 @@ class MessageExchange:
                 self._replies[site] = Message(UNREACHABLE, reply_to=message)
 
     def _pull(self, alive: set[str], late: dict[str, str]) -> bool:
-        """Take in what was answered by now; return whether anything was.
+        """Take in the replies that have come, and return whether there were any.
 
-        ``alive``: the sites that were connected when this exchange began. ``late`` notes those that
-        answer one before.
+        ``alive`` are the sites that were connected when this exchange began. A line for each late
+        reply to an earlier round is put into ``late``, by site.
         """
         site_of = {id_of(message): site for site, message in self._pending.items()}
         overdue_of = {id_of(overdue.message): overdue for overdue in self._overdue}
-        messages = [overdue.message for overdue in self._overdue]
-        answered = pull_each(self.grid, [*self._pending.values(), *messages], self._largest)
+        overdue_messages = [overdue.message for overdue in self._overdue]
+        messages = [*self._pending.values(), *overdue_messages]
+        answered = pull_each(self.grid, messages, self._largest)
         for message, reply in answered:
             overdue = overdue_of.get(id_of(message))
             if overdue:
@@ -343,8 +352,9 @@ class MessageExchange:
                 continue
             site = site_of[id_of(message)]
             del self._pending[site]
+            # a site may also send this error itself, so that deaths are counted and limited
             has_died = reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE
-            if has_died:  # Or only says so
+            if has_died:
                 self._deaths[site] += 1
             if has_died and self._deaths[site] < TRIES and self._may_return(site, alive):
                 self._away[site] = _AwaySite(message, reply, time.monotonic() + RETURN_SECONDS)
@@ -353,9 +363,10 @@ class MessageExchange:
         return bool(answered)
 
     def _may_return(self, site: str, alive: set[str]) -> bool:
-        """Look around, and return whether a site whose node died may come back.
+        """Look around for nodes, and return whether a site whose node died may come back.
 
-        It may not if it was dead before the round, and nobody comes in its place.
+        A site that was dead before the round (not in ``alive``) may only if another node is there
+        for it, or if a node has not said yet which site it is.
         """
         federation = self.federation
         federation.look_around()
@@ -364,7 +375,7 @@ class MessageExchange:
         return federation.node_of[site] in federation.online
 
     def _ask_again(self, now: float) -> None:
-        """Ask sites that are back; no longer wait for those that were away too long."""
+        """Ask sites that are back once more, and give up those that were away too long."""
         node_of = self.federation.node_of
         copies = {}
         for site, message in self._pending.items():

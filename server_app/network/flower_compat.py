@@ -1,6 +1,6 @@
-"""Sending and fetching messages, for which the server looks into Flower's Grid.
+"""Sending and fetching messages by Flower's Grid, with parts of it replaced.
 
-A bad message costs no more than itself.
+So a reply that is garbled or too large is one site's error, and does not end the run.
 """
 
 import sys
@@ -40,9 +40,9 @@ UNREADABLE = (
 )
 """What Flower raises over a reply that cannot be decoded, such as JSON that is none."""
 BESIDE = 2**24
-"""Bytes of a reply beside its arrays: figures, names, keys, and 2**10 for each of its parts."""
+"""The most bytes of a reply beside its arrays: figures, names, keys, and 2**10 for each part."""
 MOST_VALUES = 2**20
-"""Values in a reply's records: one of a few MB may be there under a million names."""
+"""The most values in a reply's records: few bytes may stand there under millions of names."""
 TRIES = 3
 """How often messages are sent before a SuperLink that loses them each time ends the run."""
 
@@ -51,8 +51,8 @@ TRIES = 3
 class _BegunReply:
     """A reply that a site has begun to send."""
 
-    announcement: PullAppMessagesResponse  # What the SuperLink says of it, and of no other reply
-    parts: dict[str, bytes] = field(default_factory=dict)  # Those that have come; name -> content
+    announcement: PullAppMessagesResponse  # The SuperLink's, of this reply alone
+    parts: dict[str, bytes] = field(default_factory=dict)  # Object id -> content of those here
 
 
 _BEGUN: WeakKeyDictionary[Message, _BegunReply] = WeakKeyDictionary()
@@ -66,11 +66,11 @@ def is_simulated(grid: Grid) -> bool:
 
 
 def find_messages_by_node(grid: Grid) -> None:
-    """In simulation, let Flower find a node's messages without a look at those for all others.
+    """Make Flower's simulation find the messages of a node by an index, for speed.
 
     Its engine asks for each node's messages ten times a second, and Flower 1.41 looks through all
-    messages for each answer: 5.9 s of the server's process, for 1,000 messages to 1,000 nodes. A
-    SuperLink on a network stays as it is.
+    messages each time: 5.9 s of the server's process, for 1,000 messages to 1,000 nodes. Two
+    methods of the grid's state are replaced. A grid that talks to a SuperLink stays as it is.
     """
     if not is_simulated(grid):
         return
@@ -100,12 +100,12 @@ def find_messages_by_node(grid: Grid) -> None:
 
 # -- sending
 def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bool]]:
-    """Send, and return (message, whether Flower took it) in the order given.
+    """Send messages, and return each with whether Flower has taken it, in the order given.
 
-    A SuperLink that is restarted while messages are on their way to it refuses their remaining
-    parts for ever, and Flower raises. They are sent again then, as copies: a client that had got
-    its message all the same answers twice, from the same state, and only the reply to the copy is
-    fetched. ObjectPushError after `TRIES` in a row.
+    A SuperLink that restarts while messages are on their way refuses their remaining parts for
+    ever, and Flower raises. They are then sent again as copies, which are returned in their place.
+    A client that had received the first message answers twice, from the same state, and only the
+    reply to the copy is fetched. ObjectPushError after `TRIES` in a row.
     """
     sent = list(messages)
     if _superlink_of(grid):
@@ -126,6 +126,7 @@ def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bo
 
 
 def copy_for(message: Message, node: int) -> Message:
+    """Return a new message to ``node`` with the content of another."""
     about = message.metadata
     return Message(message.content, node, about.message_type, group_id=about.group_id)
 
@@ -140,12 +141,13 @@ def pull_each(
 ) -> list[tuple[Message, Message]]:
     """Return the messages that have been answered, each with its reply.
 
-    A reply that cannot be read is an error, and so is one that proves too large for so many bytes
-    of ``arrays``. Flower decodes replies inside ``pull_messages`` and hands over all of one call or
-    none: the exception for one garbled reply would end the run and lose the others. So each is
-    taken in a call of its own, but the SuperLink is asked once for all: most looks find nothing,
-    and a request for every site that is still at work would keep it busy. It names a reply once, as
-    soon as a site begins to send it; the reply is left until all of its parts are there.
+    In place of a reply that cannot be read, or that is larger than ``arrays`` bytes and `BESIDE`
+    together, comes an error.
+
+    Flower decodes the replies of one ``pull_messages`` together, so a garbled one would lose the
+    others and end the run: each is read in a call of its own. The SuperLink is asked once for all,
+    as requests for every site that is still at work would keep it busy. It announces a reply only
+    once, when the site begins to send it; `_BEGUN` keeps that until all of its parts are there.
     """
     asked = {id_of(message): message for message in messages}
     answered: list[tuple[Message, Message]] = []
@@ -167,7 +169,10 @@ def pull_each(
 
 
 def _look_for_replies(superlink: Any, asked: Mapping[str, Message]) -> None:
-    """Ask the SuperLink which of the messages (by their id) sites have begun to answer."""
+    """Ask the SuperLink which messages sites have begun to answer, and note it in `_BEGUN`.
+
+    ``asked`` has the messages by their ids.
+    """
     unanswered = [name for name, message in asked.items() if message not in _BEGUN]
     if not unanswered:
         return
@@ -183,19 +188,25 @@ def _look_for_replies(superlink: Any, asked: Mapping[str, Message]) -> None:
 def _pull_begun(
     grid: Grid, superlink: Any, message: Message, reply: _BegunReply, most: int
 ) -> list[tuple[Message, Message]]:
-    """Let Flower read one reply of at most so many bytes; [] while parts are on their way."""
-    flower = sys.modules[type(grid).__module__]
+    """Return the message with its reply of at most ``most`` bytes; [] while parts are missing.
+
+    Flower reads the reply, and is given the announcement that came before, and the parts that are
+    here, in place of two requests of its own.
+    """
+    flower_module = sys.modules[type(grid).__module__]
     pull_objects = partial(_pull_present, reply.parts, most)
     with (
         replaced(superlink, PullMessages=lambda _: reply.announcement),
-        replaced(flower, pull_objects=pull_objects),
+        replaced(flower_module, pull_objects=pull_objects),
     ):
         try:
             pulled = _pull(grid, message)
         except ObjectUnavailableError:
             return []
+    # `_pull` gives its own errors the code 0; Flower has not confirmed such a reply, so that the
+    # SuperLink would keep it
     is_unreadable = any(answer.has_error() and not answer.error.code for _, answer in pulled)
-    if is_unreadable:  # Else the SuperLink would keep it
+    if is_unreadable:
         about = reply.announcement.messages_list[0].metadata
         superlink.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(
@@ -208,18 +219,20 @@ def _pull_begun(
 def _pull_present(
     parts: dict[str, bytes], most: int, object_ids: list[str], pull_object_fn: Any
 ) -> dict[str, bytes]:
-    """Add to a reply's ``parts`` those that have come, and raise for the rest.
+    """Add to a reply's ``parts`` those that have come, and return them once all are there.
 
-    In place of Flower's ``pull_objects``, which would wait two hours for it.
+    It stands in for Flower's ``pull_objects``, which would wait two hours. ``pull_object_fn``
+    raises ObjectUnavailableError for a part that has not come. ValueError for more than ``most``
+    bytes, or `BESIDE` bytes beside arrays.
     """
 
     def pull(name: str) -> int:
         return len(parts.setdefault(name, pull_object_fn(name)))
 
-    # A part may be named many times, and a request costs as much as a kilobyte more
+    # a part may be named many times, and each request counts as much as a kilobyte
     missing = [name for name in dict.fromkeys(object_ids) if name not in parts]
     size = sum(map(len, parts.values())) + 2**10 * len(missing)
-    # Both threads are waited for: the next look must not ask for what is still on its way
+    # leaving the block waits for both threads, so that the next call asks for no part twice
     with ThreadPoolExecutor(2) as threads:
         for length in threads.map(pull, missing):
             size += length
@@ -227,14 +240,14 @@ def _pull_present(
                 raise ValueError(f"{len(missing)} parts of a reply with more than {most} bytes")
 
     beside = sum(len(part) for part in parts.values() if not part.startswith(b"ArrayChunk "))
-    if beside > BESIDE:  # Once decoded, each number or list in them is an object
+    if beside > BESIDE:  # decoded they take far more: each number or list becomes an object
         raise ValueError(f"{beside} bytes beside arrays")
     envelope.check_parts(parts, most)
     return parts
 
 
 def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
-    """Return the message with its reply, or with an error in place of one that cannot be read."""
+    """Return the message with its reply, [] without one; an error (code 0) for a garbled one."""
     try:
         replies = list(grid.pull_messages([id_of(message)]))
         records = []
@@ -254,9 +267,9 @@ def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
 
 
 def _superlink_of(grid: Grid) -> Any:
-    """Return the client of the SuperLink; None where clients are simulated, by Ray or without.
+    """Return the client by which the grid talks to a SuperLink; None in a simulation.
 
-    SettingsError if Flower's grid has none by this name: no reply would have a limit of bytes.
+    SettingsError if Flower's grid has none by this name, as replies could not be limited then.
     """
     if is_simulated(grid) or not type(grid).__module__.startswith("flwr."):
         return None

@@ -1,8 +1,8 @@
 """Replies that come after their round has closed (``late``).
 
-Over a network they come when they come. Among simulated clients, which all answer at once, the
-server holds back those of slow ones (``slow-rate``) for ``slow-factor`` rounds, so that a run
-repeats; a checkpoint has what is held back.
+Simulated clients all answer at once, so the server holds back the replies of slow ones
+(``slow-rate``) for ``slow-factor`` rounds: such a run repeats exactly. Checkpoints contain what is
+held back.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class LateReply:
 
 
 class LateReplies:
-    """What has come of earlier rounds, and what is held back of slow clients."""
+    """The late replies that have come, and those that are held back of slow simulated clients."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -37,17 +37,23 @@ class LateReplies:
         """Simulated client -> the round, and the bytes of its reply."""
 
     def note(self, site: str, message: Message, reply: Message) -> None:
-        """Take in the reply to an earlier message, if that asked for training and it may count."""
+        """Keep a late reply for `take`, if it is one to training and late ones count (``late``).
+
+        Of several replies of a site only that to the newest round is kept.
+        """
         may_count = self.federation.settings.federation.late_replies_count
         if not may_count or message.metadata.message_type != MessageType.TRAIN:
             return
-        number = int(message.metadata.group_id)
-        known = self.arrived.get(site)
-        if known is None or known.round < number:
+        number = int(message.metadata.group_id)  # the round that it was sent in
+        earlier = self.arrived.get(site)
+        if earlier is None or earlier.round < number:
             self.arrived[site] = LateReply(number, reply.content)
 
     def take(self, number: int) -> dict[str, LateReply]:
-        """Return each reply that has come by round ``number`` and was not taken yet, by site."""
+        """Return the late replies that have come by round ``number``, by site, and forget them.
+
+        Those held back for ``slow-factor`` rounds are among them.
+        """
         slow_factor = self.federation.settings.federation.slow_factor
         for site, held in list(self.held.items()):
             asked_in = int(held["round"])
@@ -61,13 +67,17 @@ class LateReplies:
         return taken
 
     def hold_back(self, number: int, replies: Mapping[str, Message]) -> dict[str, Message]:
-        """Return the replies of a round without those of slow clients, which come later."""
+        """Hold back a round's replies of slow clients for later rounds, and return the others.
+
+        Errors are never held back.
+        """
         in_time = {}
         slow = self._slow_clients()
         for site, reply in replies.items():
             if site not in slow or reply.has_error():
                 in_time[site] = reply
                 continue
+            # a checkpoint takes tensors only; `frombuffer` needs a buffer that may be written to
             content = bytearray(recorddict_to_proto(reply.content).SerializeToString())
             self.held[site] = {
                 "round": torch.tensor(number),
@@ -82,5 +92,5 @@ class LateReplies:
         return slow_clients(taking_part, settings.federation.slow_rate, settings.run.seed)
 
     def present_state(self) -> dict[str, Tensor]:
-        """What is held back, for a checkpoint."""
+        """Return what is held back as tensors, for a checkpoint."""
         return tensors_of(self, ("held",))

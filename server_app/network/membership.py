@@ -1,7 +1,4 @@
-"""Who takes part in a run.
-
-Finding the sites, letting them introduce themselves, and knowing them again when they come back.
-"""
+"""Which sites take part in a run: finding them, and recognising them when they come back."""
 
 import math
 import time
@@ -35,7 +32,7 @@ from server_app.run.log import emit, say
 APPROVAL_POLL_SECONDS = 5.0
 """Seconds after which a site that waits for its operator's approval is asked again."""
 SITES_AT_ONCE = 1000
-"""Sites asked at a time who they are, or for the final evaluation: no more messages in memory."""
+"""The most sites asked at a time who they are, or for the final evaluation, to spare memory."""
 
 
 class Federation:
@@ -70,16 +67,16 @@ class Federation:
         self._ask_at: dict[int, float] = {}
         """Node that was asked who it is -> when it is asked again; infinity: never."""
         self._questions: dict[str, Message] = {}  # Message id -> "who are you?", not yet answered
-        self._card_of: dict[int, SiteCard] = {}
-        self._silent_rounds: Counter[str] = Counter()  # Site -> in how many it was, running
+        self._card_of: dict[int, SiteCard] = {}  # Node -> its introduction
+        self._silent_rounds: Counter[str] = Counter()  # Site -> rounds without a reply, in a row
         self._rests_until: dict[str, int] = {}  # Site -> the last round in which it is not asked
         self._reference: SiteCard | None = None  # None until all have gathered
 
     @property
     def reference(self) -> SiteCard:
-        """The introduction from which the server builds its models.
+        """The site's introduction whose network and inputs the server's own models have.
 
-        The majority's, or that of the most common inputs.
+        It is one of the most common kind (`admission.most_common`).
         """
         return self._reference or admission.most_common(self.cards)
 
@@ -89,15 +86,15 @@ class Federation:
 
     @property
     def fewest_asked(self) -> int:
-        """How many sites a round asks at least.
+        """The least number of sites that a round asks.
 
-        Two of sites with operators, where there are several: what is merged of one is its upload.
+        It is two for sites with operators, as the mean of one site is just its upload.
         """
         return 1 if self.simulated else min(2, len(self.cards))
 
     @property
     def fewest_replies(self) -> int:
-        """``min-replies``, or as many as are asked at least."""
+        """The least number of replies that are merged: ``min-replies`` or `fewest_asked`."""
         return max(self.settings.federation.min_replies, self.fewest_asked)
 
     @property
@@ -110,26 +107,27 @@ class Federation:
 
     @property
     def new_clients(self) -> set[str]:
-        """The clients that never train, and are evaluated at the end.
+        """The simulated clients that never train, and are only evaluated at the end.
 
-        ``new-clients`` and ``new-domain`` say which.
+        The settings ``new-clients`` and ``new-domain`` choose them.
         """
         partitions = self.settings.new_clients(self.num_partitions)
-        domain = self.settings.federation.new_domain or None
+        new_domain = self.settings.federation.new_domain  # "": there is none
         new = set()
         for name, card in self.cards.items():
-            if not card.num_partitions:
+            if not card.num_partitions:  # it has data of its own
                 continue
-            if card.partition in partitions or card.domain == domain:
+            is_of_new_domain = bool(new_domain) and card.domain == new_domain
+            if card.partition in partitions or is_of_new_domain:
                 new.add(name)
         return new
 
     # -- before the first round
     def gather(self) -> None:
-        """Wait until enough sites have introduced themselves, and decide who takes part.
+        """Wait until enough sites have introduced themselves, and decide which take part.
 
-        The data set of a resumed run must be divided among as many clients as before (0: sites
-        bring data of their own). FederationError where too few sites come, or do not fit.
+        From then on names are bound to nodes. FederationError where too few sites come or fit
+        together, or where a resumed run's data set is divided among another number of clients.
         """
         absent = self._await_introductions()
         wanted = self._wanted()
@@ -154,13 +152,12 @@ class Federation:
         self._reference = self.reference
         if len(self.cards) < wanted:
             say(f"going on with {len(self.cards)} of {wanted} clients (min-clients)")
-        self.owners = {**self.node_of, **self.owners}
+        self.owners = {**self.node_of, **self.owners}  # a resumed run has owners already
 
     def _await_introductions(self) -> set[str]:
-        """Look around until nobody is awaited, at most for ``join-timeout``.
+        """Look for sites until no further one is awaited, at most for ``join-timeout``.
 
-        The sites of a run that is resumed are waited for too, until they refuse; those that have
-        not come by then are returned.
+        Return the sites of a resumed run that have not come: these are awaited until they refuse.
         """
         deadline = time.monotonic() + self.settings.federation.join_timeout
         absent = set(self.start.sites)
@@ -176,7 +173,10 @@ class Federation:
         return absent
 
     def _may_yet_come(self, name: str) -> bool:
-        """Return whether a site of the resumed run has not refused for good."""
+        """Return whether a site of the resumed run may still introduce itself.
+
+        It may unless its node has refused for good.
+        """
         problem = self.problems.get(self.owners.get(name, 0))
         return problem is None or problem.waits
 
@@ -217,20 +217,22 @@ class Federation:
         return True
 
     def _wanted(self) -> int:
-        """How many sites to wait for; 0: not known yet."""
+        """Return how many sites to wait for; 0 while that is not known."""
         named = len(self.settings.named_sites)
         return self.settings.federation.num_clients or named or self.num_partitions
 
     def _least(self) -> int:
-        """How many sites suffice where others cannot take part or are not there.
+        """Return how many sites suffice where others are missing; 0 while that is not known.
 
-        0: not known yet.
+        It is ``min-clients``. By default it is all clients that divide a data set, or more than
+        half of the sites with data of their own.
         """
         wanted = self._wanted()
         default = wanted if self.num_partitions else max(2, wanted // 2 + 1)
         return min(self.settings.federation.min_clients or default, wanted)
 
     def _too_few(self) -> str:
+        """Return the text of the error for too few sites."""
         wanted = self._wanted()
         if not wanted and self.cards:
             return (
@@ -252,9 +254,10 @@ class Federation:
         self.problems[node] = Problem(f"{name}: {why}")
 
     def leave_out_reference(self, why: str) -> bool:
-        """Go on without the sites whose introduction gives no model.
+        """Leave out the `reference` site and all of the same network, as no model can be built.
 
-        Return False where too few others are left.
+        Another reference is chosen. Return False, and change nothing, if too few sites would be
+        left.
         """
         model = admission.model_of(self.reference)
         same = [name for name, card in self.cards.items() if admission.model_of(card) == model]
@@ -268,7 +271,7 @@ class Federation:
 
     # -- between and during rounds
     def look_around(self) -> None:
-        """Greet who is new, for the next round, and know again who is back.
+        """Let new sites take part from the next round on, and recognise those that are back.
 
         A site may be back under another node id.
         """
@@ -284,9 +287,9 @@ class Federation:
             say(f"  {admission.describe_problems([self.problems[node]])}")
 
     def await_sites(self) -> None:
-        """Before a round, look around, and wait until ``min-replies`` sites are connected.
+        """Before a round, wait until enough sites for `fewest_replies` are connected.
 
-        It waits at most for ``join-timeout``.
+        Waits at most for ``join-timeout``, and then lets the round go on.
         """
         least = min(self.fewest_replies, len(self.node_of))
         deadline = time.monotonic() + self.settings.federation.join_timeout
@@ -309,18 +312,20 @@ class Federation:
         return any(question.metadata.dst_node_id in self.online for question in questions)
 
     def sites_to_ask(self, server_round: int) -> list[str]:
-        """The sites that a round may ask.
+        """Return the sites that a round may ask.
 
-        All but those that rest, unless these leave fewer than ``min-replies``.
+        Sites that rest (`note_silence`) are left out, unless too few others are there for
+        `fewest_replies`.
         """
         taking_part = [site for site in self.node_of if site not in self.expelled]
         awake = [site for site in taking_part if self._rests_until.get(site, 0) < server_round]
         return awake if len(awake) >= self.fewest_replies else taking_part
 
     def note_silence(self, server_round: int, missing: Iterable[str], heard: Iterable[str]) -> None:
-        """Let a site rest that is silent for ``max-silent-rounds`` in a row, for as many rounds.
+        """Note which sites were silent in a round, and let some rest.
 
-        In each it would be waited for until the timeout.
+        A site that is silent for ``max-silent-rounds`` in a row is not asked for as many rounds, as
+        each would wait for it until the timeout.
         """
         most = self.settings.federation.max_silent_rounds
         for site in heard:
@@ -336,7 +341,7 @@ class Federation:
 
     # -- introductions
     def _look(self) -> None:
-        """Ask new nodes who they are, take in what was answered by now, and settle the names."""
+        """Ask new nodes which site they are, take in their answers, and settle the names."""
         self._ask_who_is_there()
         for question, reply in pull_each(self.grid, list(self._questions.values())):
             del self._questions[id_of(question)]
@@ -354,25 +359,29 @@ class Federation:
         self._settle_names()
 
     def _ask_who_is_there(self) -> None:
-        """Ask the nodes whose turn it is who they are, `SITES_AT_ONCE` at a time."""
+        """Ask nodes that are new, or due to be asked again, which site they are.
+
+        At most `SITES_AT_ONCE` questions are open at a time.
+        """
         self.online = set(self.grid.get_node_ids())
         now = time.monotonic()
         due = sorted(node for node in self.online if self._ask_at.get(node, 0.0) < now)
         asked = {message.metadata.dst_node_id for message in self._questions.values()}
         free = max(0, SITES_AT_ONCE - len(self.online & asked))
-        if not due[:free]:
+        nodes = due[:free]
+        if not nodes:
             return
 
         digest = pack_settings(digest_of(self.settings.given))
         content = RecordDict({**pack_baseline(self.baseline), **digest})
-        questions = [Message(content, node, MessageType.QUERY, group_id="0") for node in due[:free]]
+        questions = [Message(content, node, MessageType.QUERY, group_id="0") for node in nodes]
         for question, is_taken in push_each(self.grid, questions):
             if is_taken:
                 self._ask_at[question.metadata.dst_node_id] = math.inf
                 self._questions[id_of(question)] = question
 
     def _take_refusal(self, node: int, refusal: Refusal) -> None:
-        """Note why a node does not take part; while it waits for approval it is asked again."""
+        """Note why a node does not take part, and ask it again later if it waits for approval."""
         problem = self._problem(refusal)
         is_first = node not in self.problems
         self.problems[node] = problem
@@ -382,9 +391,10 @@ class Federation:
                 say(f"  {problem.text}; asked again every {APPROVAL_POLL_SECONDS:g} s")
 
     def _problem(self, refusal: Refusal) -> Problem:
-        """Return the problem of the site that refuses.
+        """Return the problem of a node that refuses to take part.
 
-        Where a study names sites and this one's key has not signed it, it is nobody's.
+        It counts as its site's, unless the study names sites and the site's key has not signed the
+        refusal: otherwise anybody could refuse in a site's name.
         """
         name = refusal.site
         waits = refusal.kind == "waiting"
@@ -395,11 +405,15 @@ class Federation:
         return Problem(refusal.text, name, waits)
 
     def _take_card(self, node: int, content: RecordDict) -> None:
-        """Let a node have the name on its card, if the card is valid and the name is free."""
+        """Let a node be the site that its introduction names, if that is valid and the name free.
+
+        Otherwise its problem is noted.
+        """
         try:
             card = unpack_site_card(content)
         except RefusedMessage as refusal:
             name = str(content.config_records.get("site", ConfigRecord()).get("name", ""))
+            # where sites sign, an invalid introduction proves no name
             has_name = is_site_name(name) and not self.settings.named_sites
             why = f"its introduction is not valid: {refusal}"
             self.problems[node] = Problem(why, name if has_name else "")
@@ -424,7 +438,7 @@ class Federation:
             self.node_of[name] = node
 
     def _settle_names(self) -> None:
-        """Decide of each name whose it is."""
+        """Decide for each name that nodes claim which of them is the site."""
         claimants = defaultdict(list)
         for node, card in self._card_of.items():
             if node in self.online and node not in self.problems:
@@ -433,13 +447,14 @@ class Federation:
             self._settle(name, nodes)
 
     def _settle(self, name: str, claimants: list[int]) -> None:
-        """Decide whose a name is, of the connected nodes that call themselves so.
+        """Decide which of the connected nodes that claim a site's name is the site.
 
-        It is the node's that had it first, another's once that is gone, and nobody's if two begin
-        with it.
+        It is the node that had the name first, or another one once that is gone. If two nodes
+        claim a name that nobody had before, no node gets it.
         """
         current = self.node_of.get(name)
         owner = self.owners.get(name)
+        # the first owner is back while another node had the name
         if owner in claimants and owner != current:
             if self._admit(name, owner, self._card_of[owner]):
                 if current in claimants:
@@ -470,7 +485,10 @@ class Federation:
                 say(f"  back: {name}, on another node")
 
     def _admit(self, name: str, node: int, card: SiteCard) -> bool:
-        """Let a node be a site if it fits the majority of the others; return whether it does."""
+        """Let a node be a site if it fits the others; return whether it does.
+
+        Before all have gathered, any node may.
+        """
         has_gathered = self._reference is not None
         if has_gathered:
             try:

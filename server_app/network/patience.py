@@ -1,4 +1,4 @@
-"""How long an exchange waits for sites that are late, by how long sites took before."""
+"""How long an exchange waits for sites that are late, judged by their earlier replies."""
 
 import statistics
 from collections.abc import Collection, Iterable
@@ -13,7 +13,7 @@ class ReplyTimes:
 
     def __init__(self) -> None:
         self._slowest: dict[str, dict[str, float]] = {}  # Kind of work -> site -> seconds
-        self._heard: dict[str, float] = {}  # Site -> when its last reply came, monotonic
+        self._last_reply: dict[str, float] = {}  # Site -> when it came, on the monotonic clock
 
     def has(self, kind: str) -> bool:
         """Return whether any site has answered such a message by now."""
@@ -24,10 +24,10 @@ class ReplyTimes:
 
         A site works on one message at a time, so it cannot have begun before its last reply.
         """
-        seconds = answered - max(asked, self._heard.get(site, asked))
-        self._heard[site] = answered
-        of_work = self._slowest.setdefault(_work(kind), {})
-        of_work[site] = max(seconds, of_work.get(site, 0.0))
+        seconds = answered - max(asked, self._last_reply.get(site, asked))
+        self._last_reply[site] = answered
+        slowest = self._slowest.setdefault(_work(kind), {})
+        slowest[site] = max(seconds, slowest.get(site, 0.0))
 
     def slowest(self, kind: str, site: str) -> float:
         """Return the seconds of a site's slowest reply to such work so far; 0 without any."""
@@ -41,10 +41,11 @@ class ReplyTimes:
         grace: float,
         least: float,
     ) -> float:
-        """Return the seconds that an exchange waits, of which some replies have ``taken`` these.
+        """Return how many seconds an exchange waits in all.
 
-        That is ``grace`` times their median, or the slowest reply of a site that is ``pending``,
-        and ``least`` where that is longer.
+        ``taken`` has the seconds of the replies that have come. It waits ``grace`` times their
+        median, or ``grace`` times the slowest earlier reply of any ``pending`` site if that is
+        longer, and at least ``least``.
         """
         expected = statistics.median(taken)
         for site in pending:
@@ -53,8 +54,8 @@ class ReplyTimes:
 
 
 def _work(kind: str) -> str:
-    """Return what a kind of message asks for: to train, to evaluate, or an answer at once.
+    """Return the kind of work that Flower's type of message asks for: "query" of "query.share".
 
-    All steps of a secure sum but the training are of the last.
+    All queries are one kind, as a site answers them at once.
     """
     return kind.partition(".")[0]

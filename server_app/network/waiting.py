@@ -15,7 +15,7 @@ FIRST_WORD_SECONDS = 30.0  # that a round waits before it says so; then twice as
 
 
 class Waits:
-    """Tells for whom an exchange waits, by events, and by a file that ``protofl status`` reads."""
+    """Tells which sites an exchange waits for: by events, and in a file for ``protofl status``."""
 
     def __init__(self, folder: Path, times: ReplyTimes) -> None:
         self.folder = RunFolder(folder)
@@ -25,11 +25,15 @@ class Waits:
     def tell(
         self, number: int, kind: str, sites: Iterable[str], seconds: float, longest: float
     ) -> None:
-        """Say that round ``number`` has waited for these ``seconds``, of at most ``longest``."""
+        """Tell that round ``number`` has waited ``seconds`` of at most ``longest`` for these sites.
+
+        The file is written each time. An event is emitted after `FIRST_WORD_SECONDS`, after twice
+        that, and so on.
+        """
         slowest = {site: self.times.slowest(kind, site) for site in in_order(sites)}
         since = time.time() - seconds
         awaited = Awaited(round=number, since=since, until=since + longest, sites=slowest)
-        with suppress(OSError):  # a full disk, which must not end the run before it has to
+        with suppress(OSError):  # a full disk must not end the run over a file that is only shown
             self.folder.write(WAITING, awaited)
         if seconds >= self.next_word:
             self.next_word *= 2

@@ -1,8 +1,8 @@
-"""The heads of the sites' audit logs, as the server has seen them.
+"""The heads of the sites' audit logs, as the server has seen them: the hash of the last line each.
 
-A site that has lost lines of its log, or all of it, would count less than it has done: it would
-spend its privacy, and the runs that were approved, once more. So the server tells each site the
-last head that it has seen, and a site whose log lacks it answers nothing.
+A site that has lost lines of its log would spend its privacy, and the runs that were approved, once
+more. So the server tells each site the last head that it has seen, and a site whose log lacks that
+line answers nothing.
 """
 
 import json
@@ -25,16 +25,17 @@ class Witness:
 
     @classmethod
     def read(cls, out_dir: Path, keys: Mapping[str, str]) -> Self:
-        """Read what earlier rounds and runs have seen.
+        """Read the last head of each site that earlier rounds and runs have seen.
 
-        A site with a key is known by name and key: in another study another one may have its name.
+        A site with a key in the study counts as the same only with this key, as in another study
+        another site may have its name.
         """
-        seen: dict[str, str] = {}
+        last_heads: dict[str, str] = {}  # NAME or NAME:KEY -> head
         for row in heads_in(out_dir / HEADS):
-            seen.update(row["heads"])
+            last_heads.update(row["heads"])
         witness = cls(out_dir / HEADS, keys, {})
-        for owner, head in seen.items():
-            site = owner.partition(":")[0]
+        for owner, head in last_heads.items():
+            site, _, _ = owner.partition(":")
             if owner == witness.owner(site):
                 witness.heads[site] = head
         return witness
@@ -45,11 +46,11 @@ class Witness:
         return f"{site}:{key}" if key else site
 
     def add(self, run_name: str, number: int, heads: Mapping[str, str]) -> None:
-        """Append the heads of a round."""
+        """Append the heads that came in a round to the file."""
         if not heads:
             return
         self.heads.update(heads)
-        seen = {self.owner(site): head for site, head in heads.items()}
-        row: HeadsRow = {"run": run_name, "round": number, "heads": seen}
+        heads_of_owners = {self.owner(site): head for site, head in heads.items()}
+        row: HeadsRow = {"run": run_name, "round": number, "heads": heads_of_owners}
         with locked(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

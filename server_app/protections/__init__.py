@@ -1,9 +1,9 @@
 """Protections stand between the replies of a round and the algorithm that merges them.
 
-No algorithm knows them. `PROTECTIONS` is their order: who is refused has no say in what follows,
-and as many samples as were let count are those by which vectors are counted. A single reply has
-been checked before (`server_app/run/replies.py`), and secure aggregation has made one sum of all
-(`secure_sum.py`).
+No algorithm knows them. They act in the order of `PROTECTIONS`: a site that is refused has no
+influence on what follows, and the samples of a site are bounded before its vectors, whose number
+depends on them. Each single reply has been checked before (`server_app/run/replies.py`), and secure
+aggregation has made one sum of all (`secure_sum.py`).
 """
 
 from server_app.protections.base import Protection, View
@@ -23,5 +23,5 @@ PROTECTIONS: tuple[Protection, ...] = (
 
 
 def protections_of(view: View) -> list[Protection]:
-    """The protections that act in this round, in their order."""
+    """Return the protections that act in this round, in their order."""
     return [protection for protection in PROTECTIONS if protection.acts(view)]

@@ -14,15 +14,13 @@ from server_app.run.replies import Upload
 
 @dataclass(frozen=True)
 class View:
-    """What a protection may know of a round beside its uploads.
-
-    The last two are hooks of the algorithm's half (`server_app/strategies/base.py`).
-    """
+    """What a protection may know of a round beside its uploads."""
 
     settings: Settings
     cards: Mapping[str, SiteCard]
     bounds: Bounds
     fewest_replies: int
+    # hooks of the algorithm's half (`server_app/strategies/base.py`)
     starting_points: Callable[[str, Sequence[str]], list[StateDict] | None]
     most_vectors: Callable[[Upload], float | None]
 
@@ -33,13 +31,13 @@ class Accepted:
 
     kept: list[Upload]
     refused: Mapping[str, str] = field(default_factory=dict)  # Site -> what is wrong with its reply
-    reduced: Set[str] = frozenset()  # ``"site: how its part was reduced"``
+    reduced: Set[str] = frozenset()  # Lines "site: how its upload was reduced"
     why_void: str = ""  # Why the round must change nothing; "" where it may
 
     def then(self, protection: "Protection", view: View) -> Self:
-        """Return what is left, and all that was refused or reduced, after one more protection.
+        """Return the result after one more protection, with all that was refused or reduced so far.
 
-        In a round that is void already it does not act.
+        In a round that is void already, the protection does not act.
         """
         if self.why_void:
             return self
@@ -49,12 +47,12 @@ class Accepted:
 
 
 class Protection(ABC):
-    """One protection. It keeps nothing from one round to the next."""
+    """The base of a protection, which keeps nothing from one round to the next."""
 
     @abstractmethod
     def acts(self, view: View) -> bool:
-        """Return whether it may change anything in this round."""
+        """Return whether the protection may change anything in this round."""
 
     @abstractmethod
     def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        """Return the uploads that may go on, perhaps reduced, and whom it refused, and why."""
+        """Return the uploads that may go on, perhaps reduced, and why others are refused."""

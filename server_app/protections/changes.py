@@ -11,10 +11,10 @@ from server_app.run.replies import Upload
 
 
 class CutChanges(Protection):
-    """Cut each client's weights to the distance from their start that ``max-update-ratio`` allows.
+    """Cut the changes of weights that are longer than ``max-update-ratio`` times the median length.
 
-    Whole numbers, as of positions, have no length that could be cut: where sites may lie, the
-    server's own take the place of theirs.
+    A change is the difference from the weights that the client started from. Whole numbers, such as
+    indices of positions, have no length to cut: where sites may lie, the server's own replace them.
     """
 
     def acts(self, view: View) -> bool:
@@ -32,12 +32,16 @@ class CutChanges(Protection):
 def _cut(
     uploads: list[Upload], name: str, starts: list[StateDict], view: View, reduced: set[str]
 ) -> list[Upload]:
-    """Cut the uploads' weights of this ``name``; whose are cut is noted in ``reduced``."""
+    """Return the uploads with the changes of the weights ``name`` cut.
+
+    ``starts`` has the weights that each site started from. A line for each site whose change is
+    cut is added to ``reduced``.
+    """
     ratio = view.bounds.max_update_ratio
     sent: list[State] = [upload.payload.weights(name) or {} for upload in uploads]
-    near = clip_updates(sent, starts, ratio)
+    clipped = clip_updates(sent, starts, ratio)  # the same object where nothing is cut
     changed = []
-    for upload, start, before, after in zip(uploads, starts, sent, near, strict=True):
+    for upload, start, before, after in zip(uploads, starts, sent, clipped, strict=True):
         weights = dict(after)
         fractions = dict(upload.kept_fractions)
         if after is not before:

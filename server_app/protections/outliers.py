@@ -18,10 +18,7 @@ from server_app.run.replies import Upload, vectors_of
 
 
 class RefuseOutliers(Protection):
-    """Refuse uploads out of all proportion to the others (``max-norm-ratio``).
-
-    Nor do their reports count.
-    """
+    """Refuse uploads much longer than the others, and their reports, too (``max-norm-ratio``)."""
 
     def acts(self, view: View) -> bool:
         return not view.settings.privacy.sums_only
@@ -33,9 +30,10 @@ class RefuseOutliers(Protection):
 
 
 def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
-    """Return why sites are refused: an entry is more than ``ratio`` times as long as the median.
+    """Map each site to refuse to the reason: an entry longer than ``ratio`` times the median.
 
-    The median over the replies is that of an honest client while more than half of them are.
+    While more than half of the clients are honest, the median cannot exceed an honest client's
+    norm. Entries of too few clients for a median are not compared.
     """
     norms: dict[str, dict[str, float]] = {}  # Entry -> site -> its norm
     for site, payload in payloads.items():
@@ -56,7 +54,7 @@ def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
 
 
 def _norm(value: Value) -> float:
-    """The norm of the longest prototype, or of all weights together; 0 for other values."""
+    """Return the norm of the longest prototype, or of all weights together; 0 for other values."""
     if isinstance(value, Prototypes):
         return float(torch.linalg.vector_norm(value.means.double(), dim=1).max())
     return joint_norm(value.values()) if isinstance(value, dict) else 0.0
@@ -65,7 +63,8 @@ def _norm(value: Value) -> float:
 class LeaveOutFarthest(Protection):
     """Leave out the prototypes least like the others (``merging``).
 
-    That is done for a server that trains on them or clusters them; a mean of them is trimmed.
+    This is for algorithms whose server trains on prototypes or clusters them. Where it averages
+    them, the average itself is a trimmed mean or median.
     """
 
     def acts(self, view: View) -> bool:
@@ -75,15 +74,15 @@ class LeaveOutFarthest(Protection):
     def accept(self, uploads: list[Upload], view: View) -> Accepted:
         for name in vectors_in(view.settings.exchange.up):
             sent = vectors_of(uploads, name)
-            close = view.bounds.prototype_aggregator.without_outliers(list(sent.values()))
-            uploads = with_vectors(uploads, name, dict(zip(sent, close, strict=True)))
+            kept = view.bounds.prototype_aggregator.without_outliers(list(sent.values()))
+            uploads = with_vectors(uploads, name, dict(zip(sent, kept, strict=True)))
         return Accepted(uploads)
 
 
 def with_vectors(
     uploads: list[Upload], name: str, vectors: Mapping[str, Prototypes]
 ) -> list[Upload]:
-    """Put the sites' ``vectors`` in the place of those that they have sent as ``name``."""
+    """Return the uploads with ``vectors`` (by site) in place of those sent under ``name``."""
     changed = []
     for upload in uploads:
         if upload.site in vectors:

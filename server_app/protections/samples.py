@@ -20,9 +20,9 @@ from server_app.run.replies import Upload, vectors_of
 
 
 class BoundSamples(Protection):
-    """Bound as how many samples an upload weighs.
+    """Bound the number of samples by which an upload is weighted.
 
-    The claim cannot be verified, and must not make the mean the client's own.
+    A client's claim cannot be verified, and a huge one would make the mean its own upload.
     """
 
     def acts(self, view: View) -> bool:
@@ -54,16 +54,17 @@ class BoundSamples(Protection):
 
 
 def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
-    """Return as how many samples a client may weigh, and which setting says so.
+    """Return the largest number of samples a client may count for, and the setting behind it.
 
-    A multiple of the median (``max-samples-ratio``) bounds any minority of liars, but it must be
-    large, for honest clients differ as much. The largest honest claim is closer to the next one
-    (``max-samples-lead``), which bounds as many as are expected.
+    There are two limits, and the smaller one holds. A multiple of the median claim
+    (``max-samples-ratio``) bounds any minority of liars, but must be large, as honest clients
+    differ much. A multiple of the largest claim that is left when as many of the largest are
+    skipped as there may be liars (``max-samples-lead``) is tighter.
     """
     limits = [(bounds.max_samples_ratio * median_low(claims), "max-samples-ratio")]
     if len(claims) >= MIN_CLIENTS_FOR_MEDIAN:
         largest_first = sorted(claims, reverse=True)
-        liars = min(max(1, bounds.liars), (len(claims) - 1) // 2)
+        liars = min(max(1, bounds.liars), (len(claims) - 1) // 2)  # a minority
         limits.append((bounds.max_samples_lead * largest_first[liars], "max-samples-lead"))
     most, why = min(limits)
     return max(1.0, most), why
@@ -79,10 +80,10 @@ def _with_counts(value: Value, factor: float) -> Value:
 
 
 class BoundVectors(Protection):
-    """Thin the vectors of a client that sends too many of them, as their number is its weight.
+    """Thin the vectors of a client that sends too many, as each has a weight of its own.
 
-    An algorithm may say how many vectors so many samples have. Where it does not, and sites may
-    lie, the numbers of each class are bounded as samples are.
+    An algorithm may say how many vectors a number of samples can give (`most_vectors`). Where it
+    does not, and sites may lie, the vectors of each class are bounded as samples are.
     """
 
     def acts(self, view: View) -> bool:
@@ -91,7 +92,7 @@ class BoundVectors(Protection):
     def accept(self, uploads: list[Upload], view: View) -> Accepted:
         reduced: set[str] = set()
         for name, entry in vectors_in(view.settings.exchange.up).items():
-            if not entry.several:
+            if not entry.several:  # one vector of each class at most
                 continue
             thinned = _thinned_to_samples(uploads, name, view, reduced)
             if view.bounds.liars and not thinned:
@@ -103,9 +104,10 @@ class BoundVectors(Protection):
 def _thinned_to_samples(
     uploads: list[Upload], name: str, view: View, reduced: set[str]
 ) -> dict[str, Prototypes]:
-    """Return each site's vectors, as many as its samples have; {} where the algorithm says nothing.
+    """Return each site's vectors, no more than its samples can give, by site.
 
-    Whom it costs some is noted in ``reduced``.
+    {} where the algorithm sets no limit. A line for each site that loses some is added to
+    ``reduced``.
     """
     sent = vectors_of(uploads, name)
     thinned = {}
@@ -123,9 +125,10 @@ def _thinned_to_samples(
 def _thinned_by_class(
     uploads: list[Upload], name: str, bounds: Bounds, reduced: set[str]
 ) -> dict[str, Prototypes]:
-    """Return each site's vectors, of no class many more than the other sites have sent.
+    """Return each site's vectors, of each class at most as many as `most_samples` allows, by site.
 
-    Whom it costs some is noted in ``reduced``.
+    The numbers that other sites have sent of the class are the claims that it compares. A line for
+    each site that loses some is added to ``reduced``.
     """
     thinned = vectors_of(uploads, name)
     labels: set[int] = set()

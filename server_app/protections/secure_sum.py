@@ -65,7 +65,7 @@ class BegunSum:
 
 @dataclass
 class SecureSums:
-    """The sums of a run, one in each round; what one leaves to the next."""
+    """The secure sums of a run, one for each round, and what one leaves to the next."""
 
     settings: Settings
     run_id: int
@@ -73,31 +73,36 @@ class SecureSums:
     begun: BegunSum | None = None
 
     def flow(self, request: UploadRequest) -> Flow[list[Upload]]:
-        """Return the flow of one sum."""
+        """Return the flow that asks the sites of one sum (`SecureSum.flow`)."""
         return SecureSum(self, request).flow()
 
 
 class SecureSum:
-    """One sum of what a round asks of each site; `exchanged` says what goes wrong."""
+    """The sum of one round's uploads, or of the final evaluation's figures.
+
+    The request's `exchanged` notes the sites that fail or are refused.
+    """
 
     def __init__(self, sums: SecureSums, request: UploadRequest) -> None:
         self.sums = sums
         self.settings = sums.settings
         self.request = request
         self.exchanged = request.exchanged
-        self.summed = request.reader  # What would be a valid upload of one site
+        self.summed = request.reader  # Describes one site's upload as it is before it is masked
         self.number = 2 * self.exchanged.number + self.exchanged.final
         self.next_number = sum_after(self.number, self.settings.run.rounds)
         self.figures = figure_names(self.settings.row.reported_losses, self.summed.metrics)
+        # each figure is a sum and the weight behind it
         self.size = 2 * len(self.figures) + length(self.summed.declared, self.summed.limits)
         weights = {"masked": {"sum": ("int64", (self.size,))}}
         limits = replace(self.summed.limits, weights=weights)
         self.reader = ReplyReader(self.exchanged.number, MASKED, limits, counts_samples=False)
 
     def flow(self) -> Flow[list[Upload]]:
-        """Return one upload, the mean of all; the names of the steps are the paper's.
+        """Ask the sites step by step, and return one upload, the mean of all.
 
-        VoidRound where too few sites are left at a step, or for a sum of no honest sites.
+        The names of the steps are those of Bonawitz et al. VoidRound where too few sites are left
+        after a step, or where the sum is none that honest sites can have.
         """
         sites = self.request.sites
         begun = self._take_begun()
@@ -136,7 +141,10 @@ class SecureSum:
         return [self._mean(masked, left, len(keys))]
 
     def _take_begun(self) -> BegunSum | None:
-        """Return this sum, if the one before has begun it with all its sites."""
+        """Return the first two steps of this sum if the sum before has taken them, else None.
+
+        They must have been taken with all sites of this round. What is not used is forgotten.
+        """
         begun = self.sums.begun
         self.sums.begun = None
         sites = self.request.sites
@@ -147,12 +155,12 @@ class SecureSum:
         return begun
 
     def _common_content(self, sites: Sequence[str]) -> Records:
-        """Return what all sites receive, on which their masks depend.
+        """Return the records that all sites receive alike, on which their masks depend.
 
-        SettingsError where a site would get another payload than the others.
+        SettingsError where the algorithm would send a site other records than the others.
         """
         common, *others = self.request.contents(sites).values()
-        if any(other is not common for other in others):
+        if any(other is not common for other in others):  # equal ones are the same object
             title = self.settings.row.title
             raise SettingsError(
                 f"secagg = true: {title} sends sites payloads of their own; its row must say why "
@@ -161,9 +169,9 @@ class SecureSum:
         return common
 
     def _read(self, answers: Replies) -> tuple[dict[str, NDArray[np.uint64]], Replies]:
-        """Return the masked vector [L] of each valid reply, and what came with it for the next sum.
+        """Return the masked vector [L] of each valid reply, and its keys for the next sum.
 
-        The keys for that are taken out: the rest is an upload like another.
+        Both are by site. A site that is refused has neither.
         """
         uploads = {}
         next_keys = {}
@@ -180,15 +188,15 @@ class SecureSum:
         return masked, {site: keys for site, keys in next_keys.items() if site in masked}
 
     def _keys_of_next(self, answers: Replies) -> dict[str, bytes]:
-        """Return the keys for the next sum that came with this one's uploads.
+        """Return the valid keys for the next sum that came with this one's uploads, by site.
 
-        None where no sum follows, or too few sites have sent any.
+        {} where too few sites have sent any, as when no sum follows.
         """
         keys = self._true_keys(answers, self.next_number, NEXT_SUM)
         return keys if len(keys) >= self._needed(keys) else {}
 
     def _next_begun(self, answers: Replies, keys: Mapping[str, bytes]) -> BegunSum:
-        """Return the next sum, for which sites have dealt shares with their answers."""
+        """Return the next sum as begun, with the shares that came in the answers to unmasking."""
         dealt = {}
         for site, content in answers.items():
             if site in keys and NEXT_SUM in content:
@@ -198,50 +206,55 @@ class SecureSum:
     def _true_keys(self, answers: Replies, number: int, record: str = SECAGG) -> dict[str, bytes]:
         """Return the keys for a sum that are valid, and signed where a study names their sites.
 
-        Other sites are expelled, and so are two with the same key: that is their own doing, for
-        nobody sees others' keys before.
+        Sites that send other keys are expelled. So are two sites with the same key: no site sees
+        another's keys before it sends its own, so this is no accident.
         """
         keys = self._unpacked(answers, masks.SIGNED, record)
-        own = {site: its[site] for site, its in keys.items() if set(its) == {site}}
-        self._expel(keys.keys() - own.keys(), "it sent keys for a sum that are not its own")
-        sharing = masks.sites_sharing_a_key(own)
-        true = {}
-        for site, its in own.items():
-            purpose = masks.text_to_sign(self.settings.run.algo, number, its)
-            signature = its[masks.PUBLIC :]
+        own_keys = {site: sent[site] for site, sent in keys.items() if set(sent) == {site}}
+        self._expel(keys.keys() - own_keys.keys(), "it sent keys for a sum that are not its own")
+        sharing = masks.sites_sharing_a_key(own_keys)
+        valid = {}
+        for site, signed_keys in own_keys.items():
+            purpose = masks.text_to_sign(self.settings.run.algo, number, signed_keys)
+            signature = signed_keys[masks.PUBLIC :]
             if site in sharing:
                 self._expel([site], "one of its keys for a sum occurs twice")
-            elif not masks.are_valid_keys(its):
+            elif not masks.are_valid_keys(signed_keys):
                 self._expel([site], "its keys for a sum are not valid X25519 keys")
             elif not is_from_site(self.settings.study, site, self.sums.run_id, purpose, signature):
                 self._expel([site], "its keys for a sum are not signed with its key in the study")
             else:
-                true[site] = its
-        return true
+                valid[site] = signed_keys
+        return valid
 
     def _true_shares(
         self, answers: Replies, keys: Mapping[str, bytes], record: str = SECAGG
     ) -> BySite:
-        """Return the shares of sites that have sealed one for each other site of the sum.
+        """Return the sealed shares of the sites that have one for each other site of the sum.
 
-        Those that have sealed others are expelled.
+        The sites are those of ``keys``. A site with shares for any others is expelled.
         """
         sealed = self._unpacked(answers, masks.SEALED, record)
-        true = {site: its for site, its in sealed.items() if set(its) == keys.keys() - {site}}
-        self._expel(sealed.keys() - true.keys(), "shares for other sites than the round's")
-        return true
+        valid = {}
+        for site, of_peers in sealed.items():
+            if set(of_peers) == keys.keys() - {site}:
+                valid[site] = of_peers
+        self._expel(sealed.keys() - valid.keys(), "shares for other sites than the round's")
+        return valid
 
     def _mean(
         self,
         masked: Mapping[str, NDArray[np.uint64]],
-        left: NDArray[np.uint64],
+        masks_left: NDArray[np.uint64],
         sites: int,
     ) -> Upload:
-        """Return the mean of the vectors, of which these masks are ``left`` in the sum.
+        """Return the mean upload of all sites; the mean figures go to `exchanged`.
 
-        ``sites``: how many advertised keys. VoidRound for sums that no honest sites can have.
+        ``masks_left`` [L] are the masks that do not cancel out in the sum of the vectors, and
+        ``sites`` is how many advertised keys, which sets the scale of the whole numbers. VoidRound
+        for a sum that honest sites cannot have.
         """
-        sums = np.add.reduce(list(masked.values())) - left
+        sums = np.add.reduce(list(masked.values())) - masks_left
         end_of_figures = 2 * len(self.figures)
         try:
             payload, samples = from_sums(
@@ -256,9 +269,9 @@ class SecureSum:
         return Upload("all", payload, report, clients=len(masked))
 
     def _needed(self, sites: Collection[str]) -> int:
-        """Return how many sites must stay to the end, of all that the study names.
+        """Return how many sites a sum needs to the end; each site demands the same number.
 
-        Each site asks for as many.
+        It is ``secagg-threshold`` of ``sites``, or of all that the study names if these are more.
         """
         number = max(len(sites), len(self.settings.named_sites))
         return masks.threshold_of(number, self.settings.privacy.secagg_threshold)
@@ -271,9 +284,11 @@ class SecureSum:
         shares: BySite,
         received: str,
     ) -> NDArray[np.uint64]:
-        """Return the masks that are left in the sum of the uploads, [L] uint64.
+        """Return the masks [L] uint64 that do not cancel out in the sum of the vectors.
 
-        VoidRound where too many shares are wrong.
+        These are the own mask of each site that sent a vector, and the pair masks that those sites
+        share with a lost one. ``shared`` are the sites that dealt shares, ``sent`` those that sent
+        vectors, and ``shares`` what they reveal. VoidRound where too many shares are wrong.
         """
         study = study_id(self.settings.given)
         name = masks.SumName(study, self.sums.run_id, self.settings.run.algo, self.number)
@@ -295,9 +310,10 @@ class SecureSum:
         sent: Collection[str],
         shares: BySite,
     ) -> dict[str, bytes]:
-        """Recover a key of each site: of its own mask if it has sent a vector, else of its pairs'.
+        """Return one private key of each site that dealt shares, recovered from the shares.
 
-        VoidRound where the shares of one do not give it.
+        It is the OWN key of a site that sent a vector, else its PAIR key. VoidRound where the
+        shares of a key do not give it. Sites that give or have dealt wrong shares are expelled.
         """
         threshold = self._needed(begun.keys)
         points = masks.points_of(begun.keys)
@@ -305,23 +321,23 @@ class SecureSum:
         for owner in shared:
             which = masks.OWN if owner in sent else masks.PAIR
             givers = {site: its[owner] for site, its in shares.items() if owner in its}
-            its_shares = {}
+            shares_of_key = {}
             for site, share in givers.items():
-                # its own share of its own key comes with no digest: it speaks for itself
+                # a site's share of its own key comes with no digest: it speaks for itself
                 if site == owner or masks.is_as_dealt(share, which, begun.sealed[owner][site]):
-                    its_shares[points[site]] = share
+                    shares_of_key[points[site]] = share
                 else:
                     gave = f"it gave another share of a key of {owner} than it was dealt"
                     self._expel([site], gave)
 
-            if len(its_shares) < threshold:
-                few = f"{len(its_shares)} right shares of a key of {owner}"
+            if len(shares_of_key) < threshold:
+                few = f"{len(shares_of_key)} right shares of a key of {owner}"
                 lacks = f"{few}, fewer than the {threshold} needed"
-                # Who gives none says that it was dealt a wrong one
+                # a site that gives none says that it was dealt a wrong one
                 if len(shares) - len(givers) > masks.most_liars(len(begun.keys), threshold):
                     self._expel([owner], lacks)
                 raise VoidRound(f"secure aggregation: {lacks}")
-            secrets[owner] = secret_of(its_shares, threshold)
+            secrets[owner] = secret_of(shares_of_key, threshold)
             if not masks.is_secret_of(masks.key_of(begun.keys[owner], which), secrets[owner]):
                 lie = f"the shares that {owner} has dealt of its keys do not give them"
                 self._expel([owner], lie)
@@ -335,9 +351,9 @@ class SecureSum:
         return Question(kind, contents, stage)
 
     def _unpacked(self, answers: Replies, size: int, record: str = SECAGG) -> BySite:
-        """Return what each site has sent for itself or others.
+        """Return from each answer the ``size`` bytes that it has for each of some sites.
 
-        One that has sent other things is expelled.
+        A site whose record has anything else is expelled.
         """
         values = {}
         for site, content in answers.items():
@@ -348,6 +364,7 @@ class SecureSum:
         return values
 
     def _expel(self, sites: Collection[str], why: str) -> None:
+        """Refuse the sites in this round, and ask them nothing more in the run."""
         self._refuse(sites, f"{why}; it takes no further part in this run")
         self.sums.expelled.update(sites)
 
@@ -357,6 +374,7 @@ class SecureSum:
     def _check_enough(
         self, left: Collection[str], needed: int, sent: str, setting: str = "secagg-threshold"
     ) -> None:
+        """VoidRound, which names the ``setting``, where fewer sites than ``needed`` are left."""
         if len(left) < needed:
             few = f"{len(left)} of {len(self.exchanged.asked)} sites sent {sent}"
             few += f", fewer than the {needed} needed"
@@ -364,7 +382,10 @@ class SecureSum:
 
 
 def _to_unmask(sent: Collection[str], keys_of_next: Mapping[str, bytes]) -> dict[str, Records]:
-    """Return the records for each site that has sent a vector: who has, and the next sum's keys."""
-    who = pack_by_site(dict.fromkeys(sent, b""))  # Only the names say something
-    with_keys = {**who, **pack_by_site(keys_of_next, NEXT_SUM)}
-    return {site: with_keys if site in keys_of_next else who for site in sent}
+    """Return the question for shares, for each site that has sent a vector.
+
+    It names all those sites, and for a site that has begun the next sum it has that sum's keys.
+    """
+    senders = pack_by_site(dict.fromkeys(sent, b""))  # names alone
+    with_keys = {**senders, **pack_by_site(keys_of_next, NEXT_SUM)}
+    return {site: with_keys if site in keys_of_next else senders for site in sent}

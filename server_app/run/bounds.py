@@ -17,18 +17,19 @@ from protofl_common.wire.schema import vectors_in
 def number_asked(sites: int, participation: float, fewest: int = 1) -> int:
     """Return how many of ``sites`` take part in a round.
 
-    It is ``participation`` of them, rounded, but at least ``fewest``, or all where these are fewer.
+    It is the fraction ``participation`` of them, rounded, but at least ``fewest`` and at least one,
+    and all where there are fewer sites.
     """
     return max(1, min(fewest, sites), round(participation * sites))
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds in a federation; infinity where there is none."""
+    """The bounds on uploads in a federation; infinity where there is none."""
 
     liars: int = 0
     max_norm_ratio: float = 1000.0
-    """Where nobody lies, only a broken client sends what is above this."""
+    """By default only the upload of a broken client is longer than this."""
     max_update_ratio: float = math.inf
     max_samples_ratio: float = math.inf
     max_samples_lead: float = math.inf
@@ -59,11 +60,14 @@ times.
 
 
 def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
-    """Return the bounds on these sites: each as it is set, or else as follows from ``liars``."""
+    """Return the bounds on these sites' uploads.
+
+    A setting that is left open (0, or ``merging = "auto"``) follows from the number of liars.
+    """
     liars = _expected_liars(settings, cards)
-    keys = settings.bounds
-    if keys.merging != "auto":
-        weights = prototypes = Aggregator(keys.merging, keys.trim_fraction)
+    chosen = settings.bounds
+    if chosen.merging != "auto":
+        weights = prototypes = Aggregator(chosen.merging, chosen.trim_fraction)
     else:
         weights = prototypes = MEAN
         if liars and _averages_what_is_comparable(settings, cards, liars):
@@ -72,19 +76,21 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
     default = AGAINST_LIARS if liars else Bounds()
     return Bounds(
         liars=liars,
-        max_norm_ratio=keys.max_norm_ratio or default.max_norm_ratio,
-        max_update_ratio=keys.max_update_ratio or default.max_update_ratio,
-        max_samples_ratio=keys.max_samples_ratio or default.max_samples_ratio,
-        max_samples_lead=keys.max_samples_lead or default.max_samples_lead,
+        max_norm_ratio=chosen.max_norm_ratio or default.max_norm_ratio,
+        max_update_ratio=chosen.max_update_ratio or default.max_update_ratio,
+        max_samples_ratio=chosen.max_samples_ratio or default.max_samples_ratio,
+        max_samples_lead=chosen.max_samples_lead or default.max_samples_lead,
         weight_aggregator=weights,
         prototype_aggregator=prototypes,
     )
 
 
 def _expected_liars(settings: Settings, cards: Collection[SiteCard]) -> int:
-    """Return ``liars``; where it is left open (-1), one if enough sites with operators take part.
+    """Return how many sites may lie: ``liars``, or a default where that is left open (-1).
 
-    None is expected where the server sees only the sites' sum: nothing can be compared there.
+    The default is one if a site with an operator takes part and a round asks enough sites for a
+    median, else none. It is none, too, where the server sees only the sum over sites, as single
+    uploads cannot be compared then.
     """
     if settings.federation.liars >= 0:
         return settings.federation.liars
@@ -97,11 +103,12 @@ def _expected_liars(settings: Settings, cards: Collection[SiteCard]) -> int:
 def _averages_what_is_comparable(
     settings: Settings, cards: Collection[SiteCard], liars: int
 ) -> bool:
-    """Return whether the server averages vectors of classes that can be compared by coordinate.
+    """Return whether the server averages prototypes whose coordinates mean the same at all sites.
 
-    Features of networks with nothing in common cannot: their coordinate-wise median is close to
-    zero. Weights, and what a server trains on or clusters, are not trimmed: among honest sites with
-    unlike classes that costs accuracy.
+    Only such means are trimmed by default. Coordinates of features from networks with nothing in
+    common cannot be compared: their median is close to zero. Weights, and vectors that a server
+    trains on or clusters, are not trimmed, as that costs accuracy where honest sites have different
+    classes.
     """
     if not settings.row.averages_prototypes:
         return False
@@ -112,14 +119,14 @@ def _averages_what_is_comparable(
 
 
 def _share_a_network(settings: Settings, cards: Collection[SiteCard], liars: int) -> bool:
-    """Return whether the sites' networks are one, and begin with equal weights.
+    """Return whether all sites have the same network, and begin with equal weights.
 
-    Where the run asks for one network, sites that name another count as the ``liars``, if they are
-    no more than these.
+    Where the run's settings name one network for all, up to ``liars`` sites that name another one
+    are ignored: they may lie.
     """
     if not settings.starts_alike:
         return False
-    sites_with = Counter(card.arch for card in cards)
+    sites_with = Counter(card.arch for card in cards)  # network -> number of sites
     if len(sites_with) == 1:
         return True
     asked_for = {settings.architecture(number, settings.model.arch) for number in range(len(cards))}

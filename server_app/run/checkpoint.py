@@ -1,9 +1,9 @@
 """Checkpoints: the server's state after every round, so that a run that was stopped can go on.
 
-``<run>/checkpoints/000012.safetensors`` has what the algorithm names in its ``state``, after round
-12, and, as JSON beside it, the rest. The last `KEPT_CHECKPOINTS` are there: where the newest is
-damaged, the run goes on from the one before. Draws of clients and seeds of their training need no
-keeping: they derive from the seed and the round.
+``<run>/checkpoints/000012.safetensors`` has the tensors that the algorithm names in its ``state``,
+after round 12, and in its metadata, as JSON, the other fields of `Checkpoint`. The last
+`KEPT_CHECKPOINTS` are kept: where the newest is damaged, the run goes on from the one before. Draws
+of clients and seeds of their training are not stored, as they follow from the seed and the round.
 """
 
 import json
@@ -58,9 +58,9 @@ class Checkpoint:
     state: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
-        """Write it below a run's ``folder``.
+        """Write this checkpoint into a run's ``folder``.
 
-        Delete the checkpoints of later rounds, and those from before the last `KEPT_CHECKPOINTS`.
+        Those of later rounds, and all but the last `KEPT_CHECKPOINTS`, are removed.
         """
         facts: dict[str, Any] = {**vars(self), "run_history": self.run_history.text}
         del facts["state"]
@@ -72,21 +72,24 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file; TensorFileError if it is damaged, CannotResume if of another version."""
-        state, facts = read_tensors(path, torch.device("cpu"))
-        if facts.get("format") != FORMAT:
-            found = facts.get("format")
-            raise CannotResume(f"resume = true: {path} is of the version {found}, not {FORMAT}")
-        stored = json.loads(facts["facts"])
+        """Read a checkpoint.
+
+        TensorFileError if the file is damaged, CannotResume if it is of another version.
+        """
+        state, metadata = read_tensors(path, torch.device("cpu"))
+        version = metadata.get("format")
+        if version != FORMAT:
+            raise CannotResume(f"resume = true: {path} is of the version {version}, not {FORMAT}")
+        stored = json.loads(metadata["facts"])
         stored["run_history"] = RunHistory.parse(stored["run_history"])
         stored["sites"] = tuple(stored["sites"])
         return cls(**stored, state=state)
 
 
 def newest_undamaged(folder: Path, complaint: str) -> Checkpoint:
-    """Read the newest checkpoint that is undamaged.
+    """Return the newest checkpoint in a run's folder that is undamaged.
 
-    TensorFileError, for the oldest, if all are damaged. SettingsError, which begins with
+    TensorFileError, about the oldest, if all are damaged. SettingsError, whose text begins with
     ``complaint``, if there is none at all.
     """
     newest_first = checkpoints(folder)
@@ -109,9 +112,10 @@ def check_free(folder: Path) -> None:
 
 
 def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
-    """Return where a run begins: before round 1 or, with ``resume``, after its last.
+    """Return the checkpoint from which a run begins: a new one, or with ``resume`` its newest.
 
-    SettingsError where the folder has a run already, or none that can be resumed.
+    SettingsError where the folder has a run already, or none that can be resumed. It is said if the
+    code or the machine's settings differ from those before.
     """
     code = code_at_server(settings.given)
     if not settings.run.resume:
@@ -125,7 +129,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
             f"the run's last round was made by {newest.code}, this is {code}"
         )
     config = to_run_config(settings)
-    for key in ("device", "precision", "threads"):
+    for key in ("device", "precision", "threads", "clients-at-once"):
         before = newest.settings[key]
         if config[key] != before:
             say(
@@ -137,7 +141,11 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
 
 
 def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> None:
-    """Raise CannotResume if a resumed run would have another result than the one that began."""
+    """Raise CannotResume if a resumed run would have another result than the run as it began.
+
+    ``before`` are the settings with which it began. All must be equal but `MAY_DIFFER`, and the
+    code that divides the data must be of the same version.
+    """
     wanted = to_run_config(settings)
     changes = []
     for key in {**before, **wanted}:
@@ -158,9 +166,10 @@ def _text(settings: dict[str, Scalar], key: str) -> str:
 
 @contextmanager
 def locked_run(folder: Path) -> Iterator[None]:
-    """Keep others from running or resuming this run meanwhile; SettingsError if somebody does.
+    """Within the ``with`` block, keep other processes from running or resuming this run.
 
-    What a killed process has left in the folder is removed.
+    SettingsError if one is at work on it, or if the folder cannot be written to. Half-written files
+    of a killed process are removed.
     """
     lock = FileLock(RunFolder(folder).lock)
     try:
@@ -174,11 +183,11 @@ def locked_run(folder: Path) -> Iterator[None]:
     except OSError as error:
         why = f"{folder.parent} cannot be written ({error.strerror})"
         raise SettingsError(f"out-dir: {why}") from error
-    remove_leftovers(folder)  # And nothing else: the folder may be no run's
+    remove_leftovers(folder)  # only our temporary files: the folder may be no run's
     remove_leftovers(folder / CHECKPOINTS)
     try:
         yield
     finally:
-        # Who has opened it meanwhile finds that it is gone, and opens a new one
+        # a process that has this file open already notices that it is gone, and makes a new one
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()

@@ -1,4 +1,4 @@
-"""A flow asks a round's sites in steps: it yields a question, is sent the replies, and goes on.
+"""A flow asks a round's sites in steps: a generator that yields questions and is sent the replies.
 
 A plain round is a flow of one step, `uploads_of`; a secure sum is one of four
 (`protections/secure_sum.py`). `MessageExchange.run` drives any flow, and knows no step by name.
@@ -25,8 +25,8 @@ class Question:
 
     kind: str  # Flower's type of message
     contents: Mapping[str, Records]  # Site -> records, beside those that say which round it is
-    stage: str = ""  # Stands before the reason of a site that fails
-    largest: int = 0  # Bytes that the arrays of a valid reply have at most
+    stage: str = ""  # Name of the step, which stands before the reason of a site that fails
+    largest: int = 0  # The most bytes that the arrays of a valid reply have
 
 
 Flow = Generator[Question, Replies, T]
@@ -36,12 +36,12 @@ Flow = Generator[Question, Replies, T]
 class UploadRequest:
     """What a round, or the final evaluation, asks of its sites, and how replies are read."""
 
-    exchanged: Exchanged  # Takes their reports, and what is wrong with replies
+    exchanged: Exchanged  # Into which reports and refusals are put
     sites: Sequence[str]
     cards: Mapping[str, SiteCard]
     contents: Callable[[Sequence[str]], Mapping[str, Records]]
     """Sites -> the records for each; those that receive the same have the same object."""
-    about: Records  # What every message of the round has beside them
+    about: Records  # Further records of every message of the round
     reader: ReplyReader
     at_once: int  # How many sites are asked at a time
     fewest_replies: int
@@ -51,7 +51,10 @@ class UploadRequest:
         return Question(kind, contents, largest=reader.largest)
 
     def read(self, replies: Replies, reader: ReplyReader) -> list[Upload]:
-        """Return the valid uploads; `exchanged` takes their reports, and why others are refused."""
+        """Return the valid uploads.
+
+        Their reports, and the reasons why other replies are refused, are put into `exchanged`.
+        """
         uploads: list[Upload] = []
         for site, content in replies.items():
             try:
@@ -65,18 +68,15 @@ class UploadRequest:
 
 
 def uploads_of(request: UploadRequest) -> Flow[list[Upload]]:
-    """Ask each site for its upload, and return those that are valid.
-
-    Where there is no site to ask, it asks nobody: the exchange may wait for late replies.
-    """
+    """Ask each site for its upload, `at_once` of them at a time, and return the valid ones."""
     uploads: list[Upload] = []
-    if not request.sites:
+    if not request.sites:  # an empty question lets the exchange wait for late replies
         yield request.question({}, request.reader)
     for start in range(0, len(request.sites), request.at_once):
         sites = request.sites[start : start + request.at_once]
         replies = yield request.question(request.contents(sites), request.reader)
         uploads += request.read(replies, request.reader)
-        del replies  # Ten thousand must not stay while the next are asked
+        del replies  # frees their memory before the next are asked
     return uploads
 
 

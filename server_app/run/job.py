@@ -1,4 +1,4 @@
-"""What the server is to do: read from Flower's context, and checked before any site is asked."""
+"""The jobs of the server, read from Flower's context and checked before any site is asked."""
 
 import time
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from server_app.run.checkpoint import check_free, check_same
 
 @dataclass(frozen=True)
 class Job:
-    """A run, or a baseline of a run: what was asked, and where its results go."""
+    """A run, or a baseline of a run: its settings, and where its results go."""
 
     settings: Settings
     main_folder: Path
@@ -34,7 +34,10 @@ class Job:
         return baseline_folder(self.main_folder, self.baseline)
 
     def is_complete(self) -> bool:
-        """True for a resumed run that nothing is left of; CannotResume if its settings differ."""
+        """True if this job is resumed and was finished before.
+
+        CannotResume if it was finished with other settings.
+        """
         settings = self.settings
         if not settings.run.resume or not (self.folder / SUMMARY).exists():
             return False
@@ -45,9 +48,10 @@ class Job:
 def open_jobs(context: Context) -> list[Job]:
     """Return the run that Flower was asked for, and then its baselines.
 
-    SettingsError or DataError where a setting is wrong, or a folder holds another run.
+    SettingsError or DataError where a setting is wrong, the study is over, or a folder holds
+    another run. Python modules that the settings name may be imported from then on.
     """
-    allow_named(context.run_config)  # Whoever submits a run, unless a worker's operator has said
+    allow_named(context.run_config)  # whoever submits a run may name modules to import
     settings = Settings.from_run_config(context.run_config)
     until = Study.of(context.run_config).until
     if is_past(until):
@@ -68,7 +72,10 @@ def open_jobs(context: Context) -> list[Job]:
 
 
 def _folder_of(settings: Settings, run_id: int) -> Path:
-    """Return the run's folder: of the name that the user gave, or of time, algorithm and data."""
+    """Return the folder of a run in ``out-dir``.
+
+    It is named by ``run-name``, or else by the time, the algorithm and the data.
+    """
     name = settings.run.run_name
     if not name:
         began = time.strftime("%Y%m%d-%H%M%S")
@@ -80,9 +87,9 @@ def _folder_of(settings: Settings, run_id: int) -> Path:
 
 
 def with_resume_if_begun(job: Job) -> Job:
-    """Return a baseline with ``resume`` true only if it has checkpoints to resume from.
+    """Return the job of a baseline, with ``resume`` only if it has checkpoints to resume from.
 
-    A resumed run may have been stopped before this baseline began: then the baseline starts anew.
+    A resumed run may have been stopped before this baseline began, which then starts anew.
     """
     has_begun = job.settings.run.resume and bool(checkpoints(job.folder))
     run = replace(job.settings.run, resume=has_begun)

@@ -1,4 +1,4 @@
-"""Who hears of a run's events: whoever called `federate`, and ``run.log``."""
+"""The listeners of a run's events: the caller of `federate`, and the file ``run.log``."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ _listeners: list[OnEvent] = []
 
 @contextmanager
 def listening(on_event: OnEvent) -> Iterator[None]:
-    """Meanwhile, hand each event to ``on_event`` too."""
+    """Within the ``with`` block, hand each event to ``on_event`` as well."""
     _listeners.append(on_event)
     try:
         yield
@@ -25,7 +25,7 @@ def listening(on_event: OnEvent) -> Iterator[None]:
 
 
 def emit(event: Event) -> None:
-    """Hand an event to all who listen, at once."""
+    """Hand an event to all listeners, at once."""
     for on_event in _listeners:
         on_event(event)
 
@@ -35,7 +35,10 @@ def say(text: str) -> None:
 
 
 def tell_silence(since: float) -> None:
-    """Say that the SuperLink took long over a call; Flower itself waits and tries again."""
+    """Say so if the SuperLink took long to answer a call that began at ``since`` (monotonic).
+
+    Flower itself waits and tries again, without a word.
+    """
     silence = time.monotonic() - since
     if silence > SILENCE_SECONDS:
         say(f"  the SuperLink did not answer for {silence:.0f} s; going on")
@@ -43,7 +46,10 @@ def tell_silence(since: float) -> None:
 
 @contextmanager
 def logged(file: Path) -> Iterator[None]:
-    """Meanwhile, add all events to ``file`` with time and level, and the error that ends it."""
+    """Within the ``with`` block, append all events to ``file``, with time and level.
+
+    An error that ends the block is logged and raised again.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

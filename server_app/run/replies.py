@@ -1,4 +1,4 @@
-"""Replies of clients: what makes one valid, what it is read as, and the result of a round."""
+"""Replies of clients: reading and checking them, and the result of a round."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Set
@@ -29,18 +29,21 @@ class Upload:
     clients: int = 1
     """Number of clients whose mean it is: all under secure aggregation (`privacy/sums.py`)."""
     kept_fractions: Mapping[str, float] = field(default_factory=dict)
-    """Entry -> the fraction of the client's change of it that was left, where it was cut."""
+    """Entry -> the fraction of the client's change that was kept, for changes that were cut."""
     age: int = 0  # Rounds since the one that it answers (``late``)
-    age_factor: float = 1.0  # By which its age lessens its weight in any mean
+    age_factor: float = 1.0  # Its weight in any mean is multiplied by this, for its age
 
     @property
     def train_samples(self) -> float:
-        """n of FedAvg's weights: its samples, as many as `protections/samples.py` lets count."""
+        """The number of training samples by which it is weighted, n in FedAvg.
+
+        It is the client's claim, but at most what `protections/samples.py` allows.
+        """
         return min(self.report.train_samples, self.max_weight)
 
     @property
     def weight(self) -> float:
-        """Its weight in means by samples."""
+        """Its weight in a mean by samples, smaller for a late upload."""
         return self.train_samples * self.age_factor
 
     def with_entries(self, **entries: Value) -> Self:
@@ -67,9 +70,10 @@ def all_vectors(uploads: Iterable[Upload]) -> tuple[Tensor, Tensor]:
 
 
 def check_claims(report: Report, payload: Payload, card: SiteCard, training: bool) -> None:
-    """Raise RefusedMessage if the reply claims more than the site joined with.
+    """Raise RefusedMessage if a reply claims more than the site's introduction (``card``) did.
 
-    That is more samples, or samples or prototypes of other classes.
+    That is more samples, or samples or prototypes of other classes. A reply to ``training`` must
+    have training samples.
     """
     if training and report.train_samples < 1:
         raise RefusedMessage("a training reply without training samples")
@@ -86,9 +90,10 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
 
 
 def _check_classes(value: Value, report: Report, card: SiteCard) -> None:
-    """RefusedMessage for classes, or numbers of samples, that the site did not join with.
+    """RefusedMessage for classes that the site's introduction does not have, or too many samples.
 
-    ``value`` is what `Entry.class_claims` returns.
+    ``value`` is what an entry of the upload claims of classes (`Entry.class_claims`): prototypes,
+    or counts or shares of each class [C], or anything else, which claims nothing.
     """
     counts: Tensor | None = None
     match value:
@@ -108,7 +113,7 @@ def _check_classes(value: Value, report: Report, card: SiteCard) -> None:
         case Tensor():
             if not set(value.nonzero().flatten().tolist()) <= set(card.present):
                 raise RefusedMessage("samples of a class that it did not declare when it joined")
-            if not value.is_floating_point():  # Shares have noise, which their codec bounds
+            if not value.is_floating_point():  # shares may have noise, so their codec bounds them
                 counts = value
 
     if counts is None:
@@ -126,7 +131,10 @@ class VoidRound(Exception):
 
 @dataclass
 class Exchanged:
-    """Who is asked in a round or the final evaluation, and what came of it, noted as it comes."""
+    """Which sites are asked in a round or the final evaluation, and what they answer.
+
+    It is filled in while replies come.
+    """
 
     number: int  # The round; of the final evaluation, the last one
     final: bool = False
@@ -135,7 +143,7 @@ class Exchanged:
     failed: dict[str, str] = field(default_factory=dict)  # Site -> why it could not do its work
     refused: dict[str, str] = field(default_factory=dict)  # Site -> what was wrong with its reply
     late: dict[str, str] = field(default_factory=dict)
-    """Site -> which earlier reply came now, whether it counts or not."""
+    """Site -> a line on its reply to an earlier round that came now, whether it counts or not."""
     means: Means | None = None
     """Over all samples, where secure aggregation hides the figures of single sites."""
     audit_heads: dict[str, str] = field(default_factory=dict)
@@ -144,7 +152,7 @@ class Exchanged:
     bytes_up: int = 0
     silent: set[str] = field(default_factory=set)  # Did not answer a message in time
     waited_seconds: float = 0.0
-    """Seconds of its longest exchange, which is how long silent sites were waited for."""
+    """Seconds of the longest wait for replies, which silent sites did not use."""
 
     @property
     def missing(self) -> list[str]:
@@ -161,9 +169,9 @@ class RoundResult:
     reports: dict[str, Report]  # Of the replies that count
     refused: dict[str, str]  # Site -> what was wrong with its reply
     prototypes: dict[str, Prototypes]
-    """Site -> those of its reply that counts, in the order of the sites."""
+    """Site -> the prototypes of its reply, if that counts; in the order of the sites."""
     reduced: Set[str]
-    """``"site: how its part was reduced"``, or that its data changed."""
+    """Lines "site: how its upload was reduced", or that its data changed."""
     server_figures: dict[str, float]  # What the server's step reports
     not_merged: str  # Why nothing was merged; "" where it was
     counted_late: dict[str, int]
@@ -176,11 +184,11 @@ class RoundResult:
 
     @property
     def unused(self) -> list[str]:
-        """The sites that were heard in vain: no sum was made, because of others."""
+        """The sites that answered in vain, as a secure sum failed because of other sites."""
         exchanged = self.exchanged
-        told_of = self.reports.keys() | exchanged.failed.keys() | self.refused.keys()
-        told_of |= set(exchanged.missing)
-        return [site for site in exchanged.asked if site not in told_of]
+        accounted_for = self.reports.keys() | exchanged.failed.keys() | self.refused.keys()
+        accounted_for |= set(exchanged.missing)
+        return [site for site in exchanged.asked if site not in accounted_for]
 
     @property
     def final(self) -> bool:
@@ -189,25 +197,25 @@ class RoundResult:
 
 @dataclass(eq=False)
 class ReplyReader:
-    """What a valid reply of one exchange contains, and how it is read."""
+    """Reads the replies of one exchange, and refuses those that are not valid."""
 
     server_round: int
     declared: Declared
     limits: Limits
-    losses: tuple[str, ...] = ()  # Names of those that the report has
-    metrics: Collection[str] = ()  # Names of those that it may have
+    losses: tuple[str, ...] = ()  # Names of the losses that the report has
+    metrics: Collection[str] = ()  # Names of the metrics that it may have
     counts_samples: bool = True  # The report says on how many samples the client has trained
     evaluates: bool = True  # The report may have an evaluation
 
     @property
     def largest(self) -> int:
-        """How many bytes the arrays of a valid reply have at most."""
+        """The most bytes that the arrays of a valid reply have."""
         return largest_size(self.declared, self.limits)
 
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
-        """Return what a site sent.
+        """Return the upload of the site with this ``card``.
 
-        RefusedMessage if it is not as declared, or claims more than the site joined with.
+        RefusedMessage if the reply is not as declared, or claims more than the site's introduction.
         """
         check_size(content, self.declared, self.limits)
         report = unpack_report(content, self.server_round, self.losses, self.metrics)

@@ -44,7 +44,7 @@ H = TypeVar("H", bound=Hparams)
 
 
 class ServerStrategy(Generic[H]):
-    """Local: nothing goes down, nothing comes up. Algorithms override what differs."""
+    """The server half of local training, where nothing is exchanged; algorithms override hooks."""
 
     state: tuple[str, ...] = ()
     """Names of the attributes that a round changes.
@@ -52,46 +52,52 @@ class ServerStrategy(Generic[H]):
     They are in the checkpoint, are searched for NaN, and are rolled back after an error.
     """
     prototypes: Prototypes | None = None
-    """The global ones, which go down and into the results, if there are any."""
+    """The global prototypes, which are sent and written to the results; None without any."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
         self.settings = federation.settings
         self.hparams = cast(H, federation.settings.hparams)
         self.row = federation.settings.row
-        self.card = federation.reference  # For what all clients have alike; the majority's
+        self.card = federation.reference  # An introduction with what all clients have in common
         self.task = task_of(self.card.classes)
         self.num_classes = self.task.num_classes
-        # Of the draws that this half makes
+        # of all draws of this half
         self.seed = derive_seed(self.settings.run.seed, self.settings.run.algo)
 
     # -- hooks of an algorithm ---------------------------------------------------------------------
     def payload_down(self) -> Payload:
-        """Return the payload for every client: by default, the `value_of` each declared entry."""
+        """Return the payload for all clients: by default `value_of` for each declared entry."""
         return Payload(**{name: self.value_of(name) for name in self.settings.exchange.down})
 
     def value_of(self, name: str) -> Any:
-        """Return what goes down as the entry ``name``: the attribute of that name, if there is one.
+        """Return what is sent to clients as the entry ``name``; None for nothing.
 
-        For ``weights`` it is the global model.
+        By default it is the attribute of that name, and for "weights" the global model.
         """
         if name == "weights":
             return self.global_weights
         return getattr(self, name, None)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
-        """Return the payload for ``site``, where it is not the ``common`` one."""
+        """Return the payload for ``site``: by default ``common``, that for all clients.
+
+        An algorithm that sends sites different payloads returns another one.
+        """
         return common
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Do the server's step on the round's valid uploads, in the order of the sites.
+        """Do the server's step on the valid uploads of a round, which are in the order of sites.
 
-        Returns figures to report.
+        Returns figures for the round's report, by name.
         """
         return {}
 
     def used_fraction(self, upload: Upload) -> float:
-        """Return the fraction of a client's change that `merge` uses; its next message says it."""
+        """Return the fraction of a client's change that `merge` uses.
+
+        The client's next message tells it.
+        """
         return 1.0
 
     @property
@@ -100,9 +106,10 @@ class ServerStrategy(Generic[H]):
         return getattr(self, "weights", None)
 
     def templates(self) -> dict[str, Template]:
-        """Return, of each declared entry of weights, the names and shapes that a client must send.
+        """Return the names and shapes of weights that clients must send, for each declared entry.
 
-        By default, they are those of the server's own `value_of` it.
+        By default they are those of what the server has for the entry (`value_of`).
+        FederationError where it has nothing.
         """
         templates = {}
         for name in weights_in(self.settings.exchange.up):
@@ -115,23 +122,28 @@ class ServerStrategy(Generic[H]):
 
     # -- what the protections ask (`server_app/protections`) ---------------------------------------
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
-        """Return what each site would have sent as the entry ``name`` without training.
+        """Return what each of the sites would have sent as the entry ``name`` without training.
 
-        Changes are cut to a length that is counted from there; None where none is cut.
+        The length of a site's change is measured from there (``max-update-ratio``). None where
+        changes are not to be cut.
         """
         return None
 
     def most_vectors(self, upload: Upload) -> float | None:
-        """Return how many vectors a client with so many samples sends; None leaves it open."""
+        """Return the most vectors that an honest client with this upload's samples sends.
+
+        None if the algorithm sets no limit.
+        """
         return None
 
     # -- for algorithms to use ---------------------------------------------------------------------
     def merged(
         self, uploads: list[Upload], weighting: str, previous: Prototypes | None
     ) -> Prototypes | None:
-        """Merge the uploads' prototypes, as `Federation.bounds` says, to one for each class.
+        """Return one prototype for each class, merged from those of the uploads.
 
-        A class that nobody sent stays as in ``previous``.
+        It is their mean, by "counts" of samples or "uniform" (``weighting``), or what ``merging``
+        puts in its place. A class that nobody sent stays as in ``previous``.
         """
         sent = vectors_of(uploads)
         if not sent:
@@ -141,11 +153,14 @@ class ServerStrategy(Generic[H]):
         return aggregator.merge_prototypes([*sent.values()], weighting, previous, factors)
 
     def present_state(self) -> dict[str, Tensor]:
-        """The attributes in `state`, without copies: the next `merge` may change them."""
+        """Return the tensors of the attributes in `state`, for a checkpoint.
+
+        They are no copies: the next `merge` may change them.
+        """
         return tensors_of(self, self.state)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a checkpoint's tensors; from none, as before the first round."""
+        """Restore the attributes in `state` from a checkpoint's tensors, if it has any."""
         if tensors:
             restore_attributes(self, self.state, tensors)
 
@@ -154,13 +169,15 @@ Strategy = ServerStrategy[Any]
 
 
 def build_strategy(federation: Federation) -> Strategy:
-    """Build the run's server half, on the majority's model.
+    """Build the server half of the run's algorithm, on the network of the reference site.
 
-    A site whose introduction does not give its model is left out, and the next one is the model.
+    Sites whose introduction does not give the weights that they claim are left out, and another one
+    is the reference, as long as enough sites are left.
     """
     while True:
         try:
-            with seeded(federation.settings.run.seed):  # For a package's half
+            # half of an algorithm from another package may draw from PyTorch's own generator
+            with seeded(federation.settings.run.seed):
                 strategy = server_half(federation.settings.row)(federation)
             _check_weights(strategy)
             return strategy
@@ -172,10 +189,11 @@ def build_strategy(federation: Federation) -> Strategy:
 
 
 def _check_weights(strategy: Strategy) -> None:
-    """Raise ValueError if the weights of either direction are not those that the client claims.
+    """Raise ValueError if the server's weights are not those that the reference site claims.
 
-    They are compared where all are known here. Another package's half may keep its weights in an
-    order of its own, so their digest is not compared.
+    Names, types and shapes of both directions are compared, by a digest. It is not done where the
+    server does not have all of them, nor for algorithms of other packages, which may order their
+    weights differently.
     """
     exchange = strategy.settings.exchange
     templates = {

@@ -20,9 +20,9 @@ from server_app.strategies.base import Federation, FederationError, H, ServerStr
 
 
 class FedAvg(ServerStrategy[H]):
-    """Keeps the global model, as far as the catalog's row shares it.
+    """Keeps the weights that clients share: of a whole model, or of the part that the row declares.
 
-    The server draws its first weights.
+    The server draws the first ones.
     """
 
     state: tuple[str, ...] = ("weights",)
@@ -30,7 +30,8 @@ class FedAvg(ServerStrategy[H]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         self.shared_part: Weights = weights_in(self.settings.exchange.up)["weights"]
-        # A hyper-parameter may name the architecture of the model that is shared
+        # `of` is the client's attribute that is shared, such as the meme of FML; a hyper-parameter
+        # of that name may say its architecture
         named_arch = getattr(self.hparams, self.shared_part.of, None)
         if named_arch is None:
             self.arch = self.card.arch
@@ -48,9 +49,10 @@ class FedAvg(ServerStrategy[H]):
             emit(Warned(f"{self.arch} has no normalisation layers, so {algo} is fedavg"))
 
     def first_model(self) -> SplitModel:
-        """Build the model that is shared, or of which a part is.
+        """Build the model, with its first weights, of which all or a part is shared.
 
-        For heads alone no body is built, whose code need not be here.
+        Where only heads are shared, the input shape () leaves out the body, whose code the server
+        need not have.
         """
         heads_alone = self.shared_part.parts == ("head.",)
         shape = () if heads_alone else self.card.input_shape
@@ -64,9 +66,9 @@ class FedAvg(ServerStrategy[H]):
         return {}
 
     def averaged(self, uploads: list[Upload], name: str = "weights") -> StateDict:
-        """Return Σ_i (n_i / Σ n) · w_i, or what ``merging`` puts in its place.
+        """Return the mean of what clients sent as the entry ``name``, weighted by their samples.
 
-        The w_i are what clients sent as the entry ``name``.
+        ``merging`` may put a median or trimmed mean in its place.
         """
         total = sum(upload.weight for upload in uploads)
         sent = [upload.payload.weights(name) or {} for upload in uploads]
@@ -74,6 +76,7 @@ class FedAvg(ServerStrategy[H]):
         return self.federation.bounds.weight_aggregator.merge_weights(sent, shares)
 
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
+        """Return the weights that each site receives, from which its change is measured."""
         if name != "weights":
             return None
         common = self.payload_down()

@@ -35,13 +35,14 @@ class FedDAP(FedAvg[FedDAPHparams]):
         self.of_domains: dict[str, Prototypes] = {}
 
     def domain_of(self, site: str) -> str:
-        """Return the domain of a site, as a name in a checkpoint, where slashes would nest."""
+        """Return a site's domain, quoted: a slash would nest names in a checkpoint."""
         return quote(self.federation.cards[site].domain, safe="")
 
     def payload_down(self) -> Payload:
         return Payload(weights=self.weights)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
+        """Return the weights, the prototypes of the site's domain, and those of all others."""
         own = self.domain_of(site)
         others = [means for domain, means in self.of_domains.items() if domain != own]
         return Payload(
@@ -51,6 +52,10 @@ class FedDAP(FedAvg[FedDAPHparams]):
         )
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Average the weights, and fuse the prototypes within each domain by similarity.
+
+        A class that nobody of a domain sent retains its prototype there.
+        """
         super().merge(uploads)
         sets: dict[str, list[Prototypes]] = {}
         for site, prototypes in vectors_of(uploads).items():
@@ -63,7 +68,7 @@ class FedDAP(FedAvg[FedDAPHparams]):
             if domain in merged:
                 fused = fused.completed_by(merged[domain])
             merged[domain] = fused
-        # a checkpoint orders them by name, and a resumed run is to join them as a whole one does
+        # sorted as in a checkpoint, so that a resumed run joins them in the same order
         self.of_domains = {domain: merged[domain] for domain in sorted(merged)}
         if merged:
             self.prototypes = Prototypes.joined(self.of_domains.values())

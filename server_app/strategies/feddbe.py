@@ -37,6 +37,7 @@ class FedDBE(FedAvg[FedDBEHparams]):
         return super().merge(uploads)
 
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
+        """Return what sites would send without training; of mean features, only until m is set."""
         if name != "mean":
             return super().starting_points(name, sites)
         return None if self.has_consensus else [self.mean] * len(sites)

@@ -39,13 +39,17 @@ class FedDistill(ServerStrategy[FedDistillHparams]):
         return self._mean_of(in_order(self.outputs))
 
     def payload_for(self, site: str, common: Payload) -> Payload:
-        """Return F̂^(i), each client's own."""
+        """Return F̂^(i), the mean of the other clients' outputs.
+
+        Return the mean of all with ``outputs = "logits"``, or for a client that has sent nothing.
+        """
         if self.hparams.outputs == "logits" or site not in self.outputs:
             return common
         others = [other for other in in_order(self.outputs) if other != site]
         return self._mean_of(others)
 
     def _mean_of(self, sites: list[str]) -> Payload:
+        """Return a payload with the mean of what these sites sent last, empty without sites."""
         if not sites:
             return Payload()
         sets = [self.outputs[site] for site in sites]

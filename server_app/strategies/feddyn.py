@@ -30,6 +30,7 @@ class FedDyn(KeepsMeanVariate[FedDynHparams]):
         self.control = {name: torch.zeros_like(self.weights[name]) for name in self.parameters}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Update h, and set the global model to the plain mean of the θ_k minus h / α."""
         alpha = self.hparams.alpha
         mean = self.averaged([replace(upload, max_weight=1) for upload in uploads])
         change = {name: -alpha * (mean[name] - self.weights[name]) for name in self.parameters}
@@ -40,5 +41,5 @@ class FedDyn(KeepsMeanVariate[FedDynHparams]):
         return {}
 
     def used_fraction(self, upload: Upload) -> float:
-        """Return the part of θ_k − θ^t that is left after it was cut."""
+        """Return the fraction of θ_k − θ^t that is left, where it was cut."""
         return upload.kept_fractions.get("weights", 1.0)

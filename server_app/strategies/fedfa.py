@@ -36,6 +36,10 @@ class FedFA(FedAvg[FedFAHparams]):
         self.averages: StateDict = augmentation.averages.state_dict(prefix="averages.")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Average the weights, and compute γ of every stage from the clients' averages.
+
+        As many of the largest and smallest averages as there may be liars are left out.
+        """
         sent = []
         for upload in uploads:
             averages = upload.payload.weights("averages")

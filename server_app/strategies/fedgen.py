@@ -45,6 +45,7 @@ class FedGen(FedAvg[FedGenHparams]):
         return Payload(weights=self.weights, generator=generator, label_counts=self.label_counts)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Average the heads, add up the label counts, and train the generator by both."""
         super().merge(uploads)
         counts = []
         for upload in uploads:
@@ -55,7 +56,10 @@ class FedGen(FedAvg[FedGenHparams]):
         return {"server-loss": self._train_generator(self.label_counts)}
 
     def _train_generator(self, counts_C: torch.Tensor) -> float:
-        """Train G_w on the labels of these counts; return the mean loss."""
+        """Train G_w for ``server-steps``, and return the mean loss.
+
+        The mean head must recognise the generated features. Labels are drawn by ``counts_C``.
+        """
         model = self.first_model().requires_grad_(False).eval()
         model.load_state_dict(self.weights)
         batch_size = self.hparams.server_batch_size

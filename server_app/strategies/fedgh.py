@@ -44,10 +44,11 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
 
     @property
     def global_weights(self) -> StateDict:
-        """Return θ, named as a part of the client's model."""
+        """θ, under the names that it has in a client's model."""
         return {f"head.{name}": value.cpu() for name, value in self.head.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Train θ on the clients' representations; nothing happens if all of it is frozen."""
         parameters = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         if not parameters:
             return {}

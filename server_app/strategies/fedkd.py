@@ -34,16 +34,20 @@ class FedKD(FedAvg[FedKDHparams]):
         return Payload(weights=self.weights)
 
     def payload_for(self, site: str, common: Payload) -> Payload:
-        """Send the update to clients that have the student before it, the student to the others.
+        """Return the update for a client that has the student before it, else the whole student.
 
-        Once asked, a client counts as one that has it only after a valid reply.
+        The client is then taken out of those that have the student, until `merge` has a valid reply
+        of it.
         """
         if self.holders.pop(site, None) is None:
             return common
         return Payload(update=self.update)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Update the student; report the update's numbers as a fraction of the student's."""
+        """Update the student by the mean of the updates, cut by SVD to the round's energy.
+
+        The figure "compression" is the size of the update as a fraction of the student's.
+        """
         energy = self.hparams.energy(uploads[0].report.round, self.settings.run.rounds)
         self.update = compress(self.averaged(uploads), energy)
         self.weights = apply_change(
@@ -55,6 +59,6 @@ class FedKD(FedAvg[FedKDHparams]):
         return {"compression": numbers_sent / numbers}
 
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict]:
-        """Return the updates of sites that do not train: no change of the parameters."""
+        """Return the updates without training: zeros for parameters, buffers as they are."""
         zeros = {name: torch.zeros_like(self.weights[name]) for name in self.parameters}
         return [{**self.weights, **zeros}] * len(sites)

@@ -46,6 +46,7 @@ class FedNH(FedAvg[FedNHHparams]):
         self.prototypes = Prototypes(self.prototypes_CD, torch.arange(self.num_classes))
 
     def first_model(self) -> SplitModel:
+        """Build the shared model, with a cosine head; FederationError for a head of two layers."""
         model = super().first_model()
         if isinstance(model.head, HiddenHead):
             raise FederationError(
@@ -55,6 +56,7 @@ class FedNH(FedAvg[FedNHHparams]):
         return SplitModel(model.body, head)
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Update the W_c of the classes that were sent, and average the bodies as FedAvg."""
         sent = vectors_of(uploads)
         normalised = []
         for upload in uploads:

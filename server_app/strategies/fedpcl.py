@@ -36,11 +36,12 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
         self.sets: dict[str, Prototypes] = {}
 
     def payload_down(self) -> Payload:
+        """Return the global prototypes, and each client's last set, padded by them (Eq. 7)."""
         if self.prototypes is None:
             return Payload()
         local_sets = []
         for site in in_order(self.sets):
-            padded = self.sets[site].completed_by(self.prototypes)  # Eq. 7
+            padded = self.sets[site].completed_by(self.prototypes)
             local_sets.append(padded.only(padded.labels.argsort()))
         return Payload(prototypes=self.prototypes, local_sets=tuple(local_sets) or None)
 

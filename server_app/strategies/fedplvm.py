@@ -31,6 +31,7 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
     state: tuple[str, ...] = ("weights", "prototypes")
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Average the weights, and cluster the prototypes of all clients by class."""
         super().merge(uploads)
         local = Prototypes.joined(vectors_of(uploads).values())
 

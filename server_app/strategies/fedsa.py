@@ -39,6 +39,7 @@ class FedSA(ServerStrategy[FedSAHparams]):
         self.anchors = Prototypes(self.anchors_CD, torch.arange(self.num_classes))
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Move the anchors of the classes that were sent a little towards P̄, and keep P̄."""
         means = self.merged(uploads, "uniform", None)  # P̄
         if means is not None:
             previous_PD = self.anchors_CD[means.labels]

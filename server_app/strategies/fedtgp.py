@@ -60,12 +60,12 @@ class TrainedPrototypes(ServerStrategy[T]):
         self.seen_C = torch.zeros(self.num_classes, dtype=torch.bool)
 
     def network(self, dim: int) -> nn.Module:
-        """Return F."""
+        """Return F, the network that turns the trainable vectors Ṕ into prototypes P̂."""
         return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
     @property
     def prototypes(self) -> Prototypes | None:  # type: ignore[override]
-        """Return P̂ of the classes seen so far; None before the first round."""
+        """P̂ of the classes that clients have sent so far; None before the first round."""
         if not self.seen_C.any():
             return None
         with torch.no_grad():
@@ -75,7 +75,7 @@ class TrainedPrototypes(ServerStrategy[T]):
     def train_on(self, samples_PD: Tensor, labels_P: Tensor, loss: Loss) -> float:
         """Train Ṕ and F of the K classes seen so far; return the mean loss of the last epoch."""
         self.seen_C[labels_P] = True
-        rows_P = (self.seen_C.cumsum(0) - 1)[labels_P]
+        rows_P = (self.seen_C.cumsum(0) - 1)[labels_P]  # the place of each label among the K
         labels_K = torch.nonzero(self.seen_C).flatten().to(self.vectors_CD.device)
 
         def batch_loss(samples_BD: Tensor, rows_B: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
     """Trains the global prototypes by the contrast with a margin."""
 
     def network(self, dim: int) -> nn.Module:
-        """Return F, or nothing in its place."""
+        """Return F, or the identity if the setting ``transform`` is off."""
         return super().network(dim) if self.hparams.transform else nn.Sequential()
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
@@ -102,7 +102,7 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         return {"server-loss": self.train_on(samples_PD, labels_P, loss), "margin": margin}
 
     def margin(self, samples_PD: Tensor, labels_P: Tensor) -> float:
-        """Return δ of the round (Eq. 9), or that of an ablation."""
+        """Return δ of the round (Eq. 9), or what an ablation (setting ``margin``) has instead."""
         kind = self.hparams.margin
         threshold = self.hparams.margin_threshold  # τ
         if kind == "none":

@@ -39,15 +39,16 @@ class FeSEM(FedAvg[FeSEMHparams]):
         self.cluster_of: dict[str, torch.Tensor] = {}
 
     def value_of(self, name: str) -> StateDict:
-        """Return the weights for a client that has not trained yet; all have their shapes."""
+        """Return the first centre, for clients that have not trained yet; all have its shapes."""
         return self.centres["0"]
 
     def payload_for(self, site: str, common: Payload) -> Payload:
-        """Return c_{r_i}."""
+        """Return the centre of the site's cluster, c_{r_i}."""
         cluster = self.cluster_of.get(site, torch.tensor(0))
         return Payload(weights=self.centres[str(int(cluster))])
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Assign each client to a cluster, and average the weights within each cluster."""
         # E-step
         sent = [upload.payload.weights() or {} for upload in uploads]
         vectors = np.stack([self._vector(weights) for weights in sent])
@@ -69,21 +70,21 @@ class FeSEM(FedAvg[FeSEMHparams]):
     def _nearest(self, vectors: np.ndarray) -> list[int]:
         """Return r_i = argmin_k ‖w_i − c_k‖² of each client."""
         squares = []
-        for k in range(self.hparams.centres):  # A checkpoint may have them in another order
+        for k in range(self.hparams.centres):  # not by `items`, which a checkpoint may reorder
             centre = self._vector(self.centres[str(k)])
             squares.append(np.square(vectors - centre).sum(axis=1))
         return [int(k) for k in np.argmin(squares, axis=0)]
 
     def _first_clusters(self, vectors: np.ndarray) -> list[int]:
-        """Return the clusters of K-means, no more than there are distinct vectors."""
+        """Return each client's cluster by K-means, in no more clusters than distinct vectors."""
         distinct = {vector.tobytes() for vector in vectors}
         count = min(len(self.centres), len(distinct))
-        k_means = KMeans(count, n_init=10, random_state=self.seed % 2**32)
+        k_means = KMeans(count, n_init=10, random_state=self.seed % 2**32)  # takes 32 bits only
         return [int(k) for k in k_means.fit_predict(vectors)]
 
     @property
     def global_weights(self) -> StateDict:
-        """All centres, as ``<k>/<name>``."""
+        """The weights of all centres, each under the name ``<k>/<name>``."""
         weights = {}
         for k, centre in self.centres.items():
             for name, value in centre.items():

@@ -76,7 +76,7 @@ class Gaussian(ServerStrategy[GaussianHparams]):
         return {"samples": sum(float(tensors[SAMPLES]) for tensors in sent.values())}
 
     def _stored_in(self, run: Path) -> Sent:
-        """Read what an earlier run's sites sent; SettingsError if this run cannot go on from it."""
+        """Return the moments that an earlier run's sites sent; SettingsError if they do not fit."""
         what = f"gaussian.start-from = {str(run)!r}"
         wanted = to_run_config(self.settings)
         earlier = newest_undamaged(run, complaint=f"{what}: no folder of a run")
@@ -84,10 +84,10 @@ class Gaussian(ServerStrategy[GaussianHparams]):
             before = earlier.settings.get(key)
             if before != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {before!r}")
-        its = RunFolder(run).sites().get("classes")
-        classes = list(self.card.classes)
-        if its != classes:
-            raise SettingsError(f"{what}: its classes are {its}, and those of this run {classes}")
+        stored = RunFolder(run).sites().get("classes")
+        now = list(self.card.classes)
+        if stored != now:
+            raise SettingsError(f"{what}: its classes are {stored}, and those of this run {now}")
         sent = sent_in(earlier.state)
         if not sent:
             how = "make it with gaussian.revocable = true"
@@ -106,7 +106,7 @@ def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict,
     moments = MEAN.merge_weights(sets, shares)
     plan = settings.plan(1)
     if plan is not None:
-        num_clients = max(clients, len(sent))  # An entry may stand for many clients
+        num_clients = max(clients, len(sent))  # a secure sum is one entry of many clients
         deviation_of_each = count_noise(plan.table_noise) * plan.part_of_each
         deviation = deviation_of_each * math.sqrt(num_clients)
         ClassMoments.of(moments).repair(2 * deviation / total, settings.privacy.dp_feature_clip)

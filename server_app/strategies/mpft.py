@@ -58,18 +58,20 @@ class MPFT(ServerStrategy[MPFTHparams]):
         return {name: value.cpu() for name, value in self.model.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Train the model on the last centres of every client that has ever sent any."""
         self.centres |= vectors_of(uploads)
         centres = Prototypes.joined(self.centres[site] for site in sorted(self.centres))
         mean_loss = self._train_on(centres)
         return {"server-loss": mean_loss, "centres": float(len(centres))}
 
     def most_vectors(self, upload: Upload) -> float:
-        """Return ρ · n, and one more for each class."""
+        """Return ρ · n and one more for each class: Σ_c ⌈ρ · n_c⌉ is no larger."""
         num_classes = len(self.federation.cards[upload.site].present)
+        # rounded, as the product may be a little off the exact number
         return round(self.hparams.sample_ratio * upload.train_samples + num_classes, 6)
 
     def _train_on(self, centres: Prototypes) -> float:
-        """Train g∘h, and return the last epoch's mean loss."""
+        """Train g∘h on the centres, and return the mean loss of the last epoch."""
         on_cuda = next(self.model.parameters()).is_cuda
         optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=self.hparams.server_lr, capturable=on_cuda

@@ -21,6 +21,7 @@ class PFedMe(FedAvg[PFedMeHparams]):
     """FedAvg with a step size."""
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Move the parameters by β towards the clients' mean; buffers become the mean."""
         before = self.weights
         self.weights = self.averaged(uploads)
         for name in self.parameters:

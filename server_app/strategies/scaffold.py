@@ -36,7 +36,11 @@ class KeepsMeanVariate(FedAvg[H]):
         self.clients = torch.tensor(0)
 
     def add_to_control(self, change: StateDict, sites: int) -> None:
-        """Do c ← (N_before / N) c + (|S| / N) · ``change``, the mean of the Δc_i of so many."""
+        """Set c to (N_before / N) c + (|S| / N) · ``change``.
+
+        ``change`` is the mean of the Δc_i of the |S| = ``sites`` clients that were merged. N counts
+        all clients of the run, also those that are gone but were merged once.
+        """
         federation = self.federation
         known = federation.cards.keys() | federation.counted
         num_clients = len(known - federation.new_clients)
@@ -56,6 +60,7 @@ class SCAFFOLD(KeepsMeanVariate[SCAFFOLDHparams]):
         self.control = dict(control_variate(self.first_model()).state_dict())
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Update x and c by Eq. 5, with the same weight for every client."""
         alike = [replace(upload, max_weight=1) for upload in uploads]
         weights = self._moved(alike)
         self.add_to_control(self.averaged(alike, "control"), len(uploads))
@@ -67,17 +72,18 @@ class SCAFFOLD(KeepsMeanVariate[SCAFFOLDHparams]):
         mean = self.averaged(uploads)
         for name, before in self.weights.items():
             if before.is_floating_point():
-                # Buffers have rate 1: beyond the mean, a variance could be negative
+                # η_g may be above 1, with which the variance in a buffer could become negative
                 rate = self.hparams.server_lr if name in self.parameters else 1.0
                 mean[name] = before + rate * (mean[name] - before)
         return mean
 
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
+        """Return what sites would send without training: for changes of variates zeros."""
         if name != "control":
             return super().starting_points(name, sites)
         zeros = {key: torch.zeros_like(value) for key, value in self.control.items()}
         return [zeros] * len(sites)
 
     def used_fraction(self, upload: Upload) -> float:
-        """Return the part of Δc_i that is left after it was cut."""
+        """Return the fraction of Δc_i that is left, where it was cut."""
         return upload.kept_fractions.get("control", 1.0)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import multiprocessing
 import time
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.queues import Queue
 
 import numpy as np
@@ -25,7 +24,8 @@ from protofl_common.config.architectures import architecture_of
 from protofl_common.data import ClientData, open_client_data
 from protofl_common.experiment.settings import Settings
 
-LOOP_BATCH, LOOP_LR = 10, 0.01
+LOOP_BATCH = 10
+LOOP_LR = 0.01
 HIDDEN = {
     "1": (),
     "2": (),
@@ -76,9 +76,14 @@ class BareClient:
         )
         arch = architecture_of(settings.model.models, index)
         body, head = plain_htcnn(arch, settings.model.feature_dim, len(data.classes))
-        labels = torch.from_numpy(data.train_labels), torch.from_numpy(data.test_labels)
-        inputs = normalised(data, data.train_inputs), normalised(data, data.test_inputs)
-        return cls(inputs[0], labels[0], inputs[1], labels[1], body, head)
+        return cls(
+            x=normalised(data, data.train_inputs),
+            y=torch.from_numpy(data.train_labels),
+            x_test=normalised(data, data.test_inputs),
+            y_test=torch.from_numpy(data.test_labels),
+            body=body,
+            head=head,
+        )
 
     def round(
         self, table: Tensor | None, held: Tensor | None, lr: float, batch_size: int
@@ -96,7 +101,8 @@ class BareClient:
             loss.backward()
             optimizer.step()
         with torch.inference_mode():
-            sums, counts = torch.zeros_like(self.head.weight), torch.bincount(self.y, minlength=10)
+            sums = torch.zeros_like(self.head.weight)
+            counts = torch.bincount(self.y, minlength=10)
             for x, y in zip(self.x.split(500), self.y.split(500), strict=True):
                 sums.index_add_(0, y, self.body(x))
             for x, y in zip(self.x_test.split(500), self.y_test.split(500), strict=True):
@@ -134,10 +140,10 @@ def loop(
     optimizer = torch.optim.SGD([start.vectors_CD, *start.transform.parameters()], lr=LOOP_LR)
     for _ in range(epochs):
         for rows in torch.randperm(len(labels_P)).split(LOOP_BATCH):
+            labels = labels_P[rows]
             logits = -torch.cdist(samples_PD[rows], start.transform(start.vectors_CD))
-            loss = F.cross_entropy(
-                logits - margin * F.one_hot(labels_P[rows], logits.shape[1]), labels_P[rows]
-            )
+            own_class = F.one_hot(labels, logits.shape[1])
+            loss = F.cross_entropy(logits - margin * own_class, labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -147,24 +153,23 @@ class TrainedPrototypes:
     """FedTGP's server; its margin is the largest distance of a class's mean to its nearest one."""
 
     def __init__(self, settings: Settings, classes: int) -> None:
-        dim, self.hparams = settings.model.feature_dim, settings.hparams
+        dim = settings.model.feature_dim
+        self.hparams = settings.hparams
         self.vectors_CD = nn.Parameter(torch.randn(classes, dim))
         self.transform = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
     def __call__(self, means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
-        sent = counts_NC > 0
-        samples_PD, labels_P = means_NCD[sent], sent.nonzero()[:, 1]
-        centres = torch.stack(
-            [samples_PD[labels_P == label].mean(0) for label in labels_P.unique()]
-        )
-        nearest = torch.cdist(centres, centres).fill_diagonal_(torch.inf).min(1).values.max().item()
-        loop(
-            self,
-            samples_PD,
-            labels_P,
-            min(nearest, self.hparams.margin_threshold),
-            self.hparams.server_epochs,
-        )
+        is_sent_NC = counts_NC > 0
+        samples_PD = means_NCD[is_sent_NC]
+        labels_P = is_sent_NC.nonzero()[:, 1]
+        centres = []
+        for label in labels_P.unique():
+            centres.append(samples_PD[labels_P == label].mean(0))
+        centres_CD = torch.stack(centres)
+        distances_CC = torch.cdist(centres_CD, centres_CD).fill_diagonal_(torch.inf)
+        largest = distances_CC.min(1).values.max().item()
+        margin = min(largest, self.hparams.margin_threshold)
+        loop(self, samples_PD, labels_P, margin, self.hparams.server_epochs)
         return self.transform(self.vectors_CD).detach()
 
 
@@ -173,23 +178,27 @@ class BareFederation:
 
     def __init__(self, settings: Settings, clients: int, workers: int = 2) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self.jobs, self.done = spawn.Queue(), spawn.Queue()
+        self.jobs = spawn.Queue()
+        self.done = spawn.Queue()
         arguments = (settings, clients, self.jobs, self.done)
-        self.workers = [
-            spawn.Process(target=_work, args=arguments, daemon=True) for _ in range(workers)
-        ]
-        for worker in self.workers:
+        self.workers = []
+        for _ in range(workers):
+            worker = spawn.Process(target=_work, args=arguments, daemon=True)
             worker.start()
+            self.workers.append(worker)
         for _ in self.workers:
             self.done.get()
-        share = partial(
-            open_client_data, settings.data, seed=settings.run.seed, num_partitions=clients
-        )
-        shares = [share(partition=index) for index in range(clients)]
-        sizes = [len(one.train_labels) for one in shares]
+
+        sizes = []
+        for index in range(clients):
+            data = open_client_data(
+                settings.data, seed=settings.run.seed, partition=index, num_partitions=clients
+            )
+            sizes.append(len(data.train_labels))
         self.order = sorted(range(clients), key=lambda index: -sizes[index])
-        trains = settings.run.algo == "fedtgp"
-        self.merge = TrainedPrototypes(settings, len(shares[0].classes)) if trains else averages
+        self.merge = averages
+        if settings.run.algo == "fedtgp":
+            self.merge = TrainedPrototypes(settings, len(data.classes))
         self.table: Tensor | None = None
         self.held: Tensor | None = None
 

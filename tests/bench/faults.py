@@ -27,6 +27,8 @@ import psutil
 from safetensors.numpy import load_file
 
 from tests.bench.printing import markdown
+from tests.support.processes import free_port
+from tests.support.relay import Relay
 from tests.support.standing import Standing
 
 SITES = ("north", "south")
@@ -39,6 +41,8 @@ class Trial:
 
     def __init__(self, folder: Path, running: ExitStack, times: int) -> None:
         self.standing, self.times = Standing(folder, running), times
+        self.site_program, self.worker_program = "flower-supernode", "flower-superexec"
+        self.ports: dict[str, int] = {}  # Site -> the port of its relay, if it has one
         self.config: dict[str, Any] = {
             "rounds": times + 1,
             "run-name": "trial",
@@ -50,13 +54,17 @@ class Trial:
     def begin(self, sites: int = 2, **changes: Any) -> None:
         self.config |= {key.replace("_", "-"): value for key, value in changes.items()}
         self.standing.start_superlink()
-        self.standing.start_worker()
+        self.worker()
         for site in SITES[:sites]:
             self.site(site)
         self.standing.submit(self.config)
 
+    def worker(self) -> None:
+        self.standing.start_worker(self.worker_program)
+
     def site(self, site: str, state: Path | None = None) -> None:
-        self.standing.start_site(site, SITES.index(site), len(SITES), state)
+        place = (SITES.index(site), len(SITES), state, self.site_program)
+        self.standing.start_site(site, *place, self.ports.get(site, 0))
 
     def training(self, number: int, after: float = 1.0) -> Any:
         """The client process of the south in round ``number``, a moment after it began."""
@@ -65,11 +73,16 @@ class Trial:
         time.sleep(after)
         return client
 
+    def was_submitted(self, times: int) -> bool:
+        return len(self.standing.runs()) >= times
+
     def rows(self) -> list[dict[str, Any]]:
         return [row for row in self.standing.rows("trial") if row["kind"] == "round"]
 
     def prototypes(self) -> str:
-        """A digest of the final global prototypes."""
+        """A digest of the final global prototypes; "" without any."""
+        if not (self.run / "prototypes.safetensors").exists():
+            return ""
         arrays = load_file(self.run / "prototypes.safetensors")
         return hashlib.sha256(b"".join(arrays[key].tobytes() for key in sorted(arrays))).hexdigest()
 
@@ -88,7 +101,7 @@ def killed(*parts: str) -> Callable[[Trial], Tries]:
     def fault(trial: Trial) -> Tries:
         starts = {
             "superlink": trial.standing.start_superlink,
-            "worker": trial.standing.start_worker,
+            "worker": trial.worker,
         }
         starts |= {site: partial(trial.site, site) for site in SITES}
         trial.begin()
@@ -165,6 +178,75 @@ def client_killed(trial: Trial) -> Tries:
         trial.training(number, after=2.0).kill()
         trial.standing.wait_for_rounds("trial", number)
     return lost_replies(trial, struck, "missing", "failed")
+
+
+def worker_crashed(trial: Trial) -> Tries:
+    """Killed and started again, as `protofl worker`; nobody resumes the run. It costs nothing."""
+    trial.worker_program = f"protofl worker --out-dir {trial.standing.folder / 'runs'}"
+    trial.begin()
+    for number in range(2, trial.times + 2):
+        trial.training(number, after=number)
+        trial.standing.kill("worker")
+        trial.worker()
+        trial.standing.wait(partial(trial.was_submitted, number), pause=1)
+    return exact(trial)
+
+
+def frozen(trial: Trial) -> Tries:
+    """In every other round, stopped until the round is over, each time a little later."""
+    trial.site_program = "protofl site run"
+    trial.begin(rounds=2 * trial.times + 1, round_timeout=PATIENCE)
+    struck = range(2, 2 * trial.times + 1, 2)
+    for number in struck:
+        client = trial.training(number, after=0.1 * number - 0.2)
+        with suppress(psutil.NoSuchProcess):
+            client.suspend()
+        trial.standing.wait_for_rounds("trial", number, timeout=2 * PATIENCE)
+        with suppress(psutil.NoSuchProcess):
+            client.resume()
+    return back_in_the_next(trial, struck)
+
+
+def killed_while_it_uploads(trial: Trial) -> Tries:
+    """In every other round, once the site's log has what is sent: 45 MB, for a second or more."""
+    trial.site_program = "protofl site run"
+    large = {"algo": "fedavg", "models": "resnet18"}
+    trial.begin(rounds=2 * trial.times + 1, round_timeout=PATIENCE, **large)
+    struck = range(2, 2 * trial.times + 1, 2)
+    for number in struck:
+        trial.standing.wait_for_upload("trial", "south", number)
+        for client in trial.standing.clients("south"):
+            with suppress(psutil.NoSuchProcess):
+                client.kill()
+        trial.standing.wait_for_rounds("trial", number, timeout=2 * PATIENCE)
+    return back_in_the_next(trial, struck)
+
+
+def superlink_killed_in_mid_push(trial: Trial) -> Tries:
+    """By a slow line it is seen when a part of the reply is there. It costs nothing."""
+    trial.site_program = "protofl site run"
+    trial.ports["south"] = free_port()
+    relay = Relay(trial.standing.port, trial.ports["south"])
+    trial.standing.running.enter_context(relay)
+    trial.begin()
+    trial.standing.wait_for_rounds("trial", 1)
+    relay.rate = 4000
+    for number in range(2, trial.times + 2):
+        trial.standing.wait_for_upload("trial", "south", number)
+        trial.standing.wait(partial(relay.has_sent, relay.bytes_up + 6000), pause=0.02)
+        trial.standing.kill("superlink")
+        time.sleep(2)
+        trial.standing.start_superlink()
+    return exact(trial)
+
+
+def back_in_the_next(trial: Trial, struck: range) -> Tries:
+    """For faults of one reply: what became of it is told, and the site's next reply counts."""
+    tries = lost_replies(trial, struck, "missing", "failed")
+    rows = {row["round"]: row for row in trial.rows()}
+    for one, number in zip(tries, struck, strict=True):
+        one["right"] = one["right"] and "south" in rows[number + 1]["clients"]
+    return tries
 
 
 def full_disk(trial: Trial) -> Tries:
@@ -254,6 +336,9 @@ DEADLINE = 45.0
 They are several times what it takes on a free machine.
 """
 
+PATIENCE = 300.0
+"""Seconds that a round may take where the site itself has to find that a process is lost."""
+
 FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
     "undisturbed": (undisturbed, "", ""),
     "supernode": (killed("south"), "SuperNode killed in mid-round, started again", r"back: .*"),
@@ -275,6 +360,22 @@ FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
     "slow": (slow, "client slower than `round-timeout`", r"late: .*"),
     "silent": (silent, "client that never answers", r"missing: .*"),
     "too-few": (partial(slow, min_replies=2), "fewer replies than `min-replies`", r"void: .*"),
+    "frozen": (
+        frozen,
+        "client process frozen for 100 s at its start",
+        r"(failed|missing): south.*",
+    ),
+    "upload": (
+        killed_while_it_uploads,
+        "client process killed while it uploads",
+        r"(failed|missing): south.*",
+    ),
+    "crash": (worker_crashed, "worker crashes, and nobody resumes", r"resuming .*"),
+    "mid-push": (
+        superlink_killed_in_mid_push,
+        "SuperLink killed in mid-push, started again",
+        r"the SuperLink did not .*",
+    ),
     "late": (late, "client that joins late", r"new: .*"),
     "full-disk": (full_disk, "disk of a client full", r"failed: .*"),
 }

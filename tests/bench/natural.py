@@ -27,10 +27,12 @@ from tests.bench.printing import markdown, of_seeds
 
 TABLES = Path(__file__).parents[2] / "configs" / "tables"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-COLUMNS = (
-    10  # of 14, as FLamby: without slope, ca and thal, which are mostly missing, and the label
-)
-CATEGORIES = {2: (2, 3, 4), 6: (1, 2)}  # chest pain, ECG: a column for each value but the first
+COLUMNS = 10
+"""Of 14, as FLamby: without slope, ca and thal, which are mostly missing, and the label."""
+CATEGORIES = {2: (2, 3, 4), 6: (1, 2)}
+"""Chest pain and ECG: a column for each value but the first."""
+MOST_DOMAINS = 4
+"""With more clients the table has no column for each."""
 
 
 def heart(data_dir: str) -> dict[str, Any]:
@@ -68,10 +70,11 @@ def complete_rows(file: Path) -> np.ndarray:
 
 
 def with_categories(row: np.ndarray) -> list[float]:
-    plain = [value for column, value in enumerate(row) if column not in CATEGORIES]
-    return plain + [
-        float(row[column] == value) for column, values in CATEGORIES.items() for value in values
-    ]
+    """The numbers of a row, and for each category a column of 0 or 1."""
+    numbers = [value for column, value in enumerate(row) if column not in CATEGORIES]
+    for column, values in CATEGORIES.items():
+        numbers += [float(row[column] == value) for value in values]
+    return numbers
 
 
 # -- the page's table
@@ -89,42 +92,40 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.what == "write":
-        np.savez(Path(arguments.which) / "heart.npz", **heart(str(Path(arguments.which) / "heart")))
+        data = Path(arguments.which)
+        np.savez(data / "heart.npz", **heart(str(data / "heart")))
         return
-    cells = plan(read_table(TABLES / f"{arguments.which}.yaml"), data_dir=arguments.data_dir)
-    runs = {
-        cell.row: [arguments.out / "runs" / run.name for run in cell.runs.values()]
-        for cell in cells
-    }
-    heads, *rows = shown({row: list(map(RunFolder, folders)) for row, folders in runs.items()})
+
+    runs: dict[str, list[RunFolder]] = {}
+    for cell in plan(read_table(TABLES / f"{arguments.which}.yaml"), data_dir=arguments.data_dir):
+        folders = [arguments.out / "runs" / run.name for run in cell.runs.values()]
+        runs[cell.row] = [RunFolder(folder) for folder in folders]
+    heads, *rows = shown(runs)
     print(markdown(heads, rows))
 
 
 def shown(runs: dict[str, list[RunFolder]]) -> Iterator[list[str]]:
     """The table's head and rows, of the last evaluation of each seed's run."""
     last = {name: [run.rows()[-1] for run in of_row] for name, of_row in runs.items()}
-    facts = dict(sorted(runs["Local"][0].finished_summary()["clients"].items()))
-    metrics = [
-        name
-        for name in ("balanced-accuracy", "auc")
-        if f"head/{name}" in last["Local"][0]["metrics"]
-    ]
-    domains = (
-        [site["domain"] for site in facts.values()] if len(facts) <= 4 else []
-    )  # hospital, person or camera
+    sites = dict(sorted(runs["Local"][0].finished_summary()["clients"].items()))
+    measured = last["Local"][0]["metrics"]
+    metrics = [name for name in ("balanced-accuracy", "auc") if f"head/{name}" in measured]
+    domains = []  # hospital, person or camera
+    if len(sites) <= MOST_DOMAINS:
+        domains = [site["domain"] for site in sites.values()]
     yield ["", "accuracy", *metrics, *domains, "worse off than alone", "bytes"]
-    alone = by_head(last["Local"], facts)
+
+    alone = by_head(last["Local"], sites)
     for name, rows in last.items():
-        found = by_head(rows, facts)
+        found = by_head(rows, sites)
         means = [of_seeds([100 * row["accuracy"]["head"]["mean"] for row in rows])]
-        means += [
-            of_seeds([row["metrics"][f"head/{metric}"]["mean"] for row in rows], 2)
-            for metric in metrics
-        ]
-        means += [f"{100 * share:.1f}" for share in found.mean(0)] if domains else []
+        for metric in metrics:
+            means.append(of_seeds([row["metrics"][f"head/{metric}"]["mean"] for row in rows], 2))
+        if domains:
+            means += [f"{100 * share:.1f}" for share in found.mean(0)]
         worse = "–" if name == "Local" else f"{(found < alone).sum()} of {found.size}"
-        sent = statistics.fmean(sum(run.finished_summary()["bytes"].values()) for run in runs[name])
-        yield [name, *means, worse, human_bytes(sent)]
+        sent = [sum(run.finished_summary()["bytes"].values()) for run in runs[name]]
+        yield [name, *means, worse, human_bytes(statistics.fmean(sent))]
 
 
 def by_head(rows: list[RoundRow], sites: Iterable[str]) -> np.ndarray:

@@ -25,7 +25,9 @@ from tests.support import attacks
 from tests.support.attacks import Change, everywhere
 from tests.support.harness import Outcome, Tamper, run_config, run_federation
 
-CLIENTS, HOSTILE = 10, (1008, 1009)
+CLIENTS = 10
+HOSTILE = (1008, 1009)
+"""Node IDs of the last two."""
 LABELS = everywhere(attacks.flipped(10), attacks.flipped_head(10))
 FLIPPED_AND_LONG = attacks.both(LABELS, everywhere(attacks.scaled(5), attacks.reversed_update(-5)))
 
@@ -79,10 +81,9 @@ def honest_accuracy(
     outcome: Outcome, kind: str = "prototype", hostile: int = len(HOSTILE)
 ) -> float:
     """Mean over those that are always honest, after the last round, in per cent."""
-    shares = outcome.summary["accuracy-of-clients"]
-    return 100 * statistics.mean(
-        shares[f"site-{index}"][kind] for index in range(CLIENTS - hostile)
-    )
+    accuracies = outcome.summary["accuracy-of-clients"]
+    honest = [accuracies[f"site-{index}"][kind] for index in range(CLIENTS - hostile)]
+    return 100 * statistics.mean(honest)
 
 
 def tried(
@@ -90,16 +91,19 @@ def tried(
 ) -> dict[str, Any]:
     """The honest clients' accuracies, and how many the server ever refused or took for failed."""
     nodes = range(1000 + CLIENTS - hostile, 1000 + CLIENTS)
+    kind = "prototype"
+    rate = {}
+    if algo in BY_MODEL:
+        kind = "head"
+        rate = {"lr": 0.1}
     with tempfile.TemporaryDirectory() as folder:
-        rate = {"lr": 0.1} if algo in BY_MODEL else {}
-        run = federation(
-            Path(folder), ATTACKS[attack](nodes), algo=algo, seed=seed, **rate, **settings
-        )
-    blamed = {
-        site for row in run.rows for what in ("refused", "failed", "missing") for site in row[what]
-    }
+        tamper = ATTACKS[attack](nodes)
+        run = federation(Path(folder), tamper, algo=algo, seed=seed, **rate, **settings)
+
+    blamed: set[str] = set()
+    for row in run.rows:
+        blamed.update(row["refused"], row["failed"], row["missing"])
     honest = {f"site-{index}" for index in range(CLIENTS - hostile)}
-    kind = "head" if algo in BY_MODEL else "prototype"
     return {"accuracy": honest_accuracy(run, kind, hostile), "blamed": len(blamed & honest)}
 
 
@@ -109,10 +113,11 @@ def table(results: Iterable[dict[str, Any]]) -> str:
     for one in results:
         row = rows.setdefault((one["algo"], one["hostile"], one["settings"]), {})
         row.setdefault(one["attack"], []).append(one["accuracy"])
-    cells = [
-        [*map(str, what), *(of_seeds(row.get(attack, [])) for attack in ATTACKS)]
-        for what, row in rows.items()
-    ]
+
+    cells = []
+    for what, row in rows.items():
+        figures = [of_seeds(row.get(attack, [])) for attack in ATTACKS]
+        cells.append([*map(str, what), *figures])
     return markdown(("", "hostile", "settings", *ATTACKS), sorted(cells))
 
 
@@ -133,24 +138,28 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     kept = options.out / "results.jsonl"
-    done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    done = []
+    if kept.exists():
+        done = [json.loads(line) for line in kept.read_text().splitlines()]
     small = {"rounds": options.rounds, "train-samples": 60, "batch-size": 10}
     small |= PRIVATE if options.private else SHARED
+
     order = (options.seeds, options.hostile, options.algos, options.settings, options.attacks)
     for seed, hostile, algo, text, attack in itertools.product(*order):
         what = {"algo": algo, "attack": attack, "hostile": hostile, "seed": seed, "settings": text}
         what["private"] = options.private
-        if any(what.items() <= one.items() for one in done) or (
-            attack.startswith("flood") and algo not in FLOODED
-        ):
+        if any(what.items() <= result.items() for result in done):
             continue
-        done.append(
-            what | tried(algo, attack, hostile, seed, small | read_assignments(text.split(",")))
-        )
+        if attack.startswith("flood") and algo not in FLOODED:
+            continue
+        settings = small | read_assignments(text.split(","))
+        result = what | tried(algo, attack, hostile, seed, settings)
+        done.append(result)
+        line = json.dumps(result, ensure_ascii=False)
         with kept.open("a") as file:
-            file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
-        print(json.dumps(done[-1], ensure_ascii=False), flush=True)
-    print(table(one for one in done if one["private"] == options.private))
+            file.write(line + "\n")
+        print(line, flush=True)
+    print(table(result for result in done if result["private"] == options.private))
 
 
 if __name__ == "__main__":

@@ -37,18 +37,20 @@ EARLY = 10
 GROUPS = {
     "nothing": ("Local",),
     "whole models": (
-        *(
-            "FedAvg",
-            "FedProx",
-            "FedFA",
-            "FeSEM",
-            "FedNH",
-            "FedProto + averaging",
-            "FedPLVM",
-            "FPL",
-            "ProtoFed",
-        ),
-        *("Per-FedAvg", "Ditto", "pFedMe", "FML", "FedKD"),
+        "FedAvg",
+        "FedProx",
+        "FedFA",
+        "FeSEM",
+        "FedNH",
+        "FedProto + averaging",
+        "FedPLVM",
+        "FPL",
+        "ProtoFed",
+        "Per-FedAvg",
+        "Ditto",
+        "pFedMe",
+        "FML",
+        "FedKD",
     ),
     "a part of the model": ("FedPer", "FedRep", "LG-FedAvg", "FedGen", "MPFT", "FedGH"),
     "class vectors alone": ("FedProto", "FedTGP", "FedORGP", "FedSA", "FedDistill", "FedPCL"),
@@ -133,14 +135,17 @@ def run(run: Run, **changed: int) -> list[str]:
         config = default_run_config() | run.config | here | changed
         outcome = run_federation(config, int(run.federation["num-supernodes"]))
         seconds = time.process_time() - began
-    final, sent = percent(outcome.summary["accuracy"]), outcome.summary["bytes"]
-    early = next(
-        (percent(row["accuracy"]) for row in outcome.rows if row["evaluated-after-round"] == EARLY),
-        {},
-    )
-    head, prototype = final.get("head", ""), final.get("prototype", "")
-    at_early = early.get("head" if head else "prototype", "")
-    return [head, prototype, at_early, sent["up"], sent["down"], f"{seconds:.2f}"]
+
+    final = percent(outcome.summary["accuracy"])
+    sent = outcome.summary["bytes"]
+    head = final.get("head", "")
+    prototype = final.get("prototype", "")
+    early = ""
+    for row in outcome.rows:
+        if row["evaluated-after-round"] == EARLY:
+            early = percent(row["accuracy"]).get("head" if head else "prototype", "")
+            break
+    return [head, prototype, early, sent["up"], sent["down"], f"{seconds:.2f}"]
 
 
 def percent(accuracy: dict[str, dict[str, float]]) -> dict[str, str]:
@@ -182,32 +187,28 @@ def points_of(situation: str) -> dict[str, Point]:
 
 
 def table(points: dict[str, dict[str, Point]]) -> str:
-    """A row per algorithm, in the figure's groups."""
-    bytes_of = [situation for situation in ("label shift", "few samples") if situation in points]
-    best = {
-        situation: max(found.values(), key=lambda point: point.accuracy)
-        for situation, found in points.items()
-    }
+    """A row per algorithm, in the figure's groups; the best of a situation is bold."""
+    with_bytes = [situation for situation in ("label shift", "few samples") if situation in points]
+    best = {}
+    for situation, found in points.items():
+        best[situation] = max(found.values(), key=lambda point: point.accuracy)
+
     rows = []
     for name in (name for group in GROUPS.values() for name in group):
-        if not (
-            here := {situation: found[name] for situation, found in points.items() if name in found}
-        ):
+        here = {situation: found[name] for situation, found in points.items() if name in found}
+        if not here:
             continue
-        texts = [
-            f"**{here[s]}**" if here.get(s) is best[s] else str(here.get(s, "–")) for s in points
-        ]
-        texts += [human_bytes(here[s].bytes) if s in here else "–" for s in bytes_of]
-        rows.append(
-            [name, *texts, f"{statistics.fmean(point.cost for point in here.values()):.1f}"]
-        )
-    return (
-        markdown(
-            ("", *points, *(f"bytes, {situation}" for situation in bytes_of), "CPU, × Local's"),
-            rows,
-        )
-        + "\n"
-    )
+        row = [name]
+        for situation in points:
+            text = str(here.get(situation, "–"))
+            row.append(f"**{text}**" if here.get(situation) is best[situation] else text)
+        for situation in with_bytes:
+            row.append(human_bytes(here[situation].bytes) if situation in here else "–")
+        row.append(f"{statistics.fmean(point.cost for point in here.values()):.1f}")
+        rows.append(row)
+
+    bytes_heads = [f"bytes, {situation}" for situation in with_bytes]
+    return markdown(("", *points, *bytes_heads, "CPU, × Local's"), rows) + "\n"
 
 
 def draw(points: dict[str, dict[str, Point]]) -> None:

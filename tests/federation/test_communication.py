@@ -75,8 +75,11 @@ def test_cifar100_costs_what_the_paper_says(
         assert prototypes_in(message) == CIFAR100
         received += CIFAR100
         sent += prototypes_in(reply)
+
     assert received == CLIENTS * CIFAR100
+
     integers = integers_up * sent + received
     floats = (sum(run.rows[1]["bytes"].values()) - 8 * integers) // 4
+
     assert floats == DIM * (sent + received)
     assert floats + integers == pytest.approx(1.48e6, rel=0.05)

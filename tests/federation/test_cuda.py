@@ -48,6 +48,7 @@ def test_the_figures_are_nearly_those_of_the_cpu(algo: str, tmp_path: Path) -> N
         clients = settings.pop("clients")
         rows = run_federation(run_config(tmp_path / device, **settings), clients).rows
         losses.append([row["losses"]["total"] for row in rows if row["losses"]])
+
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert losses[0] or algo in ("gaussian", "mpft")  # whose clients train nothing
 
@@ -60,6 +61,7 @@ def test_a_resumed_run_is_an_undisturbed_one(tmp_path: Path) -> None:
     config = run_config(tmp_path / "parts", **settings)
     with pytest.raises(Killed):
         run_federation(config, clients, on_message(MessageType.TRAIN, 2))
+
     resumed = run_federation(config | {"resume": True}, clients, run_id=4712)
 
     assert without_times(resumed.rows) == without_times(whole.rows)
@@ -98,5 +100,6 @@ def test_two_clients_share_the_device(connection: Any, tmp_path: Path) -> None:
         assert status == "finished:completed", output
         lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         rows.append(without_times([json.loads(line) for line in lines]))
+
     assert "cuda" in output
     assert rows[0] == rows[1]

@@ -172,6 +172,7 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(
     found = run(tmp_path / "b", on_round(2, 1002, happens), nodes, on_grid=back_once_given_up)
 
     assert_same(found, wanted)
+
     introduction = 1 if node != 1002 else 0
     assert len(found.grid.log) == len(wanted.grid.log) + 2 * 3 + 1 + introduction
 
@@ -214,6 +215,7 @@ def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(
     outcome = run(tmp_path, tamper, nodes, algo="fedavg", num_clients=4)
 
     assert per_row(outcome, "valid") == [4, 3, 3, 3, 3]
+
     said = capsys.readouterr().out
     assert "1 client cannot take part: extra: the sites differ in arch" in said
     assert "1 client cannot take part: site-2: the sites differ in arch" in said
@@ -241,6 +243,7 @@ def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(
     outcome = run(tmp_path, comes, nodes)
 
     assert nodes_asked(outcome, 4) == {1000, 1001, 1002, 1003}
+
     warning = "warning: another client calls itself site-2; it waits until"
     assert capsys.readouterr().out.count(warning) == 1
 
@@ -272,9 +275,11 @@ def test_a_late_client_joins_the_next_round_with_the_global_prototypes(
     outcome = run(tmp_path, joins, nodes, num_clients=3)
 
     assert per_row(outcome, "valid") == [3, 3, 4, 4, 4]
+
     to_late = [
         message for message, _ in outcome.exchanged() if message.metadata.dst_node_id == 1003
     ]
+
     assert to_late[0].metadata.group_id == "3"
     assert "prototypes" in to_late[0].content.array_records
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
@@ -371,6 +376,7 @@ def test_only_who_was_awaited_to_the_end_is_missing_in_a_void_round(
     assert row["missing"] == ["site-1", "site-2"]
     assert row["unused"] == ["site-0", "site-3"]
     assert row["valid"] == 0
+
     said = capsys.readouterr().out
     assert "nothing was merged; heard, not used: site-0, site-3" in said
     assert re.findall(r"(site-\d): silent", said) == ["site-1", "site-2"]
@@ -427,14 +433,17 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
 
     assert per_row(outcome, "valid") == [4, 3, 4, 4, 4]
     assert outcome.summary["trouble"] == {"failed": 1, "refused": 0, "missing": 0, "late": 0}
+
     said = outcome.rows[1]["failed"]["site-1"]
     assert "round 2 is lost on this client, which has the state after round 1" in said
     assert "No space left on device" in said
+
     errors = [
         reply.has_error()
         for message, reply in outcome.grid.log
         if message.metadata.dst_node_id == 1001
     ]
+
     assert errors == [False, False, True, False, False, False]
 
 
@@ -480,12 +489,15 @@ def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it
 
     with pytest.raises(FederationError, match=said + ".*This round does not count$"):
         run_federation(config, tamper=on_round(2, 1001, happens))
+
     rows = (tmp_path / "b/runs/mine/metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["round"] for row in rows] == [1, 2]
+
     shutil.rmtree(folder, ignore_errors=True)
     kept.rename(folder)
     resumed = run_federation(config | {"resume": True}, run_id=2)
     undisturbed = run_federation(run_config(tmp_path / "a", **SMALL | settings))
+
     assert digests(resumed.folder) == digests(undisturbed.folder)
 
 
@@ -506,6 +518,7 @@ def test_runs_in_which_no_state_is_lost_end(
     outcome = run_federation(
         run_config(tmp_path, **SMALL | settings), tamper=tamper(there) if tamper else None
     )
+
     assert [row["round"] for row in outcome.rows] == [1, 2, 3, 4, 4]
     assert sum(len(row["failed"]) for row in outcome.rows) == (2 if tamper and not settings else 0)
     if "baselines" in settings:
@@ -517,9 +530,11 @@ def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> No
     outcome = run(tmp_path, on_round(2, 1003, fails), min_replies=4)
 
     assert per_row(outcome, "void") == [False, True, False, False, False]
+
     second, third, fourth = (
         outcome.exchanged(number=number)[0][0].content["prototypes"] for number in (2, 3, 4)
     )
+
     assert second["means"].data == third["means"].data
     assert second["labels"].data == third["labels"].data
     assert third["means"].data != fourth["means"].data
@@ -539,6 +554,7 @@ def test_one_site_of_several_operators_is_no_round(tmp_path: Path) -> None:
     simulated = run_federation(
         run_config(tmp_path / "simulated", **SMALL), clients=2, tamper=one_is_left
     )
+
     assert not any(per_row(simulated, "void"))
 
     alone = run(tmp_path / "alone", nodes=real_sites(1))
@@ -561,10 +577,33 @@ def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:
 
     with pytest.raises(FederationError, match=GAVE_UP):
         run_federation(config, tamper=ill, run_id=1)
+
     outcome = run_federation(config | {"resume": True}, run_id=2)
 
     assert per_row(outcome, "void") == [False, True, True, True, False, False]
     assert outcome.summary["resumed-after-rounds"] == [4]
+
+
+def test_a_bug_of_all_simulated_clients_ends_the_run_at_once(
+    tmp_path: Path, monkeypatch: Patch, capfd: Any
+) -> None:
+    """One reason for all; its traceback is shown once. Of two reasons each round is void."""
+
+    def broken(self: Any) -> dict[str, float]:
+        reason = "mine" if alike else f"of {self.client.name}"
+        raise ZeroDivisionError(reason)
+
+    monkeypatch.setattr("client_app.algorithms.base.ClientAlgorithm.fit", broken)
+    alike = True
+    with pytest.raises(FederationError, match=r"all clients failed in round 1, .*: mine, in "):
+        run_federation(run_config(tmp_path / "alike", **SMALL), clients=3)
+    shown = capfd.readouterr().err
+    assert shown.count("Traceback") == 1
+    assert shown.count("raise ZeroDivisionError(reason)") == 1
+
+    alike = False
+    with pytest.raises(FederationError, match="3 rounds in a row changed nothing"):
+        run_federation(run_config(tmp_path / "unlike", **SMALL), clients=3)
 
 
 # -- all of it at once ---------------------------------------------------------------------------
@@ -597,6 +636,7 @@ def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies
 
     with pytest.raises(KeyboardInterrupt):
         run_federation(config, nodes=nodes, tamper=tamper)
+
     outcome = run_federation(
         config | {"resume": True}, 4, on_round(4, 1003, fails), nodes, run_id=2
     )
@@ -604,13 +644,17 @@ def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies
     server = Checkpoint.read(checkpoints(outcome.folder)[0])
     assert sorted(number for number, _ in server.counted.values()) == [3, 4, 4, 4]
     assert min(part for _, part in server.counted.values()) < 1
+
     controls = []
     for site, (number, part) in server.counted.items():
         controls.append(control_of(outcome.folder / "clients" / site, number, part))
     means = [torch.stack(tensors).mean(dim=0) for tensors in zip(*controls, strict=True)]
+
     assert means[0].any()
+
     keys = [f"control/{i}" for i in range(len(means))]
     if algo == "feddyn":
         model = client_of(config, **nodes[1000]).model
         keys = [f"control/{name}" for name, _ in model.named_parameters()]
+
     torch.testing.assert_close(means, [server.state[key] for key in keys])

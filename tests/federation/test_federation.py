@@ -64,6 +64,7 @@ def test_a_superlink_that_keeps_losing_messages_ends_the_run(
 ) -> None:
     push = MagicMock(side_effect=ObjectPushError("an-object", 1, "a-session"))
     monkeypatch.setattr(LocalGrid, "push_messages", push)
+
     with pytest.raises(ObjectPushError):
         run_federation(run_config(tmp_path), clients=2)
     assert [len(list(messages)) for (messages,), _ in push.call_args_list] == [2, 2, 2]
@@ -87,16 +88,19 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     outcome = run_federation(config, clients=3)
 
     assert outcome.folder.name == "mine"
+
     kinds = [(row["kind"], row["evaluated-after-round"]) for row in outcome.rows]
     assert kinds == [("round", 0), ("round", 1), ("final", 2)]
     for row in outcome.rows:
         assert row["valid"] == 3
         assert len(row["clients"]) == 3
+
     losses = {"total", *MINIMISED[algo]} if MINIMISED[algo] else set()
     assert outcome.rows[1]["losses"].keys() == losses
 
     received = CATALOG[algo].exchange.down
     has_prototypes = "prototypes" in received
+
     assert ("head" in outcome.summary["accuracy"]) == (algo not in WITHOUT_HEAD)
     assert ("prototype" in outcome.summary["accuracy"]) == has_prototypes
     assert (outcome.folder / "prototypes.safetensors").exists() == has_prototypes
@@ -107,6 +111,7 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     assert settings_of(saved) == Settings.from_run_config(config)
 
     assert final_table(outcome.summary).title.endswith(" on digit-domains after 2 rounds")
+
     # the table names no data set that sites did not use
     own_data = final_table(outcome.summary | {"partition": "own", "rounds": 1})
     assert own_data.title.endswith(" on the sites' own data after 1 round")
@@ -129,6 +134,7 @@ def test_training_helps(algo: str, tmp_path: Path) -> None:
 
     first = outcome.rows[0]["accuracy"]
     last = outcome.summary["accuracy"]
+
     for figures in last.values():
         assert figures["mean"] > 0.75
     if algo in WITHOUT_HEAD:
@@ -160,6 +166,7 @@ def test_node_ids_do_not_matter(tmp_path: Path) -> None:
     for name, numbered in (("forward", forward), ("backward", backward)):
         config = run_config(tmp_path / name, participation=0.5)
         rows.append(without_times(run_federation(config, nodes=numbered).rows))
+
     assert rows[0] == rows[1]
 
 
@@ -171,6 +178,7 @@ def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
         folder = tmp_path / f"disk-{i}" / run / "clients" / f"site-{i}"
         files = list((tmp_path / f"disk-{i}").rglob("*.safetensors"))
         assert [file.parent for file in files] == [folder, folder]
+
     assert not (outcome.folder / "clients").exists()
 
 
@@ -218,6 +226,7 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(
     error, settings = REFUSED[said]
     config = run_config(tmp_path, **{"join_timeout": 1.0} | settings)
     expect_refusal(error, said, config, clients=3)
+
     assert said in capsys.readouterr().out
 
 
@@ -227,6 +236,7 @@ def test_sites_that_cannot_work_together_end_the_run_before_training(
     said = "num-clients = 0"
     one_site = {1: {"site-name": "north", "partition-id": 0}}
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=1e9), nodes=one_site)
+
     assert said in capsys.readouterr().out
 
     said = "the sites differ in arch"
@@ -236,6 +246,7 @@ def test_sites_that_cannot_work_together_end_the_run_before_training(
     }
     config = run_config(tmp_path, join_timeout=1.0, algo="fedavg")
     expect_refusal(FederationError, said, config, nodes=two_sites)
+
     assert said in capsys.readouterr().out
 
 
@@ -279,6 +290,8 @@ def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Pat
 
     assert [row["asked"] for row in outcome.rows] == [2, 2, 2, 5]
     assert len({tuple(row["clients"]) for row in outcome.rows[:3]}) > 1
+
     final = outcome.summary["accuracy"]["head"]["mean"]
     best = outcome.summary["best-accuracy"]["head"]
+
     assert best == {"mean": final, "after-round": 3, "chosen-on": "test"}

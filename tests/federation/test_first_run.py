@@ -114,12 +114,16 @@ def test_every_sample_is_used_and_told(
     _, clients = first_run(tmp_path, **read_assignments(arguments.settings))
 
     assert len(clients) == arguments.clients
+
     train = sum(client["train-samples"] for client in clients.values())
     test = sum(client["test-samples"] for client in clients.values())
+
     assert train + test == len(CLASSES) * EACH
     assert 0.7 < train / (train + test) < 0.8
+
     told = f"samples: 120 found · {train} for training · {test} for testing · none left out"
     console = capsys.readouterr().out.splitlines()
+
     assert told in console
     assert ("inputs: the columns a, b, c, d together" in console) == ("dataset=arrays" in words)
 
@@ -173,6 +177,7 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
     fedavg_by_itself, _ = first_run(tmp_path / "fedavg", **settings | {"algo": "fedavg"})
 
     assert with_them.summary["accuracy"] == alone.summary["accuracy"]
+
     folder = tmp_path / "with" / "runs" / "mine"
     summaries = {}
     for algo, architectures in (("local", 2), ("fedavg", 1), ("fedproto", 2)):
@@ -180,6 +185,7 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
         assert summary["settings"]["algo"] == algo
         assert len({client["arch"] for client in summary["clients"].values()}) == architectures
         summaries[algo] = summary
+
     assert summaries["fedavg"]["accuracy"] == fedavg_by_itself.summary["accuracy"]
 
     shown = sentence(compared(folder, summaries))
@@ -188,6 +194,7 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
     wanted = (
         rf"alone over 2 architectures [\d.]+ %, FedAvg [\d.]+ %, {prototypes}; [\d.]+ .B exchanged"
     )
+
     assert re.fullmatch(wanted, shown)
     assert f"result: {shown}" in console.splitlines()
     assert escape(shown) in (folder / "report.html").read_text(encoding="utf-8")
@@ -213,6 +220,7 @@ def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> No
 
     better = result("fedproto", prototype=0.777, head=0.147)
     said = "alone 34.3 %, FedProto 14.7 % by its head, 77.7 % by prototypes; 1.0 kB exchanged"
+
     assert sentence([alone, better]) == said
 
 
@@ -255,6 +263,7 @@ def test_a_baseline_that_sends_nothing_needs_no_merging() -> None:
     merging = {"merging": "median", "max-update-ratio": 2.0}
     config = default_run_config() | merging | {"baselines": "local,fedavg"}
     local, fedavg = baselines_of(settings_of(config), config).values()
+
     assert local.bounds.merging == "mean"
     assert fedavg.bounds.merging == "median"
 
@@ -272,6 +281,7 @@ def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path, monkeypatch: P
 
     assert kept.stat().st_mtime_ns == time_written
     assert json.loads(lost.read_text())["accuracy"] == accuracy
+
     monkeypatch.setitem(PARTITIONS, "iid", replace(PARTITIONS["iid"], version=2))
     with pytest.raises(SettingsError, match="'iid' has changed since"):
         first_run(tmp_path, run_id=6, **settings, resume=True)

@@ -90,8 +90,10 @@ def test_the_result_without_a_site_is_that_of_the_others(head: str, tmp_path: Pa
     assert_result_of(outcome, head, 0, 2, 3)
     assert not [key for key in stored(outcome.folder) if "site-1" in key]
     assert len(list((outcome.folder / "checkpoints").glob("*.safetensors"))) == 1
+
     (line,) = (outcome.folder / "forgotten.jsonl").read_text().splitlines()
     record = json.loads(line)
+
     assert record.pop("time")
     assert record == {"by": "letter 7", "site": "site-1", "left": ["site-0", "site-2", "site-3"]}
 
@@ -105,13 +107,16 @@ def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(
     out = tmp_path / "model"
     assert main(["export", str(outcome.folder), "--site", "site-0", "--out", str(out)]) == 0
     assert "less forgotten sites; figures are from before that" in capsys.readouterr().out
+
     exported = TrainedModel.read(out / "model.safetensors").weights
     kept = TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors").weights
+
     for name, value in kept.items():
         assert torch.equal(exported[name], value)
 
     forget(outcome, "site-1")
     error = output(capsys, "forget", outcome.folder, "--site", "site-0", status=1).err
+
     assert "nobody else is left" in error
 
 
@@ -139,6 +144,7 @@ def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
             moments[key.removeprefix("moments/")] = value
         if key.startswith("sent/"):
             sites.add(key.split("/")[1])
+
     assert ClassMoments.of(moments).why_impossible() == ""
     assert sites == {"site-0", "site-1"}
 

@@ -207,10 +207,12 @@ def test_what_is_written_down_is_short_and_plain_json(tmp_path: Path) -> None:
     assert reason.startswith("\\x1b[2Jxxx")
     assert reason.endswith("(1000004 characters)")
     assert len(reason) < 600
+
     for name in ("metrics.jsonl", "summary.json"):
         text = (outcome.folder / name).read_text()
         assert "NaN" not in text
         assert "Infinity" not in text
+
     assert outcome.summary["trouble"] == {"failed": 1, "refused": 0, "missing": 0, "late": 0}
 
 
@@ -308,11 +310,14 @@ def test_a_server_step_that_fails_costs_sites_a_round(
     outcome = run_federation(fedavg(tmp_path, rounds=3), nodes=real_sites(3))
 
     assert [row["void"] for row in outcome.rows] == [False, True, False, False]
+
     if fault is raise_error:
         said = outcome.rows[1]["void-because"]
         assert said.startswith("the server's step failed: RuntimeError: value cannot be")
+
     for value in load_file(outcome.folder / "weights.safetensors").values():
         assert torch.isfinite(value).all()
+
     second, third = (outcome.exchanged(number=number)[0][0] for number in (2, 3))
     for name, array in second.content["weights"].items():
         assert array.data == third.content["weights"][name].data
@@ -351,6 +356,7 @@ def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: Printed) -> Non
 
     said = capsys.readouterr().out
     warning = "warning: site-3: 1e+15 training samples weigh as 30 (max-samples-ratio)"
+
     assert said.count(warning) == 1
     assert "shares of the training samples: site-3 100.0 %, site-0 0.0 %" in said
     assert torch.allclose(*learnt)
@@ -425,13 +431,17 @@ def test_a_rubbish_introduction_keeps_its_site_out(tmp_path: Path) -> None:
     config |= {"num-clients": 4, "out-dir": str(tmp_path / "all")}
     with pytest.raises(FederationError) as caught:
         run_federation(config, clients, tamper)
+
     said = str(caught.value)
     expected = {line for _, line in HOSTILE_INTRODUCTIONS}
+
     for line in expected:
         assert f" cannot take part: its introduction is not valid: {line}" in said
+
     shape = re.compile(
         r"(1 client|site-[\d, site-]+) cannot take part: its introduction is not valid: .{,700}"
     )
+
     assert [bool(shape.fullmatch(line)) for line in said.splitlines()] == [True] * len(expected)
 
 
@@ -492,8 +502,10 @@ def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: P
     outcome = run_federation(config, nodes=nodes, tamper=third_comes)
 
     assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-4"]
+
     said = capsys.readouterr().out
     assert "two clients call themselves site-3, nodes 1000 and 1003" in said
+
     whose = "site-3: two clients began with this name, so it is nobody's until you end one of them"
     assert f"{whose}, stop the run" in said
 
@@ -551,10 +563,12 @@ def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_
 
     config = fedavg(tmp_path)
     outcome = run_federation(config, nodes=real_sites(5), tamper=lies)
+
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "test"
 
     config |= {"early-stopping": 2, "run-name": "stopping"}
     line = "early-stopping = 2: 1 of 5 clients has validation samples, too few for"
+
     with pytest.raises(SettingsError, match=line):
         run_federation(config, nodes=real_sites(5), tamper=lies)
 
@@ -579,7 +593,9 @@ def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_
         shares = [row["clients"][site]["accuracy"]["head"] for site in ("site-0", "site-1")]
         assert row["accuracy"]["head"]["mean"] == pytest.approx(np.mean(shares))
         assert "trimmed" not in row["accuracy"]["head"]
+
     assert outcome.summary["best-accuracy"] == {}
+
     said = str(outcome.summary)
     assert (
         "no accuracy of site-2 (too few test samples): the others' alone are in the means" in said

@@ -43,6 +43,7 @@ def test_new_clients_are_asked_last_and_their_figures_stand_apart(
     kind = next(iter(summary["accuracy"]))
     mean = summary["accuracy"][kind]["mean"]
     clients = summary["accuracy-of-clients"]
+
     assert {site for site, figures in clients.items() if figures} == trained
     assert mean == pytest.approx(sum(clients[site][kind] for site in trained) / 3)
     assert Figure(what=kind).read(outcome.folder) == pytest.approx(100 * mean)
@@ -52,6 +53,7 @@ def test_new_clients_are_asked_last_and_their_figures_stand_apart(
     name = f"{kind}/new-clients"
     new = [final["clients"][site]["metrics"][name] for site in FIVE_SITES - trained]
     new_mean = sum(new) / 2
+
     assert final["asked"] == 3
     assert final["valid"] == 3
     assert "no accuracy" not in str(summary["warnings"])
@@ -89,6 +91,7 @@ def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_
 
     assert without_times(first.rows) == without_times(again.rows)
     assert [row["asked"] for row in first.rows] == [5, 5, 5, 5, 5]
+
     *rounds, final = [row["failed"] for row in first.rows]
     assert final == {}
     for failed, asked in zip(rounds, sites_asked(first, MessageType.TRAIN), strict=True):
@@ -103,6 +106,7 @@ def test_a_domain_is_held_out(tmp_path: Path) -> None:
 
     clients = outcome.summary["clients"]
     held_out = {site for site, facts in clients.items() if facts["domain"] == "scanned"}
+
     assert len(held_out) == 2
     assert sites_asked(outcome, MessageType.TRAIN) == [clients.keys() - held_out]
     for site, row in outcome.rows[-1]["clients"].items():

@@ -49,6 +49,7 @@ def test_a_slow_client_counts_in_a_later_round(tmp_path: Path, capsys: Printed) 
     assert outcome.summary["trouble"] == {"failed": 0, "refused": 0, "missing": 0, "late": 0}
     assert outcome.rows[-1]["valid"] == 4, "the final evaluation waits for it"
     assert f"late: {slow}: its reply to round 4 counts in this one" in capsys.readouterr().out
+
     known = KnownRun(outcome.folder).known_sites()[slow]
     assert known.trouble == {"missing": 2, "counted late": 2}
     assert known.reason == "round 6: its reply to round 4 counted"
@@ -60,9 +61,11 @@ def test_what_is_discarded_changes_nothing(tmp_path: Path) -> None:
 
     (slow,) = discarded.rows[0]["missing"]
     late = [row["late"].get(slow) for row in discarded.rows]
+
     assert late[2::3] == ["its reply to round 1", "its reply to round 4"]
     assert not any(of_rounds(discarded, "counted-late"))
     assert of_rounds(counted, "asked") == of_rounds(discarded, "asked")
+
     up = [sum(row["bytes"]["up"] for row in outcome.rows) for outcome in (discarded, counted)]
     assert up[0] < up[1], "only what counts is added up"
 
@@ -98,6 +101,7 @@ def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
     assert of_rounds(outcome, "counted-late") == [None, {"south": 1}, None, {"south": 3}, None]
     assert of_rounds(outcome, "asked") == [3, 2, 3, 2, 3]
     assert max(row["seconds"]["total"] for row in outcome.rows) < 60
+
     seen = [json.loads(line) for line in (outcome.folder.parent / HEADS).read_text().splitlines()]
     assert {"south"} in [row["heads"].keys() for row in seen], "also of its log the server is told"
 
@@ -117,6 +121,7 @@ def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Pat
     outcome = three.run(silent, rounds=2, run_name="first", round_timeout=3.0, algo="fedavg")
 
     assert outcome.rows[1]["missing"] == ["south"]
+
     waiting, awaited = told[-1]
     assert (waiting.round, *waiting.sites) == (2, "south")
     assert waiting.sites["south"] > 0, "it has answered in round 1"
@@ -217,6 +222,7 @@ def test_by_hand_a_late_prototype_weighs_less(weighting: str, factor: float, mea
         payload = Payload(prototypes=vector)
         uploads.append(Upload(site, payload, Report(1, 10, 5), age_factor=age_factor))
     server.merge(uploads)
+
     assert server.prototypes.means.tolist() == [[mean, mean]]
 
 
@@ -230,6 +236,7 @@ def test_by_hand_late_weights_weigh_less(algo: str, factor: float, mean: float) 
         payload = Payload(weights=weights)
         uploads.append(Upload(site, payload, Report(1, 10, 5), age_factor=age_factor))
     server.merge(uploads)
+
     for weights in server.weights.values():
         assert weights.tolist() == torch.full_like(weights, mean).tolist()
 

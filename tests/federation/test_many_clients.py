@@ -80,6 +80,7 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(
     cpu = torch.device("cpu")
     found_tensors, found_facts = read_tensors(found.folder / "client-prototypes.safetensors", cpu)
     tensors, facts = read_tensors(wanted.folder / "client-prototypes.safetensors", cpu)
+
     assert found_facts == facts
     assert_equal(found_tensors, tensors)
 
@@ -99,6 +100,7 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypat
     checked = noting(monkeypatch, introduction, "check_model", 1)
     monkeypatch.setattr(introduction, "_KNOWN_MODELS", {})
     found = cards("once")
+
     assert checked == ["cnn4"]
 
     monkeypatch.setattr(introduction, "_KNOWN_MODELS", Never())

@@ -36,9 +36,11 @@ def test_advantage_and_its_error_by_hand() -> None:
 
     # 2 AUC - 1 of each, weighted with its members
     assert found.advantage == pytest.approx((1 * (1 / 3) + 2 * (1 / 2)) / 3)
+
     # 4 (m + n + 1) / (12 m n) of each
     first = 4 * (1 + 3 + 1) / (12 * 3)
     second = 4 * (2 + 1 + 1) / (12 * 2)
+
     assert found.error == pytest.approx((first / 9 + 4 * second / 9) ** 0.5)
     assert found.classes == 2
     assert found.named == 1
@@ -56,6 +58,7 @@ def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
         guesses = [Candidates(draw.random(4), draw.random(9)) for _ in range(20)]
         findings.append(finding(guesses))
     spread = np.std([each.advantage for each in findings])
+
     assert spread == pytest.approx(findings[0].error, rel=0.15)
     assert sum(each.above_chance for each in findings) <= 3
 
@@ -83,6 +86,7 @@ def test_a_run_without_protection_names_members_in_red(
     assert small["above_chance"]
     assert small["named"] == small["classes"] == 40
     assert small["by_chance"] < 10
+
     page = Page(write_report(run))
     assert any("name training samples above chance" in text for text in page.texts)
     assert any(attributes.get("class") == "note leak" for _, attributes in page.tags)
@@ -92,6 +96,7 @@ def test_a_run_without_protection_names_members_in_red(
 def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
     _, findings = audited(tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1)
     assert {attack for attack, _ in findings} == {"prototypes"}
+
     small = findings["prototypes", "1 to 3"]
     assert small["above_chance"]
     assert small["named"] > 0.9 * small["classes"]
@@ -116,6 +121,7 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> N
 
     _, findings = audited(tmp_path / "open", **stored, dp_epsilon=1e6)  # as good as no noise
     assert findings["prototypes", "all"]["above_chance"]
+
     _, findings = audited(tmp_path / "closed", **stored, dp_epsilon=1.0)
     assert not findings["prototypes", "all"]["above_chance"]
     with pytest.raises(SettingsError, match="what site-0 sent, with noise, is not stored"):
@@ -125,6 +131,7 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> N
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
     uneven = {"partition": "dirichlet", "alpha": 0.2, "train_samples": 60}
     _, findings = audited(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
+
     assert ("prototypes", "1 to 3") not in findings
     assert ("prototypes", "all") in findings
 
@@ -135,6 +142,7 @@ def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path) -> None:
     settings = {"algo": "fedproto", "train_samples": 20}
     _, plain = audited(tmp_path / "open", **settings)
     _, noisy = audited(tmp_path / "closed", **settings, dp="sample", dp_epsilon=1.0)
+
     assert plain["prototypes", "all"]["above_chance"]
     assert not noisy["prototypes", "all"]["above_chance"]
 

@@ -23,9 +23,10 @@ from safetensors.torch import load_file
 from client_app.algorithms.base import ClientAlgorithm, client_half
 from client_app.learning.training import Batch, Step
 from protofl_common.algorithms.base import Algorithm, Hparams
+from protofl_common.basics.code_version import version_of
 from protofl_common.basics.files import digest
 from protofl_common.config.options import SettingsError, option
-from protofl_common.config.python_names import allow
+from protofl_common.config.python_names import allow, load
 from protofl_common.data.door import KEYS
 from protofl_common.experiment import catalog as plugins
 from protofl_common.experiment.catalog import CATALOG
@@ -34,6 +35,9 @@ from protofl_common.experiment.settings import check_settings_act, known_keys
 from protofl_common.models.build import build_model
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
+from protofl_common.tools.tables.plan import Runs, plan
+from protofl_common.tools.tables.search import Search, check_search
+from protofl_common.tools.tables.spec import read_table
 from protofl_common.wire.schema import Counts, Entry, Exchange, Update, Vectors, VectorSets, Weights
 from server_app.network.membership import FederationError
 from server_app.run.replies import Upload
@@ -129,6 +133,7 @@ def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
 def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
     assert plugins.installed()["my-moon"].value == "outside_moon.method:ROW"
     assert row().title == "MOON"
+
     method = sys.modules[client_half(row()).__module__]
     for module in (method, import_module("outside_moon.net"), import_module("outside_moon.data")):
         assert Path(str(module.__file__)).is_relative_to(site_packages)
@@ -200,6 +205,7 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
     far = np.exp(cosine(z, z_prev) / 0.7)
     contrast = 3.0 * -np.log(near / (near + far)).mean()
     entropy = (np.log(np.exp(logits).sum(1)) - logits[np.arange(7), labels]).mean()
+
     assert terms["contrast"].item() == pytest.approx(contrast, rel=1e-12)
     assert terms["cross-entropy"].item() == pytest.approx(entropy, rel=1e-12)
 
@@ -208,6 +214,7 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
     for other in (moon.received, moon.previous):
         assert all(parameter.grad is None for parameter in other.parameters())
     assert any(parameter.grad is not None for parameter in moon.model.parameters())
+
     moon.last_round = None
     assert set(moon.loss(batch)) == {"cross-entropy"}
 
@@ -237,8 +244,10 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(
     config = run_config(tmp_path / "parts", **settings)
     for number, place in enumerate(PLACES, start=1):
         stop(config | {"resume": number > 1}, place, number, run_id=100 + number)
+
     with pytest.raises(SettingsError, match=r'hparams = "mu=1.0": the run has hparams = "mu=2.0"'):
         run_federation(config | {"resume": True, "hparams": "mu=1.0"}, CLIENTS, run_id=200)
+
     found = run_federation(config | {"resume": True}, CLIENTS, run_id=300)
 
     assert_same(found, wanted)
@@ -282,6 +291,7 @@ def test_hparams_have_choices_and_every_kind_of_value() -> None:
     with pytest.raises(SettingsError, match=misspelt):
         plugins.read_hparams(other, "similarity=cosin")
     assert plugins.read_hparams(other, "") == Choosing()
+
     found = plugins.read_hparams(other, " similarity = l2,keep-last=3, lambda=2,, frozen=false")
     assert found == Choosing("l2", 3, 2.0, False)
 
@@ -317,9 +327,53 @@ def test_hparams_need_their_decorator() -> None:
 
 
 def test_a_setting_of_another_algorithm_says_where_those_of_a_package_stand() -> None:
-    no_effect = r"no effect on my-moon, which reads mu in hparams, temperature in hparams$"
+    no_effect = r"no effect on my-moon, which reads my-moon\.mu, my-moon\.temperature$"
     with pytest.raises(SettingsError, match=no_effect):
         check_settings_act({"fedprox.mu": 2.0}, settings_of({"algo": "my-moon"}))
+
+
+def test_its_hyper_parameters_are_keys_like_ours() -> None:
+    config = {"algo": "my-moon", "hparams": "mu=3, temperature=0.1", "my-moon.mu": 2.5}
+    assert plugins.with_hparams(config) == {
+        "algo": "my-moon",
+        "hparams": "mu=2.5,temperature=0.1",
+    }
+    assert plugins.with_hparams(config | {"algo": "fedavg", "hparams": ""})["hparams"] == ""
+    assert "other.mu" in plugins.with_hparams({"algo": "my-moon", "other.mu": 1})
+
+
+def test_it_is_tuned_on_a_range_as_ours_are(tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    settings = {key.replace("_", "-"): value for key, value in MOON.items()}
+    settings["validation-fraction"] = 0.2
+    rows = {"Outside": {"settings": {"my-moon.temperature": 0.25}}}
+    search = {"my-moon.mu": {"log": [0.5, 8]}, "lr": {"log": [0.001, 0.1]}}
+    content = {"title": "T", "columns": {"A": {}}, "settings": settings, "rows": rows}
+    path.write_text(json.dumps(content | {"search": search, "trials": 3}))
+    table = read_table(path)
+    (cell,) = plan(table)
+    check_search(table, [cell])
+    trials = Search(table, cell, Runs(tmp_path))
+    chosen = [run.settings.hparams for number in range(3) for run in trials.runs_of(number)]
+    assert len({hparams.mu for hparams in chosen}) == 3
+    assert {hparams.temperature for hparams in chosen} == {0.25}
+    assert all(0.5 <= hparams.mu <= 8 for hparams in chosen)
+    assert trials.settings_of(0)["my-moon.mu"] == 1.0
+
+
+def test_code_that_is_edited_during_its_import_is_refused(tmp_path: Path, own: str) -> None:
+    (tmp_path / f"{own}.py").write_text(
+        "from pathlib import Path\nfile = Path(__file__)\n"
+        "file.write_text(file.read_text() + '#')\ndef metric(): ...\n"
+    )
+    allow([own])
+    with pytest.raises(SettingsError, match="was edited during its import; start again"):
+        load(f"{own}:metric", "metrics")
+    (tmp_path / f"{own}.py").write_text("def metric(): ...\n")
+    load(f"{own}:metric", "metrics")
+    ran = version_of(own)
+    (tmp_path / f"{own}.py").write_text("broken(\n")
+    assert version_of(own) == ran
 
 
 class Summing(FedAvg[Any]):
@@ -370,6 +424,7 @@ def test_what_a_row_does_not_declare_is_refused(
     refused = refusal(config)
 
     assert why in refused
+
     named = re.findall(r"supports|averages_prototypes", refused.partition("; or set ")[2])
     assert len(named) == (2 if key == "secagg" else 0)
     for word in named:
@@ -413,12 +468,15 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
 
     states = run.folder.glob("clients/*/000003-*.safetensors")
     kept = {path.parent.name: load_file(path) for path in states}
+
     assert set(kept) == {"site-0", "site-1"}
+
     for message, reply in run.exchanged(number=3):
         previous = kept[f"site-{message.metadata.dst_node_id - 1000}"]
         sent = {f"previous/{name}": array.data for name, array in reply.content["weights"].items()}
         assert {name: value.numpy().tobytes() for name, value in previous.items()} == sent
     losses = [line["clients"]["site-0"]["losses"] for line in run.rows[:3]]
+
     assert "contrast" not in losses[0]
     assert losses[1]["contrast"] > 0
     assert losses[2]["contrast"] > 0
@@ -428,6 +486,7 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
     for line in run.rows:
         for client in line["clients"].values():
             briers.append(client["metrics"][f"head/{own}:brier"])
+
     assert len(briers) == len(module.seen) == 2 * 4
     assert briers == [module.brier(*pair) for pair in list(module.seen)]
     for scores, labels in module.seen:
@@ -438,12 +497,15 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
 
     model = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-0", "--out", str(model)]) == 0
+
     card = json.loads((model / "model.json").read_text())
     assert (card["algorithm"], card["arch"]) == ("my-moon", VIT)
     assert card["classes"] == ["horizontal", "rising", "falling"]
+
     data = client_of(config, 0, 2).data
     found = [prediction.label for prediction in Predictor.load(model).predict(data.test_inputs)]
     accuracy = run.summary["accuracy-of-clients"]["site-0"]["head"]
+
     assert np.mean(found == data.test_labels) == accuracy
 
 
@@ -472,6 +534,7 @@ def test_a_callback_that_fails_is_said_and_the_run_goes_on(
     run = run_federation(run_config(tmp_path, **MOON, callback=f"{own}:offline"), clients=2)
 
     assert len(run.rows) == 3
+
     warning = f"callback: {own}:offline failed, OSError: no network"
     assert capsys.readouterr().out.count(warning) == 3
 
@@ -485,11 +548,13 @@ def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) 
     nodes = real_sites(2, **{"allow-python": "outside_moon", "dataset": STRIPES["dataset"]})
     run = run_federation(run_config(tmp_path, **MOON), nodes=nodes)
     networks = {site: facts["arch"] for site, facts in run.summary["clients"].items()}
+
     assert networks == {"site-0": VIT, "site-1": VIT}
     assert run.rows[1]["losses"]["contrast"] > 0
 
     del nodes[1001]["allow-python"]
     refused = r"site-1 .*: algo = 'my-moon': not allowed on this site; .*name outside"
+
     with pytest.raises(FederationError, match=refused):
         run_federation(run_config(tmp_path / "refused", **MOON), nodes=nodes)
 
@@ -509,8 +574,10 @@ def test_its_row_and_entry_point_are_the_packages() -> None:
     shown, *_ = blocks("python")
     method = (OUTSIDE / "outside_moon" / "method.py").read_text(encoding="utf-8")
     uncommented = re.sub(r"  #.*", "", shown)
+
     assert uncommented.startswith("ROW = Algorithm(")
     assert method.endswith(uncommented)
+
     (points,) = blocks("toml")
     assert points in (OUTSIDE / "pyproject.toml").read_text(encoding="utf-8")
     assert "my-moon" in pyproject()["project"]["entry-points"][plugins.GROUP]
@@ -520,6 +587,7 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
     names = [re.match(r"`(\w+)", cells[0])[1] for cells in table("**The client half**")]  # type: ignore[index]
     assert names[0] == "state"
     assert "fit" in names
+
     calls: list[str] = []
 
     def watch(name: str) -> None:
@@ -539,12 +607,14 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
     for name in names[1:]:
         watch(name)
     run_federation(run_config(tmp_path, **MOON), clients=2)
+
     assert calls == names[1:]
 
     named = re.findall(
         r"`(\w+)(?:\([^`]*\))?`", PAGE.partition("**The server half**")[2].partition("\n#")[0]
     )
     hooks = [name for name in named if name not in ("ServerStrategy", "Upload")]
+
     assert {"state", "payload_down", "payload_for", "merge"} <= set(hooks)
     for name in hooks:
         assert hasattr(ServerStrategy, name) or name in {
@@ -622,9 +692,11 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(
 
     assert sum(theirs.summary["trouble"].values()) == 0
     assert [row["accuracy"] for row in theirs.rows] == [row["accuracy"] for row in ours.rows]
+
     found = weights_of(theirs)
     other = weights_of(fedavg)
     wanted = weights_of(ours)
+
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
         assert torch.allclose(found[name], value, atol=1e-6)
@@ -638,6 +710,7 @@ def test_its_entries_say_the_defaults() -> None:
     entries = [eval(text, kinds) for text in shown]
 
     assert entries == [Vectors(), Counts(), VectorSets(), Weights(), Update()]
+
     for text, entry in zip(shown, entries, strict=True):
         # what every entry has, its exchange says of it
         of_every_entry = {field.name for field in dataclasses.fields(Entry)}
@@ -650,6 +723,7 @@ def test_its_names_are_those_of_the_code() -> None:
     rows = table("**The client half**")
     (batch,) = [cells[1] for cells in rows if cells[0] == "`loss(batch)`"]
     named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])
+
     assert named == [field.name for field in dataclasses.fields(Batch)]
 
     about_data = PAGE.partition("## Data:")[2].partition("\n## ")[0]
@@ -657,6 +731,7 @@ def test_its_names_are_those_of_the_code() -> None:
 
     settings = set(re.findall(r"`([a-z-]+) ?= ?\"[^`]*`", PAGE))
     settings -= {"width", "similarity"}  # of Vectors, of a half
+
     assert {"arch", "dataset", "metrics", "callback", "models", "allow-python"} <= settings
     assert settings <= {*known_keys(), *NODE_KEYS}
 

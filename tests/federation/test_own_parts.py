@@ -155,19 +155,23 @@ def test_weights_are_averaged_exported_and_predict(
     config = run_config(tmp_path, algo="fedavg", **kinds[kind])
     run = run_federation(config, clients=3)
     out = tmp_path / "model"
+
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
 
     data = client_of(config, 1).data
     labels = [prediction.label for prediction in Predictor.load(out).predict(data.test_inputs)]
     right = np.mean(np.equal(labels, data.test_labels))
+
     assert right == run.summary["accuracy-of-clients"]["site-1"]["head"]
 
     np.save(tmp_path / "x.npy", data.test_inputs)
     lines = output(capsys, "predict", out, tmp_path / "x.npy", "--json").out.splitlines()
+
     assert [json.loads(line)["label"] for line in lines] == labels
 
     np.save(tmp_path / "y.npy", np.zeros((1, 99)))
     error = output(capsys, "predict", out, tmp_path / "y.npy", status=1).err
+
     assert "a sample is float32 [99]; the model takes" in error
 
 
@@ -187,20 +191,26 @@ def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
 
     console = capsys.readouterr().out
     assert "inputs: the columns title, body together" in console.splitlines()
+
     for kind, figures in run.rows[1]["accuracy"].items():
         percent = f"{100 * figures['mean']:.1f}%"
         assert f"{kind} {percent} (worst {percent})" in console  # of the only client
 
     model = tmp_path / "model"
     assert main(["export", str(run.folder), "--out", str(model)]) == 0
+
     new = tmp_path / "new.csv"
     write_table(new, ["label", "title", "body"], rows)
     same_order = output(capsys, "predict", model, new, "--json").out
+
     assert len(same_order.splitlines()) == 90
+
     write_table(new, ["id", "body", "title", "label"], [{"id": "7", **row} for row in rows])
     assert output(capsys, "predict", model, new, "--json").out == same_order
+
     write_table(new, ["body"], rows)
     error = output(capsys, "predict", model, new, "--json", status=1).err
+
     assert "has no column 'title'; the model takes title, body" in error
 
 
@@ -228,6 +238,7 @@ def test_onnx_computes_the_same(
     config = run_config(tmp_path, algo=algo, rounds=1, **kinds[kind] | {"models": arch})
     run = run_federation(config, clients=3)
     out = tmp_path / "model"
+
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
 
     inputs = np.asarray(client_of(config, 1).data.test_inputs[:5])
@@ -285,7 +296,9 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(
     }
     config = run_config(tmp_path, algo="fedavg", **table, **LEARN | {"rounds": 3, "batch_size": 8})
     run = run_federation(config, clients=2)
+
     assert accuracy(run) > 0.8
+
     out = tmp_path / "model"
     assert main(["export", str(run.folder), "--site", "site-0", "--out", str(out), "--onnx"]) == 0
 
@@ -298,14 +311,17 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(
     right = 0
     for row, line in zip(told, tested, strict=True):
         right += line.endswith(json.loads(row)["name"])
+
     assert right / len(tested) == run.summary["accuracy-of-clients"]["site-0"]["head"]
 
     raw = np.array([[1, 0, 50, np.nan]], np.float32)
     (logits,) = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": raw})
+
     np.testing.assert_allclose(logits, Predictor.load(out).outputs(raw)[0]["head"], atol=1e-4)
 
     new.write_text("age,chol\n1,2\n")
     error = output(capsys, "predict", out, new, status=1).err
+
     assert "has no column 'sex'; the model takes sex, age, chol" in error
 
 
@@ -334,6 +350,7 @@ def test_tied_weights_and_layers_built_late_are_trained_and_exported(
 ) -> None:
     run = run_federation(run_config(tmp_path, algo=algo, models=f"{nets}:{net}", **WINE), 2)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
+
     if net == "Tied":
         assert model.body.twin.weight is model.body.again.weight  # type: ignore[union-attr]
     assert [row["valid"] for row in run.rows] == [2] * len(run.rows)
@@ -349,8 +366,10 @@ def test_a_type_that_does_not_travel_is_named_before_the_first_round(
     settings = {"models": f"{nets}:{net}", **WINE}
     with pytest.raises(FederationError, match=rf"body\.mask is {kind}, and weights travel as"):
         run_federation(run_config(tmp_path, algo="fedavg", **settings), 2)
+
     run = run_federation(run_config(tmp_path / "fedproto", algo="fedproto", **settings), 2)
     assert list(run.folder.glob("clients/*/model.safetensors"))
+
     settings["models"] = f"{nets}:Sparse"
     with pytest.raises(FederationError, match="its model cannot be written"):
         run_federation(run_config(tmp_path / "sparse", algo="fedproto", **settings), 2)
@@ -362,6 +381,7 @@ def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(
     config = run_config(tmp_path, algo="fedavg", models=f"{nets}:NoStatistics", **WINE)
     run = run_federation(config, clients=2)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
+
     assert isinstance(model.body.get_submodule("again"), nn.BatchNorm1d)
 
 
@@ -412,6 +432,7 @@ def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, n
     config = run_config(tmp_path, algo="fedavg", models="mlp-1", **WINE)
     nodes = {i: {"partition-id": i, "num-partitions": 2, "arch": f"{nets}:Tiny"} for i in range(2)}
     said = r"has a network of its own, .*:Tiny; fedavg averages weights"
+
     with pytest.raises(FederationError, match=said):
         run_federation(config, nodes=nodes)
 

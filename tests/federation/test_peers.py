@@ -91,6 +91,7 @@ def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path
 
     larger = hospitals.study(rounds=2, min_clients=3)
     joined = hospitals.federate(larger, hospitals.nodes, 3)
+
     assert [row["valid"] for row in joined.rows] == [5, 5, 5]
 
     left = hospitals.federate(larger, hospitals.without("south"), 4)
@@ -124,19 +125,23 @@ def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_pat
     for node in hospitals.nodes.values():
         del node["peers"]
     unasked = refusal({"secagg": True, "partition": "own"}, hospitals.nodes[1])
+
     assert "node-config: approve = false: with require-secagg and without peers" in unasked
+
     for node in hospitals.nodes.values():
         node["approve"] = True
 
     nobody = run_config(tmp_path, **OWN)
     with pytest.raises(FederationError, match="study-sites: missing"):
         hospitals.federate(nobody, hospitals.nodes, 1)
+
     study = hospitals.study(rounds=1, min_clients=3)
     with pytest.raises(FederationError, match="waiting for approval at north"):
         hospitals.federate(study, hospitals.nodes, 2)
 
     ((_, lines),) = describe_requests(hospitals.nodes[2])
     assert "cannot know who the others are; compare the keys" in "\n".join(lines)
+
     for node in hospitals.nodes.values():
         decide(node, Study.of(study).id, "approved", key_file=None)
     assert ends_with_a_result(hospitals.federate(study, hospitals.nodes, 3))
@@ -146,6 +151,7 @@ def test_a_request_marks_the_keys_that_the_site_has_never_met(tmp_path: Path) ->
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary",))
     north = hospitals.nodes[2] | {"approve": True}
     study = hospitals.study()
+
     with pytest.raises(FederationError):
         hospitals.federate(study, {2: north}, 1)
 
@@ -159,6 +165,7 @@ def test_of_a_sum_two_peers_stay_to_its_end(tmp_path: Path) -> None:
     """South is lost: of the other three, two may be the server's own, and north knows one."""
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary", "university"))
     config = hospitals.study(rounds=1, min_clients=3, run_name="year")
+
     assert ends_with_a_result(hospitals.federate(config, hospitals.nodes, 1))
 
     south_is_lost = when(silent, MessageType.TRAIN, node=3)
@@ -179,6 +186,7 @@ def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path: Path) -> None:
 
     row = RunFolder(tmp_path / "runs-1/year").rows()[0]
     refused = "share: a sum with 4 sites that {} does not know, of 7"
+
     for name in NAMES:
         assert row["failed"][name] == refused.format(name)
 
@@ -218,5 +226,6 @@ def test_strangers_are_counted_on_for_no_noise(
     row = RunFolder(tmp_path / "runs-1/year").rows()[0]
     refused = "a sum may have 2 sites that this one knows (node config: peers)"
     refusing = {site for site, text in row["failed"].items() if refused in text}
+
     assert refusing == ({*friends} if len(strangers) == 2 else set())
     assert row["void"] == (len(strangers) == 2)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import SettingsError
+from protofl_common.config.python_names import allowing
 from protofl_common.data import open_client_data
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
@@ -25,6 +26,7 @@ from protofl_common.tasks import task_of
 from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.run.checkpoint import locked_run
+from tests.support import ROOT
 from tests.support.commands import output
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
@@ -148,6 +150,7 @@ def test_the_command_line_says_what_python_says(
     assert 0 < sum(row["unknown"] for row in printed) <= 0.05 * len(printed)
     assert all(0 < row["probability"] <= 1 for row in printed)
     assert known[0].name in output(capsys, "predict", model, first).out
+
     twice = output(capsys, "predict", model, first, first, "--json").out
     assert len(twice.splitlines()) == 1
 
@@ -158,11 +161,13 @@ def test_an_export_replaces_what_another_model_left_and_no_file(
     model = taken_out(outcome.folder, tmp_path / "model", "site-1")
     (model / "model.onnx").touch()
     taken_out(outcome.folder, model)
+
     assert not (model / "model.onnx").exists()
 
     file = tmp_path / "0000.png"
     file.write_bytes(b"any")
     words = ("export", outcome.folder, "--site", "site-0", "--out", file)
+
     assert "protofl: this cannot work" in output(capsys, *words, status=1).err
 
 
@@ -183,11 +188,13 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
         "classes": [str(digit) for digit in range(10)],
         "accuracy": run.summary["accuracy-of-clients"]["site-1"],
     }
+
     assert card.items() >= facts.items()
     assert card["unknown-above"] > 0
 
     about = (out / "README.md").read_text()
     limit = f"{card['unknown-above']:.4g}"
+
     for text in (
         "| network | htcnn-2 |",
         "| data | digit-domains, partition feature-shift, 2 clients |",
@@ -203,6 +210,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
 
     taken_out(run.folder, out, "site-1", "--unknown", "0")
     assert "unknown" not in (out / "README.md").read_text()
+
     inverted = 255 - client_of(run.grid.run_config, 1, CLIENTS).data.test_inputs
     assert not any(prediction.unknown for prediction in Predictor.load(out).predict(inverted))
 
@@ -211,6 +219,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     replace(model, card=replace(model.card, test_samples=0)).write(file)
     about = (taken_out(run.folder, out, "site-1") / "README.md").read_text()
     nothing = "nothing measured: no test samples, or too few of each class (min-class-samples)"
+
     assert about.endswith(f"site-1: {nothing}\n")
 
 
@@ -229,6 +238,7 @@ def test_a_run_of_separate_machines_says_where_its_models_are(
     exported = output(capsys, "export", folder, status=1).err
     assert "they stayed with its sites, north, south: on a site's own machine\n" in exported
     assert "protofl export STATE-DIR/first --out model" in exported
+
     predicted = output(capsys, "predict", folder, status=1).err
     assert "no trained models in it; they stayed with its sites, north" in predicted
 
@@ -315,18 +325,23 @@ def test_a_strangers_model_gives_one_clear_error(
     client = run / "clients" / "site-0" / WEIGHTS
     before = client.read_bytes()
     crafted(client.parent, changes)
+
     for command in ("predict", "audit"):
         assert reason in output(capsys, command, run, status=1).err
+
     client.write_bytes(before)
 
     tensors, facts = read_tensors(file, torch.device("cpu"))
     tensors["prototypes.labels"] = tensors["prototypes.labels"][None]
     write_tensors(file, tensors, facts)
+
     assert OTHER_PROTOTYPES in error()
+
     file.write_bytes(whole)
 
     (out / CARD).write_bytes(b'{"unknown-above": [1]}')
     assert str(out / CARD) in error()
+
     file.write_bytes(b"nothing")
     assert str(file) in error()
 
@@ -351,6 +366,7 @@ def test_the_temperature_makes_probabilities_true() -> None:
     scores = -20 * torch.rand(20_000, 5, generator=generator)
     probabilities = (scores / 7).softmax(1)
     labels = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+
     assert task_of("abcde").temperature(scores, labels) == pytest.approx(7, rel=0.08)
 
     no_scores = torch.full((3, 2), -math.inf)
@@ -372,9 +388,11 @@ def test_a_thousand_files_of_which_ten_are_broken(
     printed = output(capsys, "predict", model, images, "--out", out, status=3)
 
     assert printed.out == ""
+
     *reasons, count = printed.err.splitlines()
     assert [line.split(": ")[1] for line in reasons] == [str(images / name) for name in broken]
     assert count == f"990 files read, 10 left out; {out}"
+
     rows = list(csv.DictReader(out.open(encoding="utf-8")))
     assert [row["file"] for row in rows] == good
 
@@ -383,7 +401,9 @@ def test_a_thousand_files_of_which_ten_are_broken(
         image = Image.open(file).convert("RGB").resize((8, 8), resample=2).convert("L")
         pixels.append(np.asarray(image))
     wanted = Predictor.load(model).predict(np.stack(pixels)[:, None])
+
     assert [int(row["label"]) for row in rows[:5]] == [one.label for one in wanted]
+
     distances = [float(row["distance"]) for row in rows[:5]]
     assert distances == pytest.approx([one.distance for one in wanted], rel=1e-5)
 
@@ -417,6 +437,7 @@ def test_a_long_or_odd_path_stands_in_one_line(
 
     output(capsys, "predict", model, no_text, "--out", table)
     assert re.search(r"\\xff\.png,(prototype|head)", table.read_text())
+
     printed = output(capsys, "predict", model, no_text, "--json").out
     assert "\\u00fc" in printed, "JSON loses nothing, whatever characters a terminal has"
 
@@ -427,6 +448,7 @@ def test_the_name_of_a_file_is_no_formula_of_a_spreadsheet(
     monkeypatch.chdir(tmp_path)
     Path("=1+1.png").write_bytes((images / "0000.png").read_bytes())
     output(capsys, "predict", model, "=1+1.png", "--out", "a.csv")
+
     assert Path("a.csv").read_text().splitlines()[1].startswith("'=1+1.png,")
 
     plain = [predict._FORMULA.sub("'", text) for text in ("-1", "+", "+a", "=\n1", "")]
@@ -482,6 +504,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
 
     lines = [json.loads(line) for line in printed.splitlines()]
     files = [f"{good}:0", f"{good}:1", f"{good}:2", str(few), str(texts), str(gaps)]
+
     assert [line["file"] for line in lines] == files
     assert "a sample is float32 [2]; the model takes float32 [13]" in lines[3]["error"]
     assert "sample 1 has nan at [0]" in lines[5]["error"]
@@ -495,6 +518,7 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
     np.savez(tmp_path / "none.npz", x_train=pixels)
     files = [tmp_path / "some.npz", tmp_path / "none.npz"]
     (found,) = predict.read_batches(files, card_of((1, 8, 8)))
+
     assert (found.inputs == pixels).all()
     assert found.problems == {str(files[1]): f"{files[1]}: has no array 'inputs', only 'x_train'"}
 
@@ -513,8 +537,10 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
     facts = {"file": str(file), "rows": 150, "clients": sites}
     assert json.loads(printed.out) == {"command": "predict", "format": 1, **facts}
     assert printed.err == ""
+
     rows = list(csv.DictReader(file.open(encoding="utf-8")))
     assert len(rows) == 150
+
     settings = Settings.from_run_config(config)
     for number, site in enumerate(sites):
         own = [row for row in rows if row["client"] == site]
@@ -529,23 +555,74 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
                 assert str(np.argmax(scores)) == row[way]
 
 
+def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
+    config = run_config(tmp_path, algo="fedproto", models="cnn4", test_samples=20)
+    run = run_federation(config, 2)
+    features = tmp_path / "features.npz"
+    figures = tmp_path / "figures"
+
+    output(capsys, "predict", run.folder, "--features", features, "--figures", figures)
+
+    stored = np.load(features)
+    names = ("confusion-head", "confusion-prototype", "features")
+    assert {file.stem for file in figures.iterdir()} == set(names)
+    predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-1" / WEIGHTS))
+    settings = Settings.from_run_config(config)
+    data = open_client_data(settings.data, seed=42, partition=1, num_partitions=2)
+    is_its = stored["client"] == "site-1"
+    assert stored["label"][is_its].tolist() == data.test_labels.tolist()
+    np.testing.assert_allclose(
+        stored["features"][is_its], predictor.features(data.test_inputs), atol=1e-5
+    )
+    logits = predictor.model.head(torch.from_numpy(stored["features"][is_its]))
+    torch.testing.assert_close(logits, predictor.scores(data.test_inputs)["head"])
+
+
+def test_a_run_can_start_from_another_runs_frozen_body(tmp_path: Path, monkeypatch: Patch) -> None:
+    """By the lines of docs/models.md."""
+    settings = {"dataset": "digits", "partition": "iid", "models": "mlp-1", "rounds": 1}
+    first = (
+        trained(tmp_path / "first", algo="fedavg", **settings).folder / "clients/site-0" / WEIGHTS
+    )
+    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n([^`]*def trained.*?)```", page, re.DOTALL)
+    in_page = "runs/first/clients/site-0/model.safetensors"
+    assert in_page in code
+    (tmp_path / "started.py").write_text(code.replace(in_page, str(first)))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with allowing(["started"]):
+        settings["models"] = "started:trained"
+        second = trained(tmp_path / "second", algo="fedproto", **settings)
+        body = TrainedModel.read(first).build().body.state_dict()
+        left = second.folder / "clients/site-1" / WEIGHTS
+        kept = TrainedModel.read(left).build().body.state_dict()
+
+    assert body.keys() == kept.keys()
+    assert all(torch.equal(body[name], kept[name]) for name in body)
+
+
 def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(
     tmp_path: Path, capsys: Printed
 ) -> None:
     run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), 2).folder
     with locked_run(run):
         busy = output(capsys, "predict", run, status=1).err
+
     assert f"another process is at work on {run}" in busy
 
     file = run / "settings.toml"
     settings = file.read_text()
     file.write_text(settings.replace("seed = 42", "seed = 43"))
+
     assert "the data, or what computes, are not the same" in output(capsys, "predict", run).err
+
     file.write_text(settings.replace("test-samples = 30", "test-samples = 7"))
     assert "7 test samples, not" in output(capsys, "predict", run, status=1).err
 
     summary = run / "summary.json"
     summary.write_text(summary.read_text().replace('"division": 1', '"division": 2'))
     divided = f"{run}: its clients had other samples: 'feature-shift' has changed"
+
     for command in ("predict", "audit"):
         assert output(capsys, command, run, status=1).err.count(divided) == 1

@@ -141,6 +141,7 @@ def test_no_mean_is_fitted_on_a_clients_samples_under_differential_privacy(
     config = run_config(tmp_path, **SMALL | {"dp": dp})
     first = client_of(config, 0, 2).data.mean
     second = client_of(config, 1, 2).data.mean
+
     assert (first == second) == same
 
 
@@ -195,6 +196,7 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
     for _, reply in outcome.exchanged():
         for name in reply.content["report"]:
             assert not name.startswith(("losses", "seconds"))
+
     for _, reply in outcome.exchanged(MessageType.QUERY):
         card = reply.content["site"]
         every = list(range(len(card["classes"])))
@@ -214,9 +216,11 @@ def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_na
         "ditto",
         "pfedme",
     }
+
     assert set(COVERED) == CATALOG.keys() - not_covered
     for row in CATALOG.values():
         assert set(row.private) <= set(row.exchange.up)
+
     for algo in not_covered:
         sent = ", ".join(CATALOG[algo].exchange.up)
         reason = f"{algo} sends {sent}, which it does not cover; choose among fedavg, fed"
@@ -440,6 +444,7 @@ def test_no_number_of_what_is_released_can_be_changed(
 
     entry = "weights" if what == "weights" else "prototypes"
     refused = f"fedproto-avg sends {entry} that {NOT_COVERED}"
+
     assert all(refused in failure for failure in failures)
 
 
@@ -515,12 +520,14 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
     noise: dict[str, Any] = {"dp": "none", "gradient_noise": 4.0}
     client = client_of(run_config(tmp_path, **SMALL | noise, algo="fedplvm"), 0, 2)
     step = build_half(client, 1, protections_of(client)).step()
+
     assert isinstance(step, PrivateStep)
     assert client.plan is None
     assert 3.9 < step.plan.epsilon(2) <= 4
 
     prototype_noise = "gaussian 0.05 0.1"
     outcome = private(tmp_path, "fedplvm", **noise, prototype_noise=prototype_noise, rounds=1)
+
     assert "epsilon" not in outcome.summary
     assert not protections(outcome.summary["settings"])
 
@@ -528,6 +535,7 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
 def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     outcome = private(tmp_path, "fedproto", rounds=3, evaluate_every=2)
     spent = [row["epsilon"] for row in outcome.rows]
+
     assert outcome.summary["rounds"] == 3
     assert spent == sorted(spent)
     assert 7.7 < spent[-1] <= 8
@@ -535,15 +543,19 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     (figure,) = spent_on_page(RecordedRun(outcome.folder))
     assert "ε of the client that the run costs most" in figure
     assert "<path" in figure
+
     *_, lines, _, _ = drawn(spent_on_page, outcome.folder, "line_chart")
     for kind, figures in outcome.summary["accuracy"].items():
         assert lines[f"{kind}, mean"][-1] == 100 * figures["mean"]
+
     protected = str(protections(outcome.summary["settings"]))
     assert "planned for the client that the run costs most" in protected
 
     plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
     ledgers = list(outcome.folder.glob("clients/*/privacy.json"))
+
     assert len(ledgers) == 2
+
     for ledger in ledgers:
         mechanisms = mechanisms_in(ledger)
         figures = [one.times for one in mechanisms if one.noise == plan.figure_noise]
@@ -565,8 +577,10 @@ def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(
         assert row["epsilon"] == pytest.approx(spent[site])
 
     assert min(spent.values()) < final["epsilon"]
+
     largest = max(spent.values())
     assert outcome.summary["epsilon-of-ledgers"] == pytest.approx(largest)
+
     shown = f"ε ≤ {final['epsilon']:.2f} planned, {largest:.2f} by the clients' ledgers"
     assert shown in capsys.readouterr().out
 
@@ -653,6 +667,7 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     assert not any(reply.has_error() for reply in replies[: len(answered)])
     for late in (replies[-1], ask(MessageType.TRAIN)):
         assert "dp-epsilon = 8: this message would bring this client to ε = " in reason_in(late)
+
     figures = {reply.content["report"]["correct.head"] for reply in answered}
     assert len(figures) > 1, "the same question, without noise"
 
@@ -673,6 +688,7 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
     zero = tmp_path / "disk-0"
     accounts = tmp_path / "disk-1/privacy"
     named(zero=zero / "sites/site-0", one=tmp_path / "disk-1/sites/site-1")
+
     assert not any(run_federation(first, nodes=nodes, run_id=1).summary["trouble"].values())
 
     def refused(kind: str, reason: str) -> None:
@@ -696,11 +712,13 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
     content = json.loads(answered.read_text())
     without_run_1 = {key: value for key, value in content.items() if key[0] != "1"}
     answered.write_text(json.dumps(without_run_1))
+
     assert missing_records(zero, "site-0") == "", "lines that were compared before are read again"
 
     log = zero / "sites/site-0/audit.jsonl"
     log.write_text("".join(log.read_text().splitlines(True)[:3]))
     another_log = missing_records(zero, "site-0")
+
     assert f"(1 {algo} round 1)" in another_log, "of another log all lines count"
 
 
@@ -743,9 +761,11 @@ def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
     first, second, final = outcome.rows
     assert first["accuracy"] == {}
     assert set(second["accuracy"]) == set(final["accuracy"]) == {"prototype"}
+
     message, _ = outcome.grid.log[-1]
     received = values_of(message.content["prototypes"]["means"])
     stored = TrainedModel.read(outcome.folder / "clients" / "site-1" / WEIGHTS).prototypes
+
     assert np.array_equal(received, stored.means.numpy())
 
 
@@ -778,5 +798,6 @@ def test_a_file_in_the_place_of_the_ledgers_folder_stops_the_client(
 
     state = "StateError (state-dir): its state (models, requests, counts)"
     assert f"{state} {UNREADABLE}" in str(failures)
+
     logged = "ERROR protofl: run .*: state-dir: /.*.answered cannot"
     assert re.search(logged, capfd.readouterr().err)

@@ -180,6 +180,7 @@ def test_nothing_that_leaves_says_more_than_epsilon_allows(
 ) -> None:
     victim = Victim(tmp_path, part, monkeypatch)
     least, most = advantage(victim, 200, monkeypatch)
+
     assert not victim.errors
     assert least <= BOUND < 0.47
     assert most < 0.6  # else it would have shown nothing
@@ -250,4 +251,5 @@ def test_the_attack_finds_a_fault_that_is_planted(
     victim = Victim(tmp_path, part, monkeypatch)
     fault(monkeypatch)
     least, _ = advantage(victim, 150 if fault is a_tenth else 30, monkeypatch)
+
     assert least > BOUND

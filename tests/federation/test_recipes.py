@@ -95,6 +95,7 @@ def test_the_code_of_table_10_draws_the_first_weights_of_each_client(monkeypatch
         if run.config["models"] == "htcnn8":
             rows.add(cell.row)
             assert not run.settings.starts_alike, cell.row
+
     assert len(rows) == 14
 
 

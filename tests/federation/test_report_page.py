@@ -100,14 +100,15 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outc
     assert page.sections == [*ALWAYS[:3], "prototypes", *ALWAYS[3:]]
     assert list(page.figures) == [
         "accuracy-curves",
-        "accuracy-of-clients-prototype",
         "accuracy-of-clients-head",
+        "accuracy-of-clients-prototype",
         "losses",
         "distribution",
         "margins-by-class",
         "prototypes-map",
         "time-of-a-round",
     ]
+
     said = "The first two principal components of the prototypes after round 3"
     assert said in page.figures["prototypes-map"]
     # one client was refused
@@ -136,6 +137,7 @@ def test_its_accuracies_are_the_runs(fedtgp: Outcome) -> None:
 def test_its_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
     page = read(fedtgp)
     text = "\n".join(page.texts)
+
     assert "FedTGP on digits" in text
     assert human_bytes(fedtgp.summary["bytes"]["up"]) in text
     assert human_bytes(fedtgp.summary["bytes"]["down"]) in text
@@ -144,6 +146,7 @@ def test_its_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
     for head, *rows in page.tables:
         if head[0] == "setting":
             settings |= {name: values for name, *values in rows}
+
     assert settings["algo"] == ["fedtgp", "fedproto"]
     assert settings["rounds"] == ["3", "20"]
     assert settings["fedtgp.server-epochs"] == ["5", "100"]
@@ -153,7 +156,9 @@ def test_its_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
 def test_its_margins_are_those_of_the_prototypes_that_were_sent(fedtgp: Outcome) -> None:
     lines = (fedtgp.folder / "prototypes.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
+
     assert [row["round"] for row in rows] == [1, 2, 3]
+
     for row in rows:
         uploads = sent(fedtgp, row["round"])
         if row["round"] > 1:
@@ -183,9 +188,11 @@ def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
 def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
     sites = sites_of(fedtgp)
     *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
+
     assert classes == [str(label) for label in range(10)]
     assert clients == ["site-0", "site-1", "site-2", "site-3"]
     assert unit == "training samples"
+
     for index, site in enumerate(clients):
         labels = client_of(fedtgp.grid.run_config, index, 4).data.train_labels
         counts = np.bincount(labels, minlength=10).tolist()
@@ -204,6 +211,7 @@ def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
 def test_fedplvm_tells_prototypes_per_class(tmp_path: Path) -> None:
     fedplvm = run(tmp_path, 5, algo="fedplvm", rounds=3, evaluate_every=2)
     figures = read(fedplvm).figures
+
     assert "accuracy-of-domains" in figures
     assert "prototype-numbers" in figures
 
@@ -220,9 +228,12 @@ def test_fedplvm_tells_prototypes_per_class(tmp_path: Path) -> None:
 def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
     outcome = run(tmp_path, 3, algo="local")
     page = read(outcome)
+
     assert page.sections == ALWAYS
+
     link = page.texts.index("Lost replies")
     heading = page.texts.index("Lost replies", link + 1)
+
     assert page.texts[heading + 1] == "None: every reply came in time and was accepted."
     assert not (outcome.folder / "prototypes.jsonl").exists()
     assert "not all of" not in page.figures["accuracy-curves"]
@@ -233,6 +244,7 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(
 ) -> None:
     broken = MagicMock(side_effect=MemoryError("no room for ink"))
     monkeypatch.setattr("protofl_common.report.page.write_report", broken)
+
     assert run(tmp_path, 2, algo="local", rounds=1).summary["rounds"] == 1
     assert "report: not drawn, MemoryError: no room for ink" in capsys.readouterr().out
 
@@ -241,6 +253,7 @@ def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
     settings = {"algo": "local", "rounds": 9, "run_name": "mine", "round_timeout": 0.1}
     with pytest.raises(Exception, match="3 rounds in a row"):
         run_federation(run_config(tmp_path, **SMALL, **settings), 2, when(lost, MessageType.TRAIN))
+
     page = Page(tmp_path / "runs" / "mine" / "report.html")
     assert "This run is not finished: the page shows it as far as it is." in page.texts
     assert len(page.table("round", "what")) == 9  # two missing and a void in each
@@ -276,6 +289,7 @@ def test_the_margins_of_many_prototypes_take_no_time() -> None:
     start = time.process_time()
     for prototypes in sets:
         margins(prototypes, 100)
+
     assert time.process_time() - start < 1
 
 
@@ -296,6 +310,7 @@ def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) ->
     }
     config = run_config(tmp_path, algo="fedtgp", num_clients=3, rounds=1)
     sites = sites_of(run_federation(config, nodes=nodes))
+
     assert [site for site, facts in sites.items() if "train-classes" in facts] == ["site-0"]
 
 
@@ -305,12 +320,14 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
     claims = card_with(num_partitions=10**6)
     config = run_config(tmp_path, num_clients=2, rounds=1, **DIGITS)
     run_federation(config, 2, by({1000: claims, 1001: claims}, MessageType.QUERY))
+
     assert not divide.called
 
 
 def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(artifacts, "data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), 2)
+
     assert not (outcome.folder / "report.html").exists()  # which these settings do not want
     for facts in sites_of(outcome).values():
         assert "train-classes" not in facts

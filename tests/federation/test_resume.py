@@ -89,6 +89,7 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
 
     recipe = read_recipe(str(folder / "resume.toml"))
     assert recipe.federation["num-supernodes"] == CLIENTS
+
     found = run_federation(default_run_config() | recipe.settings, CLIENTS, run_id=2)
 
     assert found.folder == folder
@@ -105,6 +106,7 @@ def refusal(config: dict[str, Any]) -> str:
 def test_resume_toml_says_how_to_use_it() -> None:
     settings = Settings.from_run_config(default_run_config())
     command = "# flwr run . FEDERATION --run-config r.toml --stream\n"
+
     assert command in as_toml(settings, Path("r.toml"), 0)
     assert "num-supernodes=3" in as_toml(settings, Path("r.toml"), 3)
 
@@ -136,6 +138,7 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
 
     same_result = {"round-timeout": 7.0, "min-replies": 2}
     found = run_federation(config | {"resume": True} | same_result, CLIENTS, run_id=3)
+
     assert found.summary["resumed-after-rounds"] == [1]
 
 
@@ -172,10 +175,12 @@ def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Prin
 
     before = run_federation(config, CLIENTS).summary
     assert "rounds = 2: the run has rounds = 1" in refusal(config | {"rounds": 2})
+
     outcome = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
 
     assert outcome.summary == before
     assert outcome.grid.log == [], "nobody was asked anything"
+
     shown = capfd.readouterr().out
     assert "mine is complete: nothing of it is left to do" in shown
     assert shown.count("result: ") == 2
@@ -191,13 +196,16 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     config = run_config(tmp_path / "parts", **settings)
     stop(config, place, 5)
     kept = checkpoints(tmp_path / "parts" / "runs" / "mine")
+
     assert len(kept) == 3
+
     flip_a_bit(kept[0], -99)
 
     resumed = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
 
     console = capsys.readouterr().out
     said = f"{kept[0].name} is damaged: its content does not have its checksum; going back a round"
+
     assert said in console
     assert f"resuming mine after round {round_before} of 6" in console
     assert_same(resumed, wanted)
@@ -208,6 +216,7 @@ def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_pa
     stop(config, STORED, 1)
     folder = tmp_path / "runs" / "mine"
     whole = {path: path.read_bytes() for path in checkpoints(folder)}
+
     assert [path.name for path in whole] == ["000001.safetensors", "000000.safetensors"]
 
     for path, content in whole.items():
@@ -217,12 +226,14 @@ def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_pa
     for path, content in whole.items():
         path.write_bytes(content)
     (folder / "metrics.jsonl").write_text("")
+
     assert "metrics.jsonl lacks rows of the first 1 rounds" in refusal(config)
 
     old = folder / CHECKPOINTS / "000001.safetensors"
     metadata = {"format": "protofl-checkpoint-2", "facts": "{}"}
     save_file({"prototypes:means": torch.zeros(1, 2)}, old, metadata)
     said = f"{old} is of the version protofl-checkpoint-2, not protofl-checkpoint-5"
+
     assert said in refusal(config)
 
 
@@ -234,16 +245,21 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
     stop(config, STORED, 1)
     partition = config["partition"]
     monkeypatch.setitem(PARTITIONS, partition, replace(PARTITIONS[partition], version=9))
+
     assert "runs/mine: its clients had other samples: " in refusal(config)
+
     monkeypatch.undo()
 
     stop(config | {"resume": True}, STORED, 2, run_id=2)
     said = "resuming with other code: the run's last round was made by abad1dea, "
+
     assert f"{said}this is {code_version()}" in capsys.readouterr().out
 
     run_federation(config | {"resume": True, "threads": 1}, CLIENTS, run_id=3)
     console = capsys.readouterr().out
+
     assert "resuming mine after round 2 of 3; round 3 is next" in console
+
     said = "resuming with threads = 1: the run has threads = 0; "
     assert f"{said}figures may differ in their last digits" in console
     assert console.count("resuming with") == 1, "nor with other code"
@@ -271,6 +287,7 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
     monkeypatch.setattr("server_app.callbacks.checkpoints.sync_disk_of", sync)
     said = r"checkpoints/000002.safetensors could not be written.*No space left"
+
     with pytest.raises(TensorFileError, match=said):
         run_federation(config, CLIENTS, run_id=1)
 

@@ -75,6 +75,7 @@ def test_against_numpy_and_scipy(seed: int) -> None:
     trimmed = A_FIFTH.merge_prototypes(sets, "counts", None)
 
     assert median.labels.tolist() == trimmed.labels.tolist() == [0, 1, 2, 3, 4]
+
     for label in range(5):
         sent = [one.means[one.labels == label][0] for one in sets if label in one.labels]
         rows = torch.stack(sent).double().numpy()
@@ -93,6 +94,7 @@ def test_no_order_of_clients_matters_and_a_class_nobody_sent_is_kept() -> None:
     wanted = MEDIAN.merge_prototypes(sets, "uniform", previous)
 
     assert wanted.means[-1].tolist() == [7.0] * 8
+
     for order in itertools.permutations(sets):
         found = MEDIAN.merge_prototypes(list(order), "uniform", previous)
         assert torch.equal(found.means, wanted.means)
@@ -126,6 +128,7 @@ def test_one_vote_per_client_by_hand() -> None:
         assert [left.labels.tolist() for left in found] == [[4, 7], [4, 7], [8]]
         assert found[0].means.tolist() == one.means.tolist()
         assert found[1].means.tolist() == two.means.tolist()
+
     assert MEAN.without_outliers([one, two, far]) == [one, two, far]
 
 
@@ -140,6 +143,16 @@ def test_who_is_the_farthest_depends_on_all_classes_of_a_client() -> None:
 
     # class 0 alone would have the third
     assert left_of(sets, A_FIFTH) == [2, 2, 2, 2, 0]
+
+
+def test_who_has_more_classes_is_no_farther_for_it() -> None:
+    """Four are a little off in four classes each; the fifth lies in the one class that it has."""
+    sets = []
+    for offset in (0.0, 0.1, 0.2, -0.1):
+        sets.append(Prototypes(torch.full((4, 1), offset), torch.arange(4)))
+    sets.append(Prototypes(torch.tensor([[1.0]]), torch.tensor([0])))
+
+    assert left_of(sets, A_FIFTH)[4] == 0
 
 
 def test_a_median_leaves_more_out_than_a_trimmed_mean() -> None:
@@ -166,6 +179,7 @@ def test_where_nothing_is_sent_it_is_refused_by_name(
     why = f"in {algo} clients send nothing that a server could merge"
     if row.exchange.up:
         why = f"the row of {algo} does not declare that its server merges by it"
+
     assert refusal(config) == f"{key} = {value!r}: {why}; choose {other}"
 
 
@@ -222,6 +236,7 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
         config = run_config(tmp_path / merging, algo=algo, merging=merging, **data)
         outcome = run_federation(config, clients=5, tamper=by({1004: scaled(20)}))
         received[merging] = outcome.rows[0]["server"][RECEIVED[algo]]
+
     assert received["trimmed-mean"] < received["mean"]
 
     config = run_config(tmp_path / "many", algo=algo, liars=1, **data)
@@ -230,6 +245,7 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
     *honest, flood = [np.bincount(labels, minlength=10) for labels in sent]
     most = {"mpft": 0.1 * 60 + 10, "fedplvm": 2 * np.max(honest, axis=0).sum()}[algo]
     of_the_flood = outcome.rows[0]["server"][RECEIVED[algo]] - np.sum(honest)
+
     assert of_the_flood == most < flood.sum()
     assert "site-4: " in str(outcome.summary["bounded"])
 
@@ -273,6 +289,7 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_length() -> None:
     assert clip_updates([middle, long], [start] * 2, 1.5) == [middle, long]
     # there is no part of a median of 0
     assert clip_updates([start, start, short], [start] * 3, 1.5)[2] is short
+
     # the median is 1
     found = clip_updates([start, start, short, middle, middle], [start] * 5, 1.5)
     assert found[3] is not middle
@@ -300,6 +317,7 @@ def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -
     zeros = {name: torch.zeros_like(value) for name, value in sent[0].items()}
     wanted = MEAN.merge_weights(clip_updates(sent, [zeros] * 5, 2.0), [1 / 5] * 5)
     state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
+
     for name, value in wanted.items():
         torch.testing.assert_close(state[f"control/{name}"], value)
     assert "site-4: its change of the weights is cut to 2 times" in str(outcome.summary["bounded"])
@@ -309,6 +327,7 @@ def test_too_few_clients_are_told(tmp_path: Path, capsys: Printed) -> None:
     """Two cannot outvote each other; a class that only two hold is not protected."""
     config = run_config(tmp_path, merging="median", rounds=1, participation=0.5)
     two = r"'median': a round asks only 2 sites \(participation = 0\.5\)"
+
     with pytest.raises(FederationError, match=two):
         run_federation(config, clients=4)
 
@@ -319,6 +338,7 @@ def test_too_few_clients_are_told(tmp_path: Path, capsys: Printed) -> None:
     shares = {"dataset": "digits", "partition": "pathological", "classes-per-client": 4}
     run_federation(config | shares | {"participation": 1.0}, clients=5)
     warning = "fewer than 3 clients hold 10 classes, where merging = 'median' outvotes nobody"
+
     assert warning in capsys.readouterr().out
 
 
@@ -391,6 +411,7 @@ def test_sites_with_operators_are_bounded_by_default_and_simulated_clients_are_n
     assert bounds(cards(6), algo="fedavg", participation=0.33) == Bounds()
     assert bounds(cards(4), algo="fedavg", secagg=True) == Bounds()
     assert bounds(cards(3), algo="fedavg", liars=0) == Bounds()
+
     distilling = bounds(cards(5, real=False), algo="feddistill", liars=2)
     assert distilling.prototype_aggregator == Aggregator("trimmed-mean", 2)
 
@@ -404,6 +425,7 @@ def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
     # one of three names another network than the run, which may be a lie; two of six do not lie
     one_other = cards(3, archs=("cnn4", "mlp-1"))
     shared = {"initial_weights": "shared", "models": "cnn4"}
+
     assert bounds(one_other, **shared).prototype_aggregator == TRIMMED
     assert bounds([*one_other, *one_other], **shared).prototype_aggregator == MEAN
 
@@ -451,11 +473,14 @@ def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(
     config = run_config(tmp_path, algo="fedavg", **small)
     outcome = run_federation(config, nodes=real_sites(4), tamper=by({1003: reversed_update(10)}))
     printed = capsys.readouterr().out
+
     assert "liars = 1: replies above 5 times the median norm are refused" in printed
+
     cut = "site-3: its change of the weights is cut to 2 times the median length (max-update-ratio)"
     assert printed.count(f"warning: {cut}") == 1
     assert outcome.summary["bounded"] == [cut]
     assert [row.get("bounded") for row in outcome.rows] == [[cut], [cut], None]
+
     quiet = run_federation(config | {"out-dir": str(tmp_path / "simulated")}, clients=4)
     assert "liars" not in capsys.readouterr().out
     assert quiet.summary["bounded"] == []

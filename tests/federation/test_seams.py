@@ -155,6 +155,7 @@ def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_pat
     """The ledger was not charged for that model, which a private run's uploads would tell."""
     node = site(tmp_path)
     without_noise = study(tmp_path, algo="fedper", norm="group")
+
     assert not asked(node, without_noise, MessageType.TRAIN).has_error()
 
     private = without_noise | {"dp": "sample", "dp-epsilon": 8.0}
@@ -336,6 +337,7 @@ def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(
 
     asked(node, config, MessageType.TRAIN, 2, **THIEF)
     asked(node, config, "query.best", 2, **THIEF, **best_after(1))
+
     assert candidate.exists()
 
     asked(node, config, MessageType.TRAIN, 1, f"{RUN_ID}:0,4713", 4713)
@@ -344,4 +346,5 @@ def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(
     asked(node, config, "query.best", **best_after(0))
     (model,) = tmp_path.rglob("best.safetensors")
     card = TrainedModel.read(model).card
+
     assert (card.round, card.flower_run) == (0, str(RUN_ID))

@@ -217,6 +217,7 @@ def test_figures_are_of_all_samples_and_of_no_single_client(algo: str, tmp_path:
     for row in summed.rows:
         for figures in row["clients"].values():
             assert figures == {"accuracy": {}, "losses": {}, "seconds": figures["seconds"]}
+
     sizes = ("train_samples", "test_samples", "validation_samples")
     for message, reply in summed.grid.log:
         if "report" in reply.content:
@@ -260,6 +261,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(
     assert "nan" not in page.partition("<svg")[0].lower()
     assert "could not be drawn" not in page
     assert 'id="accuracy-of-clients' not in page
+
     (clients,) = re.findall(r'id="clients".*?</section>', page, re.S)
     assert clients.count("<td>–</td>") >= CLIENTS
 
@@ -271,6 +273,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(
 
     compared = output(capsys, "compare", folder, f"{folder}-local").out
     assert f"Without a std: {HIDDEN}" in " ".join(compared.split())
+
     compared = output(capsys, "compare", folder, "--what", "head").out
     assert "final head over all samples." in " ".join(compared.split())
 
@@ -301,16 +304,20 @@ def test_too_few_sites_change_nothing(
 
     assert voids(found) == [False, True, False, False]
     assert [bool(row["accuracy"]) for row in found.rows] == [True, False, True, True]
+
     void = found.rows[1]
     assert void["valid"] == 0
     assert void["failed"].keys() == {"site-1", "site-3"}
     assert void["unused"] == ["site-0", "site-2"]  # these are not to blame
+
     reason = f"2 of 4 sites sent {what}, fewer than the 3 needed (secagg-threshold)"
     assert f"void: secure aggregation: {reason}" in capsys.readouterr().out
 
     wanted = tensors(plain["all"])["means"].numpy()
     sent = found.exchanged(number=3)
+
     assert len(sent) == CLIENTS
+
     for message, _ in sent:
         means = values_of(message.content["prototypes"]["means"])
         assert np.allclose(means, wanted, atol=2e-6)
@@ -507,6 +514,7 @@ def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(
 
     with pytest.raises(Killed):
         federation(tmp_path / "stopped", begun_anew(on_message(stage, 2)), **settings)
+
     config = small_config(tmp_path / "stopped", resume=True, **settings)
     found = tensors(run_federation(config, CLIENTS, run_id=RUN_ID + 1))
 
@@ -538,6 +546,7 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
     for kind in ("query.advertise", "query.share"):
         asked = [nodes_asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)]
         assert asked == [EVERYONE, EVERYONE, [], EVERYONE, []]
+
     assert not nodes_asked(outcome, "query.advertise_final", 5)
     assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], [], [], []]
     assert not any(voids(outcome))
@@ -550,6 +559,7 @@ def test_the_final_sum_of_a_run_that_stops_early_begins_anew(
     stopped = federation(tmp_path / "stopped", validation_fraction=0.4, **settings)
 
     assert "stopped early after round" in capsys.readouterr().out  # by the figures of all sites
+
     rounds = len(stopped.rows) - 1
     assert rounds < 9
     assert nodes_asked(stopped, "query.advertise_final", rounds) == EVERYONE
@@ -593,13 +603,16 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
         if kind == MessageType.QUERY:
             card = reply.content.config_records["site"]
             assert (card["present"], card["train_samples"], card["found"]) == ([], 0, 0)
+
     assert len(sums) == 3 * CLIENTS
+
     frequencies = np.bincount(np.frombuffer(b"".join(sums), np.uint8), minlength=256)
     assert chisquare(frequencies).pvalue > 1e-6  # the masks are drawn anew each time
 
     # moments are refused without a class
     gaussian = {"algo": "gaussian", "rounds": 1, "backbones": "glyphs"}
     client = client_of(outcome.grid.run_config | gaussian)
+
     assert card_of(client, 0, "").present == ()
 
 
@@ -614,6 +627,7 @@ def test_what_the_run_leaves_tells_nothing_of_single_uploads(
     for facts in sites.values():
         assert facts.keys() == {"arch", "domain", "parameters"} | more_facts
     assert not (outcome.folder / "client-prototypes.safetensors").exists()
+
     row = outcome.rows[0]
     for figures in row["clients"].values():
         assert figures.keys() == {"accuracy", "losses", "seconds"}
@@ -901,12 +915,14 @@ def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_n
     outcome = run_federation(config, nodes=real_sites(CLIENTS, tmp_path / "d"))
 
     assert not any(voids(outcome))
+
     failed = [list(row["failed"].values()) for row in outcome.rows]
     assert failed == [[], [f"{UNEXPECTED}; the log of the site says more"], failed[1], []]
     assert len(errors) == 3  # of one site, in two rounds
     assert errors[0].startswith("losses.")
     assert errors[1].startswith("the state has NaN")
     assert errors[2].startswith("losses.")
+
     saved = list(tmp_path.rglob("d-*/**/000003-*.safetensors"))
     assert len(saved) == CLIENTS
     for file in saved:
@@ -926,6 +942,7 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
 
     progress = [seen[stage] for stage in STAGES]
     secrets = [stored["secret"] for stored in progress]
+
     assert [len(bytes.fromhex(secret)) for secret in secrets] == [96, 96, 0, 96]
     assert secrets[0] == secrets[1]
     assert secrets[1] != secrets[3]
@@ -939,6 +956,7 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
     nodes = real_sites(CLIENTS, tmp_path / "disk")
     config = small_config(tmp_path)
     outcome = run_federation(config, CLIENTS, nodes=nodes)
+
     assert not outcome.rows[0]["void"]
 
     message, _ = outcome.exchanged("query.advertise")[0]
@@ -947,6 +965,7 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
 
     reason = "keys asked for round 1, after the upload of the final evaluation after round 1"
     assert reason in reason_in(answer)
+
     (file,) = (tmp_path / "disk-0" / "privacy").glob("*.secagg")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert json.loads(file.read_text())["secret"] == ""
@@ -988,12 +1007,14 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
 
     refused = refusal({"algo": algo, "secagg": True})
     begins = f"secagg = true: {algo} needs single uploads, for {WHY[algo]}; "
+
     assert refused.startswith(f"{begins}choose an algo of ditto, fedavg")
     assert refused.endswith(", or fedpcl with fedpcl.prototypes = 'global'")
 
     with_dp = refusal({"algo": algo, "secagg": True, "dp": "sample", "norm": "group"})
     first_line = with_dp.splitlines()[0]
     choices = first_line.partition("choose")[2]
+
     assert not re.search("ditto|fedrep|per-fedavg|pfedme", choices), first_line
 
 
@@ -1042,6 +1063,7 @@ def test_a_site_may_demand_secure_aggregation() -> None:
 
     demand = "this site takes part with secure aggregation only (node config: require-secagg)"
     assert refusal({}, node) == f"secagg = false: {demand}; set secagg = true"
+
     no_boolean = refusal({"secagg": True}, node | {"require-secagg": "yes"})
     assert "require-secagg = 'yes' must be true or false" in no_boolean
 
@@ -1080,10 +1102,12 @@ def test_what_is_undeclared_or_for_one_site_alone_is_refused(
 
     monkeypatch.setattr(ClientAlgorithm, "upload", upload_with_weights)
     undeclared = "uploaded: prototypes, weights; declared for this sum: prototypes"
+
     with pytest.raises(FederationError, match=undeclared):
         federation(tmp_path / "entries")
 
     monkeypatch.setattr("server_app.strategies.fedproto.FedProto.payload_for", lambda *_: Payload())
     own = "secagg = true: FedProto sends sites payloads of their own"
+
     with pytest.raises(SettingsError, match=own):
         federation(tmp_path / "own")

@@ -79,6 +79,7 @@ def test_a_site_does_not_begin_anew_because_the_server_says_that_no_state_counts
 
     answered = f"round 1 of the Flower run {RUN_ID} does not count, but this site has answered it"
     reason = f"round.run_history is '{NO_STATE_COUNTS}', in which {answered}"
+
     assert rows[1]["failed"] == {"site-3": reason}
     assert not rows[1]["void"]  # of the three others
 
@@ -213,6 +214,7 @@ def test_a_site_shares_nothing_where_two_have_a_key(
     if ignored_bit:
         why = "keys for a sum: those of site-2 are not valid X25519 keys"
     failed = rows[0]["failed"]
+
     assert len(failed) == CLIENTS
     for site in ("site-0", "site-1", "site-3"):
         assert why in failed[site]
@@ -266,6 +268,7 @@ def test_a_site_that_diverges_in_every_round_costs_only_itself(
     rows = rows_of(tmp_path, tamper, sites, algo="fedavg", rounds=3)
 
     assert progress == [("left", "", 2), ("left", "", 4), ("left", "", 6)]
+
     reason = "an unexpected error; the log of the site says more"
     assert [row["failed"] for row in rows] == 3 * [{"site-1": reason}] + [{}]
     assert [(row["asked"], row["void"]) for row in rows] == 4 * [(4, False)]

@@ -64,6 +64,7 @@ ELSEWHERE = {
     ),
     "test_forget": "gaussian.revocable gaussian.start-from",
     "test_algorithm: any value gives the same figures, up to rounding": "eval-batch-size",
+    "test_together: what it changes is rounding": "clients-at-once",
     "test_federation, test_gpu, tests/system: the client's machine": (
         "device precision threads state-dir"
     ),
@@ -74,6 +75,7 @@ ELSEWHERE = {
 def test_every_setting_is_here_or_elsewhere() -> None:
     files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert set(re.findall(r"\btest_\w+", " ".join(ELSEWHERE))) <= files
+
     elsewhere = set(" ".join(ELSEWHERE.values()).split())
     assert not elsewhere & CASES.keys()
     assert elsewhere | CASES.keys() == default_run_config().keys()
@@ -107,5 +109,6 @@ def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object
     if key in IN_THE_SECOND_ROUND.split():
         settings = {"rounds": 2} | settings
     changed = settings | {key.replace("-", "_").replace(".", "__"): other}
+
     assert other != default_run_config()[key]
     assert left_behind(changed) != left_behind(settings)

@@ -83,6 +83,7 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
     monkeypatch.setattr("client_app.app.fit", dying)
     with pytest.raises(OSError, match="a process that simulates clients has died"):
         results(tmp_path / "cut", 2, **settings)
+
     monkeypatch.undo()
 
     assert results(tmp_path / "cut", 2, **settings, resume=True) == whole
@@ -162,8 +163,10 @@ def test_as_many_clients_share_a_gpu_as_fit(
 ) -> None:
     machine_with(answer, cpus)
     federation = {CPUS: 1} if part is None else {CPUS: 1, GPUS: part}
+
     assert workers_for(federation, "auto") == clients
     assert workers_for(federation, "auto") == clients
+
     said = capsys.readouterr().err
     assert said.count("--gpus 0") == 1
     assert f"{clients} clients at a time" in said
@@ -179,6 +182,7 @@ def test_a_machine_without_a_usable_gpu_changes_nothing(machine_with: Any) -> No
 def test_clients_that_shall_have_no_gpu_see_none(machine_with: Any, monkeypatch: Patch) -> None:
     machine_with("NVIDIA H100, 80000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
     assert workers_for({GPUS: 0}, "auto") == 16
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
@@ -188,6 +192,7 @@ def test_only_those_are_asked_for_that_clients_will_see(
 ) -> None:
     machine_with("A, 80000\\nB, 7000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+
     assert visible_gpus("cuda:1") == [("B", 7000)]
     assert "--id=2,3" in (tmp_path / "asked").read_text()
 
@@ -206,6 +211,7 @@ def test_a_gpu_that_is_not_wanted_or_seen_changes_nothing(
 
     visible_gpus.cache_clear()
     monkeypatch.setattr("torch.version.cuda", None)
+
     assert workers_for({}, "auto") == 16
 
 

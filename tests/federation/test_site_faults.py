@@ -188,6 +188,7 @@ def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
 
     outcome = three.run(on_round(2, 3, older), rounds=3)
     assert [row["valid"] for row in outcome.rows] == [3, 3, 3, 3]
+
     said = "the newest model in state-dir is of round 1, older than round 2, the last that counted"
     assert capfd.readouterr().err.count(said) == 1
 
@@ -197,6 +198,7 @@ def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) 
     outcome = three.run(on_round(2, 3, lost), rounds=3, round_timeout=100.0, min_wait=0.0)
 
     assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
+
     said = re.search(r"missing: south: no answer in (\d+) s", capfd.readouterr().out)
     assert said
     assert float(said[1]) < 100
@@ -215,8 +217,10 @@ def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(
 
     folder = three.folder / "runs/mine"
     assert not (folder / "summary.json").exists()
+
     last = (folder / "run.log").read_text().splitlines()[-1]
     ended = rf"{STAMP} ERROR ended by FederationError: no (client has sent one )?valid reply"
+
     assert re.match(ended, last)
 
 
@@ -234,6 +238,7 @@ def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(
     settings = digest_of(outcome.grid.run_config)
     sent = outcome.rows[0]["bytes"]["up"] // 2  # of the two whose reply arrives
     run = rf"{STAMP} INFO protofl: run ({number}|mine \({number}\)), settings {settings}, fedproto"
+
     for line in (
         "query 0: sent site, 0 bytes of arrays; its classes: benign, malignant",
         f"train 1: sent prototypes, report, {sent:,} bytes of arrays",

@@ -298,9 +298,9 @@ def errors(monkeypatch: Patch) -> list[Exception]:
     """Those that were answered with."""
     found: list[Exception] = []
 
-    def noted(error: Exception, at_site: bool, asked: str, private: bool) -> str:
+    def noted(error: Exception, *about: Any) -> str:
         found.append(error)
-        return reason_of(error, at_site, asked, private)
+        return reason_of(error, *about)
 
     monkeypatch.setattr(answers, "reason_of", noted)
     return found

@@ -134,11 +134,13 @@ def test_a_reason_is_printable_and_in_a_simulation_logged_once(
 
     with pytest.raises(RuntimeError) as huge:
         torch.empty(2**50)
+
     no_memory = "the machine has no memory left; take a smaller batch-size"
     assert no_memory in reason_of(huge.value, at_site)
 
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
     full = reason_of(error, at_site)
+
     assert "protofl run --gpus 1" in full
     assert "batch-size" in full
 
@@ -158,12 +160,14 @@ def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
 
     reason = reason_in(answer(node, config | {"classes": "positive,negative"}))
     assert reason == f"DataError (classes): {more}"
+
     log = capsys.readouterr().err
     assert "'HIV positive'" in log
     assert "DOE_Jane_1961.png" in log
 
     (data / "negative" / "ROE_Richard.png").write_bytes(b"no image")
     assert reason_in(answer(node, config)) == f"DataError: {more}"
+
     unreadable = "ROE_Richard.png is not a readable image"
     assert unreadable in capsys.readouterr().err
     assert unreadable in reason_in(answer(SIMULATED, config | {"data-dir": str(data)}))
@@ -190,6 +194,7 @@ def test_a_run_chooses_no_folder_of_a_site(node: dict[str, Any]) -> None:
 
     own = {"data-dir": "/data", "state-dir": "/state", "cache-dir": "/cache"}
     found = settings_of(FOLDERS | {"partition": "own"}, node | {"dataset": "image-folder"} | own)
+
     assert folders_of(found) == ["/data", "/state", "/cache", "runs"]
 
 
@@ -211,6 +216,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
     node = SITE | {"dataset": "image-folder"}
 
     assert reason_in(answer(node, config)).startswith("DataError (data-dir): ")
+
     node |= {"data-dir": wanted["data-dir"], "cache-dir": str(tmp_path / "cache")}
     assert not answer(node, config, instruction(1)).has_error()
 
@@ -236,8 +242,10 @@ def test_downloads_and_strange_weights_need_the_operators_word(
 ) -> None:
     run = {key: value}
     (line,) = refusal(run, SITE).splitlines()
+
     assert line.startswith(f"{key} = ")
     assert str(value).split(",")[-1].lower() in line.lower()
+
     verb = "set" if key == "download" else "name it in"
     assert f"not allowed on this site; its operator may {verb} {allow}" in line
 
@@ -309,12 +317,14 @@ def test_an_operator_chooses_the_algorithms() -> None:
 
     may_name = "its operator may name it in allow-algorithms (node config)"
     line = f"algo = 'fedavg': not allowed on this site; {may_name}"
+
     assert refusal({"algo": "fedavg"}, node) == line
 
 
 def test_a_wrong_permission_is_named() -> None:
     unknown = refusal({}, SITE | {"allow-algorithms": "fedprotto"})
     choices = "choose from all, ditto, "
+
     assert unknown.startswith(f"node-config: allow-algorithms: 'fedprotto': {choices}")
 
     for key, value in (
@@ -395,6 +405,7 @@ def test_a_run_names_none_but_public_data_sets_at_a_site(dataset: str) -> None:
 
     may_name = "its operator may name it as dataset (node config)"
     line = f"dataset = {dataset!r}: not allowed on this site; {may_name}"
+
     for node in (SIMULATED, SIMULATED | all_else, {}, python):
         assert refusal(run, SITE | node) == line
 
@@ -457,6 +468,7 @@ def test_names_of_classes_and_domains_that_nobody_said_stay_there(
 
     message = instruction(1) if kind == MessageType.TRAIN else question(config)
     reason = reason_in(answer(node, config, message))
+
     assert "this site's data have 3 classes that nobody named; set classes" in reason
     assert "DOE" not in reason
     assert 'add classes="DOE 0,DOE 1,DOE 2" to its node config' in capsys.readouterr().err
@@ -465,6 +477,7 @@ def test_names_of_classes_and_domains_that_nobody_said_stay_there(
     for card in (card_of(node | classes, config), card_of(node, config | classes)):
         assert card.classes == ("DOE 0", "DOE 1", "DOE 2")
         assert card.domain == ""
+
     domain = {"domain": "ward of Dr. Grey"}
     assert card_of(node | classes | domain, config).domain == "ward of Dr. Grey"
 
@@ -481,11 +494,13 @@ def test_weights_are_not_averaged_over_tables_whose_columns_differ(
 
     check_fit(settings_of({"algo": "fedproto"}), cards)
     differ = "differ in the names or the order of columns; rename or reorder them"
+
     with pytest.raises(FederationError, match=differ):
         check_fit(settings_of({"algo": "fedavg"}), cards)
 
     for card in cards.values():
         assert len(card.columns) == 4  # too few digits to find names by trying
+
     advice = "under dp its numbers are not standardised: scale them"
     assert capsys.readouterr().err.count(advice) == 2
 
@@ -505,6 +520,7 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
 
     missing = f"classes: missing; with {next(iter(demand))} a site names its classes"
     assert missing in refusal(run, node)
+
     settings_of(run, node | {"classes": "sick,well"})
 
 
@@ -531,6 +547,7 @@ def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
     assert warned == bool(demand)
     assert unmounted.has_error() == bool(demand)
     assert not mounted.has_error()
+
     if demand:
         begins = "StateError (state-dir): its state (models, requests"
         assert reason_in(unmounted).startswith(begins)
@@ -580,6 +597,7 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
 
     first = parts_of(node, config | runs[0])
     assert sizes(first) == [150, 150, 50, 50, 0]
+
     for run in runs[1:]:
         others = parts_of(node, config | run)
         for name, values in first.items():
@@ -588,6 +606,7 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
     card_of(node, run_config(tmp_path, **TABLE) | runs[0])
     log = capsys.readouterr().err
     ignored = "its own data, and ignores the run's seed, total-samples, train-samples, "
+
     assert log.count(f"this site divides {ignored}") == 1
     assert log.count("its inputs, in this order: x\n") == 1
 
@@ -673,6 +692,7 @@ def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(
 
     charge_run(1, "heart 2")
     charge_run(2, "heart")
+
     for run_id, name in ((3, "heart"), (2, "another")):
         with pytest.raises(SettingsError, match="dp-epsilon = 2"):
             charge_run(run_id, name)
@@ -693,8 +713,10 @@ def test_a_runs_settings_forge_no_line_of_a_sites_log(
 
     config = run_config(tmp_path) | {text: 1}
     assert answer(SITE, config).has_error()
+
     failing = MagicMock(side_effect=RuntimeError(text))
     monkeypatch.setattr("client_app.introduction.open_client", failing)
+
     assert answer(SITE, config).has_error()
 
     log = capsys.readouterr().err
@@ -725,6 +747,7 @@ def test_a_server_leads_no_site_elsewhere(
 
     message = instruction(1, run_name=run_name.format(tmp=tmp_path), run_history=run_history)
     assert reason_in(answer(node, config, message)).startswith("round.")
+
     reason = reason_in(answer(node, config, instruction(3)))
     assert reason == "round.round is 3 in a run of 2 rounds"
 
@@ -753,21 +776,26 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
         file = state / f"mine-11/clients/north/{name}.safetensors"
         models[file] = file.read_bytes()
     begins = f"run mine (11) begins, in {state}/mine-11; "
+
     assert f"{begins}protections: one reply to each question\n" in capfd.readouterr().err
+
     monkeypatch.chdir(state)
     assert main(["export", "mine", "--out", str(tmp_path / "first")]) == 0
 
     run_federation(run_config(tmp_path / "b", **setting, seed=7), nodes={7: node}, run_id=12)
     begins = f"run mine (12) begins, in {state}/mine-12; "
+
     assert f"{begins}others of this name stay as they are: mine-11;" in capfd.readouterr().err
     for file, content in models.items():
         assert file.read_bytes() == content
+
     for number in ("11", "12"):
         file = state / f"mine-{number}/clients/north/model.safetensors"
         card = TrainedModel.read(file).card
         assert (card.run, card.flower_run) == ("mine", number)
 
     assert main(["export", "mine", "--out", str(tmp_path / "model")]) == 1
+
     several = "several Flower runs had this name; choose one, the latest is last: mine-11, mine-12"
     assert several in capfd.readouterr().err
     assert main(["export", "mine-12", "--out", str(tmp_path / "model")]) == 0
@@ -793,6 +821,7 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(
 
     monkeypatch.setattr("os.fsync", note_file)
     message = instruction(2, MessageType.EVALUATE, run_history="11:2,4711")
+
     assert not answer(node, config, message).has_error()
 
     assert model.name in synced
@@ -821,6 +850,7 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
     for kind in (train, evaluate, MessageType.QUERY):  # which Flower gives to the same handler
         unknown = f"a message of the unknown kind '{kind}.default'"
         assert unknown in refused(grid, f"{kind}.default", 1)
+
     assert refused(grid, train, 1) == ""
     assert "this site has answered round 1 of this Flower run, and" in refused(grid, train, 1)
     # the card of a model that is left after such a round could not be read again
@@ -833,6 +863,7 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
     with monkeypatch.context() as patch:
         patch.setattr("client_app.site.workshop.open_client_data", None)  # it reads no data
         assert "this site has answered round 3 of" in refused(grid, train, 2)
+
     assert refused(grid, evaluate, 3) == ""
     for kind in (train, evaluate):
         assert "this site has answered the final evaluation" in refused(grid, kind, 3)
@@ -841,8 +872,10 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
     assert "this site has answered round 1 of" in refused(grid, train, 1, **baseline)
 
     assert refused(LocalGrid(config, {7: node}, run_id=6), train, 1) == ""
+
     (file,) = (tmp_path / "state/privacy").glob("north.answered")
     file.write_text("damaged")
+
     assert "StateError (state-dir)" in refused(LocalGrid(config, {7: node}, run_id=7), train, 1)
 
 
@@ -936,4 +969,5 @@ def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) 
                 continue
             expected = 0o700 if path.is_dir() else 0o600
             assert stat.S_IMODE(path.stat().st_mode) == expected, path
+
     assert names >= {"inputs.npy", "meta.json", "model.safetensors"}

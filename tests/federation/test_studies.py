@@ -204,8 +204,10 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
 
     hospitals.decide(config)
     outcome = hospitals.federate(config, run_id=2)
+
     assert images_opened() >= 24
     assert clients_of(outcome) == set(NAMES)
+
     algos = [line["algo"] for line in hospitals.lines() if line.get("kind") == "train"]
     assert algos == ["fedproto", "local"]
 
@@ -226,8 +228,10 @@ def test_the_server_asks_again_until_an_operator_has_approved(
     outcome = hospitals.federate(config, tamper=approve_after_twelve)
 
     assert clients_of(outcome) == set(NAMES)
+
     server, sites = hospitals.capsys.readouterr()
     assert server.count(f"{WAITING} at north") == 1
+
     levels = re.findall(r"(\S+) protofl: .* waiting for approval at north", sites)
     assert levels == ["INFO"] * 3  # at times 1, 2, 4 …
 
@@ -244,6 +248,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
 
     outcome = hospitals.federate(config, tamper=when(south_denies, node=3, number=2))
     valid = [(row["valid"], row["failed"].get("south")) for row in outcome.rows]
+
     assert valid == [(3, None)] * 2 + [(2, denied)] * 3
 
     request = hospitals.consent("south") / "studies" / hospitals.request(config).name
@@ -274,6 +279,7 @@ def test_new_settings_and_new_code_are_asked_for_anew(
 ) -> None:
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
+
     assert hospitals.answer("north", config) == ""
     assert hospitals.answer("north", config | {"run-name": "another", "resume": True}) == ""
     assert WAITING in hospitals.answer("north", config | {"lr": 0.02})
@@ -282,11 +288,14 @@ def test_new_settings_and_new_code_are_asked_for_anew(
     # the code of this process is not the approved one: what is on the disk has changed …
     monkeypatch.setattr(consent, "CODE", "upgraded")
     stale = "changed since its start; its operator must stop protofl site run"
+
     assert stale in hospitals.answer("north", config)
     assert consent.read(hospitals.request(config)).decision == "approved"
+
     # … or is the same
     upgrade(monkeypatch, "upgraded")
     assert f"protofl site approve {Study.of(config).id}" in hospitals.answer("north", config)
+
     hospitals.decide(config, "north")
     assert hospitals.answer("north", config) == ""
 
@@ -301,6 +310,7 @@ def test_a_change_at_the_server_asks_nobody(tmp_path: Path, monkeypatch: Patch) 
             path.write_text(f"{file} {file == changed}")
         monkeypatch.setattr(code_version, "ROOT", tmp_path)
         versions.append(code_version.code_version_at_site.__wrapped__())
+
     assert versions[0] == versions[1] == versions[2]
     assert len(set(versions)) == 3
 
@@ -322,10 +332,13 @@ def test_an_approval_may_cover_later_patch_releases(
     if not words:
         assert waits("hotfix", "0.1.4")
         return
+
     assert not waits("hotfix", "0.1.4")
     assert not waits("hotfix", "0.1.4")
+
     log = (hospitals.consent("north") / "audit.jsonl").read_text()
     assert log.count('"decision": "covered"') == 1
+
     covered = consent.read(hospitals.request(config))
     for code, release in [
         ("edited", "0.1.4"),
@@ -337,7 +350,9 @@ def test_an_approval_may_cover_later_patch_releases(
     ]:
         assert waits(code, release), (code, release)
         consent.write(hospitals.request(config), covered)
+
     assert not waits("another", "0.1.5")
+
     consent.write(hospitals.request(config), replace(approved, later=""))
     assert waits("hotfix", "0.1.4")
 
@@ -370,11 +385,13 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
 
     for _ in range(3):
         assert WAITING in hospitals.answer("north", config)
+
     line = f"1 {Study.of(config).id}\n"
     assert told.read_text() == line
 
     hospitals.decide(config, "north")
     assert hospitals.answer("north", config) == ""
+
     upgrade(monkeypatch, "upgraded")
     assert WAITING in hospitals.answer("north", config)
     assert told.read_text() == 2 * line
@@ -391,6 +408,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
 
     assert WAITING in hospitals.answer("north", hospitals.config(lr=0.1))
     assert not told.exists()
+
     for lr in (0.1, 0.2):
         hospitals.ask_and_decide(hospitals.config(lr=lr), "north", words=("deny",))
         assert "denied at north" in hospitals.answer("north", hospitals.config(lr=lr))
@@ -404,6 +422,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     (hospitals.consent("north") / hooks.FILE).write_text("[]")
     assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
+
     hooks.tell_of_trouble(hospitals.nodes[2], hooks.DISK)
     assert told.read_text() == 2 * "refused\n" + "disk\n"
 
@@ -422,6 +441,7 @@ def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
 
     assert WAITING in hospitals.answer("north", config)
     assert f"ERROR protofl: on-request = '{program}': " in hospitals.capsys.readouterr().err
+
     hospitals.decide(config, "north")
     assert hospitals.answer("north", config) == ""
 
@@ -451,23 +471,28 @@ def test_an_approval_ends_with_its_runs_and_its_days(
     study = Study.of(config).id
     for site in NAMES:
         hospitals.answer(site, config)
+
     assert hospitals.operator("north", "approve", "0" * 32) == 1
     assert f"no such request; choose from {study}" in hospitals.capsys.readouterr().err
     assert hospitals.operator("north", "approve", study, "--until", YESTERDAY) == 1
 
     hospitals.decide(config, words=("approve", "--runs", "1", "--until", str(TODAY)))
     approved = f", until {TODAY}, 1 runs, in {hospitals.consent('north')}/studies"
+
     assert approved in hospitals.capsys.readouterr().out
     assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
     assert clients_of(hospitals.federate(config, run_id=2)) == set(NAMES)
     assert hospitals.answer("north", config, 2) == ""
+
     too_many = "north has had 3 introductions of a run without a study"
     assert too_many in hospitals.answer("north", config, 2)
+
     another_run = "north takes part in 1 runs of a run without a study"
     assert another_run in hospitals.answer("north", config, 3)
 
     request = hospitals.request(config)
     consent.write(request, replace(consent.read(request), until=YESTERDAY))
+
     assert f"at north ended on {YESTERDAY}" in hospitals.answer("north", config, 2)
 
 
@@ -489,10 +514,13 @@ def test_a_server_asks_no_more_than_it_needs(
     )
     hospitals.ask_and_decide(config, words=("approve", *words))
     outcome = hospitals.federate(config)
+
     assert outcome.summary["rounds"] == 2
+
     to_north = [sent for sent, _ in outcome.grid.log if sent.metadata.dst_node_id == 2]
     request = hospitals.request(config)
     honest = consent.read(request).messages
+
     assert len(to_north) == honest + 2  # introductions
     assert honest < limit / runs / 2
 
@@ -511,11 +539,13 @@ def test_a_server_asks_no_more_than_it_needs(
     study = f"a run without a study ({Study.of(config).id})"
     refusal = f"north has had {limit} messages of {study}, more than an honest"
     answered = reasons[: limit - honest]
+
     assert "" in answered
     assert not any(reason.startswith(refusal) for reason in answered)
     assert all(reason.startswith(refusal) for reason in reasons[len(answered) :])
     assert consent.read(request).messages == limit
     assert len(consent.read(request).run_ids) <= limit
+
     entry = f"{refusal} server needs; its operator may approve it again (8 times that day)"
     assert entry in hospitals.shown("audit")
 
@@ -527,6 +557,7 @@ def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals)
     """Where they are rounded; a run that plans more is refused before it begins."""
     hospitals.nodes[2] |= {"min-class-samples": 2, "max-evaluations": 5}
     too_many = "evaluate-every = 1: 6 evaluations in 5 rounds; with min-class-samples this site"
+
     assert f"{too_many} makes at most 5" in hospitals.answer("north", hospitals.config(rounds=5))
     assert WAITING in hospitals.answer("north", hospitals.config(rounds=5, evaluate_every=2))
 
@@ -538,6 +569,7 @@ def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals)
         failed += [row["failed"].get("north", "") for row in outcome.rows]
         shutil.rmtree(outcome.folder)
     *before, last = failed
+
     assert before == 5 * [""]
     assert "north has evaluated 5 times for a run without a study" in last
     assert consent.read(hospitals.request(config)).evaluations == 5
@@ -573,23 +605,28 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
     hospitals.nodes[2]["min-class-samples"] = 2
     wide = ("approve", "--runs", "9", "--until", "2099-01-01")
     hospitals.ask_and_decide(config, "north", words=wide)
+
     assert f", until {TOMORROW}, 2 runs, in " in hospitals.capsys.readouterr().out
 
     *_, entry = hospitals.lines()
     assert entry.items() >= {**limits, "decision": "approved", "purpose": purpose}.items()
     assert entry["signed"] == config["study-by"]
     assert entry["demands"] == {"min-class-samples": 2}
+
     code = f", code {entry['code']}, release {entry['release']}"
     demands = f"{code}, demands {{'min-class-samples': 2}}"
     proof = f"{demands}; signed by {config['study-by']}: which valves"
+
     assert proof in hospitals.shown("audit")
 
     content = json.loads(hospitals.shown("requests", "--json"))
     (row,) = content["requests"]
     decided = {"id": Study.of(config).id, "decision": "approved", "run_ids": []}
+
     assert row.items() >= {**limits, **decided}.items()
     assert content["unread"] == 0
     assert row["settings"]["study-purpose"] == purpose
+
     asks = "\n".join(row["asks"])
     assert purpose in asks
     assert "losses" not in asks
@@ -646,6 +683,7 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
     outcome = hospitals.federate(config, tamper=tamper)
 
     assert trained_nodes(outcome) == {1, 2, 3}
+
     said = hospitals.capsys.readouterr().out
     assert "2 clients cannot take part: site south, not signed with its key: denied at" in said
     assert "1 client cannot take part: site south: denied at south" in said
@@ -658,6 +696,7 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
     hospitals.answer("north", config)
     hospitals.nodes[2] |= {"max-rounds": 1, "allow-algorithms": "fedproto"}
     refused = "refuses a baseline: baselines = 'local': algo = 'local': not allowed"
+
     assert refused in hospitals.shown("requests")
     assert "this site takes at most 1" in hospitals.answer("north", hospitals.config(rounds=2))
 
@@ -666,10 +705,12 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
     content = json.loads(request.read_text())
     content["settings"]["lr"] = 1.0
     request.write_text(json.dumps(content))
+
     assert "this request of a run cannot be read" in hospitals.answer("north", config)
 
     request.unlink()
     request.mkdir()
+
     assert "StateError (state-dir): its state" in hospitals.answer("north", config)
 
 
@@ -685,6 +726,7 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
     studies = hospitals.consent("north") / "studies"
     assert "'8584f680', and '" in hospitals.answer("north", hospitals.config(), digest="8584f680")
     assert not [*studies.glob("*.json")]
+
     large = signed(hospitals.config(), purpose="x" * 100_000)
     assert "more than 65536, for an operator to read" in hospitals.answer("north", large)
 
@@ -695,6 +737,7 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
             assert WAITING in hospitals.answer("north", signed_by(signer, seed))
         third = hospitals.answer("north", signed_by(signer, seed=3))
         assert "2 requests of other runs wait" in third
+
     assert len([*studies.glob("*.json")]) == 1 + 3 * 2
 
 
@@ -725,10 +768,12 @@ def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
         ".*: in each round little; protected  all\n(.*\n)*"
         "    setting    metrics=auc\n"
     )
+
     assert re.search(lines, hospitals.shown("requests"))
 
     hospitals.decide(config, "north")
     hospitals.answer("north", hospitals.study(metrics="auc", lr=0.5))
+
     assert "that key has signed what was approved here" in hospitals.shown("requests")
 
 
@@ -741,6 +786,7 @@ def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
     assert "1 files in" in shown
     assert "leaves     FedPer: in each round all weights of the model\n" in shown
     assert "    setting    fedper.personal-layers=0\n" in shown
+
     hospitals.decide(config, "north", words=("deny",))
     assert "denied at north" in hospitals.answer("north", config)
 
@@ -756,6 +802,7 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
     hospitals.ask_and_decide(config, "east", "north")
     OPENED.clear()
+
     assert clients_of(hospitals.federate(config)) == {"east", "north"}
     assert images_opened() > 0
     assert not [path for path in OPENED if "/south/data" in path]
@@ -764,12 +811,14 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(
     file = tmp_path / "heart.toml"
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in config.items()]
     file.write_text("".join(lines))
+
     assert hospitals.operator("south", "approve", str(file)) == 1
     assert "does not name south" in hospitals.capsys.readouterr().err
 
     souths_key_for_east = hospitals.keys("north", "south").replace("south:", "east:")
     config = signed(hospitals.config(), sites=souths_key_for_east)
     OPENED.clear()
+
     assert "does not name east, or names another key of it" in hospitals.answer("east", config)
     assert not [path for path in OPENED if "/east/data" in path]
     assert WAITING in hospitals.answer("north", config)
@@ -821,6 +870,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     config = hospitals.study()
     nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
     thief = {9: nodes[2] | {"state-dir": str(hospitals.folder / "thief")}}
+
     with pytest.raises(FederationError, match="does not name north, or names another key of it"):
         run_federation(config, nodes=thief)
 
@@ -838,6 +888,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
 
     second = config | {"run-name": "second"}
     outcome = run_federation(second, nodes=nodes | thief, tamper=forge_card)
+
     assert "north: not signed by a site of the study" in hospitals.capsys.readouterr().out
     assert trained_nodes(outcome) == {1, 2, 3}
 
@@ -856,6 +907,7 @@ def test_a_sum_is_with_no_other(
     config = hospitals.study(secagg=True, rounds=3, min_clients=3)
     hospitals.ask_and_decide(config)
     outcome = hospitals.federate(config | {"run-name": "true"})
+
     assert outcome.rows[0]["valid"] == 3
 
     def swap_keys(message: Message, reply: Message) -> Message:
@@ -872,7 +924,9 @@ def test_a_sum_is_with_no_other(
     rows_with_them = rows
     if (server, stage) == ("honest", "train"):  # these keys are of the next sum
         rows_with_them = rows[1:]
+
     assert all(row["void"] for row in rows_with_them)
+
     if server == "hostile":
         noticed = "unmask" if stage == "train" else "share"
         lie = "keys for a sum: those of north are not signed with its key in the study"
@@ -893,11 +947,13 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
         f'study-sites = "{hospitals.keys(*NAMES)}"\n'
         'study-purpose = "which valves leak"\nstudy-runs = 2\n'
     )
+
     assert "not signed" in output(capsys, "study", "show", file, status=1).err
 
     shown = ""
     for _ in range(2):  # the second signature takes the place of the first
         shown += output(capsys, "study", "sign", file, "--key", key, "--by", "jane").out
+
     assert "study heart" in shown
     assert f"signed by jane, {JANES}" in shown
     assert "which valves leak" in shown
@@ -908,6 +964,7 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     file.write_text(file.read_text().replace("rounds = 3", "rounds = 4"))
     assert "study-signature: not jane:" in output(capsys, "study", "show", file, status=1).err
     assert "give --key" in output(capsys, "study", "sign", file, status=1).err
+
     no_key = output(capsys, "study", "sign", file, "--key", file, "--by", "jane", status=1).err
     assert f"--key {file}:" in no_key
 
@@ -936,13 +993,16 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
     config = hospitals.config()
     study = Study.of(config).id
     hospitals.ask_and_decide(config, "north")  # before it named any
+
     assert hospitals.answer("north", config) == ""
 
     hospitals.nodes[2]["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
     assert WAITING in hospitals.answer("north", config)
     assert "WAITS since" in hospitals.shown("requests")
+
     unsigned = ((), "give --key, the SSH key of one of omar, jane")
     stranger = (("--key", str(strangers)), "is of none of operators (node config)")
+
     for words, why in (unsigned, stranger):
         assert hospitals.operator("north", "approve", study, *words) == 1
         assert why in hospitals.capsys.readouterr().err
@@ -959,12 +1019,14 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
         consent.write(path, replace(approved, **forged))
         assert WAITING in hospitals.answer("north", config)
     consent.write(path, approved)
+
     assert hospitals.answer("north", config) == ""
 
     log = hospitals.log()
     (last,) = [entry for entry in hospitals.lines() if entry.get("signature")]
     rewritten = json.dumps(last | {"runs": 9})
     log.write_text(rewritten + "\n")
+
     assert "line 1 is not what jane:" in hospitals.shown("audit", status=1)
 
     hospitals.decide(config, "north", words=("deny", "--key", str(key)))
@@ -1001,6 +1063,7 @@ def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
     (hospitals.consent("north") / "site.key").write_text("ab")
 
     assert hospitals.operator("north", "key") == 1
+
     damaged = "site.key is damaged; restore it, or remove it for a new key"
     assert damaged in hospitals.capsys.readouterr().err
 
@@ -1098,6 +1161,7 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     hospitals.ask_and_decide(config)
     outcome = hospitals.federate(config)
     heads = outcome.folder.parent / HEADS
+
     assert [set(row["heads"]) for row in heads_in(heads)] == 3 * [set(NAMES)]
 
     nothing = hospitals.shown("audit", "--against", str(outcome.folder), status=1)
@@ -1106,15 +1170,19 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     shutil.rmtree(outcome.folder)  # the witness outlives the run
     against = ("--against", str(heads))
     shown = hospitals.shown("audit", *against)
+
     assert f"and all 3 that {heads} has seen are there" in shown
     assert "fedproto train round 2: sent {" in shown
     assert "approved by" in shown
 
     log = hospitals.log()
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+
     assert hospitals.operator("north", "audit") == 0
+
     (wrong,) = json.loads(hospitals.shown("audit", *against, "--json", status=1))["wrong"]
     run = outcome.folder.name
+
     assert wrong.startswith(f"{run}, round 2: the server has seen a line that the log lacks")
 
 
@@ -1134,6 +1202,7 @@ def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     shutil.rmtree(hospitals.state("north"))
     shutil.copytree(before, hospitals.state("north"))
     lacking = "seen.north: the server has seen a line that this site's audit log lacks"
+
     assert lacking in failure_of_north(hospitals, config | {"run-name": "three"}, 3)
 
     key = (hospitals.consent("north") / consent.KEY_FILE).read_text()
@@ -1142,6 +1211,7 @@ def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     (hospitals.consent("north") / consent.KEY_FILE).write_text(key)
     hospitals.answer("north", config)
     hospitals.decide(config, "north")
+
     assert lacking in failure_of_north(hospitals, config | {"run-name": "four"}, 4)
     assert [entry["refused"] for entry in hospitals.lines() if "refused" in entry][-1]
 
@@ -1174,10 +1244,13 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     )
     grid = LocalGrid(config, hospitals.nodes, run_id=2)
     OPENED.clear()
+
     assert f"{SEEN}.north" in reason_in(grid.asked(lie))
     assert not [path for path in OPENED if str(hospitals.folder / "north" / "data") in path]
+
     changed = files_in(hospitals.state("north")) - files
     names = {path.name for path, _ in changed}
+
     assert names <= {audit.FILE, "refusals.json", hospitals.request(config).name}
     assert reason_in(grid.asked(message)) == ""
 
@@ -1240,6 +1313,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     for reason in unsaid:
         assert "more than 2 refusals today; the log of the site says more" in reason
     assert not problems_in(hospitals.log())
+
     lines = hospitals.lines()
     assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1, 1]
     assert {*waiting, *too_long, *unsaid} == {entry["refused"] for entry in lines}
@@ -1248,11 +1322,14 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     # a day later
     monkeypatch.setattr(audit, "date", SimpleNamespace(today=lambda: TODAY + timedelta(days=1)))
     assert "rounds = 5000" in hospitals.answer("north", most)
+
     # the clock goes back
     monkeypatch.setattr(audit, "datetime", SimpleNamespace(now=lambda: datetime(2000, 1, 1)))
     assert "rounds = 4000" in hospitals.answer("north", hospitals.config(rounds=4000))
+
     since_today = hospitals.shown("audit", "--since", str(TODAY))
     since_tomorrow = hospitals.shown("audit", "--since", TOMORROW)
+
     assert "rounds = 4000" in since_today
     assert ("rounds = 4000" in since_tomorrow) == ("rounds = 5000" not in since_tomorrow)
 
@@ -1261,6 +1338,7 @@ def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
     path = log_with(tmp_path, 3)
     path.write_text(path.read_text() + '{"time": "2026')
     cut_short = "line 4 is no whole line of the log: cut short by a full disk or a kill"
+
     assert cut_short in problems_in(path)[0]
 
     audit.append(tmp_path, study="s", decision="approved")
@@ -1272,6 +1350,7 @@ def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
 def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: Patch) -> None:
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
+
     assert hospitals.answer("north", config) == ""
 
     def fail_for_the_log(descriptor: int) -> None:
@@ -1298,5 +1377,6 @@ def test_a_log_of_a_hundred_thousand_lines_is_read_line_by_line(tmp_path: Path) 
             before = audit.hash_of(line)
 
     assert not problems_in(path)
+
     head = audit.append(tmp_path, study="s")
     assert head == [head for head, _, _ in audit.entries(path)][-1]

@@ -150,4 +150,5 @@ def test_every_row_and_every_column_runs(
             continue
         if problem:
             problems[f"{cells[0].row} / {cells[0].column}"] = problem
+
     assert problems == {}

@@ -120,10 +120,12 @@ def test_a_missing_package_or_one_that_cannot_start_is_one_line(
     monkeypatch.setitem(
         sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None
     )
+
     with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
         run_federation(run_config(tmp_path, callback=name, **SMALL), 2, on_grid=asked.append)
     assert f"pip install 'protofl[{name}]'" in str(error.value)
     assert not asked[0].log
+
     if name in NAMES:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
         with pytest.raises(SettingsError, match="it did not start"):
@@ -141,6 +143,7 @@ def test_a_missing_package_is_one_line(name: str, tmp_path: Path, monkeypatch: P
     package = "torch.utils.tensorboard" if name == "tensorboard" else name
     monkeypatch.setitem(sys.modules, package, None)
     grids: list[LocalGrid] = []
+
     with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
         run_federation(run_config(tmp_path, callback=name, **SMALL), 2, on_grid=grids.append)
 
@@ -191,6 +194,7 @@ def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: Patch) ->
         for number, mean in means.items():
             if json.dumps(mean).encode() in content:
                 found[number] = mean
+
     assert found == pytest.approx(means)
 
 
@@ -247,4 +251,5 @@ def test_a_resumed_run_has_each_round_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     config = run_config(tmp_path, **EVENTS)
     stop(config, "before the checkpoint", 2)
+
     assert_complete(run_federation(config | {"resume": True}, 4, run_id=7))

@@ -68,6 +68,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
     outcome = run_federation(config, clients=3)
 
     assert not any(outcome.summary["trouble"].values())
+
     for row in outcome.rows:
         clients = row["clients"].values()
         assert set(row["validation"]) == {*row["accuracy"], *row["metrics"]}
@@ -76,21 +77,27 @@ def test_validation_figures_stand_beside_those_of_test_data(
             assert figures == pytest.approx(over_clients(values, [6, 6, 6]))
         for client in clients:
             assert (client["train-samples"], client["validation-samples"]) == (14, 6)
+
     assert outcome.summary["validation"] == outcome.rows[-1]["validation"]
     for best in outcome.summary["best-accuracy"].values():
         assert best["chosen-on"] == "validation"
+
     means = [row["validation"]["head/auc"]["mean"] for row in outcome.rows]
     best_round = {"metric": "head/auc", "after": means.index(max(means)), "on": "validation"}
+
     assert outcome.summary["best-round"] == best_round
 
     printed = capsys.readouterr().out
     domains = "1 × photo, 1 × printed, 1 × scanned"
+
     assert f"3 clients · 10 classes · partition feature-shift ({domains})\n" in printed
+
     training = "2,500 found · 42 for training (train-samples = 20 a client)"
     assert f"{training} · 18 for validation · 60 for testing" in printed
     assert "chosen on validation data" in printed
     assert "head, validation" in printed
     assert "validation head " in printed
+
     shown = page(RecordedRun(outcome.folder))
     assert "chosen on validation data" in shown
     assert "Validation: the mean on their validation data." in unescape(shown)
@@ -108,8 +115,10 @@ def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Print
 
     printed = capsys.readouterr().out
     training = "22 found · 16 for training (train-samples = 30 a client)"
+
     assert f"{training} · 2 for validation · 4 for testing · none" in printed
     assert "or without any marked, so that all stay for training: south" in printed
+
     final = outcome.rows[-1]
     assert "validation" not in final["clients"]["south"]
     assert final["validation"]["head"]["mean"] == final["clients"]["north"]["validation"]["head"]
@@ -185,9 +194,12 @@ def test_validation_data_decide(
     # all rounds: the best on validation data is not the best on test data
     whole = run_federation(*planted(tmp_path / "whole", algo=algo))
     best = best_of_run(whole, "validation")
+
     assert best_of_run(whole, "accuracy") > best + 2
+
     mean = whole.rows[best]["accuracy"]["head"]["mean"]
     found = whole.summary["best-accuracy"]["head"]
+
     assert found == {"mean": mean, "after-round": best, "chosen-on": "validation"}
     assert whole.summary["best-round"] == {"metric": "head", "after": best, "on": "validation"}
     assert Figure(when="best").read(whole.folder) == pytest.approx(100 * mean)
@@ -195,12 +207,14 @@ def test_validation_data_decide(
     # stopped two rounds after the best
     stopped = run_federation(*planted(tmp_path / "stopped", algo=algo, early_stopping=2))
     last = best + 3
+
     assert [row["round"] for row in stopped.rows] == [*range(1, last + 1), last]
     assert stopped.rows[-1]["evaluated-after-round"] == last
     assert without_times(stopped.rows[:-1]) == without_times(whole.rows[:last])
     assert stopped.summary["rounds"] == last
     assert stopped.summary["stopped-early"] is True
     assert f"stopped early after round {last} of 8" in capsys.readouterr().out
+
     tile = f"<b>{last} of 8</b><span>rounds, stopped early</span>"
     assert tile in page(RecordedRun(stopped.folder))
 
@@ -226,6 +240,7 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(
     """In the second round, or in the final evaluation."""
     wanted = run_federation(*planted(tmp_path / "whole", early_stopping=2))
     config, *_, nodes = planted(tmp_path / "stopped", early_stopping=2)
+
     with pytest.raises(Killed):
         run_federation(config, 2, on_message(kind, number or wanted.summary["rounds"]), nodes)
 
@@ -254,15 +269,19 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
     assert not any("validation" in row for row in plain.rows)
     assert "chosen on test data" in capsys.readouterr().out
     assert "chosen on test data" in page(RecordedRun(plain.folder))
+
     best = keeping.summary["best-round"]
     assert best == {"metric": "head", "after": best_of_run(keeping, "accuracy"), "on": "test"}
     assert not list(plain.folder.glob(f"clients/*/{BEST}"))
 
     model = tmp_path / "model"
     export = ("--site", "site-1", "--best")
+
     assert main(["export", str(keeping.folder), *export, "--out", str(model)]) == 0
+
     chosen = f"after round {best['after']}, chosen as the best on test data"
     assert chosen in capsys.readouterr().out
+
     about = (model / "README.md").read_text()
     assert "after the best round, chosen on test data:" in about
     assert "What was chosen on test data makes these figures a little too high." in about
@@ -359,10 +378,12 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_pat
     outcome = run_federation(run_config(tmp_path, **settings), clients=3)
 
     assert not any(outcome.summary["trouble"].values())
+
     best = outcome.summary["best-round"]
     assert best["on"] == "validation"
     assert best["metric"] == ("prototype" if algo == "fedpcl" else "head")
     assert outcome.summary["rounds"] in (best["after"] + 2, 4)
+
     models = [TrainedModel.read(file) for file in outcome.folder.glob(f"clients/*/{BEST}")]
     assert [model.card.round for model in models] == [best["after"]] * 3
 
@@ -395,8 +416,10 @@ def test_balanced_accuracy_stands_everywhere(
 
     metrics = outcome.summary["metrics"]
     assert set(metrics) == {"prototype/balanced-accuracy", name}
+
     clients = outcome.rows[-1]["clients"].values()
     mean = np.mean([client["metrics"][name] for client in clients])
+
     assert metrics[name]["mean"] == pytest.approx(mean)
     assert name in capsys.readouterr().out
     assert name in page(RecordedRun(outcome.folder))

@@ -14,7 +14,7 @@ from protofl_common.backbones.features import extract_features
 from protofl_common.models.trained import TrainedModel
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
-from protofl_common.tools.site.approvals import described
+from protofl_common.tools.site.approvals import describe_run
 from tests.support.harness import CACHE, Outcome, refusal, run_config, run_federation, settings_of
 from tests.support.sites import NAMES
 
@@ -91,12 +91,14 @@ def test_the_gaussian_head_of_vectors_is_that_of_the_images(
     settings = {"algo": "gaussian", "gaussian__head": head, **PROTECTIONS[protection]}
     sites.run("images", **settings)
     sites.run("vectors", **settings)
+
     assert_same_models(sites)
 
     predicted = []
     for kind, inputs in (("images", sites.images), ("vectors", sites.vectors)):
         predictor = Predictor(sites.models(kind)[0])
         predicted.append([prediction.label for prediction in predictor.predict(inputs[:60])])
+
     assert predicted[0] == predicted[1]
 
 
@@ -120,6 +122,7 @@ def test_a_site_takes_its_vectors_back(sites: Sites) -> None:
     """What is left are the moments of the images of the two others."""
     run = sites.run("vectors", algo="gaussian", gaussian__revocable=True).folder
     assert main(["forget", str(run), "--site", "east"]) == 0
+
     left = moments_in(run)
     others = sites.run("images", NAMES[1:], algo="gaussian").folder
     for name, value in moments_in(others).items():
@@ -133,7 +136,7 @@ def test_a_request_says_that_moments_of_vectors_leave() -> None:
         "mpft": "several prototypes of each class, of your vectors",
     }.items():
         settings = settings_of({"algo": algo, "backbones": "none", "rounds": 1})
-        assert any(f"in each round {sent}" in line for line in described(settings))
+        assert any(f"in each round {sent}" in line for line in describe_run(settings))
     said = refusal({"algo": "gaussian", "backbones": "none", "standardise": "client"})
     assert "standardise = 'client': vectors are taken as they are" in said
 

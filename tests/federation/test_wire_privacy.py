@@ -451,6 +451,7 @@ def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
 
     accounts = list(asked[what].folder.parent.parent.glob("private-disk-*/privacy/*.json"))
     assert len(accounts) == 2 * CLIENTS  # of the client's name, and of its data
+
     for account in accounts:
         (spent,) = json.loads(account.read_text()).values()
         for _, _, unit, times in spent:
@@ -527,6 +528,7 @@ def test_an_error_names_no_file_of_a_site_and_no_folder(
     of_sites = reasons(tmp_path / "sites", nodes=real_nodes(tmp_path / "sites"))
     assert of_sites == {"OSError: an unexpected error; the log of the site says more"}
     assert f"OSError: {text}" in capsys.readouterr().err
+
     simulated = reasons(tmp_path / "simulated")
     assert simulated == {"OSError: cannot open …/a.png, nor '…/my scans/b.png'"}
 
@@ -570,6 +572,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
     """
     least = 6
     outcome = unequal(tmp_path, algo, 2, {"min-class-samples": least})
+
     assert not any(outcome.summary["trouble"].values())
 
     sites = RunFolder(outcome.folder).sites()["sites"]
@@ -598,6 +601,7 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
                 told = arrays_anew(item.array_record)[1]["counts"]
                 assert told.tolist() == np.where(counts >= least, counts, 0).tolist()
                 classes_told += len(large)
+
     assert classes_told
 
 
@@ -647,6 +651,7 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
         assert told == {str(label) for label in range(10) if counts[label] >= smallest_told}
         assert ("metrics.head/auc" in report) == (len(told) > 1)
         recalls_seen += len(told)
+
     assert recalls_seen
 
 
@@ -669,12 +674,15 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["accuracy"] == outcome.summary["metrics"] == {}
     assert (outcome.folder / "report.html").exists()
+
     reports = [
         reply.content["report"]
         for _, reply in outcome.grid.log[CLIENTS:]
         if "report" in reply.content
     ]
+
     assert reports
+
     for report in reports:
         assert not [name for name in report if name.startswith(("correct", "metrics"))]
         is_validated = any(name.startswith("validation.") for name in report)

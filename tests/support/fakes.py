@@ -49,7 +49,8 @@ def write_run(
 ) -> None:
     """A finished run; the last of ``evaluations`` is the final one.
 
-    Site i of n has 10 · (i + 1) test samples. ``validation``: the same on validation data.
+    Site i of n has 10 · (i + 1) test samples. ``validation``: the same on validation data, of which
+    those sites have more that have fewer test samples.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.toml").write_text("")
@@ -63,7 +64,7 @@ def write_run(
         record["validation"] = validated["accuracy"]
         for site, client in validated["clients"].items():
             record["clients"][site]["validation"] = client["accuracy"]
-            record["clients"][site]["validation-samples"] = client["test-samples"]
+            record["clients"][site]["validation-samples"] = 100 // client["test-samples"]
     (folder / "metrics.jsonl").write_text(_json_lines(rows), encoding="utf-8")
 
     accuracy = rows[-1]["accuracy"]

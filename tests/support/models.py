@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.learning.data import Samples
+from client_app.learning.training import Batch, LossTerms
 from protofl_common.config.sections import PrivacySettings, TrainingSettings
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.build import build_model
@@ -26,6 +27,22 @@ def some_data(n: int = 23) -> Samples:
 
 def some_model(arch: str = "cnn4") -> SplitModel:
     return build_model(arch, input_shape=(1, 8, 8), num_classes=4, feature_dim=6, seed=1)
+
+
+def linear(width: int = 2) -> SplitModel:
+    """z = w x with w = 0, from so many numbers to one."""
+    body = nn.Linear(width, 1, bias=False)
+    nn.init.zeros_(body.weight)
+    return SplitModel(body, nn.Identity())
+
+
+def downhill(batch: Batch) -> LossTerms:
+    """A loss of a `linear` model, whose gradient by w is the sample's input."""
+    return {"total-of-features": batch.features.sum() / len(batch.labels)}
+
+
+def cross_entropy(batch: Batch) -> LossTerms:
+    return {"cross-entropy": nn.functional.cross_entropy(batch.logits, batch.labels)}
 
 
 def privacy(**changes: object) -> PrivacySettings:

@@ -280,7 +280,13 @@ def runs(
     ]
 
 
-LABEL_SHIFT: dict[str, Any] = {"partition": "label-shift", "alpha": 0.5, "test_samples": 20}
+UNEQUAL: dict[str, Any] = {
+    "partition": "dirichlet",
+    "alpha": 0.5,
+    "total_samples": 150,
+    "train_samples": 0,
+}
+"""Clients of other sizes and classes."""
 TINY: dict[str, Any] = {"train_samples": 25, "test_samples": 20, "feature_dim": 16, "lr": 0.02}
 
 

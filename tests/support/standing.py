@@ -56,12 +56,17 @@ class Standing:
         partitions: int,
         state: Path | None = None,
         program: str = "flower-supernode",
+        port: int = 0,
     ) -> None:
-        """A SuperNode; its state is kept in ``state``, or under the federation's folder."""
+        """A SuperNode; its state is kept in ``state``, or under the federation's folder.
+
+        ``port`` is where it finds the SuperLink, if that is a relay's.
+        """
         state = state or self.folder / "state"
         facts = f'site-name="{site}" partition-id={partition} num-partitions={partitions}'
         facts += f' state-dir="{state}" cache-dir="{self.folder / "cache"}"'
-        self.start(site, processes.supernode_command(program.split(), self.port, facts))
+        command = processes.supernode_command(program.split(), port or self.port, facts)
+        self.start(site, command)
 
     def kill(self, part: str) -> None:
         """SIGKILL for all processes of a part."""
@@ -121,9 +126,9 @@ class Standing:
     def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> Any:
         return processes.wait_until(condition, self.logs, timeout, pause)
 
-    def wait_for_rounds(self, run: str, number: int) -> None:
+    def wait_for_rounds(self, run: str, number: int, timeout: float = 240) -> None:
         """Wait until that many rounds of a run are in its checkpoint, not only among its rows."""
-        self.wait(lambda: self.acknowledged(run) >= number, pause=0.05)
+        self.wait(lambda: self.acknowledged(run) >= number, timeout, pause=0.05)
 
     def acknowledged(self, run: str) -> int:
         """How many rounds a run's newest checkpoint holds."""
@@ -132,13 +137,33 @@ class Standing:
 
     def wait_for_client(self, site: str) -> psutil.Process:
         """The client process that a site starts next."""
-        before = set(self.family(site, "flwr-clientapp"))
+        before = set(self.clients(site))
 
         def started() -> set[psutil.Process]:
-            return set(self.family(site, "flwr-clientapp")) - before
+            return set(self.clients(site)) - before
 
         new: set[psutil.Process] = self.wait(started, pause=0.05)
         return new.pop()
+
+    def wait_for_upload(self, run: str, site: str, number: int) -> None:
+        """Wait until a site has trained in round ``number``, and is about to send its reply."""
+        log = self.folder / "state" / "sites" / site / "audit.jsonl"
+        self.wait_for_rounds(run, number - 1)
+
+        def is_in_log() -> bool:
+            lines = [json.loads(line) for line in log.read_text().split("\n")[:-1]]
+            return any(
+                line.get("round") == number and line.get("kind") == "train" for line in lines
+            )
+
+        self.wait(is_in_log, pause=0.005)
+
+    def clients(self, site: str) -> list[psutil.Process]:
+        """The client processes of a site: Flower's, or those that `protofl site run` has forked."""
+        flowers = self.family(site, "flwr-clientapp")
+        parts = self.family(site, "client_process.py")
+        forked = [member for member in parts if _parent(member) in parts]
+        return flowers + forked
 
     def finished(self, timeout: float = 300) -> str:
         """The status of the last run once it is over."""
@@ -160,3 +185,10 @@ def _command_line(member: psutil.Process) -> str:
         return " ".join(member.cmdline())
     except psutil.Error:
         return ""
+
+
+def _parent(member: psutil.Process) -> psutil.Process | None:
+    try:
+        return member.parent()
+    except psutil.NoSuchProcess:
+        return None

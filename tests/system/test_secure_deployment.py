@@ -77,6 +77,27 @@ def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
         names = [path.name for path in files]
         assert len(names) == 2
         assert "model.safetensors" in names  # for `protofl export`
+    if HAPROXY.exists():
+        answered = requests_in_log(federation)
+        assert ("200", "/v1/fleet/activate-node") in answered
+        assert not {("200", f"/v1/fleet/{request}") for request in OF_EVERY_ROUND} & answered
+
+
+OF_EVERY_ROUND = (
+    "pull-messages",
+    "send-node-heartbeat",
+    "pull-object",
+    "push-object",
+    "confirm-message-received",
+)
+"""Requests that the door does not log where they are answered."""
+
+
+def requests_in_log(machines: Machines) -> set[tuple[str, str]]:
+    """The status and the path of each request in the door's log."""
+    line = r' (\d{3}) \d+ [^"]*"[A-Z]+ (\S+) HTTP/1.1"'
+    logs = [log.read_text() for log in machines.folder.glob("superlink-*.log")]
+    return {request for log in logs for request in re.findall(line, log)}
 
 
 @contextmanager
@@ -157,6 +178,10 @@ def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
     ):
         assert ask(federation, federation.door, path, b"") == 404, path
     assert ask(federation, federation.superlink, "/v1/control/list-runs", b"") != 404
+    refused = ask(federation, federation.door, "/v1/fleet/pull-object", b"")
+    assert refused != 200
+    line = (str(refused), "/v1/fleet/pull-object")
+    wait_until(lambda: line in requests_in_log(federation), federation.logs, timeout=30)
 
 
 def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> int:

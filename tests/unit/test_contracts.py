@@ -76,6 +76,7 @@ def test_a_row_names_both_halves(algo: str) -> None:
     row = CATALOG[algo]
     assert issubclass(client_half(row), ClientAlgorithm)
     assert issubclass(server_half(row), ServerStrategy)
+
     for path, half_of_row in zip(twins(algo), (row.client, row.server), strict=True):
         module = half_of_row.partition(":")[0].replace(".", "/") + ".py"
         has_own_file = (ROOT / path).exists()
@@ -136,6 +137,7 @@ def test_only_two_files_import_what_flower_does_not_export() -> None:
         imported |= set(MODULE_OF_FLOWER.findall(path.read_text(encoding="utf-8")))
         if imported - public:
             importing.add(str(path.relative_to(ROOT)))
+
     assert importing == {"protofl_common/flower.py", "protofl_common/tools/flower.py"}
 
 
@@ -206,6 +208,7 @@ def test_no_folder_imports_one_that_imports_it() -> None:
 
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the folders of a circle
     client, server = ROOT / "client_app", ROOT / "server_app"
+
     assert not [folder for folder in graph[str(client / "learning")] if str(client) in folder]
     assert not [folder for folder in graph[str(server / "run")] if str(server) in folder]
 
@@ -256,7 +259,8 @@ def test_there_is_one_training_loop() -> None:
     for path in files_of("client_app"):
         if GRADIENTS.search(path.read_text("utf-8")):
             loops.add(str(path.relative_to(client_app)))
-    assert loops == {"learning/training.py", *OWN_RULE}
+    of_several_clients = "learning/together.py"  # by the same losses, and to the same weights
+    assert loops == {"learning/training.py", of_several_clients, *OWN_RULE}
 
 
 @pytest.mark.parametrize(("line", "takes_gradients"), [

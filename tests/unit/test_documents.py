@@ -41,6 +41,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [*build, "--site-dir", str(tmp_path)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+
     assert done.returncode == 0, done.stdout + done.stderr
     assert "class prototypes" in text_of(tmp_path / "index.html")
 
@@ -49,8 +50,10 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
     """The site checks the links of all pages, this one too; here that needs no site."""
     text = text_of(ROOT / "README.md")
     assert len(text.splitlines()) <= 150
+
     targets = re.findall(r"\]\(([^)#]*)", text)
     files = [target for target in targets if not target.startswith("https:")]
+
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
@@ -58,7 +61,9 @@ def test_the_files_that_say_the_version_agree() -> None:
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
     version = project["version"]
+
     assert cited["version"] == version
+
     entry = f"version = {{{version}}}, year = {{{cited['date-released'].year}}}"
     assert entry in text_of(ROOT / "docs" / "tasks.md")
     assert f"\n## {version}" in text_of(ROOT / "CHANGELOG.md")
@@ -83,10 +88,12 @@ def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPat
     for command in COMMANDS:
         monkeypatch.setattr(f"protofl_common.tools.cli.{command}.act", act)
     commands = commands_of("protofl")
+
     for words in commands:
         assert main(words[1:]) == 0, words
 
     assert len(acted) == len(commands) > 20
+
     for arguments in acted:
         settings = read_assignments(getattr(arguments, "settings", []))
         assert settings.keys() <= set(known_keys())

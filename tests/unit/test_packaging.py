@@ -53,11 +53,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.ZipFile) -> None:
     names = set(bundle.namelist())
     assert not names & set(STRAY)
+
     tops = {name.partition("/")[0] for name in names}
     assert tops == {*PACKAGES, "pyproject.toml", "README.md", "LICENSE", ".info"}
 
     code = code_of(*PACKAGES)
     tools = {name for name in code if name.startswith("protofl_common/tools/")}
+
     assert code - tools <= names
     assert not tools & names
     assert {f"protofl_common/backbones/weights/{name}.json" for name in EMBEDDED} <= names
@@ -104,9 +106,11 @@ def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
 
     tops = {name.partition("/")[0].partition("-")[0] for name in names}
     assert tops == {"protofl_common", "protofl"}
+
     recipes = {f"configs/recipes/{path.name}" for path in (ROOT / "configs" / "recipes").iterdir()}
     app = recipes | code_of("client_app", "server_app")
     app |= {"pyproject.toml", "README.md", "LICENSE", "protofl_common/experiment/settings.py"}
+
     assert {f"protofl_common/app/{name}" for name in app} <= names
     assert {"protofl_common/py.typed", "protofl_common/tools/cli/run.py"} <= names
     assert not any("__pycache__" in name for name in names)

@@ -125,6 +125,7 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed
     refusal = r"arch = 'planted.vision:Net': runs code of the module planted.vision, "
     with pytest.raises(SettingsError, match=refusal):
         Predictor.load("model")
+
     refused = output(capsys, "predict", "model", "rows.npy", status=1).err
     assert "--allow-python planted.vision" in refused
     assert not mark.exists()
@@ -159,8 +160,10 @@ def test_a_recipe_a_run_and_a_table_name_no_code(
         "table remove.yaml --out out",
     ):
         assert NOT_NAMED in output(capsys, *command.split(), status=1).err, command
+
     hint = "; only if you trust it, give --allow-python othernets,planted.vision ("
     assert hint in output(capsys, "run", "--recipe", "nets.toml", status=1).err
+
     output(capsys, "doctor", "--recipe", "remove.toml", status=1)
 
     assert precious.exists()
@@ -195,14 +198,17 @@ def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
         deny,
     ):
         assert REFUSED in output(capsys, *command.split(), status=1).err, command
+
     examined = output(capsys, "doctor", "--recipe", "theirs.toml", status=1).out
     assert NOT_NAMED in examined
     assert not plugin.exists()
 
     output(capsys, *plan.split(), "--allow-python", "planted")
     assert plugin.exists()
+
     forget_what_was_named()
     denied = output(capsys, *deny.split(), "--allow-python", "planted").out
+
     assert denied.startswith("north: denied: a run without a study")
 
 
@@ -223,10 +229,13 @@ def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
 
     output(capsys, *command, "run-name=allowed", "--allow-python", "planted.method")
     forget_what_was_named()
+
     assert REFUSED in output(capsys, *command, "run-name=refused", status=1).err
+
     output(capsys, *command, "run-name=typed", "algo=theirs")
     forget_what_was_named()
     resume = ["run", "--recipe", "runs/typed/resume.toml"]
+
     assert REFUSED in output(capsys, *resume, status=1).err
 
 
@@ -234,6 +243,7 @@ def test_a_site_imports_a_method_that_its_operator_named(plugin: Path) -> None:
     config = default_run_config() | {"algo": "theirs"}
     with pytest.raises(SettingsError, match=NOT_NAMED):
         Settings.from_run_config(config)
+
     site = {"site-name": "north", "partition-id": 0, "num-partitions": 2}
     with pytest.raises(SettingsError, match=r"name planted\.method in allow-python \(node config"):
         Settings.from_run_config(config, site)
@@ -254,6 +264,7 @@ def forget_what_was_named() -> None:
 def test_what_a_person_has_typed_is_loaded() -> None:
     with pytest.raises(SettingsError, match=NOT_NAMED):
         load("planted.vision:Net", "arch")
+
     read_assignments(["arch=planted.vision:Net"])
     assert load("planted.vision:Net", "arch").__name__ == "Net"
     with pytest.raises(SettingsError, match=NOT_NAMED):

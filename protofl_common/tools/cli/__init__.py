@@ -1,9 +1,9 @@
 """The command ``protofl``.
 
-One file per subcommand; each has `describe` and `act`, which may return an exit status. The command
-simulates runs in processes of its own, and reads the files that runs leave behind. It imports only
-the chosen subcommand, no Flower but for `run`, `table`, `site`, `status`, `worker` and `doctor`,
-and no PyTorch, which takes seconds, to read figures.
+One file per subcommand; each has `add_arguments`, and `act`, which may return an exit status. The
+command simulates runs in processes of its own, and reads the files that runs leave behind. It
+imports only the chosen subcommand, no Flower but for `run`, `table`, `site`, `status`, `worker` and
+`doctor`, and no PyTorch, which takes seconds, to read figures.
 """
 
 import argparse
@@ -46,8 +46,8 @@ COMMANDS = {  # name of each file beside this one -> what it does
         "the SuperLink's worker: the server's half of each run, with code that its operator chose"
     ),
 }
-FOR_FLOWER = ("worker",)  # it hands arguments that it does not know to Flower's own command
-WITH_ACTIONS = ("site",)  # with options of their own, each
+FOR_FLOWER = ("worker",)  # arguments that it does not know go to Flower's own command
+WITH_ACTIONS = ("site",)  # commands of several actions, each with options of its own
 STOPPED = 130  # exit status after Ctrl-C, as shells have it
 # Flower, once imported, would tell its makers who uses it
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
@@ -55,20 +55,21 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit status.
+    """Run ``protofl`` with these arguments, by default the process's; return its exit status.
 
-    0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C.
+    0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C; a command
+    may have others. Errors are printed on stderr.
     """
     commands = "\n".join(f"  {name:13}{summary}" for name, summary in COMMANDS.items())
-    more = "protofl COMMAND --help says more; protofl --version names versions."
+    hint = "protofl COMMAND --help says more; protofl --version names versions."
     parser = argparse.ArgumentParser(
         prog="protofl",
         usage="protofl COMMAND …",
         description="Federated learning with class prototypes.",
-        epilog=f"commands:\n{commands}\n\n{more}",
+        epilog=f"commands:\n{commands}\n\n{hint}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    hidden = argparse.SUPPRESS
+    hidden = argparse.SUPPRESS  # the epilog has it
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=hidden)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help=hidden)
     if arguments is None:
@@ -88,6 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         command = import_module(f"{__name__}.{chosen.command}")
         return command.act(parsed(chosen.command, chosen.arguments)) or 0
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has
+        # so that Python's flush at the end of the process does not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (SettingsError, DataError, TensorFileError, OSError) as error:
@@ -103,37 +105,42 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def program() -> NoReturn:
-    """`main` as a program: after Ctrl-C no thread that waits for a killed process keeps it."""
+    """Run `main` as the program of a process, and end the process with its exit status."""
     if isinstance(sys.stdout, TextIOWrapper):
         # "?" for a character that the terminal's encoding lacks
         sys.stdout.reconfigure(errors="replace")
-    for kind in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP):
         # a killed `protofl` ends its run, as Ctrl-C does
-        signal.signal(kind, signal.default_int_handler)
+        signal.signal(number, signal.default_int_handler)
     status = main()
     if status == STOPPED:
         sys.stdout.flush()
-        os._exit(STOPPED)
+        os._exit(STOPPED)  # at once: sys.exit would wait for threads that wait for killed processes
     sys.exit(status)
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
+    """Return the parser of a subcommand; its file's docstring is the text of ``--help``."""
     module = import_module(f"{__name__}.{command}")
     parser = argparse.ArgumentParser(f"protofl {command}", description=module.__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    module.describe(parser)
+    module.add_arguments(parser)
     return parser
 
 
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
-    """Parse the words after a subcommand; the modules of ``--allow-python`` are allowed now."""
+    """Parse a subcommand's arguments; from now on the modules of ``--allow-python`` are allowed.
+
+    Arguments that a command does not know end the process with status 2, unless they are for
+    Flower: then they are in the result as ``flowers``.
+    """
     parser = parser_of(command)
     if command in FOR_FLOWER or command in WITH_ACTIONS:
         result, unknown = parser.parse_known_args(arguments)
-    else:
+    else:  # options and settings in any order, which argparse refuses to parsers with actions
         result, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown and command not in FOR_FLOWER:
-        parser = getattr(result, "parser", parser)  # the action's own
+        parser = getattr(result, "parser", parser)  # an action has a parser of its own
         hint = ""
         if "KEY=VALUE" in parser.format_usage():
             hint = "; settings are KEY=VALUE without dashes, such as rounds=5"

@@ -57,12 +57,13 @@ SIZES = {
 Floats = NDArray[np.float64]
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
     add_allow_python(parser, "the run", backbones=True)
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Audit the run, and print the findings as a table."""
     rows = audit(run_named(arguments.run), arguments.allow_backbones)
     Console().print(audit_table(rows).on_terminal())
 
@@ -70,13 +71,14 @@ def act(arguments: argparse.Namespace) -> None:
 class Candidates(NamedTuple):
     """Scores of samples of one class, higher for likelier members of one client's training data."""
 
-    members: Floats  # [n]
-    others: Floats  # [m], of the same class and origin
+    members: Floats  # [n], of the client's training samples
+    others: Floats  # [m], of its test samples
 
     @property
     def auc(self) -> float:
-        """The chance that a member scores above another; a tie counts half."""
-        return float((np.sign(self.members[:, None] - self.others[None, :]).mean() + 1) / 2)
+        """Return the chance that a member scores above a non-member; a tie counts half."""
+        signs_NM = np.sign(self.members[:, None] - self.others[None, :])  # 1, 0 for a tie, or -1
+        return float((signs_NM.mean() + 1) / 2)
 
 
 class Finding(NamedTuple):
@@ -84,9 +86,9 @@ class Finding(NamedTuple):
 
     classes: int  # groups of candidates
     advantage: float  # 2 · AUC − 1, averaged by members: 0 for guessing, 1 for naming all
-    error: float  # its standard deviation under guessing: that of the Mann-Whitney statistic
+    error: float  # standard deviation of the advantage under guessing
     named: int  # classes whose likeliest candidate is a member
-    by_chance: float  # how many that is for guessing
+    by_chance: float  # how many classes guessing would name
 
     @property
     def above_chance(self) -> bool:
@@ -95,20 +97,25 @@ class Finding(NamedTuple):
 
 
 def finding(groups: Iterable[Candidates]) -> Finding | None:
-    """Judge all groups together; None without any that has members and others."""
-    sound = [group for group in groups if len(group.members) and len(group.others)]
-    if not sound:
+    """Judge an attack by its scores of all groups of candidates, each of one class of one client.
+
+    The advantage is the mean over the groups, weighted by their members. None where no group has
+    both members and others.
+    """
+    usable = [group for group in groups if len(group.members) and len(group.others)]
+    if not usable:
         return None
-    sizes = np.array([(len(group.members), len(group.others)) for group in sound], dtype=float)
+    sizes = np.array([(len(group.members), len(group.others)) for group in usable], dtype=float)
     members = sizes[:, 0]
     candidates = sizes.sum(axis=1)
     weights = members / members.sum()
+    # of 2 · AUC − 1 under guessing, where AUC is the Mann-Whitney statistic divided by n · m
     variances = 4 * (candidates + 1) / (12 * sizes.prod(axis=1))
     return Finding(
-        classes=len(sound),
-        advantage=float(weights @ [2 * group.auc - 1 for group in sound]),
+        classes=len(usable),
+        advantage=float(weights @ [2 * group.auc - 1 for group in usable]),
         error=math.sqrt(float(weights**2 @ variances)),
-        named=sum(bool(group.members.max() > group.others.max()) for group in sound),
+        named=sum(bool(group.members.max() > group.others.max()) for group in usable),
         by_chance=float((members / candidates).sum()),
     )
 
@@ -122,9 +129,11 @@ class Scored(NamedTuple):
 
 
 def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
-    """Attack a finished simulation, and leave the findings for its page.
+    """Attack a finished simulation, and write the findings into its folder, for the run's page.
 
-    SettingsError where a part of the simulation is not here.
+    Return a row for each attack and size of class. SettingsError where a part of the simulation is
+    missing, or nothing was sent that these attacks could use. ``allow_backbones`` names frozen
+    backbones that the models may read or download.
     """
     run = RecordedRun(folder)
     settings = Settings.from_run_config(default_run_config() | run.settings)
@@ -139,21 +148,21 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
             f"{folder}: nothing to attack: with secure aggregation no message is that of one client"
         )
     sends_moments = any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
-    noisy = None
+    noisy = None  # what each client sent can be computed anew, but not its noise
     if sends_moments and settings.privacy.dp != "none":
         noisy = sent_in(newest_undamaged(folder, complaint=f"{folder}: no folder of a run").state)
 
     scored: list[Scored] = []
     for number, site in enumerate(in_order(run.sites)):
-        data, predictor = _of_site(run, settings, number, site, allow_backbones)
+        data, predictor = _data_and_model(run, settings, number, site, allow_backbones)
         sent: Prototypes | None
         if sends_moments:
-            sent = _class_means(folder, settings, site, data, predictor, noisy)
+            sent = _class_means_sent(folder, settings, site, data, predictor, noisy)
         else:
-            sent = _sent(run, site)
+            sent = _prototypes_sent(run, site)
         scored += _scores(data, predictor, sent, settings)
 
-    rows = _findings(scored)
+    rows = _rows(scored)
     if not rows:
         raise SettingsError(
             f"{folder}: nothing to attack: no prototypes or weights, or no test samples"
@@ -162,26 +171,30 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
     return rows
 
 
-def _findings(scored: list[Scored]) -> list[dict[str, Any]]:
-    """A row for each attack and size of a class that has candidates."""
+def _rows(scored: list[Scored]) -> list[dict[str, Any]]:
+    """Return a row for each attack and range of class sizes (`SIZES`) that has candidates."""
     rows = []
-    for attack in dict.fromkeys(one.attack for one in scored):
+    for attack in dict.fromkeys(entry.attack for entry in scored):
         for size, (least, most) in SIZES.items():
             groups = []
-            for one in scored:
-                if one.attack == attack and least <= one.samples <= most:
-                    groups.append(one.candidates)
-            found = finding(groups)
-            if found is not None:
-                row = {"attack": attack, "samples": size, **found._asdict()}
-                rows.append({**row, "above_chance": found.above_chance})
+            for entry in scored:
+                if entry.attack == attack and least <= entry.samples <= most:
+                    groups.append(entry.candidates)
+            result = finding(groups)
+            if result is not None:
+                row = {"attack": attack, "samples": size, **result._asdict()}
+                rows.append({**row, "above_chance": result.above_chance})
     return rows
 
 
-def _of_site(
+def _data_and_model(
     run: RecordedRun, settings: Settings, number: int, site: str, allow: str
 ) -> tuple[ClientData, Predictor]:
-    """The data and the model of a simulated client; SettingsError where they are not here."""
+    """Open the data and the model of the simulated client with this ``number``, from 0.
+
+    ``allow`` names frozen backbones that the model may read or download. SettingsError for a client
+    that was not simulated, or whose model is gone or whose data have changed.
+    """
     file = run.folder / "clients" / site / WEIGHTS
     if site != f"site-{number}" or not file.exists():
         raise SettingsError(
@@ -195,7 +208,7 @@ def _of_site(
     return data, Predictor(TrainedModel.read(file), allow=allow)
 
 
-def _class_means(
+def _class_means_sent(
     folder: Path,
     settings: Settings,
     site: str,
@@ -203,9 +216,10 @@ def _class_means(
     predictor: Predictor,
     noisy: Sent | None,
 ) -> Prototypes:
-    """The class means among the moments of frozen features that a client sent.
+    """Return the class means among the moments of frozen features that a client sent.
 
-    ``noisy``: what the server stored.
+    Moments without noise are computed anew from its data. Of a run with noise, ``noisy`` has what
+    the server stored of each client, where it did; SettingsError where it did not.
     """
     if noisy is not None:
         stored = noisy.get(site)
@@ -222,13 +236,14 @@ def _class_means(
 
     features_NF = predictor.values(data.train_inputs).cpu()
     labels_N = torch.from_numpy(data.train_labels)
-    labelled_N = labels_N != UNLABELLED
-    means = class_means(features_NF[labelled_N], labels_N[labelled_N].long(), len(data.classes))
+    is_labelled_N = labels_N != UNLABELLED
+    features_LF = features_NF[is_labelled_N]
+    means = class_means(features_LF, labels_N[is_labelled_N].long(), len(data.classes))
     return large_enough(means, settings.privacy.min_class_samples)
 
 
-def _sent(run: RecordedRun, site: str) -> Prototypes | None:
-    """The prototypes that a client sent last, if any."""
+def _prototypes_sent(run: RecordedRun, site: str) -> Prototypes | None:
+    """Return the prototypes that a client sent last, as the server kept them; None without any."""
     stored = run.client_prototypes
     if stored is None or site not in stored.sites:
         return None
@@ -241,11 +256,15 @@ def _sent(run: RecordedRun, site: str) -> Prototypes | None:
 def _scores(
     data: ClientData, predictor: Predictor, sent: Prototypes | None, settings: Settings
 ) -> Iterator[Scored]:
-    """Yield the scores of each attack on each class that the client has training samples of."""
+    """Score the training and test samples of a client, for each of its classes, by each attack.
+
+    Classes without training samples are left out. A higher score is a likelier member. ``sent`` are
+    the client's prototypes; None: it sent none, and there is only the attack on weights, if any.
+    """
     labels_N = np.concatenate([data.train_labels, data.test_labels])
     is_member_N = np.arange(len(labels_N)) < len(data.train_labels)
-    values = [predictor.values(part) for part in (data.train_inputs, data.test_inputs)]
-    features_ND = torch.cat([predictor.model.body(part) for part in values]).cpu()
+    model_inputs = [predictor.values(part) for part in (data.train_inputs, data.test_inputs)]
+    features_ND = torch.cat([predictor.model.body(part) for part in model_inputs]).cpu()
     logits_NC = predictor.model.head(features_ND)
     weights = weights_in(settings.exchange.up).values()
     sends_weights = any(not isinstance(entry, Moments) for entry in weights)
@@ -253,15 +272,17 @@ def _scores(
     for label in np.unique(data.train_labels[data.train_labels >= 0]).tolist():
         chosen = torch.from_numpy(np.flatnonzero(labels_N == label))
         scores: dict[str, Tensor] = {}
-        own = None if sent is None else sent.only(sent.labels == label)
-        if own is not None and len(own):
+        of_class = None if sent is None else sent.only(sent.labels == label)
+        if of_class is not None and len(of_class):
             space = features_ND
-            if own.means.shape[1] != features_ND.shape[1]:  # they are of frozen features
-                space = torch.cat(values).cpu()
+            if of_class.means.shape[1] != features_ND.shape[1]:
+                # the prototypes are of the frozen backbones' features, the inputs of this model
+                space = torch.cat(model_inputs).cpu()
             if settings.privacy.dp != "none":
-                space = space.renorm(2, 0, settings.privacy.dp_feature_clip)  # as each counted
+                # the client cut each sample's features to this norm before their mean was taken
+                space = space.renorm(2, 0, settings.privacy.dp_feature_clip)
             similarity = predictor.card.similarity
-            scores["prototypes"] = -distances(space[chosen], own, similarity).amin(1)
+            scores["prototypes"] = -distances(space[chosen], of_class, similarity).amin(1)
         if sends_weights:
             scores["weights"] = logits_NC[chosen].log_softmax(1)[:, label]
 

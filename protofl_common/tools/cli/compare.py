@@ -2,14 +2,18 @@
 
   protofl compare runs/one runs/another             # figures, and the settings in which they differ
   protofl compare runs/tables/runs                        # all finished runs in a folder, by groups
-  protofl compare runs --against runs/local-1 --figure all.pdf --latex all.tex
+  protofl compare runs --against runs/local-1 --figures all --latex all.tex
 
 Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and the difference from
-the first group, or from that of --against: over the seeds that both have, with its interval and the
-p of a two-sided paired t-test.
+the first group, or from that of --against: over the seeds that both have, with its interval, the p
+of a two-sided paired t-test, and that p corrected for the number of comparisons (Holm). A second
+table has what each group cost: bytes and seconds.
+With --figures DIR it draws, as SVG and PDF: intervals (the means with intervals), curves (over the
+rounds, with a band over the seeds) and boxes (over the clients).
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -21,23 +25,27 @@ from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import keys_that_change
 from protofl_common.runs.figures import HIDDEN, MEASURES, Table, best_text, cells, counted
 from protofl_common.runs.folder import KINDS, RunFolder, Summary, reading
-from protofl_common.tools.arguments import add_json, print_json, run_named
-from protofl_common.tools.tables.figure import LEGAL, Figure
+from protofl_common.tools.arguments import FIGURES_HELP, add_json, print_json, run_named
+from protofl_common.tools.tables.figure import COUNTS, LEGAL, Figure
 from protofl_common.tools.tables.groups import (
+    ABOUT_COSTS,
+    ABOUT_P,
+    COSTS,
     ESTIMATED,
     Estimate,
     Group,
-    draw_groups,
+    cost_cells,
     estimate_cells,
     grouped,
     holm,
+    intervals,
     run_folders,
 )
 
 FIGURE_PARTS = ("what", "when", "over")  # options that say which figure is compared
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     runs = "a run's folder or name in runs/, or a folder of runs"
     parser.add_argument("runs", nargs="+", metavar="RUN", help=runs)
     against = "a run of the group that others are compared with (the first)"
@@ -45,18 +53,15 @@ def describe(parser: argparse.ArgumentParser) -> None:
     for part in FIGURE_PARTS:
         about = f"of groups: {LEGAL[part][0]}".replace("%", "%%")
         parser.add_argument(f"--{part}", default="", help=about)
-    latex = "the table of groups, for LaTeX"
+    latex = "the table of groups, and below it that of their costs, for LaTeX"
     parser.add_argument("--latex", type=Path, metavar="FILE.tex", help=latex)
-    figure = "means with intervals, as FILE.svg or FILE.pdf"
-    parser.add_argument("--figure", type=Path, metavar="FILE", help=figure)
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=FIGURES_HELP)
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Print the comparison, of single runs or of groups, and write the files that are asked for."""
     folders = run_folders([run_named(run) for run in arguments.runs])
-    drawing = arguments.figure
-    if drawing and drawing.suffix not in (".svg", ".pdf"):
-        raise SettingsError(f"--figure {drawing}: must end in .svg or .pdf")
     parts = {}
     for part in FIGURE_PARTS:
         if getattr(arguments, part):
@@ -66,6 +71,7 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.against:
         first = _group_of(arguments.against, folders, figure)
         chosen = (first.settings, first.clients)
+        # to the front: False sorts before True, and the others keep their order
         groups.sort(key=lambda group: (group.settings, group.clients) != chosen)
 
     one_run_each = len(groups) == len(folders)
@@ -81,22 +87,34 @@ def act(arguments: argparse.Namespace) -> None:
             )
     else:
         Console().print(table_of(groups).on_terminal())
-        _print_notes(folders, groups)
+        Console().print(costs_of(groups).on_terminal())
+        _print_repeated(folders, groups)
 
     if arguments.latex:
-        write_text(arguments.latex, table_of(groups).as_latex())
-    if drawing:
-        draw_groups(groups, _units(groups), drawing)
-    for file in (arguments.latex, drawing):
-        if file:
-            print(file, file=sys.stderr)
+        tables = (table_of(groups), costs_of(groups))
+        write_text(arguments.latex, "\n".join(table.as_latex() for table in tables))
+        print(arguments.latex, file=sys.stderr)
+    if arguments.figures:
+        _draw(groups, arguments.figures, parts.get("what", ""))
+        print(arguments.figures, file=sys.stderr)
+
+
+def _draw(groups: list[Group], folder: Path, what: str) -> None:
+    """Draw the figures of the groups into the folder."""
+    from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
+
+    intervals(groups, _units(groups)).save(folder)
+    methods = {group.name: list(group.runs.values()) for group in groups}
+    if what not in COUNTS:
+        save_curves_and_boxes(methods, what, folder)
 
 
 def _units(groups: list[Group]) -> str:
     """Return the label of the figure's axis: which figures the groups have, a line each."""
     units: dict[str, None] = {}  # each once, in order
     for group in groups:
-        unit = f"{group.figure}, %" if group.digits == 2 else group.figure
+        is_percent = group.digits == 2  # a count has 1 digit, a metric in [0, 1] has 4
+        unit = f"{group.figure}, %" if is_percent else group.figure
         units[unit] = None
     return "\n".join(units)
 
@@ -110,36 +128,33 @@ def _group_of(name: str, folders: list[Path], figure: Figure | None) -> Group:
     return group
 
 
-def _print_notes(folders: list[Path], groups: list[Group]) -> None:
-    """Say which runs do not count, and what p is when several groups are compared with one."""
+def _print_repeated(folders: list[Path], groups: list[Group]) -> None:
+    """Say how many runs do not count."""
     repeated = len(folders) - sum(len(group.runs) for group in groups)
     if repeated:
         print(
             f"{repeated} runs repeat another with the same settings and seed; "
             "of each the latest counts."
         )
-    p_values = {}
-    for group in groups[1:]:
-        difference, _ = group.difference_from(groups[0])
-        if difference and difference.n > 1:
-            p_values[group.name] = difference.p
-    if len(p_values) > 1:
-        corrected = [f"{printable(name)} {p:.3f}" for name, p in holm(p_values).items()]
-        print(
-            f"p is of each comparison alone; corrected for {len(p_values)} of them (Holm): "
-            f"{', '.join(corrected)}"
-        )
 
 
 def table_of(groups: list[Group]) -> Table:
-    """A row per group; differences are from the first."""
+    """Return the table of groups, a row for each; differences are from the first group."""
     reference = groups[0]
+    p_values = {}
+    for group in groups[1:]:
+        difference, _ = group.difference_from(reference)
+        if difference:
+            p_values[group.name] = difference.p
+    corrected = holm(p_values)
+
     rows = []
     for group in groups:
         difference, note = group.difference_from(reference)
-        cells = estimate_cells(group.values.values(), difference, group.digits)
+        p = corrected.get(group.name, math.nan)
+        cells = estimate_cells(group.values.values(), difference, group.digits, p)
         if group is reference:
-            cells = [*cells[:3], "", "", ""]
+            cells = [*cells[:3], "", "", "", ""]  # no difference from itself
             note = "one seed" if len(group.values) == 1 else ""
         rows.append([printable(group.name), *cells, note])
 
@@ -153,10 +168,20 @@ def table_of(groups: list[Group]) -> Table:
     )
     if "chosen on test" in names:
         note += " What was chosen on test data is too good."
-    return Table(("group", *ESTIMATED, ""), rows, note, words=(0, 7))
+    if corrected:
+        note += f" {ABOUT_P}"
+    columns = ("group", *ESTIMATED, "")
+    return Table(columns, rows, note, words=(0, len(columns) - 1))
+
+
+def costs_of(groups: list[Group]) -> Table:
+    """Return a row for each group: what its runs have cost, on average."""
+    rows = [[printable(group.name), *cost_cells(group.runs.values())] for group in groups]
+    return Table(("group", *COSTS), rows, ABOUT_COSTS, "what it costs")
 
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:
+    """Return a group for JSON, with its difference from the ``reference``; None for that itself."""
     difference = None
     note = ""
     if group is not reference:
@@ -176,16 +201,20 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
 
 
 def comparison(folders: list[Path]) -> Table:
-    """A column per run; figures first, then settings that are not the same everywhere."""
+    """Return the table of single runs, a column for each.
+
+    Figures come first, then the settings that are not the same in all runs.
+    """
     summaries = [RunFolder(folder).finished_summary() for folder in folders]
     columns = []
     settings = []
     for folder, summary in zip(folders, summaries, strict=True):
         columns.append(_figures(folder, summary))
+        # the version of the code that divides the data; the first wrote none
         settings.append(summary["settings"] | {"division": summary.get("division", 1)})
 
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    rows += _different(settings)
+    rows += _different_settings(settings)
 
     note = ""
     for summary in summaries:
@@ -195,14 +224,17 @@ def comparison(folders: list[Path]) -> Table:
     return Table(["", *heads], rows, note)
 
 
-def _different(settings: list[Config]) -> list[list[str]]:
-    """Return a row for each setting that is not the same in all runs, but for mere names."""
+def _different_settings(settings: list[Config]) -> list[list[str]]:
+    """Return a row, key and values, for each setting that is not the same in all runs.
+
+    Left out are settings that only name a run.
+    """
     keys: dict[str, None] = {}  # each once, in order
-    for of_run in settings:
-        keys |= dict.fromkeys(of_run)
+    for run_settings in settings:
+        keys |= dict.fromkeys(run_settings)
     rows = []
     for key in keys:
-        values = [of_run.get(key) for of_run in settings]
+        values = [run_settings.get(key) for run_settings in settings]
         is_same = all(value == values[0] for value in values)
         if not is_same and key not in keys_that_change("name"):
             rows.append([key, *("–" if value is None else str(value) for value in values)])
@@ -210,7 +242,10 @@ def _different(settings: list[Config]) -> list[list[str]]:
 
 
 def _figures(folder: Path, summary: Summary) -> dict[str, str]:
-    """Return a column of the comparison: the name of each figure, and its text."""
+    """Return a run's column of the comparison: the name of each figure, and its text.
+
+    SettingsError where the ``summary`` is not that of a run.
+    """
     with reading(f"{folder}: not the figures of a run"):
         figures = {name: str(summary[name]) for name in ("algorithm", "rounds")}
         networks = [client["arch"] for client in summary["clients"].values()]
@@ -225,6 +260,6 @@ def _figures(folder: Path, summary: Summary) -> dict[str, str]:
             figures[f"bytes {direction}"] = human_bytes(size)
         figures["seconds"] = human_seconds(summary["seconds"])
         figures["seconds per round"] = human_seconds(summary["seconds-per-round"])
-        lost = summary["trouble"] | {"late": 0}  # a late one was missing before
+        lost = summary["trouble"] | {"late": 0}  # a late reply was counted as missing before
         figures["lost replies"] = str(sum(lost.values()))
         return figures

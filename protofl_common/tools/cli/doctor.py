@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from packaging.requirements import Requirement
@@ -29,10 +30,11 @@ from protofl_common.basics.files import cache_folder
 from protofl_common.basics.text import first_of, printable
 from protofl_common.config.architectures import ARCHITECTURES, members_of
 from protofl_common.config.datasets import PARTITIONS, is_own
-from protofl_common.config.options import Scalar, SettingsError
+from protofl_common.config.options import Config, Scalar, SettingsError
 from protofl_common.data.division import number_in_division, shares_of
 from protofl_common.data.raw import DataError, described
 from protofl_common.data.store import StoredData, open_data
+from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
 from protofl_common.flower import TRIED_ON
 from protofl_common.tools.arguments import (
@@ -53,14 +55,14 @@ from protofl_common.tools.findings import (
 )
 
 CLIENT_BYTES = 700e6  # of memory, for a simulated client at work
-FEW_BYTES = 2e9  # of a disk
-FEW_SHARED_BYTES = 500e6  # of shared memory
+FEW_BYTES = 2e9  # less free on a disk is a warning
+FEW_SHARED_BYTES = 500e6  # less shared memory in all is a warning
 PROC = Path("/proc")
 BIN = Path(sys.executable).parent
-RAY_NOTE = Path("/tmp/ray/ray_current_cluster")
+RAY_NOTE = Path("/tmp/ray/ray_current_cluster")  # where Ray notes the address of a cluster
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     settings = "settings of the run that shall work"
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=settings)
     recipe = "a TOML file, or one of configs/recipes, below these"
@@ -70,34 +72,47 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+class Planned(NamedTuple):
+    """The run that the user has in mind."""
+
+    settings: Config  # of the recipe and of the command line
+    chosen: Config  # those of the command line
+    clients: int
+    clients_by_data: bool  # neither the command line nor a recipe says how many clients
+
+
 def act(arguments: argparse.Namespace) -> int:
+    """Print the findings of all checks, and return 1 if something is wrong, else 0."""
     recipe = read_recipe(arguments.recipe)
-    arguments.counts = arguments.clients is None and not arguments.recipe
-    if arguments.clients is None:
-        arguments.clients = recipe.federation["num-supernodes"]
-    if arguments.clients < 1:
-        raise SettingsError(f"--clients {arguments.clients}: must be at least 1")
-    arguments.chosen = read_assignments(arguments.settings)
-    arguments.settings = recipe.settings | arguments.chosen
+    clients_by_data = arguments.clients is None and not arguments.recipe
+    clients = arguments.clients
+    if clients is None:
+        clients = recipe.federation["num-supernodes"]
+    if clients < 1:
+        raise SettingsError(f"--clients {clients}: must be at least 1")
+    chosen = read_assignments(arguments.settings)
+    settings = with_hparams(recipe.settings | chosen)
+    planned = Planned(settings, chosen, clients, clients_by_data)
 
     findings: list[Finding] = []
     for check in CHECKS:
-        findings += _safely(check, arguments)
+        findings += _findings_of(check, planned)
     return show("doctor", worst_first(findings), arguments.json)
 
 
-Found = Iterator[tuple[str, str, str]]  # level, text, and the cure, which a fact does not have
+Results = Iterator[tuple[str, str, str]]  # level, text, and the cure: "" for a fact
 
 
-def _safely(
-    check: Callable[[argparse.Namespace], Found], asked: argparse.Namespace
-) -> list[Finding]:
-    """Run a check; its own failure must not hide what the others find."""
+def _findings_of(check: Callable[[Planned], Results], planned: Planned) -> list[Finding]:
+    """Run a check, and return its findings, with its name as their topic.
+
+    If it fails itself, that is its only finding: other checks go on.
+    """
     topic = check.__name__.strip("_")
     try:
         findings = []
-        for level, text, cure in check(asked):
-            findings.append(Finding(level, topic, text, cure if level else ""))
+        for level, text, cure in check(planned):
+            findings.append(Finding(level, topic, text, cure))
         return findings
     except OSError as error:
         untold = f"cannot be told here ({printable(repr(error))})"
@@ -106,8 +121,13 @@ def _safely(
         return [Finding(WRONG, topic, fault_of(error))]
 
 
-def _versions(asked: argparse.Namespace) -> Found:
-    bounds = [Requirement(line) for line in requires("protofl") or () if "extra ==" not in line]
+def _versions(planned: Planned) -> Results:
+    """Say which packages are missing or of a version that ProtoFL does not take."""
+    bounds = []
+    for line in requires("protofl") or ():
+        is_optional = "extra ==" in line  # as the packages of protofl[onnx] are
+        if not is_optional:
+            bounds.append(Requirement(line))
     pip = f"{sys.executable} -m pip install"
     for bound in bounds:
         try:
@@ -127,7 +147,8 @@ def _versions(asked: argparse.Namespace) -> Found:
     yield FACT, f"{packages}; the app is in {app_folder()}", ""
 
 
-def _flower(asked: argparse.Namespace) -> Found:
+def _flower(planned: Planned) -> Results:
+    """Say whether the installed Flower has all that ProtoFL uses of its private parts."""
     try:
         from protofl_common.tools.flower import require_all  # two seconds
 
@@ -139,7 +160,8 @@ def _flower(asked: argparse.Namespace) -> Found:
     yield FACT, f"{version('flwr')} has all private names that ProtoFL uses; {tried_on}", ""
 
 
-def _torch(asked: argparse.Namespace) -> Found:
+def _torch(planned: Planned) -> Results:
+    """Say whether PyTorch can be loaded, and sees a GPU if the run's ``device`` is one."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -147,7 +169,7 @@ def _torch(asked: argparse.Namespace) -> Found:
         yield WRONG, f"PyTorch cannot be loaded ({error})", cure
         return
     has_cuda = torch.cuda.is_available()
-    device = str(asked.settings.get("device", ""))
+    device = str(planned.settings.get("device", ""))
     if device.startswith("cuda") and not has_cuda:
         built = "is built without CUDA"
         if torch.version.cuda:
@@ -164,20 +186,24 @@ def _torch(asked: argparse.Namespace) -> Found:
     yield FACT, f"PyTorch {torch.__version__}, {gpus}", ""
 
 
-def _memory(asked: argparse.Namespace) -> Found:
+def _memory(planned: Planned) -> Results:
+    """Say whether the memory is enough for the clients that work at once."""
     facts = dict(line.split(":") for line in (PROC / "meminfo").read_text().splitlines())
-    free = int(facts["MemAvailable"].split()[0]) * 1024
+    free = int(facts["MemAvailable"].split()[0]) * 1024  # "12345 kB"
     cores = len(os.sched_getaffinity(0))
-    at_once = min(asked.clients, cores)  # one per core, as `protofl run` has it
+    at_once = min(planned.clients, cores)  # one per core, as `protofl run` has it
     needed = at_once * CLIENT_BYTES
     text = (
         f"{cores} cores, {free / 1e9:.1f} GB free; "
         f"{at_once} clients at work at once take {needed / 1e9:.1f} GB"
     )
-    most_clients = max(1, int(free / CLIENT_BYTES))
-    cpus = max(2, math.ceil(cores / most_clients))
-    cure = f"end other programs, or have fewer clients at work at once: --cpus {cpus}"
-    yield WRONG if free < needed else FACT, text, cure
+    if free < needed:
+        most_clients = max(1, int(free / CLIENT_BYTES))
+        cpus = max(2, math.ceil(cores / most_clients))  # with 1, the default, memory is too small
+        cure = f"end other programs, or have fewer clients at work at once: --cpus {cpus}"
+        yield WRONG, text, cure
+    else:
+        yield FACT, text, ""
 
     if Path("/dev/shm").exists():
         shared = shutil.disk_usage("/dev/shm").total
@@ -187,8 +213,9 @@ def _memory(asked: argparse.Namespace) -> Found:
             yield WARNING, f"{shared / 1e6:.0f} MB {passes}", cure
 
 
-def _folders(asked: argparse.Namespace) -> Found:
-    settings = default_run_config() | asked.settings
+def _folders(planned: Planned) -> Results:
+    """Check the folders to which the run would write."""
+    settings = default_run_config() | planned.settings
     out_dir = Path(str(settings["out-dir"])).expanduser()
     yield from _folder("out-dir", out_dir, "out-dir=FOLDER")
     cache_dir = cache_folder(str(settings["cache-dir"]))
@@ -196,10 +223,10 @@ def _folders(asked: argparse.Namespace) -> Found:
     yield from _folder("TMPDIR", Path(tempfile.gettempdir()), "export TMPDIR=FOLDER")
 
 
-def _folder(name: str, path: Path, other: str) -> Found:
+def _folder(name: str, path: Path, other: str) -> Results:
     """Say whether a run can write to the folder, and how much space there is.
 
-    ``other`` is how to choose another.
+    ``name`` is what is set to ``path``, and ``other`` what the user types to choose another.
     """
     nearest = nearest_existing(path)
     free = shutil.disk_usage(nearest).free
@@ -216,15 +243,16 @@ def _folder(name: str, path: Path, other: str) -> Found:
         yield FACT, f"{name} {path}: {free / 1e9:.0f} GB free", ""
 
 
-def _settings(asked: argparse.Namespace) -> Found:
+def _settings(planned: Planned) -> Results:
+    """Check the settings; read data of the user's own, and try networks of their own."""
     try:
-        settings = check_settings(default_run_config() | asked.settings, asked.chosen)
+        settings = check_settings(default_run_config() | planned.settings, planned.chosen)
         data = None
         if is_own(settings.data.dataset):
             data = open_data(settings.data)
-        clients = asked.clients
+        clients = planned.clients
         if data:
-            if settings.data.partition == "natural" and asked.counts:
+            if settings.data.partition == "natural" and planned.clients_by_data:
                 clients = len(data.domain_names)
             yield from _own_data(data, settings, clients)
         networks = dict.fromkeys(members_of(settings.model.models))
@@ -232,12 +260,16 @@ def _settings(asked: argparse.Namespace) -> Found:
             yield from _models(settings, clients, len(networks))
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
     except (SettingsError, DataError) as error:
-        text = str(error).replace("\n", f"\n{'':22}")
+        text = str(error).replace("\n", f"\n{'':22}")  # 22: where the text of a finding begins
         yield WRONG, text, "correct that setting; protofl list shows choices"
 
 
-def _models(settings: Settings, clients: int, networks: int) -> Found:
-    """Let a client of each network introduce itself: it tries its model, and the model's file."""
+def _models(settings: Settings, clients: int, networks: int) -> Results:
+    """Let one client for each of so many ``networks`` introduce itself, and say what it tried.
+
+    Clients get the networks in turn, so that the first ones have one each. A client builds its
+    model for this, and tries it and the model's file. SettingsError or DataError where it cannot.
+    """
     from protofl_common.simulation.grid import introduced
 
     for number in range(min(clients, networks)):
@@ -247,8 +279,11 @@ def _models(settings: Settings, clients: int, networks: int) -> Found:
         yield FACT, f"{card.name}: {card.arch}, {tried}", ""
 
 
-def _own_data(data: StoredData, settings: Settings, clients: int) -> Found:
-    """Say what is in the data, how many samples clients use, and if they train on test clients."""
+def _own_data(data: StoredData, settings: Settings, clients: int) -> Results:
+    """Say what is in the user's data, and how many samples the simulated clients would use.
+
+    Warn where a value of the column ``client`` is both trained on and tested.
+    """
     names = data.domain_names
     samples = f"{len(data.labels)} samples, {described(data.inputs)}"
     classes = f"{len(data.classes)} classes: {first_of(data.classes)}"
@@ -260,7 +295,7 @@ def _own_data(data: StoredData, settings: Settings, clients: int) -> Found:
         yield FACT, note, ""
     yield FACT, f"{samples}, of {classes}{domains}", ""
 
-    # asked for client 0, which every division has
+    # the number of shares is the same for all clients, so that it can be asked for client 0
     _, num_shares = number_in_division(settings.data, 0, clients)
     shares = shares_of(data, settings.data, settings.run.seed, num_shares)
     train = np.unique(np.concatenate([share.train for share in shares]))
@@ -274,10 +309,11 @@ def _own_data(data: StoredData, settings: Settings, clients: int) -> Found:
             yield WARNING, wrong, "mend `split`"
 
 
-def _processes(asked: argparse.Namespace) -> Found:
-    """List processes of this FLWR_HOME whose parent has ended.
+def _processes(planned: Planned) -> Results:
+    """Warn of Flower's and Ray's processes that an earlier run has left.
 
-    A SuperLink that simulates nothing may be a service.
+    Those are processes of this FLWR_HOME whose parent has ended (then it is process 1). A SuperLink
+    that does not simulate is passed over, as it may be a service.
     """
     number = 0
     for folder in PROC.glob("[0-9]*"):
@@ -295,11 +331,8 @@ def _processes(asked: argparse.Namespace) -> Found:
             is_service = name == "flower-superlink" and "--simulation" not in words
             is_named = any(word.endswith(name) for word in words[:2])
             if is_named and not is_service:
-                yield (
-                    WARNING,
-                    f"{name} ({folder.name}) is left of an earlier run",
-                    (f"kill {folder.name}"),
-                )
+                left = f"{name} ({folder.name}) is left of an earlier run"
+                yield WARNING, left, f"kill {folder.name}"
 
     if RAY_NOTE.exists():
         text = (
@@ -310,6 +343,7 @@ def _processes(asked: argparse.Namespace) -> Found:
 
 
 def _flwr_home(environment: Mapping[str, str]) -> str:
+    """Return the folder that a process with these environment variables has as FLWR_HOME."""
     home = environment.get("HOME", "")
     return os.path.realpath(environment.get("FLWR_HOME") or f"{home}/.flwr")
 

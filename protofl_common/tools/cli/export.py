@@ -34,7 +34,7 @@ README = "README.md"
 UNTESTED = "nothing measured: no test samples, or too few of each class (min-class-samples)"
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run",
         type=Path,
@@ -65,19 +65,20 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Write the model, its card and a README.md into the folder ``--out``, and print its facts."""
     from protofl_common.maths.prototypes import unknown_above
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import ONNX, write_onnx
 
     if not 0 <= arguments.unknown < 1:
         raise SettingsError(f"--unknown {arguments.unknown}: must be at least 0 and below 1")
-    run = _run(arguments.run)
-    file = _chosen(run, arguments.site, BEST if arguments.best else WEIGHTS)
+    run = _folder_of_run(arguments.run)
+    file = _model_file(run, arguments.site, BEST if arguments.best else WEIGHTS)
     model = TrainedModel.read(file)
     limit = unknown_above(model.distances, arguments.unknown)
 
     written = [WEIGHTS, CARD, README]
-    (arguments.out / ONNX).unlink(missing_ok=True)  # of another model
+    (arguments.out / ONNX).unlink(missing_ok=True)  # it may be of another model
     if arguments.onnx:
         write_onnx(model, arguments.out / ONNX)
         written.append(ONNX)
@@ -107,7 +108,11 @@ def _accuracies(card: "ModelCard") -> dict[str, str]:
 
 
 def _unknown(limit: float, share: float, samples: int) -> str:
-    """Words for what is called unknown, of ``samples`` from which the limit was to be found."""
+    """Say which inputs the model calls unknown.
+
+    Those farther than ``limit`` from every prototype. It was sought for this ``share`` of inputs
+    like the site's own, by so many ``samples`` of them; infinite: they were too few, or share is 0.
+    """
     if math.isfinite(limit):
         return f"farther than {limit:.4g} from every prototype"
     if share:
@@ -115,26 +120,31 @@ def _unknown(limit: float, share: float, samples: int) -> str:
     return "nothing"
 
 
-def _run(named: Path) -> Path:
-    """The run's folder.
+def _folder_of_run(path: Path) -> Path:
+    """Return the folder of the run that the user names by its path, or by its name in ``runs/``.
 
-    In a site's state-dir also by the run's name alone, where one Flower run has had it.
+    In a site's state-dir a folder's name ends in the number of the Flower run. That may be left out
+    where only one Flower run had the name; SettingsError where there were several.
     """
-    runs = {path.name: path for path in named.parent.glob("*") if (path / "clients").is_dir()}
-    of_this_name = [runs[name] for name in with_run_id(named.name, runs)]
-    if named.is_dir() or not of_this_name:
-        return run_named(str(named))
+    runs = {run.name: run for run in path.parent.glob("*") if (run / "clients").is_dir()}
+    of_this_name = [runs[name] for name in with_run_id(path.name, runs)]
+    if path.is_dir() or not of_this_name:
+        return run_named(str(path))
     if len(of_this_name) > 1:
-        by_age = sorted(of_this_name, key=lambda path: path.stat().st_mtime)
-        names = ", ".join(str(path) for path in by_age)
+        by_age = sorted(of_this_name, key=lambda run: run.stat().st_mtime)
+        names = ", ".join(str(run) for run in by_age)
         raise SettingsError(
-            f"{named}: several Flower runs had this name; choose one, the latest is last: {names}"
+            f"{path}: several Flower runs had this name; choose one, the latest is last: {names}"
         )
     return of_this_name[0]
 
 
 def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
-    """Return the files of a run's models by site; SettingsError if it has none."""
+    """Return the files called ``name`` of a run's models, by site.
+
+    ``name`` is `WEIGHTS`, or `BEST` for the models of the best round. SettingsError if the run has
+    none; it says where they are.
+    """
     files = {file.parent.name: file for file in run.glob(f"clients/*/{name}")}
     if files:
         return files
@@ -158,8 +168,11 @@ def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
     raise SettingsError(f"{run}: no trained models in it; {where}")
 
 
-def _chosen(run: Path, site: str, name: str) -> Path:
-    """The file of the site's model, or of the only model that a run has."""
+def _model_file(run: Path, site: str, name: str) -> Path:
+    """Return the file called ``name`` of a site's model; for "" that of the run's only model.
+
+    SettingsError for a site without a model, and for "" where several sites have one.
+    """
     files = models_in(run, name)
     names = ", ".join(in_order(files))
     if not site and len(files) > 1:
@@ -192,7 +205,11 @@ person's judgement.
 
 
 def _readme(card: "ModelCard", unknown_above: float, facts: Mapping[str, str]) -> str:
-    """Say what a model is for, what it learnt from and what chose it."""
+    """Return the README.md of an exported model.
+
+    ``unknown_above`` is the distance above which an input is called unknown; inf: none is. The
+    ``facts`` are those of `_facts`.
+    """
     unknown = ""
     if math.isfinite(unknown_above):
         unknown = (
@@ -203,7 +220,10 @@ def _readme(card: "ModelCard", unknown_above: float, facts: Mapping[str, str]) -
 
 
 def _facts(card: "ModelCard", summary: Summary | None) -> dict[str, str]:
-    """Say what a model learnt from; ``summary``: of its run, where it is at hand."""
+    """Return what a model is and learnt from, by headings for people.
+
+    ``summary``: that of its run; None: it is not here, as on a site's own machine.
+    """
     network = card.arch
     if card.backbones:
         network += f", behind the frozen backbones {', '.join(card.backbones)}"
@@ -231,6 +251,10 @@ def _facts(card: "ModelCard", summary: Summary | None) -> dict[str, str]:
 
 
 def _facts_of_run(summary: Summary) -> dict[str, str]:
+    """Return what a model's run was: its data, versions, and settings that are not the defaults.
+
+    Settings are left out that cannot change what the model learnt, such as names of folders.
+    """
     defaults = default_run_config()
     without_effect = keys_that_change("name", "machine", "waiting", "display")
     changed = []
@@ -247,6 +271,10 @@ def _facts_of_run(summary: Summary) -> dict[str, str]:
 
 
 def _figures(card: "ModelCard", has_limit: bool) -> str:
+    """Return the text on a model's accuracy: on which samples, and what else was chosen on them.
+
+    ``has_limit``: some inputs are called unknown.
+    """
     if not card.test_samples:
         return f"{card.site}: {UNTESTED}"
     when = "the last round"
@@ -268,8 +296,11 @@ def _figures(card: "ModelCard", has_limit: bool) -> str:
 
 
 def _table(facts: Mapping[str, str]) -> str:
-    """Two columns; the values are texts of a stranger, such as names of classes."""
+    """Return a Markdown table of two columns, without heads."""
     rows = []
     for name, value in facts.items():
-        rows.append((name, printable(value, len(value)).translate(IN_MARKDOWN)))
+        # a stranger may have written it, such as the names of classes: no control characters, no
+        # Markdown; nothing is cut
+        text = printable(value, len(value)).translate(IN_MARKDOWN)
+        rows.append((name, text))
     return "\n".join(Table(("", ""), rows, words=(0, 1)).as_markdown())

@@ -32,12 +32,12 @@ from server_app.run.checkpoint import locked_run, newest_undamaged
 from server_app.strategies.gaussian import Sent, pooled, sent_in
 
 RECORD = "forgotten.jsonl"
-NOTE = (
-    ", less forgotten sites; figures are from before that"  # after the run's name on a model's card
-)
+MOST_OF_NAME = 100  # characters of the run's name: a card takes 200, with the note
+NOTE = ", less forgotten sites; figures are from before that"
+"""It follows the run's name on the card of a model with a new head."""
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run, or its name in runs/")
     parser.add_argument("--site", required=True, help="the site that withdraws")
     by = "by whose request, for the record (default: your user name)"
@@ -46,13 +46,17 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Take a site out of the newest checkpoint and the models of a run, and print who is left.
+
+    Older checkpoints are removed, as they still have what the site sent.
+    """
     run = run_named(arguments.run)
     site = arguments.site
     with locked_run(run):
         checkpoint = newest_undamaged(run, complaint=f"{run}: no folder of a run")
         settings = Settings.from_run_config(default_run_config() | checkpoint.settings)
         sent = sent_in(checkpoint.state)
-        _check(settings, sent, site)
+        _check_can_be_taken_out(settings, sent, site)
 
         hparams = cast(GaussianHparams, settings.hparams)
         own_priors: StateDict = {}
@@ -60,7 +64,7 @@ def act(arguments: argparse.Namespace) -> None:
             own_priors = {name: tensors["shares"] for name, tensors in sent.items()}
         del sent[site]
         moments, counts_C = pooled(sent, settings)
-        heads = _refit(run, moments, counts_C, own_priors, hparams.shrinkage)
+        models = _refit_models(run, moments, counts_C, own_priors, hparams.shrinkage)
         _record(run, site, arguments.by or getpass.getuser(), left=in_order(sent))
 
         state = {}
@@ -74,19 +78,23 @@ def act(arguments: argparse.Namespace) -> None:
             older.unlink()
 
     print(f"{site}: taken out; {len(sent)} sites are left: {', '.join(in_order(sent))}")
-    models = f", {heads} models with the new head" if heads else ""
-    print(f"{run}: {RECORD}, checkpoint{models}")
+    refitted = f", {models} models with the new head" if models else ""
+    print(f"{run}: {RECORD}, checkpoint{refitted}")
 
 
 def _record(run: Path, site: str, by: str, left: list[str]) -> None:
+    """Append to the run's forgotten.jsonl that ``by`` had the site taken out, and who is left."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     facts = {"time": now, "by": by, "site": site, "left": left}
     with (run / RECORD).open("a", encoding="utf-8") as record:
         record.write(json.dumps(facts, ensure_ascii=False) + "\n")
 
 
-def _check(settings: Settings, sent: Sent, site: str) -> None:
-    """SettingsError where nothing that the server has can be taken out."""
+def _check_can_be_taken_out(settings: Settings, sent: Sent, site: str) -> None:
+    """Raise SettingsError where the server cannot take ``site`` out of the run's result.
+
+    ``sent``: what the server has stored of each site.
+    """
     again = f"make the run again without {site}"
     if settings.run.algo != "gaussian":
         why = "only the sums of gaussian can be divided"
@@ -105,12 +113,13 @@ def _check(settings: Settings, sent: Sent, site: str) -> None:
         raise SettingsError(f"--site {site}: nobody else is left; remove the run's folder")
 
 
-def _refit(
+def _refit_models(
     run: Path, moments: StateDict, counts_C: Tensor, own_priors: StateDict, shrinkage: float
 ) -> int:
-    """Give the new head to the models in the folder, and return how many they are.
+    """Fit the heads of all models in the run's folder to the moments that are left, in place.
 
-    ``own_priors`` are those of clients that have their own.
+    Return the number of models. ``own_priors`` has the class priors [C] of each client whose head
+    uses its own; the others' heads use those of the moments.
     """
     files = [*run.glob(f"clients/*/{WEIGHTS}"), *run.glob(f"clients/*/{BEST}")]
     for file in files:
@@ -119,7 +128,7 @@ def _refit(
         priors_C = own_priors.get(trained.card.site, moments["shares"])
         head = cast(GaussianHead, model.head)
         head.fit(ClassMoments.of(moments), counts_C, priors_C, shrinkage)
-        name = trained.card.run.removesuffix(NOTE)[:100] + NOTE
+        name = trained.card.run.removesuffix(NOTE)[:MOST_OF_NAME] + NOTE
         card = replace(trained.card, run=name)
         replace(trained, weights=model.state_dict(), card=card).write(file)
     return len(files)

@@ -21,13 +21,14 @@ from protofl_common.tools.arguments import add_json, print_json
 from protofl_common.wire.schema import Declared
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(lists())
     parser.add_argument("what", nargs="?", choices=tuple(lists()), metavar="WHAT", help=names)
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Print the list that is asked for, or all."""
     chosen = lists()
     if arguments.what is not None:
         chosen = {arguments.what: chosen[arguments.what]}
@@ -46,7 +47,7 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
-    """Return for each list the setting that it belongs to, and its choices, explained."""
+    """Return the lists by their names: the setting that each is for, and its choices, explained."""
     groups = {}
     for name, members in GROUPS.items():
         if name not in ARCHITECTURES:
@@ -74,6 +75,7 @@ def _helps(rows: Mapping[str, DataSet | Partition]) -> dict[str, str]:
 
 
 def _metrics() -> dict[str, str]:
+    """Explain each metric by the first line of its function's docstring."""
     functions = {**METRICS, RECALL: recalls}
     explained = {}
     for name, function in functions.items():
@@ -83,6 +85,7 @@ def _metrics() -> dict[str, str]:
 
 
 def _algorithms() -> dict[str, str]:
+    """Explain each algorithm: its paper, what it sends, and if clients' networks may differ."""
     algorithms = {}
     for name, row in CATALOG.items():
         needs_one_network = row.frozen_backbones or row.exchange.needs_one_architecture
@@ -97,6 +100,6 @@ def _algorithms() -> dict[str, str]:
 
 
 def carries(declared: Declared) -> str:
-    """The entries of one direction of an exchange, in words."""
+    """Say what travels in one direction of an exchange."""
     entries = [f"{name} ({entry.words})" for name, entry in declared.items()]
     return ", ".join(entries) or "nothing"

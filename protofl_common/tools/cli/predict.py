@@ -5,6 +5,7 @@ protofl predict model photo.jpg
 protofl predict model photos/ --out classes.csv
 protofl predict model patients.csv --by head --json
 protofl predict runs/mine --out mine.csv     # all clients of a simulated run, on their test samples
+protofl predict runs/mine --figures mine      # confusion matrices, and a map of the features
 
 An input that is farther from every prototype than the site's own ones are is called unknown. A file
 that cannot be read is left out and named at the end, with the reason. Exits with 0 where all files
@@ -16,6 +17,10 @@ Columns for a run: client, domain, sample (its row in the data set), label, name
 predicts by its head: head (the label) and head-0, head-1, … (logits of the classes); where by
 prototypes: prototype and prototype-0, … (-d²/T, d the distance from the nearest prototype of the
 class; empty for a class without). Softmax makes probabilities.
+
+For a run, --features FILE.npz keeps features [N, D] of all test samples, with client, sample and
+label [N] of each; --figures DIR draws, as SVG and PDF, a confusion matrix for each way to predict,
+and features (a map by t-SNE; of fewer than 50 samples by principal components).
 """
 
 import argparse
@@ -38,7 +43,7 @@ from rich.console import Console
 from rich.progress import track
 
 from protofl_common.basics.files import replacing
-from protofl_common.basics.text import in_order
+from protofl_common.basics.text import in_order, printable
 from protofl_common.config.options import SettingsError
 from protofl_common.data.division import number_in_division, shares_of
 from protofl_common.data.images import counts_of, image_files, read_image
@@ -47,8 +52,14 @@ from protofl_common.data.raw import DataError, Inputs
 from protofl_common.data.store import StoredData, open_data
 from protofl_common.data.table import TableFile
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.runs.folder import CARD, RunFolder
-from protofl_common.tools.arguments import add_allow_python, print_json, read_recipe, run_named
+from protofl_common.runs.folder import CARD, KINDS, RunFolder
+from protofl_common.tools.arguments import (
+    FIGURES_HELP,
+    add_allow_python,
+    print_json,
+    read_recipe,
+    run_named,
+)
 from protofl_common.tools.cli.export import models_in
 
 if TYPE_CHECKING:
@@ -60,15 +71,16 @@ SOME_LEFT_OUT = 3  # exit status
 # another processor's rounding may change a prediction or two of hundreds
 ACCURACY_TOLERANCE = 0.005
 ARRAYS = (".npy", ".npz")
-# Matches the place before what a spreadsheet would compute; a signed number is no formula.
+# The empty place before a text that a spreadsheet would compute: one that begins with such a
+# character and has more than that. A signed number, as -1.5e-3, is no formula.
 _FORMULA = re.compile(r"(?s)\A(?=[=+\-@\t\r].)(?![+-][\d.e-]+\Z)")
-FILES_PER_BATCH = 256  # of a batch
+FILES_PER_BATCH = 256
 
 Row = dict[str, Any]  # column -> text, number, truth value, or None
-Add = Callable[[Sequence[Row]], None]
+AddRows = Callable[[Sequence[Row]], None]
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", type=Path, metavar="MODEL", help="folder that protofl export wrote, or of a run"
     )
@@ -91,6 +103,9 @@ def describe(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.csv",
         help="a row per sample (of a run: RUN/predictions.csv)",
     )
+    of_run = "of a run: the features of all test samples"
+    parser.add_argument("--features", type=Path, metavar="FILE.npz", help=of_run)
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=f"of a run: {FIGURES_HELP}")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
     parser.add_argument(
         "--json", action="store_true", help="a line of JSON per sample, and per file left out"
@@ -99,9 +114,12 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
+    """Predict the files, or without any the test samples of a run; return the exit status."""
     if not arguments.files:
         return _predict_run(arguments)
     run = arguments.model
+    if arguments.features or arguments.figures:
+        raise SettingsError("--features, --figures: of a run only, as in protofl predict runs/mine")
     if (run / "clients").is_dir():
         raise SettingsError(
             f"{run} is a run; first take a model out of it: protofl export {run} --out model"
@@ -111,30 +129,34 @@ def act(arguments: argparse.Namespace) -> int:
 
 # -- files
 def _predict_files(arguments: argparse.Namespace) -> int:
-    """Predict each input of the files, and return the exit status."""
+    """Predict each input of the files; return 0, or `SOME_LEFT_OUT`.
+
+    Print a table, with --json lines of JSON, and with --out alone write a CSV file. Files that
+    cannot be read are named on stderr; SettingsError where none can be.
+    """
     from protofl_common.tools.inference import Predictor  # PyTorch, seconds
 
     files = _files(arguments.files)
     console = Console(stderr=True)
-    # PIL's are of odd metadata: what matters is whether pixels can be read
+    # PIL warns of odd metadata; only whether the pixels can be read matters here
     warnings.filterwarnings("ignore", module="PIL")
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
-    by = predictor.way(arguments.by)
-    width = max(map(len, predictor.card.classes)) + len(f"{UNKNOWN} (?)")
+    by = predictor.chosen_inference(arguments.by)
+    width = max(map(len, predictor.card.classes)) + len(f"{UNKNOWN} (?)")  # of a class's column
     shows_table = not arguments.json and not arguments.out
     hides_progress = not console.is_terminal or (not arguments.out and sys.stdout.isatty())
 
     problems: dict[str, str] = {}
-    with rows_file(arguments.out) if arguments.out else nullcontext() as add:
+    with rows_file(arguments.out) if arguments.out else nullcontext() as add_rows:
         if shows_table:
             print(_line(f"class (by {by})", "probability", "nearest", "distance", "file", width))
         batches = read_batches(files, predictor.card)
-        number = math.ceil(len(files) / FILES_PER_BATCH)
-        for samples in track(batches, "files", number, console=console, disable=hides_progress):
+        count = math.ceil(len(files) / FILES_PER_BATCH)
+        for samples in track(batches, "files", count, console=console, disable=hides_progress):
             rows = _rows_of_samples(samples, predictor, by)
             problems |= samples.problems
-            if add and rows:
-                add(rows)
+            if add_rows and rows:
+                add_rows(rows)
             if arguments.json:
                 for row in rows:
                     print(json.dumps(row))
@@ -142,9 +164,9 @@ def _predict_files(arguments: argparse.Namespace) -> int:
                     print(json.dumps({"file": file, "error": reason}))
             elif shows_table:
                 for row in rows:
-                    print(_text(row, width))
+                    print(_table_line(row, width))
         for file, reason in problems.items():
-            reason = reason.removeprefix(f"{file} ")
+            reason = reason.removeprefix(f"{file} ")  # the line begins with the file
             print(f"left out: {_one_line(file)}: {_one_line(reason)}", file=sys.stderr)
         if len(problems) == len(files):
             raise SettingsError("none of these files could be read")
@@ -156,11 +178,15 @@ def _predict_files(arguments: argparse.Namespace) -> int:
     return SOME_LEFT_OUT if problems else 0
 
 
-def _files(given: list[Path]) -> list[Path]:
-    """Each file once, with those inside folders; SettingsError for a path that gives none."""
+def _files(paths: list[Path]) -> list[Path]:
+    """Return the files among ``paths``, and the images in the folders among them, each once.
+
+    SettingsError for a path that does not exist, and for a folder without images. Say on stderr how
+    many other files of the folders are left out.
+    """
     files: list[Path] = []
     left_out: Counter[str] = Counter()
-    for path in given:
+    for path in paths:
         if not path.exists():
             raise SettingsError(f"{path}: there is no such file")
         inside = image_files(path, left_out) if path.is_dir() else [path]
@@ -173,13 +199,16 @@ def _files(given: list[Path]) -> list[Path]:
 
 
 class Samples(NamedTuple):
-    names: list[str]  # of each: an image's file, or ``FILE:ROW``
+    names: list[str]  # of each sample: the file of an image, or ``FILE:ROW``
     inputs: Inputs | None  # [N, …]; None where no file could be read
     problems: dict[str, str]  # file that could not be read -> why
 
 
 def read_batches(files: Sequence[Path], card: "ModelCard") -> Iterator[Samples]:
-    """Yield the samples of ``files`` in batches, as the model of the ``card`` takes them."""
+    """Read files in batches of `FILES_PER_BATCH`, as inputs for the model of the ``card``.
+
+    A file that cannot be read is among the ``problems`` of its batch.
+    """
     for start in range(0, len(files), FILES_PER_BATCH):
         names: list[str] = []
         inputs: list[Inputs] = []
@@ -194,19 +223,21 @@ def read_batches(files: Sequence[Path], card: "ModelCard") -> Iterator[Samples]:
 
 
 def _read(file: Path, card: "ModelCard") -> Samples:
+    """Return the samples of one file, or the reason why it cannot be read; nothing is raised."""
     name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
     try:
-        if card.input_type == "uint8" and file.suffix.lower() not in ARRAYS:
+        takes_images = card.input_type == "uint8"
+        if takes_images and file.suffix.lower() not in ARRAYS:
             return Samples([name], _image(file, card)[None], {})
         rows = inputs_for(card, _content(file), str(file))
         return Samples([f"{name}:{row}" for row in range(len(rows))], rows, {})
     except Exception as error:  # what decoders raise of a broken file may be anything
-        reason = str(error) if isinstance(error, DataError) else repr(error)
+        reason = str(error) if isinstance(error, DataError) else printable(repr(error))
         return Samples([], None, {name: reason})
 
 
 def _image(file: Path, card: "ModelCard") -> Inputs:
-    """The pixels of an image, stretched to the model's size."""
+    """Return an image's pixels [channels, height, width], stretched to the model's size."""
     image = read_image(file, card.input_shape[1])
     if card.input_shape[0] == 1:
         grey = Image.fromarray(image.transpose(1, 2, 0)).convert("L")
@@ -215,7 +246,7 @@ def _image(file: Path, card: "ModelCard") -> Inputs:
 
 
 def _content(file: Path) -> Any:
-    """The array of ``.npy``, those of ``.npz``, or a table."""
+    """Return the array of a ``.npy`` file, the arrays of ``.npz`` by name, or a CSV table."""
     if file.suffix.lower() not in ARRAYS:
         return TableFile(file)
     values = np.load(file, allow_pickle=False)
@@ -226,7 +257,7 @@ def _content(file: Path) -> Any:
 
 
 def _rows_of_samples(samples: Samples, predictor: "Predictor", by: str) -> list[Row]:
-    """A row of the output for each sample that could be read."""
+    """Predict the samples that could be read, and return a row of the output for each."""
     if samples.inputs is None:
         return []
     rows = []
@@ -236,8 +267,8 @@ def _rows_of_samples(samples: Samples, predictor: "Predictor", by: str) -> list[
     return rows
 
 
-def _text(row: Row, width: int) -> str:
-    """A row as a line of the table on the screen."""
+def _table_line(row: Row, width: int) -> str:
+    """Return a row as a line of the table on the screen; ``width`` is that of its first column."""
     answer = f"{UNKNOWN} ({row['name']}?)" if row["unknown"] else row["name"]
     nearest = "–"
     distance = "–"
@@ -249,17 +280,22 @@ def _text(row: Row, width: int) -> str:
 
 
 def _line(answer: str, probability: str, nearest: str, distance: str, file: str, width: int) -> str:
-    narrower = width - len(UNKNOWN)
+    narrower = width - len(UNKNOWN)  # a nearest class never is "unknown (CLASS?)"
     return f"{answer:{width}} {probability:>11}  {nearest:{narrower}} {distance:>9}  {file}"
 
 
 def _one_line(text: str) -> str:
+    """Return the text, with escapes such as ``\\n`` where it has unprintable characters."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 # -- a simulated run
 def _predict_run(arguments: argparse.Namespace) -> int:
-    """Predict the test samples of every client of a run into a CSV file, and return 0."""
+    """Predict the test samples of every client of a run into a CSV file, and return 0.
+
+    SettingsError for an exported model (which needs files), a run without models, or one that was
+    divided by another version of the code.
+    """
     if (arguments.model / CARD).exists():
         raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
     from server_app.run.checkpoint import locked_run  # PyTorch, seconds
@@ -270,16 +306,22 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(str(run / "settings.toml"))
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
     RunFolder(run).check_division(settings.data.partition)
-    # a resumption would remove from the run's folder what is being written
+    # in the run's folder a resumption would remove what is being written
     is_inside = out.absolute().parent == run.absolute()
     count = 0
-    with locked_run(run) if is_inside else nullcontext(), rows_file(out) as add:
+    drawn = []  # of each client
+    with locked_run(run) if is_inside else nullcontext(), rows_file(out) as add_rows:
         for site in in_order(files):
             clients = int(recipe.federation["num-supernodes"])
-            rows = _rows_of_client(files[site], settings, clients, arguments)
+            client = _open_client(files[site], settings, clients, arguments)
+            rows = _rows_of_client(client)
             if rows:
-                add(rows)
+                add_rows(rows)
             count += len(rows)
+            if arguments.features or arguments.figures:
+                drawn.append(_tested(client, rows))
+    if drawn:
+        _keep(drawn, arguments)
     if arguments.json:
         print_json("predict", {"file": str(out), "rows": count, "clients": in_order(files)})
     else:
@@ -287,51 +329,127 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _rows_of_client(
+class Client(NamedTuple):
+    """A client's model, and the samples that it was tested on."""
+
+    predictor: "Predictor"
+    rows_N: np.ndarray  # in the data set
+    inputs: Inputs
+    labels_N: np.ndarray
+
+
+def _open_client(
     file: Path, settings: Settings, clients: int, arguments: argparse.Namespace
-) -> list[Row]:
-    """A row for each test sample of the client whose model is in ``file``."""
+) -> Client:
+    """Read the model in ``file``, and find the test samples of its client."""
     from protofl_common.models.trained import TrainedModel
     from protofl_common.tools.inference import Predictor
 
     trained = TrainedModel.read(file)
-    card = trained.card
     data = open_data(settings.data)
     rows_N = _test_rows(trained, data, settings, clients)
     predictor = Predictor(trained, device=arguments.device, allow=arguments.allow_backbones)
+    return Client(predictor, rows_N, data.inputs[rows_N], data.labels[rows_N])
+
+
+def _rows_of_client(client: Client) -> list[Row]:
+    """Predict the test samples of a client, a row for each.
+
+    Warn on stderr where the accuracy is not that of the run.
+    """
+    card = client.predictor.card
+    rows_N = client.rows_N
+    labels_N = client.labels_N
     task = card.task
-    labels_N = data.labels[rows_N]
-    scores = predictor.scores(data.inputs[rows_N])
+    scores = client.predictor.scores(client.inputs)
 
     rows: list[Row] = []
     for sample, label in zip(rows_N.tolist(), labels_N.tolist(), strict=True):
         row = {"client": card.site, "domain": card.domain, "sample": sample, "label": label}
         rows.append({**row, "name": card.classes[label]})
-    for way, scores_NC in scores.items():
+    for inference, scores_NC in scores.items():  # by the head, and by prototypes
         predicted_N = task.predicted(scores_NC)
         right = int(task.correct(predicted_N, task.tensor(labels_N)))
         accuracy = right / max(1, len(rows))
-        if abs(accuracy - card.accuracy[way]) > ACCURACY_TOLERANCE:
-            in_run = 100 * card.accuracy[way]
-            shares = f"{100 * accuracy:.1f} % right by {way}, {in_run:.1f} % in the run"
+        if abs(accuracy - card.accuracy[inference]) > ACCURACY_TOLERANCE:
+            in_run = 100 * card.accuracy[inference]
+            shares = f"{100 * accuracy:.1f} % right by {inference}, {in_run:.1f} % in the run"
             print(
                 f"warning: {card.site}: {shares}; the data, or what computes, are not the same",
                 file=sys.stderr,
             )
         answers = zip(rows, predicted_N.tolist(), scores_NC.tolist(), strict=True)
         for row, predicted, scores_C in answers:
-            row[way] = predicted
+            row[inference] = predicted
             for label, score in enumerate(scores_C):
-                row[f"{way}-{label}"] = score if score > float("-inf") else None
+                # empty for a class without a prototype, whose score is -inf, and for NaN
+                row[f"{inference}-{label}"] = score if score > float("-inf") else None
     return rows
+
+
+class Tested(NamedTuple):
+    """What is drawn of a client's test samples."""
+
+    site: str
+    classes: Sequence[str]
+    features_ND: np.ndarray
+    labels_N: np.ndarray
+    samples_N: np.ndarray  # rows of the data set
+    predicted: dict[str, np.ndarray]  # way -> labels [N]
+
+
+def _tested(client: Client, rows: Sequence[Row]) -> Tested:
+    predicted = {}
+    for way in client.predictor.inferences:
+        predicted[way] = np.array([row[way] for row in rows], dtype=np.int64)
+    card = client.predictor.card
+    features_ND = client.predictor.features(client.inputs).numpy()
+    return Tested(card.site, card.classes, features_ND, client.labels_N, client.rows_N, predicted)
+
+
+def _keep(clients: Sequence[Tested], arguments: argparse.Namespace) -> None:
+    """Write the features of all clients' test samples, and draw the figures, as asked."""
+    sites = [client.site for client in clients]
+    features_ND = np.concatenate([client.features_ND for client in clients])
+    labels_N = np.concatenate([client.labels_N for client in clients])
+    owners_N = np.repeat(range(len(clients)), [len(client.labels_N) for client in clients])
+    if arguments.features:
+        with replacing(arguments.features) as beside, beside.open("wb") as file:
+            np.savez_compressed(
+                file,
+                features=features_ND,
+                label=labels_N,
+                client=np.array(sites)[owners_N],
+                sample=np.concatenate([client.samples_N for client in clients]),
+            )
+        print(arguments.features, file=sys.stderr)
+    if not arguments.figures:
+        return
+    if labels_N.ndim > 1:
+        raise SettingsError("--figures: needs one label per sample; these samples have several")
+
+    from protofl_common.report import paper  # matplotlib, half a second
+
+    classes = clients[0].classes
+    for way in KINDS:
+        having = [client for client in clients if way in client.predicted]
+        if having:
+            right_N = np.concatenate([client.labels_N for client in having])
+            predicted_N = np.concatenate([client.predicted[way] for client in having])
+            paper.confusion(right_N, predicted_N, classes).save(
+                arguments.figures, f"confusion-{way}"
+            )
+    paper.features(features_ND, labels_N, classes, owners_N).save(arguments.figures)
+    print(arguments.figures, file=sys.stderr)
 
 
 def _test_rows(
     trained: "TrainedModel", data: StoredData, settings: Settings, clients: int
 ) -> np.ndarray:
-    """Find the rows of the data set on which a client was tested, [N].
+    """Return the rows of the data set on which a client was tested, [N].
 
-    SettingsError for a client that was not simulated; DataError where the data have changed.
+    SettingsError for a client that was not simulated among ``clients``; DataError where the data
+    have changed.
     """
     card = trained.card
     number = card.site.removeprefix("site-")
@@ -339,9 +457,9 @@ def _test_rows(
         raise SettingsError(
             f"{card.site}: no simulated client; its data are on a machine of its own"
         )
-    # its place among the shares, and how many there are: 0 of 1 where no client shares its data
-    client, sharing = number_in_division(settings.data, int(number), clients)
-    rows_N = shares_of(data, settings.data, settings.run.seed, sharing)[client].test
+    # 0 of 1 where no other client has a share of its data
+    share, num_shares = number_in_division(settings.data, int(number), clients)
+    rows_N = shares_of(data, settings.data, settings.run.seed, num_shares)[share].test
     if len(rows_N) != card.test_samples:
         wanted = f"not {card.test_samples} as in the run; the data changed"
         raise DataError(f"{card.site}: {len(rows_N)} test samples, {wanted}")
@@ -350,10 +468,11 @@ def _test_rows(
 
 # -- the file that is written
 @contextmanager
-def rows_file(path: Path) -> Iterator[Add]:
-    """Yield a function for rows of equal columns, which in the end replace ``path``.
+def rows_file(path: Path) -> Iterator[AddRows]:
+    """Yield a function that adds rows to a CSV file, the names of their columns first.
 
-    SettingsError if they cannot.
+    All rows have the same columns. At the end of the block the file takes the place of ``path``; if
+    the block fails, what was there stays. SettingsError if it cannot be written.
     """
     if path.suffix != ".csv":
         raise SettingsError(f"--out {path}: must end in .csv")
@@ -362,16 +481,16 @@ def rows_file(path: Path) -> Iterator[Add]:
             writer = csv.writer(file, lineterminator="\n")
 
             def add(rows: Sequence[Row]) -> None:
-                if not file.tell():
+                if not file.tell():  # nothing is written yet
                     writer.writerow(rows[0])
                 for row in rows:
-                    writer.writerow([_harmless(value) for value in row.values()])
+                    writer.writerow([_without_formula(value) for value in row.values()])
 
             yield add
     except OSError as error:
         raise SettingsError(f"--out {path}: cannot be written ({error})") from error
 
 
-def _harmless(value: Any) -> Any:
-    """A value of a CSV file, with an apostrophe before what a spreadsheet would compute."""
+def _without_formula(value: Any) -> Any:
+    """Return the value; a text that a spreadsheet would compute gets an apostrophe before it."""
     return _FORMULA.sub("'", value) if isinstance(value, str) else value

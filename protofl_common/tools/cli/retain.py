@@ -19,7 +19,7 @@ from protofl_common.tools.retention import (
 )
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_days(parser)
     results = "the folder of results; default: runs"
     parser.add_argument("--runs", type=Path, default=Path("runs"), help=results)
@@ -28,6 +28,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Remove old runs, and with --database their messages, and print what was removed."""
     before = days_ago(arguments.days)
     lines = list(retain_runs(arguments.runs, before, arguments.dry_run))
     if arguments.database:

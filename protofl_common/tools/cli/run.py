@@ -27,6 +27,7 @@ from protofl_common.config.datasets import data_set_named
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.store import open_data
+from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.events import (
     Event,
@@ -43,13 +44,13 @@ from protofl_common.tools.arguments import (
     read_recipe,
 )
 
-MOST_RECENT = 40
+MOST_RECENT = 40  # lines that are shown of a run that fails with --quiet
 _CLIENTS = (
     "number of clients (the recipe's, else 10, or as many as your data name for partition=natural)"
 )
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run")
     recipe = "a recipe, or a TOML file, below the settings"
     parser.add_argument("--recipe", default="", metavar="NAME", help=recipe)
@@ -62,7 +63,7 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def add_resources(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the share of this machine that a client at work gets."""
+    """Add the options that say how much of this machine, or a cluster, a client at work gets."""
     cpus = "CPUs for each client at work (the recipe's, else 1)"
     parser.add_argument("--cpus", type=int, metavar="N", help=cpus)
     gpus = "share of a GPU for each client that trains at once; default: by free memory"
@@ -74,9 +75,10 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
 def with_resources(
     federation: Config, arguments: argparse.Namespace, clients: int | None
 ) -> Config:
-    """Return ``federation`` with what the command line says.
+    """Return ``federation`` with the options of `add_resources`, where they are given.
 
-    SettingsError when a number is out of range.
+    ``clients``: how many there shall be; None: as ``federation`` says. SettingsError for a number
+    that is out of range.
     """
     options = (
         ("--clients", "num-supernodes", clients, 1),
@@ -99,15 +101,19 @@ def with_resources(
 
 
 def act(arguments: argparse.Namespace) -> int:
+    """Run the federation, and return 1 if it failed, else 0.
+
+    The command line wins over the recipe, and the recipe over the defaults.
+    """
     recipe = read_recipe(arguments.recipe)
     chosen = read_assignments(arguments.settings)
-    config = default_run_config() | recipe.settings | chosen
+    config = with_hparams(default_run_config() | recipe.settings | chosen)
     settings = check_settings(config, chosen)
     clients = _clients(arguments, settings.data)
     federation = with_resources(recipe.federation, arguments, clients)
     from protofl_common.simulation.machine import engine_for  # PyTorch, two seconds
 
-    # before a thread draws on the screen (`simulation/pool.py`)
+    # starts the processes of clients, before a thread draws on the screen (`simulation/pool.py`)
     engine_for(federation, settings.machine.device)
     run = _run_for_programs if arguments.json else _run_for_people
     ended = run(config, federation, arguments.quiet)
@@ -115,26 +121,30 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | None:
-    """Return how many clients there shall be, by the command line or the data; None: neither says.
+    """Return how many clients the command line asks for, or a natural partition has; None: neither.
 
-    Data that will be needed are opened: wrong ones are named now, and images are decoded while
-    nobody waits for them.
+    The user's own data are read for this in any case: wrong ones are named now, and images are
+    decoded before a client waits for them. DataError for data that cannot be read.
     """
     clients: int | None = arguments.clients
-    is_unsaid = clients is None and not arguments.recipe
-    by_data = settings.partition == "natural" and is_unsaid
+    nobody_says = clients is None and not arguments.recipe
+    data_says = settings.partition == "natural" and nobody_says  # a client for each domain
     data_set = data_set_named(settings.dataset)
-    is_needed = data_set.is_own or (by_data and data_set.has_domains)
-    if not is_needed:
+    must_read = data_set.is_own or (data_says and data_set.has_domains)
+    if not must_read:
         return clients
 
     data = open_data(settings)
-    if by_data:
+    if data_says:
         return len(data.domain_names) or None
     return clients
 
 
 def _run_for_people(config: Config, federation: Config, quiet: bool) -> Path | Failed:
+    """Run the federation and show its events on the screen; if ``quiet``, its result alone.
+
+    Return the run's folder, or how it failed; then a quiet screen shows the last lines after all.
+    """
     from protofl_common.simulation.grid import attempt
 
     with Screen(quiet=quiet) as screen:
@@ -147,7 +157,10 @@ def _run_for_people(config: Config, federation: Config, quiet: bool) -> Path | F
 
 
 def _run_for_programs(config: Config, federation: Config, quiet: bool) -> Path | Failed:
-    """Print a line of JSON for each event; if ``quiet``, for the last one only."""
+    """Run the federation, and print a line of JSON for each event; if ``quiet``, for the last only.
+
+    Return the run's folder, or how it failed.
+    """
     from protofl_common.simulation.grid import attempt
 
     stdout = sys.stdout
@@ -156,7 +169,7 @@ def _run_for_programs(config: Config, federation: Config, quiet: bool) -> Path |
         if not quiet or isinstance(event, Finished | Failed):
             print(json.dumps(event.for_programs(), default=str), file=stdout, flush=True)
 
-    with redirect_stdout(sys.stderr):  # what code of one's own prints is no JSON
+    with redirect_stdout(sys.stderr):  # what the user's own code prints is no JSON
         return attempt(config, federation, on_event)
 
 
@@ -168,6 +181,7 @@ class Screen(AbstractContextManager["Screen"]):
     """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        """Start the live line, if the console is a terminal and the screen not ``quiet``."""
         self.console = console or Console(highlight=False, soft_wrap=True)
         self.quiet = quiet
         self.results: list[str] = []
@@ -180,6 +194,7 @@ class Screen(AbstractContextManager["Screen"]):
             self._live.start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the live line; after Ctrl-C, which is not swallowed, say how to go on."""
         if self._live:
             self._live.stop()
         if kind is KeyboardInterrupt and self.folder:
@@ -188,10 +203,11 @@ class Screen(AbstractContextManager["Screen"]):
                 print(f"\nto go on: {program()} run --recipe {from_here(resume)}", file=sys.stderr)
 
     def __call__(self, event: Event) -> None:
-        """Take an event.
+        """Show an event of the run.
 
-        The result is kept until the end. A round replaces the one before in the live line; all else
-        is printed at once, unless the screen is quiet.
+        Its result is kept for `conclude`, and the warnings of a quiet screen with it. A round
+        replaces the one before in the live line. All else is printed at once, unless the screen is
+        quiet.
         """
         text = str(event).strip("\n")
         if self.quiet:
@@ -199,7 +215,7 @@ class Screen(AbstractContextManager["Screen"]):
         if isinstance(event, Started):
             self.folder = event.folder
         if isinstance(event, Finished) or (self.quiet and isinstance(event, Warned)):
-            self.results.append(text.replace(f"{Path.cwd()}/", ""))
+            self.results.append(text.replace(f"{Path.cwd()}/", ""))  # shorter paths
         elif self._live and isinstance(event, RoundDone):
             self._live.update(Text(text, no_wrap=True, overflow="ellipsis"))
         elif not self.quiet:
@@ -223,7 +239,7 @@ class Screen(AbstractContextManager["Screen"]):
 
 
 def program() -> str:
-    """Return the words that start this program here: its name alone if a shell finds that."""
+    """Return how to type this program in a shell: its name if the PATH has it, else its path."""
     file = Path(sys.executable).with_name("protofl")
     path = shutil.which("protofl")
     if path and Path(path).samefile(file):
@@ -232,4 +248,5 @@ def program() -> str:
 
 
 def from_here(path: Path) -> str:
+    """Quote a path for a shell; it is relative where it is below the working directory."""
     return shlex.quote(str(path).replace(f"{Path.cwd()}/", ""))

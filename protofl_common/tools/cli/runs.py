@@ -25,13 +25,14 @@ NOTE = (
 )
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "the folder of runs (runs)"
     parser.add_argument("folder", nargs="?", type=Path, default=RUNS, metavar="DIR", help=about)
     add_json(parser)
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Print the runs; one whose files are malformed is named on stderr, and left out."""
     if not arguments.folder.is_dir():
         cure = f"runs are in {RUNS} unless out-dir says otherwise"
         raise SettingsError(f"{arguments.folder}: no such folder; {cure}")
@@ -49,9 +50,13 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def _as_dict(run: KnownRun) -> dict[str, Any]:
+    """Return what is shown of a run, as `_table` and JSON take it.
+
+    ``best`` and ``final`` are texts, for each way to predict. A run that has not finished has none.
+    """
     settings = run.settings()
     summary = run.summary()
-    rounds, wanted = run.rounds
+    rounds, wanted_rounds = run.rounds
     if summary:
         state = "finished"
         final = []
@@ -60,7 +65,7 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
         best = [f"{kind} {best_text(result)}" for kind, result in summary["best-accuracy"].items()]
         rounds = summary["rounds"]
     else:
-        state = "running" if run.goes_on else "stopped"
+        state = "running" if run.is_under_way else "stopped"
         final = []
         best = []
 
@@ -75,7 +80,7 @@ def _as_dict(run: KnownRun) -> dict[str, Any]:
         "dataset": dataset,
         "seed": int(settings.get("seed", 0)),
         "rounds": rounds,
-        "wanted": wanted,
+        "wanted": wanted_rounds,
         "best": ", ".join(best),
         "final": ", ".join(final),
         "bytes": _bytes_in(run.path),
@@ -89,6 +94,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _table(runs: list[dict[str, Any]]) -> Table:
+    """Return the table of runs for a terminal, each with its facts in three lines."""
     columns = ("run", "final", "best")
     table = Table(*columns, box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
     for run in runs:

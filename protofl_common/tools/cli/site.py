@@ -41,13 +41,15 @@ from protofl_common.tools.site.node import (
 )
 
 Action = Callable[[argparse.Namespace], int | None]
-READ_ONLY = ("check", "status", "requests", "audit")
+READ_ONLY = ("check", "status", "requests", "audit")  # actions that write nothing
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a subparser for each action; the functions below have the actions' names."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     def add(function: Action, summary: str) -> argparse.ArgumentParser:
+        """Add the action that ``function`` does, with --node-config, and return its parser."""
         action = actions.add_parser(function.__name__, help=summary, description=summary)
         action.set_defaults(function=function, parser=action)
         add_node_config(action)
@@ -115,14 +117,20 @@ def describe(parser: argparse.ArgumentParser) -> None:
     add_json(auditing)
 
 
-def day(text: str) -> date:  # by whose name an error calls what is none
+def day(text: str) -> date:
+    """Read a date; argparse takes this function's name for its error, "invalid day value"."""
     return date.fromisoformat(text)
 
 
 def act(arguments: argparse.Namespace) -> int | None:
+    """Check the node config, and do the action; return its exit status, None for 0.
+
+    Every action finds the node config in ``arguments.node``.
+    """
     action = arguments.action
     arguments.node = node_config(arguments.node_config)
-    # SettingsError for a node config that is no site's
+    # These two are called for their SettingsError: a SuperNode that would refuse all runs does not
+    # start, other actions need no more than the folders of a site, and check finds all itself
     if action == "run":
         site_settings(arguments.node)
     elif action != "check":
@@ -138,7 +146,10 @@ def act(arguments: argparse.Namespace) -> int | None:
 
 
 def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
-    """SettingsError for root in another user's folder, who could not read what root writes."""
+    """Raise SettingsError if root would write into another user's folder.
+
+    The SuperNode of that user could not read what root had written there.
+    """
     folder = nearest_existing(site_folder(node))
     owner = folder.stat().st_uid
     if os.geteuid() == 0 and owner != 0:
@@ -149,6 +160,10 @@ def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Check what Flower says little about, and be the SuperNode until it ends.
+
+    SettingsError where its port cannot be opened; what else is wrong is printed, and it starts.
+    """
     from protofl_common.tools.site.check import folders, network
     from protofl_common.tools.site.supernode import start
     from protofl_common.tools.site.watch import Watch
@@ -162,7 +177,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise SettingsError(f"--host {host} --port {port}: {error}; give another") from error
 
     for finding in (*network(arguments), *folders(arguments.node)):
-        if finding.level == WRONG:  # of which Flower says little or nothing
+        if finding.level == WRONG:
             line = f"protofl: {finding.level} {finding.topic}: {finding.text}"
             print(line, file=sys.stderr, flush=True)
     if ON_TROUBLE in arguments.node:
@@ -171,20 +186,23 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check(arguments: argparse.Namespace) -> int:
+    """Print what is wrong with this machine for a run of these settings; 1 if something is."""
     from protofl_common.tools.site.check import findings
 
-    asked: Config = {}
+    run_settings: Config = {}
     assignments = []
     for word in arguments.settings:
         if word.endswith(".toml") and "=" not in word:
-            asked |= read_recipe(word).settings
+            run_settings |= read_recipe(word).settings
         else:
             assignments.append(word)
-    listed = findings(arguments, arguments.node, asked | read_assignments(assignments))
+    run_settings |= read_assignments(assignments)
+    listed = findings(arguments, arguments.node, run_settings)
     return show("site check", listed, arguments.json)
 
 
 def status(arguments: argparse.Namespace) -> int:
+    """Print what the site keeps and what its privacy ledgers have spent; 1 if one is wrong."""
     node = arguments.node
     kept = stored.stored_at(node)
     ledgers = list(stored.ledgers_at(node))
@@ -212,6 +230,7 @@ def retain(arguments: argparse.Namespace) -> None:
 
 
 def key(arguments: argparse.Namespace) -> None:
+    """Print the site's name and public key; make a key if there is none yet."""
     folder = site_folder(arguments.node).absolute()
     path = folder / KEY_FILE
     is_new = not path.exists()
@@ -221,13 +240,14 @@ def key(arguments: argparse.Namespace) -> None:
 
 
 def requests(arguments: argparse.Namespace) -> None:
+    """Print what runs have asked of this site, and how many files of requests cannot be read."""
     folder = site_folder(arguments.node).absolute()
-    asked = list(approvals.describe_requests(arguments.node))
+    described = list(approvals.describe_requests(arguments.node))
     files = list((folder / FOLDER).glob("*.json"))
-    unread = len(files) - len(asked)
+    unread = len(files) - len(described)
     if arguments.json:
         rows = []
-        for request, lines in asked:
+        for request, lines in described:
             rows.append({"id": request.study.id, **asdict(request.bounded), "asks": lines})
         print_json("site requests", {"requests": rows, "unread": unread})
         return
@@ -235,7 +255,7 @@ def requests(arguments: argparse.Namespace) -> None:
     if unread:
         print(f"{unread} files in {folder / FOLDER} cannot be read; remove them")
     shown = []
-    for _, lines in asked:
+    for _, lines in described:
         shown += lines
     if not shown:
         shown = ["nobody has asked"]
@@ -243,15 +263,20 @@ def requests(arguments: argparse.Namespace) -> None:
 
 
 def approve(arguments: argparse.Namespace) -> None:
+    """Approve a request within the limits of the command line, and print what is valid now."""
     runs = arguments.runs
     if runs is not None and runs < 1:
         raise SettingsError(f"--runs {runs}: must be at least 1; any number of runs without it")
-    until = str(arguments.until or "")
-    later = PATCH if arguments.code == PATCH else ""
-    decided = approvals.decide(
-        arguments.node, arguments.request, APPROVED, arguments.key, until, runs or 0, later
+    verdict = approvals.decide(
+        arguments.node,
+        arguments.request,
+        APPROVED,
+        arguments.key,
+        until=str(arguments.until or ""),
+        runs=runs or 0,  # 0: the study alone limits them
+        later=PATCH if arguments.code == PATCH else "",
     )
-    print(decided)
+    print(verdict)
 
 
 def deny(arguments: argparse.Namespace) -> None:
@@ -259,12 +284,16 @@ def deny(arguments: argparse.Namespace) -> None:
 
 
 def audit(arguments: argparse.Namespace) -> int:
+    """Print the audit log and what is wrong with it; 1 if something is.
+
+    With --against, the heads of the log that the server has must be in it.
+    """
     entries, wrong = approvals.log_of(arguments.node, str(arguments.since or ""))
     verdict = "each follows the one before it"
     if arguments.against:
-        seen, lacking = approvals.compare_with_server(arguments.node, arguments.against)
-        wrong = [*wrong, *lacking]
-        verdict += f", and all {seen} that {arguments.against} has seen are there"
+        compared, missing = approvals.compare_with_server(arguments.node, arguments.against)
+        wrong = [*wrong, *missing]
+        verdict += f", and all {compared} that {arguments.against} has seen are there"
 
     if arguments.json:
         print_json("site audit", {"entries": entries, "wrong": wrong})

@@ -26,7 +26,7 @@ from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in, stoppe
 SOMEBODY_IS_NEEDED = 3  # exit status
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     superlink = "a SuperLink in Flower's config.toml"
     parser.add_argument("federation", metavar="FEDERATION", help=superlink)
     results = "the folder of results; default: runs"
@@ -39,42 +39,49 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
+    """Print the status of the federation; return `SOMEBODY_IS_NEEDED` if somebody is, else 0.
+
+    With --node print only that site's number in Flower.
+    """
     federation = ask(arguments.federation)
     runs = runs_in(arguments.runs)
     if arguments.node:
         print(number_of(arguments.node, federation, runs))
         return 0
 
-    needed = list(needs(federation, runs))
+    problems = list(needs(federation, runs))
     if arguments.json:
-        print_json("status", _as_dict(federation, runs, needed))
+        print_json("status", _as_dict(federation, runs, problems))
     elif arguments.prometheus:
-        print(*prometheus(_as_dict(federation, runs, needed)), sep="\n")
+        print(*prometheus(_as_dict(federation, runs, problems)), sep="\n")
     else:
-        print(*lines(federation, runs), sep="\n")
+        print(*status_lines(federation, runs), sep="\n")
         if not runs:
             unknown = "no runs here, so names and replies of sites are not known; see --runs"
             print(f"{arguments.runs}: {unknown}")
-    return SOMEBODY_IS_NEEDED if needed else 0
+    return SOMEBODY_IS_NEEDED if problems else 0
 
 
 def needs(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
-    """Yield what somebody should look after."""
-    for name, node, state in _sites(federation, runs):
+    """Yield a line for each thing that somebody should look after.
+
+    Of the submissions only the latest counts: what failed before it may have been mended.
+    """
+    for name, node, state in _nodes(federation, runs):
         if state != "online":
             yield f"{name} ({node}) is {state}"
-    for submission in federation.submissions[:1]:
+    for submission in federation.submissions[:1]:  # none, or the latest
         if submission.status.sub_status == "failed":
             yield f"run {submission.run_id} failed"
     for run in stopped_runs(runs):
         yield f"{run.path} stopped"
-    days = federation.shown.days
+    days = federation.endpoint.days
     if days is not None and days < FEW_DAYS:
         yield f"the certificate has {days} days left"
 
 
 def prometheus(status: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each figure."""
+    """Yield the figures of a status (`_as_dict`), each a line of Prometheus's text format."""
     for site in status["sites"]:
         is_online = int(site["state"] == "online")
         labels = f'site="{_escaped(site["name"])}",node="{site["node"]}"'
@@ -92,41 +99,47 @@ def prometheus(status: dict[str, Any]) -> Iterator[str]:
 
 
 def _escaped(label: object) -> str:
+    """Return the value of a label as Prometheus's text format has it inside quotes."""
     return str(label).replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _as_dict(federation: Federation, runs: list[KnownRun], needed: list[str]) -> dict[str, Any]:
+def _as_dict(federation: Federation, runs: list[KnownRun], problems: list[str]) -> dict[str, Any]:
+    """Return the status for JSON; ``problems`` are the lines of `needs`."""
     sites = []
-    known = _known(runs)
-    for name, node, state in _sites(federation, runs):
-        in_runs = {run: asdict(of_run[name]) for run, of_run in known.items() if name in of_run}
+    runs_of_sites = _known_sites(runs)
+    for name, node, state in _nodes(federation, runs):
+        in_runs = {}
+        for run_name, known_sites in runs_of_sites.items():
+            if name in known_sites:
+                in_runs[run_name] = asdict(known_sites[name])
         sites.append({"name": name, "node": str(node), "state": state, "runs": in_runs})
     waiting = []
-    for run, awaited in _awaited(runs):
-        fields = awaited.for_programs()
+    for run, event in _waiting(runs):
+        fields = event.for_programs()
         del fields["event"]
         waiting.append({"run": run.path.name, **fields})
     submissions = []
     for submission in federation.submissions:
         submissions.append({"run": str(submission.run_id), "state": _state(submission)})
     return {
-        "needs": needed,
+        "needs": problems,
         "sites": sites,
         "submissions": submissions,
         "waiting": waiting,
         "stopped": [str(run.path) for run in stopped_runs(runs)],
-        "certificate-days": federation.shown.days,
+        "certificate-days": federation.endpoint.days,
     }
 
 
 def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
-    """Return the node of a site, that of its registration before that of a run.
+    """Return Flower's number of the site ``name``.
 
-    SettingsError if there is none, or several.
+    The name is that of its registration; only if no node is registered by it, that in a run.
+    SettingsError if no node has it, or several.
     """
     numbers = [node.node_id for node in federation.nodes if node.name == name]
     if not numbers:
-        numbers = [node for site, node, _ in _sites(federation, runs) if site == name]
+        numbers = [node for site, node, _ in _nodes(federation, runs) if site == name]
     if len(numbers) != 1:
         names = sorted({node.name or str(node.node_id) for node in federation.nodes})
         choices = f"choose from {', '.join(names)}"
@@ -134,13 +147,13 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     return numbers[0]
 
 
-def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
+def status_lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     """Yield a line for each site, submission, run that waits or stopped, and the certificate."""
-    known = _known(runs)
-    for name, node, state in _sites(federation, runs):
+    runs_of_sites = _known_sites(runs)
+    for name, node, state in _nodes(federation, runs):
         replies = []
-        for run_name, sites in known.items():
-            site = sites.get(name)
+        for run_name, known_sites in runs_of_sites.items():
+            site = known_sites.get(name)
             if site and site.last:
                 replies.append(f"last reply: round {site.last} of {run_name}{_trouble(site)}")
             elif site and site.trouble:
@@ -149,17 +162,17 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
         yield f"{name:20} {node:>20}  {state:10}  {text}"
 
     for submission in federation.submissions:
-        yield _submission(submission)
+        yield _submission_line(submission)
 
-    for run, waiting in _awaited(runs):
-        yield f"{run.path}: {str(waiting).strip()}"
+    for run, event in _waiting(runs):
+        yield f"{run.path}: {str(event).strip()}"
 
     for run in stopped_runs(runs):
         done, wanted = run.rounds
         resume = f"flwr run . FEDERATION --stream --run-config {run.path}/resume.toml"
         yield f"{run.path}: stopped after round {done} of {wanted}; it goes on by {resume}"
 
-    days = federation.shown.days
+    days = federation.endpoint.days
     if days is not None:
         line = f"certificate of the SuperLink: {days} days left"
         if days < FEW_DAYS:
@@ -167,18 +180,18 @@ def lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
         yield line
 
 
-def _awaited(runs: list[KnownRun]) -> Iterator[tuple[KnownRun, Waiting]]:
-    """Yield the runs under way that wait for sites, and for whom."""
+def _waiting(runs: list[KnownRun]) -> Iterator[tuple[KnownRun, Waiting]]:
+    """Yield each run under way that waits for sites: which ones, how long, how long still."""
     now = time.time()
     for run in runs:
         awaited = run.awaited()
-        if awaited and run.goes_on:
+        if awaited and run.is_under_way:
             seconds = now - awaited["since"]
             left = awaited["until"] - now
             yield run, Waiting(awaited["round"], seconds, left, awaited["sites"])
 
 
-def _submission(run: Run) -> str:
+def _submission_line(run: Run) -> str:
     """Return a line on a run that was submitted: by whom, its state, the settings it changes."""
     state = _state(run)
     if state == "pending":
@@ -186,35 +199,44 @@ def _submission(run: Run) -> str:
     # A run that is resumed was submitted with resume.toml, which repeats all settings. Only those
     # that differ from the defaults are shown
     changed = sorted(run.override_config.items() - default_run_config().items())
-    asked = printable(" ".join(f"{key}={value!r}" for key, value in changed))
-    what = f"by {run.account_name or '?'}  bundle {run.fab_hash[:8]}…  {state}  {asked}"
-    return f"run {run.run_id}  {run.pending_at[:19]}  {what}"
+    settings = printable(" ".join(f"{key}={value!r}" for key, value in changed))
+    when = run.pending_at[:19]  # to the second
+    what = f"by {run.account_name or '?'}  bundle {run.fab_hash[:8]}…  {state}  {settings}"
+    return f"run {run.run_id}  {when}  {what}"
 
 
 def _state(run: Run) -> str:
+    """Return Flower's status of a run, such as "running" or "finished:failed"."""
     return ":".join(filter(None, (run.status.status, run.status.sub_status)))
 
 
 def _trouble(site: KnownSite) -> str:
+    """Say how often a site's replies were lost in a run, and why the latest; "" if none was."""
     if not site.trouble:
         return ""
     numbers = [f"{number} {kind}" for kind, number in site.trouble.items()]
     return f"  {', '.join(numbers)}; {site.reason}"
 
 
-def _known(runs: list[KnownRun]) -> dict[str, dict[str, KnownSite]]:
-    """Map each run that is under way, or the latest if none is, to what it knows of sites."""
-    under_way = [run for run in runs if run.goes_on] or runs[:1]
-    return {run.path.name: run.known_sites() for run in under_way}
+def _known_sites(runs: list[KnownRun]) -> dict[str, dict[str, KnownSite]]:
+    """Return for each run that is under way, or else the latest, what it knows of its sites.
+
+    The keys are the names of runs, and then of sites. ``runs`` begin with the latest.
+    """
+    chosen = [run for run in runs if run.is_under_way]
+    if not chosen:
+        chosen = runs[:1]
+    return {run.path.name: run.known_sites() for run in chosen}
 
 
-def _sites(federation: Federation, runs: list[KnownRun]) -> list[tuple[str, int, str]]:
-    """Return (name, node, state) of each node, in order.
+def _nodes(federation: Federation, runs: list[KnownRun]) -> list[tuple[str, int, str]]:
+    """Return the nodes, sorted by name: the site's name, Flower's number, and its state.
 
-    The name is that which a run knows, else that of its registration.
+    The name is that by which a run (`_known_sites`) knows the node, else that of its registration,
+    or "?".
     """
     names = {}
-    for sites in _known(runs).values():
+    for sites in _known_sites(runs).values():
         for name, site in sites.items():
             names[site.node] = name
     rows = []

@@ -25,7 +25,7 @@ from protofl_common.tools.ssh_key import private_key
 _SIGNED = re.compile(r"^study-(by|signature) *=.*\n?", re.MULTILINE)
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("sign", "show"))
     parser.add_argument("file", type=Path, help="a TOML file of run settings")
     parser.add_argument("--key", type=Path, help="sign: your private SSH key, of type ed25519")
@@ -34,17 +34,21 @@ def describe(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Sign the study if asked to, and print what the sites' operators will read of it."""
     if arguments.action == "sign":
         sign(arguments.file, arguments.key, arguments.by or "")
-    from protofl_common.tools.site.approvals import described
+    from protofl_common.tools.site.approvals import describe_run
 
     recipe = read_recipe(str(arguments.file))
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
-    print(*described(settings), sep="\n")
+    print(*describe_run(settings), sep="\n")
 
 
 def sign(file: Path, key_file: Path | None, by: str) -> None:
-    """Write who signs, and the signature, into the file, at its top; an earlier signature goes."""
+    """Write the signer and the signature at the top of a study's file; an earlier one goes.
+
+    SettingsError for a key or settings that are wrong; then nothing is written.
+    """
     if key_file is None or not by:
         raise SettingsError(
             "study sign: give --key, a private SSH key of type ed25519, and --by, your name"
@@ -55,5 +59,5 @@ def sign(file: Path, key_file: Path | None, by: str) -> None:
     recipe = read_recipe(str(file))
     unsigned = default_run_config() | recipe.settings | {"study-by": signer}
     signature = key.sign(signed_part(unsigned)).hex()
-    Settings.from_run_config(unsigned | {"study-signature": signature})
+    Settings.from_run_config(unsigned | {"study-signature": signature})  # for its SettingsError
     write_text(file, f'study-by = "{signer}"\nstudy-signature = "{signature}"\n{text}')

@@ -11,7 +11,8 @@ Several processes may work on one table: each run is made by one of them. --shar
 16th run from the third on; the command without it makes what is left and writes the whole table.
 Results stand in OUT/TABLE.md, .tex and .json, those of each seed in OUT/TABLE.csv, the runs in
 OUT/runs (shared by all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals
-and tests.
+and tests. With --figures DIR the finished runs of each column are drawn as SVG and PDF: curves over
+the rounds, and boxes over the clients.
 
 With --search the settings that the table names under `search` are chosen first, by as many trials
 for each cell, on the clients' validation data and other seeds (OUT/trials); then the best ones run
@@ -35,8 +36,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from protofl_common.basics.files import write_text
+from protofl_common.basics.text import as_file_name
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.tools.arguments import (
+    FIGURES_HELP,
     add_allow_python,
     add_json,
     file_named,
@@ -45,6 +48,7 @@ from protofl_common.tools.arguments import (
 )
 from protofl_common.tools.cli.run import add_resources, with_resources
 from protofl_common.tools.tables import render
+from protofl_common.tools.tables.figure import COUNTS
 from protofl_common.tools.tables.plan import Cell, Launch, Run, Runs, launch, plan, runs_of
 from protofl_common.tools.tables.search import Search, check_search
 from protofl_common.tools.tables.spec import TableFile, read_table
@@ -52,10 +56,10 @@ from protofl_common.tools.tables.spec import TableFile, read_table
 Make = Callable[[Run, Runs], bool]
 """Makes a run unless it is finished; returns whether it did."""
 Planned = list[tuple[TableFile, list[Cell]]]
-ALL = slice(None)
+ALL = slice(None)  # the shard of a process that makes all runs
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what", nargs="+", metavar="TABLE.yaml|KEY=VALUE", help="tables, and settings of all runs"
     )
@@ -82,23 +86,31 @@ def describe(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep models of runs made now, for protofl export",
     )
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=FIGURES_HELP)
     add_allow_python(parser, "the table")
     add_json(parser)
     add_resources(parser)
 
 
 def act(arguments: argparse.Namespace) -> int | None:
+    """Make the runs of the tables that are left; return 1 if one failed, or none could be made.
+
+    With --dry-run only show the plan. SettingsError before anything starts, for all that is wrong
+    with the command line and the tables.
+    """
     files = [word for word in arguments.what if word.endswith((".yaml", ".yml"))]
     overrides = read_assignments(word for word in arguments.what if word not in files)
     _check_words(arguments, files, overrides)
     shard = _shard(arguments.shard)
     planned = _planned_tables(arguments, files, overrides)
     out = Path(arguments.out)
-    console = Console(file=sys.stderr if arguments.json else sys.stdout)  # while a run prints, too
+    # the file is named, as `sys.stdout` is another one while a run is made
+    console = Console(file=sys.stderr if arguments.json else sys.stdout)
     runs = Runs(out / "runs", arguments.keep_models)
     trials = None
     if arguments.search:
-        trials = Runs(out / "trials", patience=-1)  # waits for a trial that another process makes
+        # -1: waits for a trial that another process makes, as the best settings depend on it
+        trials = Runs(out / "trials", patience=-1)
     for table, cells in planned:
         if trials:
             check_search(table, [cell for cell in cells if cell.asked])
@@ -116,18 +128,26 @@ def act(arguments: argparse.Namespace) -> int | None:
     if unfinished:
         from protofl_common.simulation.machine import engine_for  # PyTorch, two seconds
 
-        # before a thread draws on the screen (`simulation/pool.py`)
+        # starts the processes of clients, before a thread draws on the screen
+        # (`simulation/pool.py`)
         engine_for(resources(unfinished[0].federation), str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
-    failed = execute(planned, runs, launch_here, out, console, trials, shard)
+    status = execute(planned, runs, launch_here, out, console, trials, shard)
+    if arguments.figures:
+        for table, cells in planned:
+            draw(table, cells, runs, arguments.figures)
+        console.print(f"figures: {arguments.figures}")
     if arguments.json:
         written = [out / f"{table.name}.json" for table, _ in planned]
         print_json("table", {"tables": [json.loads(path.read_text()) for path in written]})
-    return failed
+    return status
 
 
 def _check_words(arguments: argparse.Namespace, files: list[str], overrides: Config) -> None:
-    """Raise SettingsError for words of the command line that make no sense together."""
+    """Raise SettingsError for arguments that make no sense, alone or together.
+
+    ``files`` are the tables' files among the arguments, ``overrides`` the settings.
+    """
     names = {Path(file).stem for file in files}  # results stand in OUT/NAME.md
     if not files or len(names) < len(files):
         given = " ".join(files)
@@ -146,7 +166,10 @@ def _check_words(arguments: argparse.Namespace, files: list[str], overrides: Con
 
 
 def _planned_tables(arguments: argparse.Namespace, files: list[str], overrides: Config) -> Planned:
-    """Read and plan each table; settings of the command line are noted below it."""
+    """Read each table, and plan its cells with the ``overrides`` of the command line.
+
+    A table notes the overrides. SettingsError with a line for each thing that is wrong in a file.
+    """
     tables = []
     for path in map(file_named, files):
         table = read_table(path)
@@ -155,14 +178,14 @@ def _planned_tables(arguments: argparse.Namespace, files: list[str], overrides: 
             note = f"{table.note}\n\nAll runs with {settings}."
             table = replace(table, note=note.strip())
         tables.append(table)
-    chosen = partial(
+    plan_cells = partial(
         plan,
         data_dir=arguments.data_dir,
         seeds=tuple(int(word) for word in arguments.seeds.split(",") if word),
         only=tuple(arguments.only),
         overrides=overrides,
     )
-    return [(table, chosen(table)) for table in tables]
+    return [(table, plan_cells(table)) for table in tables]
 
 
 def execute(
@@ -174,9 +197,11 @@ def execute(
     trials: Runs | None = None,
     shard: slice = ALL,
 ) -> int:
-    """Make the runs of a shard of each table, and write all files after each run.
+    """Make the runs of each table that are not finished, and write the table's files after each.
 
-    With a search a shard has whole cells. Returns 1 where a run failed, or there was none to make.
+    ``trials``: where those of a search are made; None: no search. ``shard`` chooses which runs this
+    process makes, by their place in the list of all; with a search, which cells it searches. Return
+    1 where a run failed, or all cells that are asked for are without runs; else 0.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -190,12 +215,12 @@ def execute(
             cells = planned_cells
             if trials:
                 cells = _searched_shard(table, planned_cells, trials, make, shard)
-            left = runs_of(cells)
+            mine = runs_of(cells)
             if not trials:
-                left = left[shard]
+                mine = mine[shard]
             write = partial(_write, table, cells, runs, out, {})
             write()
-            for run in progress.track(left, total=len(left), description=table.name):
+            for run in progress.track(mine, total=len(mine), description=table.name):
                 if make(run, runs):
                     write()
         console.print(Markdown((out / f"{table.name}.md").read_text(encoding="utf-8")))
@@ -210,8 +235,8 @@ def _searched_shard(
 ) -> list[Cell]:
     """Search for the best settings of each cell of the shard in turn, and return all the cells.
 
-    The others pass as cells that nobody asked for: a search that is finished counts for them, and
-    no trial is made.
+    The cells of other shards are returned as cells that nobody asked for: no trial is made for them
+    here, but they too have the settings of a search that is finished.
     """
     mine = [cell for cell in cells if cell.asked][shard]
     searched = []
@@ -222,9 +247,11 @@ def _searched_shard(
 
 
 def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | None) -> Cell:
-    """Return the cell with the best settings on validation data.
+    """Return the cell with the settings that are best on validation data.
 
-    Trials are made for a cell that is asked for; of another only a finished search counts.
+    If the cell is asked for, ``make`` makes the trials that are left; otherwise, and without
+    ``make``, the cell is skipped unless its search is finished. Without ``trials``, or where it has
+    no runs or nothing to search for, the cell is returned as it is.
     """
     if not trials or not cell.runs or not cell.spaces:
         return cell
@@ -232,9 +259,12 @@ def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | No
 
 
 def show_plan(planned: Planned, runs: Runs, trials: Runs | None, console: Console) -> None:
-    """Print a line per cell: its seeds to run and finished ones, and how its settings differ."""
-    for table, every in planned:
-        asked = [cell for cell in every if cell.asked]
+    """Print a line for each cell: its seeds to run and finished ones, and how its settings differ.
+
+    Then how many runs and, with ``trials``, trials of a search are left. Nothing is run.
+    """
+    for table, planned_cells in planned:
+        asked = [cell for cell in planned_cells if cell.asked]
         cells = [_searched(table, cell, trials, None) for cell in asked]
         heads = ("row", "column", "to run: seed", "finished", "clients", "rounds")
         settings = Column("settings", overflow="fold")
@@ -262,11 +292,15 @@ def show_plan(planned: Planned, runs: Runs, trials: Runs | None, console: Consol
 def _show_search(
     table: TableFile, asked: list[Cell], searched: list[Cell], trials: Runs, console: Console
 ) -> None:
-    """Print how many trials are left, if any."""
+    """Print how many runs of trials are left, and how many runs then follow; nothing if none is.
+
+    ``searched`` are the cells that are ``asked`` for, after the search: one whose search is not
+    finished has lost its runs.
+    """
     waiting = []
-    for cell, now in zip(asked, searched, strict=True):
-        if cell.runs and not now.runs:
-            waiting.append(cell)
+    for before, after in zip(asked, searched, strict=True):
+        if before.runs and not after.runs:
+            waiting.append(before)
     if waiting:
         made = sum(Search(table, cell, trials).made for cell in waiting)
         left = (len(waiting) * table.trials - made) * len(table.trial_seeds)
@@ -275,7 +309,7 @@ def _show_search(
 
 
 def _plan_row(cell: Cell, cells: list[Cell], runs: Runs) -> list[str]:
-    """Return what the plan says of a cell; of its settings those in which other cells differ."""
+    """Return a cell's row of the plan: it ends with the settings in which cells differ."""
     left: list[str] = []
     finished: list[str] = []
     for seed, run in cell.runs.items():
@@ -325,8 +359,13 @@ def _make_one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bo
 def _write(
     table: TableFile, cells: list[Cell], runs: Runs, out: Path, done: render.Results
 ) -> None:
-    """Write all files of a table; ``done`` keeps the results of cells that will not change."""
-    with runs.lock("tables"):  # of several processes the last one knows all runs that have ended
+    """Write all files of a table.
+
+    ``done`` is changed: it keeps the results of finished cells from one call to the next, so that
+    their runs need not be read again.
+    """
+    # So that of several processes the last one to write has read what the others' runs left
+    with runs.lock("tables"):
         results: render.Results = {}
         for cell in cells:
             place = (cell.row, cell.column)
@@ -338,6 +377,7 @@ def _write(
             ".json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
             ".md": render.markdown(table, results),
             ".tex": render.cells_of(table, results).as_latex(),
+            ".costs.tex": render.costs(table, results).as_latex(),
             ".csv": render.csv_of_seeds(results),
         }
         if table.against:
@@ -346,8 +386,23 @@ def _write(
             write_text(out / f"{table.name}{suffix}", text)
 
 
+def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> None:
+    """Draw curves and boxes of the finished runs of each column, a method for each row."""
+    from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
+
+    for column in table.columns:
+        methods: dict[str, dict[str, list[Path]]] = {}  # figure -> row -> folders
+        for cell in cells:
+            folders = [runs.folder_of(run) for run in cell.runs.values() if runs.finished(run)]
+            if cell.column == column and folders and cell.figure.what not in COUNTS:
+                methods.setdefault(cell.figure.what, {})[cell.row] = folders
+        for what, of_rows in methods.items():
+            prefix = as_file_name(f"{table.name}-{column}-{what}-")
+            save_curves_and_boxes(of_rows, what, into, prefix)
+
+
 def _shard(text: str) -> slice:
-    """``"3/16"`` -> every 16th from the third on."""
+    """Read ``"3/16"`` as the slice of every 16th element from the third on."""
     numbers = re.fullmatch(r"(\d+)/(\d+)", text)
     if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
         raise SettingsError(f"--shard {text!r}: must be I/N with I from 1 to N, such as 3/16")

@@ -28,17 +28,21 @@ from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.arguments import add_allow_python
 
 AHEAD = ("server_app.app", "torch", "httpcore", "filelock")
-"""What the process of a run would import by itself."""
+"""Modules that the process of every run needs, imported before it is forked."""
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
-    """The arguments; those it does not know are flower-superexec's."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the worker's own options; all others are handed to flower-superexec."""
     where = "where the folders of runs are made (runs)"
     parser.add_argument("--out-dir", default="runs", type=Path, help=where)
     add_allow_python(parser, "the settings of any run (callback, dataset)")
 
 
 def act(arguments: argparse.Namespace) -> None:
+    """Be the worker: start the thread that resumes crashed runs, and Flower's loop until it ends.
+
+    SettingsError for an option that is wrong, and where Flower lacks a name that is needed.
+    """
     from protofl_common.tools.executor import START_METHOD, Executor, environment_of_own_code
     from protofl_common.tools.flower import (
         TaskType,
@@ -56,7 +60,7 @@ def act(arguments: argparse.Namespace) -> None:
     if not (out_dir.is_dir() and os.access(out_dir, os.W_OK)):
         raise SettingsError(f"--out-dir {out_dir}: is no folder that this user can write to")
 
-    require_for_worker()  # here, not in each run's process
+    require_for_worker()  # here, so that it fails now and not in each run's process
     script = [__file__, str(out_dir), modules, START_METHOD]
     executor = Executor(TaskType.SERVER_APP, script, START_METHOD)
     os.environ.update(environment_of_own_code())
@@ -67,10 +71,10 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def installed_code(out_dir: str) -> AbstractContextManager[None]:
-    """Put the installed code and settings in the bundle's place.
+    """While the context is open, have ``flwr-serverapp`` run the installed code, not the bundle's.
 
-    Settings are the installed defaults and what the run says in their place, except its
-    ``out-dir``.
+    The settings of a run are the installed defaults, changed by those that it was submitted with;
+    its results are always in ``out_dir``.
     """
     from protofl_common.tools.flower import serverapp_process
 
@@ -81,6 +85,7 @@ def installed_code(out_dir: str) -> AbstractContextManager[None]:
 
 
 def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
+    """Run the installed ServerApp in the place of Flower's function that loads the bundle's."""
     from server_app.app import app
 
     app(grid=grid, context=context)
@@ -88,19 +93,19 @@ def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
 
 
 def import_ahead() -> None:
-    """Import what every run needs."""
+    """Import what every run needs; what cannot be imported is left for the run to say."""
     from protofl_common.tools.flower import require_for_worker
 
-    with suppress(Exception):  # the run will meet the error again, and end with it
+    with suppress(Exception):  # the run will meet the same error, and end with it
         for name in AHEAD:
             import_module(name)
         require_for_worker()
         for row in CATALOG.values():
-            half(row.server, object)
+            half(row.server, object)  # imports the module of the algorithm's server half
 
 
 def handle(out_dir: str, arguments: list[str]) -> None:
-    """Be ``flwr-serverapp`` with these arguments, for one run."""
+    """Handle one run: be ``flwr-serverapp`` with these arguments, with the installed code."""
     from protofl_common.tools.flower import console_script
 
     sys.argv[1:] = arguments

@@ -6,6 +6,7 @@ try:
         SettingsError,
         Tried,
         events,
+        figures,
         run,
         try_method,
     )
@@ -14,4 +15,4 @@ except ModuleNotFoundError as error:
     if error.name != "protofl_common.tools":
         raise
 
-__all__ = ["Run", "SettingsError", "Tried", "events", "run", "try_method"]
+__all__ = ["Run", "SettingsError", "Tried", "events", "figures", "run", "try_method"]

@@ -67,45 +67,48 @@ from protofl_common.tools.ssh_key import private_key
 
 
 def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
-    """Yield each request of a site, those that wait last, with lines for people.
+    """Yield each request of a site, and lines for people: its state, and what it asks for.
 
-    The lines say its state and what it asks for.
+    First those that are decided, then those that wait; both by their age.
     """
     decided_first = sorted(
         requests(site_folder(node)), key=lambda request: (not request.decision, request.asked)
     )
-    trusted = set()
+    approved_signers = set()
     for request in decided_first:
         if request.decision == APPROVED and request.study.by:
-            trusted.add(request.study.by)
+            approved_signers.add(request.study.by)
 
     for request in decided_first:
         request = as_it_counts(request, node)
         lines = _asked_for(request, node)
         if request.study.by and not request.decision:
-            is_known = request.study.by in trusted
+            is_known = request.study.by in approved_signers
             history = "has signed what was approved here" if is_known else "is new to this site"
-            lines.insert(1, f"           that key {history}")
-        head = f"{request.study.id}  {state_of(request)}"
-        yield request, [head, *(f"    {line}" for line in lines)]
+            lines.insert(1, f"           that key {history}")  # below the line with the key
+        first_line = f"{request.study.id}  {state_of(request)}"
+        yield request, [first_line, *(f"    {line}" for line in lines)]
 
 
 def _asked_for(request: Request, node: Mapping[str, Scalar]) -> list[str]:
-    """Describe what a run asks for; where this site would refuse it, or a baseline, say why."""
-    lines = [f"{request.study}"]
+    """Describe what a run asks for, and why this site would refuse it, or a baseline of it."""
+    lines = [str(request.study)]  # all that is said if the settings are wrong
     what = "it"
     try:
         settings = Settings.from_run_config(default_run_config() | request.settings, node)
-        lines = [*described(settings), *_about_peers(settings, node)]
-        what = "a baseline"  # and takes part in the run without it
-        baselines_of(settings, settings.given, node)
+        lines = [*describe_run(settings), *_about_peers(settings, node)]
+        what = "a baseline"  # the site still takes part in the run, but not in this baseline
+        baselines_of(settings, settings.given, node)  # for its SettingsError
     except SettingsError as error:
         lines += [f"this site refuses {what}: {line}" for line in str(error).splitlines()]
     return lines
 
 
 def _about_peers(settings: Settings, node: Mapping[str, Scalar]) -> Iterator[str]:
-    """Yield lines on the sites of a run that this one does not know by their keys."""
+    """Warn of sites of a run whose keys are not in this site's ``peers``.
+
+    The last line is there if the site will refuse the run for it.
+    """
     named = settings.named_sites
     site = NodeConfig.of(node)
     strangers = named.keys() - site.known_among(named) - {site.name}
@@ -120,7 +123,7 @@ def _about_peers(settings: Settings, node: Mapping[str, Scalar]) -> Iterator[str
 
 
 def state_of(request: Request) -> str:
-    """Say in words what was decided, by whom, within which limits."""
+    """Say what was decided of a request, by whom and within which limits, or that it waits."""
     if not request.decision:
         study = request.study.id
         return f"WAITS since {request.asked}: protofl site approve {study}, or deny"
@@ -138,13 +141,19 @@ def state_of(request: Request) -> str:
 
 
 def fingerprint(key: str) -> str:
-    """Return what ``ssh-keygen -l`` shows of the person's public ``key``."""
-    public = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}="))
-    return f"SHA256:{b64encode(ssh_key_fingerprint(public, SHA256())).decode().rstrip('=')}"
+    """Return the fingerprint of a public ``key`` as ``ssh-keygen -l`` shows it."""
+    with_padding = f"{key}="  # a study writes base64 without it
+    public = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(with_padding))
+    digest = b64encode(ssh_key_fingerprint(public, SHA256())).decode()
+    return f"SHA256:{digest.rstrip('=')}"
 
 
-def described(settings: Settings) -> Iterator[str]:
-    """Yield lines on a run: who asks, for what, with whom, until when, and what leaves."""
+def describe_run(settings: Settings) -> Iterator[str]:
+    """Yield lines for an operator on a run that asks for the site's data.
+
+    They say who asks, for what, with whom and until when, what leaves the site, how it is
+    protected, and which settings are not the defaults.
+    """
     study = Study.of(settings.given)
     yield _signed(study)
     yield f"purpose    {study.purpose or 'not given'}"
@@ -156,8 +165,8 @@ def described(settings: Settings) -> Iterator[str]:
     with_baselines = [settings, *baselines_of(settings, settings.given).values()]
     yield from _leaving(settings, with_baselines)
 
-    against_all = ["by nothing: the server sees this site's exact values, maybe of one sample"]
-    for line in protections(to_run_config(settings)) or against_all:
+    unprotected = ["by nothing: the server sees this site's exact values, maybe of one sample"]
+    for line in protections(to_run_config(settings)) or unprotected:
         yield f"protected  {line}"
     for each in with_baselines:
         if each.exchange.sends_weights and settings.privacy.dp == "none":
@@ -168,6 +177,7 @@ def described(settings: Settings) -> Iterator[str]:
 
 
 def _signed(study: Study) -> str:
+    """Say who has signed a study, with the fingerprint of the key."""
     if not study.name:
         return f"{study}: nobody has signed it"
     signer, _, key = study.by.rpartition(":")
@@ -175,7 +185,7 @@ def _signed(study: Study) -> str:
 
 
 def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str]:
-    """Yield lines on what a site sends: of the model, at its introduction, and as figures."""
+    """Say what leaves a site: of the model by each algorithm, at its introduction, as figures."""
     for each in with_baselines:
         entries = [entry.words for entry in each.exchange.up.values()]
         sent = " and ".join(entries) or "nothing of the model"
@@ -206,17 +216,18 @@ def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str
 def _changed(with_baselines: list[Settings]) -> Iterator[str]:
     """Yield a line for each setting of a run, or of a baseline of it, that is not the default.
 
-    Where they differ in a setting, the run's value is shown.
+    ``with_baselines`` begins with the run: where a baseline differs in a setting, the run's value
+    is shown.
     """
     values: dict[str, Scalar] = {}
-    for each in reversed(with_baselines):  # the run stands first: its values replace the others
-        values |= to_run_config(each)
+    for settings in reversed(with_baselines):  # the run comes last: its values replace the others
+        values |= to_run_config(settings)
     defaults = default_run_config()
     for key, value in values.items():
-        is_shown_above = key.startswith("study")  # in `described`: who asks, for what, with whom
-        is_approved = key not in UNSIGNED
-        if is_approved and not is_shown_above and defaults.get(key) != value:
-            # in one line, and cut late: nothing may hide behind a long value
+        is_shown_above = key.startswith("study")  # `describe_run` has said who asks, for what
+        needs_approval = key not in UNSIGNED
+        if needs_approval and not is_shown_above and defaults.get(key) != value:
+            # in one line, and cut late, so that an operator sees all that a value has in it
             line = " ".join(f"{key}={value}".split())
             yield f"setting    {printable(line, LONGEST_IN_LOG)}"
 
@@ -230,28 +241,27 @@ def decide(
     runs: int = 0,
     later: str = "",
 ) -> str:
-    """Approve or deny a run, by its id or its file of settings; say in a line what is valid now.
+    """Write an operator's decision on a request, also in the audit log; say what holds now.
 
-    The SSH key signs where the site names its operators. SettingsError for an id that nobody has
-    asked by, for an approval of settings that the site would refuse anyway, and for another key.
+    ``word`` is the id of a request, or a file of settings, whose request may still come;
+    ``decision`` is `APPROVED` or `DENIED`. An approval holds until the day ``until`` ("": no end)
+    and for so many ``runs`` (0: any number), and with ``later`` = `PATCH` for later patch releases.
+
+    Where the site names its operators, the SSH key in ``key_file`` signs the decision.
+    SettingsError for an id without a request, for a key of nobody among the operators, and for an
+    approval of settings that the site would refuse all the same.
     """
     by, key = _operator(node, key_file)
     if is_past(until):
         raise SettingsError(f"--until {until}: that day is over")
     folder = site_folder(node)
     name = site_name(node)
-    path, typed = _asked_by(folder, word, node if decision == APPROVED else None)
+    path, from_file = _request_for(folder, word, node if decision == APPROVED else None)
     with locked(path):
-        request = typed if typed and not path.exists() else read(path)
+        request = from_file if from_file and not path.exists() else read(path)
         study = request.study
         if decision == APPROVED:
-            asked = default_run_config() | request.settings
-            Settings.from_run_config(asked, node)
-            if study.sites and name not in study.sites:
-                raise SettingsError(f"{study} does not name {name}")
-            unknown_peers = problem_of_peers(node, asked)
-            if unknown_peers:
-                raise SettingsError(unknown_peers)
+            _check_acceptable(request, node)
 
         decided = replace(
             request,
@@ -271,8 +281,8 @@ def decide(
         )
         bounded = decided.bounded
         if key is not None:
-            about = signed_decision(name, study.id, vars(bounded))
-            decided = replace(decided, signature=key.sign(about).hex())
+            content = signed_decision(name, study.id, vars(bounded))
+            decided = replace(decided, signature=key.sign(content).hex())
         audit.append(
             folder,
             decision=decision,
@@ -303,10 +313,27 @@ def decide(
     return f"{name}: {decision}: {study}{limits}, in {path.parent.absolute()}"
 
 
+def _check_acceptable(request: Request, node: Mapping[str, Scalar]) -> None:
+    """Raise SettingsError if the site would refuse the request whatever its operator decides."""
+    config = default_run_config() | request.settings
+    Settings.from_run_config(config, node)
+    study = request.study
+    name = site_name(node)
+    if study.sites and name not in study.sites:
+        raise SettingsError(f"{study} does not name {name}")
+    unknown_peers = problem_of_peers(node, config)
+    if unknown_peers:
+        raise SettingsError(unknown_peers)
+
+
 def _operator(
     node: Mapping[str, Scalar], key_file: Path | None
 ) -> tuple[str, Ed25519PrivateKey | None]:
-    """Return who decides: ``NAME:KEY`` and the key, or the user's name where nobody signs."""
+    """Return who decides, and the private key that signs: ``NAME:KEY`` of an operator.
+
+    Where the node config names no operators, this is the user's name and None. SettingsError for a
+    key that is missing, or that of none of the operators.
+    """
     operators = str(node.get(OPERATORS, ""))
     if key_file is None:
         if operators:
@@ -326,17 +353,19 @@ def _operator(
     )
 
 
-def _asked_by(
+def _request_for(
     folder: Path, word: str, node: Mapping[str, Scalar] | None
 ) -> tuple[Path, Request | None]:
-    """Return the file of the request that ``word`` stands for: an id, or a file of settings.
+    """Return the file in which the request that ``word`` stands for is kept, or will be.
 
-    Of a file of settings, return also what it asks.
+    ``word`` is a request's id, or a file of settings; of the latter, return also the request that a
+    run of these settings makes. SettingsError for an id without a request, and for wrong settings:
+    with ``node``, also for those that this site would refuse.
     """
     if word.endswith(".toml"):
-        asked = default_run_config() | read_recipe(word).settings
-        typed = new_request(Settings.from_run_config(asked, node).given)
-        return folder / FOLDER / f"{typed.study.id}.json", typed
+        config = default_run_config() | read_recipe(word).settings
+        request = new_request(Settings.from_run_config(config, node).given)
+        return folder / FOLDER / f"{request.study.id}.json", request
     path = folder / FOLDER / f"{word}.json"
     if not is_plain_name(word) or not path.exists():
         ids = [request.study.id for request in requests(folder)]
@@ -346,9 +375,11 @@ def _asked_by(
 
 
 def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return a site's audit log from the day ``since`` on, and what is wrong with the whole of it.
+    """Return a site's audit log from the day ``since`` on, and what is wrong with the whole log.
 
-    Entries that a wrong clock dated back are among them.
+    Only entries before the first one of that day are left out: one that comes later in the file,
+    but has an earlier time by a wrong clock, is not. ``since`` "": the whole log. SettingsError if
+    there is none.
     """
     path = site_folder(node) / audit.FILE
     if not path.exists():
@@ -358,13 +389,13 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
         )
     lines = list(audit.entries(path))
     latest = ""
-    earlier = 0  # lines before the day
+    num_earlier = 0  # lines before the day
     for number, (_, row, _) in enumerate(lines, 1):
         latest = max(latest, str(row.get("time", "")))
-        is_dated_back = latest != row.get("time")  # and its time tells nothing
+        is_dated_back = latest != row.get("time")  # then its time does not tell the day
         if not is_dated_back and latest < since:
-            earlier = number
-    rows = [row for _, row, _ in lines[earlier:]]
+            num_earlier = number
+    rows = [row for _, row, _ in lines[num_earlier:]]
     problems = [wrong for _, _, wrong in lines if wrong]
     for number, (_, row, _) in enumerate(lines, 1):
         if row.get("signature") and not _is_signed_by_its_operator(row, site_name(node)):
@@ -373,14 +404,18 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
 
 
 def _is_signed_by_its_operator(row: Mapping[str, Any], site: str) -> bool:
+    """Return whether a decision in the log has a signature by the key in its ``by`` (NAME:KEY)."""
     key = str(row.get("by")).rpartition(":")[2]
     return is_signed(key, str(row["signature"]), signed_decision(site, str(row["study"]), row))
 
 
 def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, list[str]]:
-    """Return how many heads of this site's log the server has, and which of them the log lacks.
+    """Compare this site's audit log with the heads that the server has seen of it.
 
-    The ``file`` is the server's ``heads.jsonl``, or a copy.
+    A head is the hash of the log's last line after a round; the server writes it to
+    ``heads.jsonl``, which ``file`` is, or a copy. Return how many of this site's were found there,
+    and a line for each that the log lacks: the log was changed since. Finding none is a problem,
+    too.
     """
     folder = site_folder(node)
     name = site_name(node)
@@ -401,11 +436,11 @@ def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, li
 
 
 def describe_entry(entry: Mapping[str, Any]) -> str:
-    """Return a line for people on an entry of the audit log, whatever somebody has made of it."""
+    """Return a line for people on an entry of the audit log; a damaged entry has one, too."""
     about = [str(entry[key]) for key in ("name", "algo", "kind") if entry.get(key)]
-    head = f"{entry.get('time')} {entry.get('study')} {' '.join(about)}"
+    subject = f"{entry.get('time')} {entry.get('study')} {' '.join(about)}"
     if entry.get("round"):
-        head += f" round {entry['round']}"
+        subject += f" round {entry['round']}"
 
     if "decision" in entry:
         what = f"{entry['decision']} by {entry.get('by')}"
@@ -423,4 +458,4 @@ def describe_entry(entry: Mapping[str, Any]) -> str:
             what += f" ({times} times that day)"
     else:
         what = f"sent {json.dumps(entry.get('sent'))} (bytes)"
-    return printable(f"{head}: {what}")
+    return printable(f"{subject}: {what}")

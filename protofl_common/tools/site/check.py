@@ -58,9 +58,10 @@ from protofl_common.tools.site.node import (
 )
 from protofl_common.tools.site.stored import lost_records, stored_at
 
-CERTIFICATES = "certificates"  # topics, with the word by which an operator hears of each
+CERTIFICATES = "certificates"
 FREE_SPACE = "disk"
-TOLD = {CERTIFICATES: CERTIFICATE, FREE_SPACE: DISK}
+TROUBLES = {CERTIFICATES: CERTIFICATE, FREE_SPACE: DISK}
+"""Topic of findings -> the word with which the operator's ``on-trouble`` command is called."""
 FEW_BYTES = 2**30  # free on a disk: less is a warning
 FULL_BYTES = 10**6  # less is wrong
 
@@ -68,15 +69,17 @@ FULL_BYTES = 10**6  # less is wrong
 def findings(
     options: argparse.Namespace, node: Mapping[str, Scalar], asked: Mapping[str, Scalar]
 ) -> list[Finding]:
-    """List the findings; nothing is written.
+    """Return what is found about a site, the worst first; nothing is written.
 
-    Data are read as a run with the settings ``asked`` would have it.
+    ``asked`` are the settings of a run: the data are read as it would have them. {}: no run is
+    asked about, and no data are read.
     """
     listed = [*_code_and_user(), *network(options)]
     refused = [*_refused(node, asked)]
     listed += refused
+    # the node config is right, whatever is wrong with the run
     is_usable = not refused or (bool(asked) and not [*_refused(node, {})])
-    if is_usable:  # whatever is wrong with the run
+    if is_usable:
         listed += folders(node)
         listed += _permissions(node)
         listed += _algorithms(node)
@@ -91,16 +94,16 @@ def findings(
 
 
 def troubles(options: argparse.Namespace, node: Mapping[str, Scalar]) -> list[str]:
-    """Return the words for what will stop the site if its operator does nothing."""
+    """Return a word of `TROUBLES` for each thing that will stop the site unless somebody acts."""
     topics = set()
     for finding in (*network(options), *folders(node)):
         if finding.level != FACT:
             topics.add(finding.topic)
-    return [word for topic, word in TOLD.items() if topic in topics]
+    return [word for topic, word in TROUBLES.items() if topic in topics]
 
 
 def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Say why the site refuses a run with the settings ``asked``; without them, any run."""
+    """Say why the site refuses a run with the settings ``asked``; for {}, why it refuses all."""
     try:
         settings = site_settings(node, asked)
         study = Study.of(settings.given)
@@ -112,9 +115,10 @@ def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterato
 
 
 def _code_and_user() -> Iterator[Finding]:
+    """Say which code handles messages here, and as which user; warn if that is root."""
     version = code_version_at_site()
-    own = f"that of {app_folder()} (version {version}), whatever a run brings"
-    yield Finding(FACT, "code", f"{own}; with `protofl site run`")
+    installed = f"that of {app_folder()} (version {version}), whatever a run brings"
+    yield Finding(FACT, "code", f"{installed}; with `protofl site run`")
     if os.geteuid():
         yield Finding(FACT, "user", f"uid {os.geteuid()}")
     else:
@@ -123,6 +127,7 @@ def _code_and_user() -> Iterator[Finding]:
 
 
 def network(options: argparse.Namespace) -> Iterator[Finding]:
+    """Check the certificates, the site's key and the SuperLink that the ``options`` name."""
     if options.insecure:
         insecure = "--insecure: anybody on the way reads and changes what goes to and fro"
         yield Finding(WARNING, "network", insecure)
@@ -139,7 +144,7 @@ def network(options: argparse.Namespace) -> Iterator[Finding]:
 def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
     """Say whether the SuperLink answers, how long its certificate lasts, and if clocks differ."""
     try:
-        shown = ask_endpoint(address, os.path.expanduser(root_certificates))
+        endpoint = ask_endpoint(address, os.path.expanduser(root_certificates))
     except ssl.SSLCertVerificationError as error:
         cure = (
             "its operator renews it (certificates.py --renew server), brings its authority's, "
@@ -152,26 +157,27 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
         yield Finding(WARNING, "superlink", unreachable)
         return
 
-    if shown.days is None:
+    if endpoint.days is None:
         yield Finding(FACT, "superlink", f"{address}: answers; no certificate")
     else:
-        answers = f"{address}: answers; its certificate: {shown.days} days left"
-        if shown.days < FEW_DAYS:
+        answers = f"{address}: answers; its certificate: {endpoint.days} days left"
+        if endpoint.days < FEW_DAYS:
             yield Finding(WARNING, CERTIFICATES, answers)
         else:
             yield Finding(FACT, "superlink", answers)
 
-    seconds_apart = abs(shown.ahead)
-    direction = "ahead of" if shown.ahead > 0 else "behind"
+    seconds_apart = abs(endpoint.ahead)
+    direction = "ahead of" if endpoint.ahead > 0 else "behind"
     text = f"{seconds_apart:.0f} s {direction} the SuperLink's"
     level = FACT
-    if seconds_apart > TIMESTAMP_TOLERANCE / 10:
+    if seconds_apart > TIMESTAMP_TOLERANCE / 10:  # early enough to mend it
         level = WRONG if seconds_apart > TIMESTAMP_TOLERANCE else WARNING
         text += f"; above {TIMESTAMP_TOLERANCE} s Flower refuses the site: set both by NTP"
     yield Finding(level, "clock", text)
 
 
 def _certificates(path: Path) -> Finding:
+    """Say how long the certificates in a PEM file last: the first of them to end counts."""
     try:
         certificates = load_pem_x509_certificates(path.read_bytes())
         ends = min(certificate.not_valid_after_utc for certificate in certificates)
@@ -185,11 +191,12 @@ def _certificates(path: Path) -> Finding:
 
 
 def _key(path: Path) -> Finding:
+    """Say whether a file has a private key that Flower takes, and only this user can read it."""
     if not os.access(path, os.R_OK):
         return Finding(WRONG, "key", f"{path}: cannot be read")
-    if path.stat().st_mode & 0o077:
-        open_to_others = f"{path}: other users of this machine may read it; chmod 600"
-        return Finding(WRONG, "key", open_to_others)
+    if path.stat().st_mode & 0o077:  # any right of the group or of others
+        readable = f"{path}: other users of this machine may read it; chmod 600"
+        return Finding(WRONG, "key", readable)
     try:
         if not isinstance(load_ssh_private_key(path.read_bytes(), None), EllipticCurvePrivateKey):
             raise ValueError("a key of another type")
@@ -214,7 +221,7 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         none = "no data-dir: only data sets that are embedded in ProtoFL"
         yield Finding(FACT, "reads", none)
 
-    # a state-dir or a ledger that cannot be read: no message passes it
+    # of a state-dir or a ledger that cannot be read nothing is said here: no message passes it
     with suppress(OSError, RuntimeError):
         lost = lost_records(node)
         if lost:
@@ -228,43 +235,49 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Yield the files that this user cannot use, and those that others may read.
+    """Yield the files in the state-dir that this user cannot use, and those that others may read.
 
-    The first are left by a restore as root.
+    The former come from a backup that root restored, for example.
     """
-    root = site_folders(node)[0].absolute()
-    tops = [root / "sites", root / "privacy"]
-    for run in stored_at(node)[:-1]:  # the last are the caches
+    state_dir = site_folders(node)[0].absolute()
+    tops = [state_dir / "sites", state_dir / "privacy"]
+    *runs, _ = stored_at(node)  # the last are the caches
+    for run in runs:
         tops += [path.absolute() for path in run.paths]
 
     for path in (*tops, *_inside(tops)):
-        with suppress(OSError):  # a site that works replaces its files
-            yield from _file(path, root)
+        with suppress(OSError):  # a site at work replaces its files meanwhile
+            yield from _file_access(path, state_dir)
 
 
 def _inside(tops: Iterable[Path]) -> Iterator[Path]:
-    """Yield files and folders below ``tops``; os.walk passes over a folder that it cannot list."""
+    """Yield all files and folders below the folders ``tops``, but for those it may not list."""
     for top in tops:
         for folder, subfolders, files in os.walk(top):
             for name in (*subfolders, *files):
                 yield Path(folder, name)
 
 
-def _file(path: Path, root: Path) -> Iterator[Finding]:
-    """Yield what is wrong with the access to one file or folder below ``root``."""
+def _file_access(path: Path, state_dir: Path) -> Iterator[Finding]:
+    """Yield what is wrong with the access to one file or folder in the ``state_dir``.
+
+    OSError if it is gone. A lock, which is empty, may be readable by all.
+    """
+    # as bits of the file's mode: r of the group, and r of others
     readable_by_others = path.stat().st_mode & 0o044
-    for folder in path.parents[: len(path.relative_to(root).parts)]:
-        passable_by_others = folder.stat().st_mode << 2  # the bits of x in the place of those of r
+    for folder in path.parents[: len(path.relative_to(state_dir).parts)]:  # up to state_dir
+        passable_by_others = folder.stat().st_mode << 2  # moves the bits of x to those of r
         readable_by_others &= passable_by_others
 
     if not _has_access(path, os.R_OK | os.W_OK) and path.exists():
         yield Finding(WRONG, "writes", f"{path}: this user cannot read or write it")
     elif path.is_file() and readable_by_others and path.suffix != ".lock":
-        open_to_others = f"{path}: other users of this machine may read it; chmod 600"
-        yield Finding(WRONG, "writes", open_to_others)
+        readable = f"{path}: other users of this machine may read it; chmod 600"
+        yield Finding(WRONG, "writes", readable)
 
 
 def _read_folder(key: str, folder: Path) -> Iterator[Finding]:
+    """Say whether the folder that ``key`` names can be read, and warn if all users may look in."""
     nearest = nearest_existing(folder)
     name = f"{key} {folder.absolute()}"
     if not _has_access(nearest, os.R_OK):
@@ -272,10 +285,11 @@ def _read_folder(key: str, folder: Path) -> Iterator[Finding]:
     elif nearest != folder.absolute():
         yield Finding(WRONG, "reads", f"{name}: there is none")
     else:
-        yield _seen("reads", name, nearest, by=0o007)
+        yield _privacy_of_folder("reads", name, nearest, by=0o007)
 
 
 def _written_folder(key: str, folder: Path) -> Iterator[Finding]:
+    """Say whether the folder that ``key`` names can be written, is private, and has space left."""
     nearest = nearest_existing(folder)
     name = f"{key} {folder.absolute()}"
     if not _has_access(nearest, os.W_OK):
@@ -283,7 +297,7 @@ def _written_folder(key: str, folder: Path) -> Iterator[Finding]:
     elif nearest != folder.absolute():
         yield Finding(FACT, "writes", f"{name}: will be made, for this user only")
     else:
-        yield _seen("writes", name, nearest, by=0o077)
+        yield _privacy_of_folder("writes", name, nearest, by=0o077)
 
     free = shutil.disk_usage(nearest).free
     if free < FEW_BYTES:
@@ -292,22 +306,23 @@ def _written_folder(key: str, folder: Path) -> Iterator[Finding]:
 
 
 def _has_access(path: Path, mode: int) -> bool:
-    """True if this user may access the file so, or use the folder so."""
+    """Return whether this user may read or write a file or folder, as ``mode`` (os.R_OK) says."""
     if path.is_dir():
-        mode |= os.X_OK
+        mode |= os.X_OK  # without it nothing in a folder can be reached
     return os.access(path, mode)
 
 
-def _seen(topic: str, name: str, folder: Path, by: int) -> Finding:
-    """Warn if the users of the bits ``by`` may look into the folder."""
+def _privacy_of_folder(topic: str, name: str, folder: Path, by: int) -> Finding:
+    """Warn if the folder gives any right to those whose mode bits are ``by``, such as 0o077."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & by:
-        seen = f"{name}: other users of this machine may look in (mode {mode:04o})"
-        return Finding(WARNING, topic, seen)
+        readable = f"{name}: other users of this machine may look in (mode {mode:04o})"
+        return Finding(WARNING, topic, readable)
     return Finding(FACT, topic, f"{name} (mode {mode:04o})")
 
 
 def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Say what the node config lets a run do here, what it demands of a run, and its limits."""
     allowed = allowed_by(node)
     if allowed["allow-download"]:
         download = "a run may have data sets downloaded (allow-download)"
@@ -317,8 +332,8 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         imported = f"a run may have these imported and called: {', '.join(modules)}"
         yield Finding(WARNING, "modules", imported)
     if not asks_its_operator(node):
-        unseen = "none: a run takes part before its operator has seen it; set approve = true"
-        yield Finding(WARNING, "approval", unseen)
+        none = "none: a run takes part before its operator has seen it; set approve = true"
+        yield Finding(WARNING, "approval", none)
     backbones = ["the embedded ones", *names_in(allowed["allow-backbones"])]
     yield Finding(FACT, "backbones", ", ".join(backbones))
     for key in DEMANDS:
@@ -336,7 +351,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         if name not in CATALOG:
             of_packages.append(name)
         elif isinstance(least_demanding_settings(node, name), Settings):
-            # others miss a demand, whatever they ask
+            # the site refuses any run of the others, as they cannot meet its demands
             exchange = CATALOG[name].exchange
             entries = [entry.words for entry in exchange.up.values()]
             sent = " and ".join(entries) or "nothing of the model"
@@ -384,6 +399,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Say why the node config's ``device`` cannot be used; nothing if it can, or names none."""
     name = str(node.get("device", ""))
     if not name:
         return
@@ -398,9 +414,10 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _data(
     node: Mapping[str, Scalar], asked: Mapping[str, Scalar], quality: bool
 ) -> Iterator[Finding]:
-    """Ask this checkout's own ClientApp to introduce itself.
+    """Have the installed ClientApp introduce itself as in a run of these settings, and say as whom.
 
-    It hides no numbers, and has folders that are thrown away.
+    It asks nobody's approval, hides no numbers, charges no privacy ledger, and writes only to a
+    temporary folder. For no settings (``asked`` {}) the data are not read.
     """
     from protofl_common.simulation.grid import introduced
 
@@ -414,16 +431,16 @@ def _data(
         for key in settings:
             if key.startswith("study"):  # nobody has signed what is asked here
                 settings[key] = defaults[key]
-        config, open_node = as_its_operator(
+        config, test_node = as_its_operator(
             settings, {**node, "cache-dir": folder, "state-dir": folder}
         )
-        open_node.pop("require-dp", None)  # which the settings meet: no ledger is charged
+        test_node.pop("require-dp", None)  # the settings have met it; so no ledger is charged
         try:
-            card = introduced(config, open_node)
+            card = introduced(config, test_node)
         except SettingsError as error:
             yield Finding(WRONG, "data", str(error))
             return
-        yield from _samples(Settings.from_run_config(config, open_node).data, quality)
+        yield from _samples(Settings.from_run_config(config, test_node).data, quality)
     samples = f"{card.train_samples} training"
     if card.validation_samples:
         samples += f", {card.validation_samples} validation"
@@ -435,7 +452,7 @@ def _data(
 
 
 def _samples(settings: DataSettings, quality: bool) -> Iterator[Finding]:
-    """Say what was read and left out of the data, and with ``quality`` what is odd about them."""
+    """Say what was read of the data and left out, and with ``quality`` which samples are odd."""
     from protofl_common.data.quality import label_rates, oddities
     from protofl_common.data.store import open_data
 

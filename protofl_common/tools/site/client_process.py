@@ -30,9 +30,11 @@ from protofl_common.tools.flower import (
 from protofl_common.tools.task_process import handle_tasks
 
 LARGEST = 2**32 + 2**28  # bytes of arrays in a message: two models of 2 GiB, and vectors
-# what each message would import: a third of its processor time
 AHEAD = ("torch", "torch._dynamo", "httpcore", "filelock", "numpy.ma")
-"""What a process of a message would import by itself; optimizers need `torch._dynamo`."""
+"""Modules that the process of every message needs, imported before it is forked.
+
+Their import is a third of a message's processor time. Optimizers need `torch._dynamo`.
+"""
 flwr_clientapp = console_script("flwr-clientapp")
 
 
@@ -44,18 +46,19 @@ def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
 def received(
     tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None], **_: Any
 ) -> Any:
-    """Fetch a message; end at once if it cannot be read, as `handle` does if there is no reply.
+    """Fetch a message, in the place of Flower's function; end this process if it cannot be read.
 
-    The SuperNode answers for a process that is gone; for a task that ends in order it would wait
-    for ever.
+    ``tree`` names the message's parts. ``pull`` fetches a part by its name, and ``confirm`` says
+    that all have come. The process ends without a reply, as then the SuperNode answers for it; for
+    the reply of a task that ends in order the SuperNode would wait for ever.
     """
     try:
         from protofl_common.wire.envelope import check_parts  # which imports PyTorch
 
-        # one part may be in the message many times
+        # a set: one part may be in the message many times
         names = list({part.object_id for part in iterate_object_tree(tree)})
         parts = pull_parts(names, pull)
-        check_parts(parts, LARGEST)
+        check_parts(parts, LARGEST)  # raises what is wrong with them, before they are decoded
         confirm(tree.object_id)
         return inflate_object_from_contents(tree.object_id, parts)
     except Exception as error:
@@ -65,20 +68,23 @@ def received(
 
 
 def handle(app: str, arguments: list[str]) -> None:
-    """Be ``flwr-clientapp`` with these arguments, for one message."""
+    """Handle one message: be ``flwr-clientapp`` with these arguments, with the code in ``app``.
+
+    Where no reply is sent, the process ends at once, and the SuperNode answers in its place.
+    """
     sys.argv[1:] = arguments
     with clientapp_process(received, installed_code(app), give_up=lambda: os._exit(1)):
         flwr_clientapp()
 
 
 def import_ahead(app: str) -> None:
-    """Import what every message needs."""
-    with suppress(Exception):  # the child will meet the error again, and answer with it
+    """Import what every message needs; what cannot be imported is left for a message to say."""
+    with suppress(Exception):  # the child will meet the same error, and answer with it
         for name in AHEAD:
             import_module(name)
-        installed_code(app)("", "", "")
+        installed_code(app)("", "", "")  # loads the ClientApp
         for row in CATALOG.values():
-            half(row.client, object)
+            half(row.client, object)  # imports the module of the algorithm's client half
 
 
 if __name__ == "__main__":

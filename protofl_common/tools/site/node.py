@@ -59,7 +59,7 @@ def add_supernode_options(parser: argparse.ArgumentParser) -> None:
 
 
 def supernode_words(options: argparse.Namespace) -> list[str]:
-    """Return the options that are given as flower-supernode takes them."""
+    """Return flower-supernode's arguments for those of its options that are set."""
     words = ["--insecure"] if options.insecure else []
     for name in ("node-config", *SUPERNODE_OPTIONS):
         value = getattr(options, name.replace("-", "_"))
@@ -69,18 +69,25 @@ def supernode_words(options: argparse.Namespace) -> list[str]:
 
 
 def node_config(text: str) -> dict[str, Scalar]:
-    """As flower-supernode reads it; SettingsError where it cannot, or leaves a part of it out."""
+    """Read the option --node-config as flower-supernode does.
+
+    ``text`` is the path of a TOML file, or keys and values as in 'key="text" key=5'. SettingsError
+    where Flower cannot read it, or would leave a part of it out without a word.
+    """
     try:
         node: dict[str, Scalar] = parse_config_args([text] if text else None)
     except (ClickException, OSError, RuntimeError, ValueError) as error:
         reason = str(getattr(error, "message", error)).rstrip(".")
         cure = ""
-        if reason.startswith("The value for key"):  # which is a list
+        if reason.startswith("The value for key"):  # Flower's words for a value that is a list
             cure = '; write names as one text with commas, as in classes="a,b"'
-        elif isinstance(error, ValueError) and Path(text).expanduser().read_bytes()[:1] > b"\x7f":
-            cure = "; save it as UTF-8 without a byte order mark"
+        elif isinstance(error, ValueError):
+            first_byte = Path(text).expanduser().read_bytes()[:1]
+            if first_byte > b"\x7f":  # no key begins so: it is of a byte order mark
+                cure = "; save it as UTF-8 without a byte order mark"
         raise SettingsError(f"--node-config {text!r}: {reason}{cure}") from error
 
+    # each key that was read has one =, but for those inside quoted values
     without_quoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
     if not text.endswith(".toml") and without_quoted.count("=") > len(node):
         read = ", ".join(node) or "nothing"
@@ -91,11 +98,12 @@ def node_config(text: str) -> dict[str, Scalar]:
 def site_settings(
     node: Mapping[str, Scalar], asked: Mapping[str, Scalar] | None = None
 ) -> Settings:
-    """Return the settings of a run that asks for these, or of the most modest one that is accepted.
+    """Return the settings, as this site has them, of a run that was submitted with ``asked``.
 
-    SettingsError if the site refuses them, or would refuse any run.
+    Without ``asked`` those of the least demanding run that the site accepts. SettingsError if the
+    site refuses that run, or any, and if the node config is none of a site.
     """
-    site_folders(node)  # or no site
+    site_folders(node)  # for its SettingsError
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)
 
@@ -109,20 +117,26 @@ def site_settings(
 
 
 def allowed_algorithms(node: Mapping[str, Scalar]) -> list[str]:
-    """List the algorithms that the site allows; ``all`` are those of the catalog, and first."""
-    named = list(names_in(allowed_by(node)["allow-algorithms"]))
-    if "all" not in named:
-        return named
-    named.remove("all")
-    return list(dict.fromkeys([*CATALOG, *named]))
+    """List the algorithms that the site allows.
+
+    In its ``allow-algorithms`` "all" stands for those of the catalog, which then come first; those
+    of other packages are allowed by name only.
+    """
+    names = list(names_in(allowed_by(node)["allow-algorithms"]))
+    if "all" not in names:
+        return names
+    names.remove("all")
+    return list(dict.fromkeys([*CATALOG, *names]))
 
 
 def least_demanding_settings(node: Mapping[str, Scalar], algo: str) -> Settings | SettingsError:
-    """Return the settings of the most modest run of ``algo`` that meets the site's demands.
+    """Return the settings of a run of ``algo`` that asks for as little as can be.
 
-    If it refuses even this one, return why.
+    It meets the site's demands, and has the least of all that a site can limit. If the site refuses
+    even this run, return why.
     """
     config = default_run_config() | dict.fromkeys(LIMITED, 1)
+    # what require-dp needs: it takes no steps instead of epochs, no BatchNorm, and FedPCL only so
     config |= {"local-steps": 0, "norm": "group", "algo": algo, "fedpcl.prototypes": "global"}
     if has_own_data(node):
         config["partition"] = "own"
@@ -133,9 +147,9 @@ def least_demanding_settings(node: Mapping[str, Scalar], algo: str) -> Settings 
 
 
 def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:
-    """Return the folders of a site's models (one below it per run) and of its caches.
+    """Return a site's state-dir, which has a folder for each run, and its cache-dir.
 
-    They depend on its node config alone; SettingsError if that is not a site's, or is wrong.
+    SettingsError for the node config of a simulated client, and for unknown keys and users in it.
     """
     if not is_site(node):
         raise SettingsError(
@@ -147,4 +161,5 @@ def site_folders(node: Mapping[str, Scalar]) -> tuple[Path, Path]:
     problems += folders_of_unknown_users(node)
     if problems:
         raise SettingsError("\n".join(f"node-config: {line}" for line in problems))
-    return site_folder(node).parents[1], cache_folder(str(node.get("cache-dir", "")))
+    state_dir = site_folder(node).parents[1]  # STATE-DIR/sites/NAME
+    return state_dir, cache_folder(str(node.get("cache-dir", "")))

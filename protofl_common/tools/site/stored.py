@@ -25,8 +25,10 @@ _CACHE_ENTRY = re.compile(r".+-[0-9a-f]{16}(\.\w+)*")
 
 
 class Stored(NamedTuple):
-    name: str
-    paths: tuple[Path, ...]
+    """What a site keeps under one name: its model of a run, or its caches."""
+
+    name: str  # the run's folder, or `CACHES`
+    paths: tuple[Path, ...]  # files, and folders with all that is in them
 
     @property
     def files(self) -> list[Path]:
@@ -52,12 +54,12 @@ class Stored(NamedTuple):
 
 
 def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
-    """The runs of which this site keeps a model, and its caches, which are last."""
+    """Return an entry for each run of which this site keeps a model; the last are its caches."""
     states, cache = site_folders(node)
 
     models = {}
     for folder in states.glob("*/clients/*"):
-        if folder.name == site_name(node):
+        if folder.name == site_name(node):  # other sites may use this state-dir, too
             run = folder.parents[1].name
             models[run] = folder
 
@@ -80,7 +82,10 @@ def lost_records(node: Mapping[str, Scalar]) -> str:
 
 
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
-    """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``."""
+    """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``.
+
+    A site without ``require-dp`` has no limit of ε, and the default δ.
+    """
     from client_app.site.privacy_ledger import epsilon_of, read_ledger, total, unit_of
 
     lost = lost_records(node)
@@ -89,17 +94,19 @@ def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     states, _ = site_folders(node)
     limits = required_dp(node)
     delta = limits.delta if limits else DELTA
-    share = f" of {limits.epsilon:g}{limits.per_unit}" if limits else ""
+    limit = f" of {limits.epsilon:g}{limits.per_unit}" if limits else ""
     for file in sorted((states / "privacy").glob("*.json")):
         spent = total(read_ledger(file))
         epsilon = f"ε = {epsilon_of(spent, delta):.3g}{PER_UNIT[unit_of(spent)]}"
-        yield f"privacy ledger {file.name}: {epsilon}{share} is spent (δ = {delta:g})"
+        yield f"privacy ledger {file.name}: {epsilon}{limit} is spent (δ = {delta:g})"
 
 
 def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
-    """Remove what is named, and yield a line for each.
+    """Remove this site's models of the runs ``names``, or `CACHES`, and yield a line for each.
 
-    SettingsError before anything is removed: for no name, an unknown or an ambiguous one.
+    The end of a run's name, the number of its Flower run, may be left out where one run is meant.
+    Secrets that broken-off secure sums have left are blanked, too. SettingsError, before anything
+    is removed, for no name, an unknown or an ambiguous one.
     """
     from client_app.protections.secure_sum import blank_secrets
 
@@ -120,6 +127,7 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
                 remove_model(path)
         yield text
 
+    # baselines of a run, or other Flower runs of its name
     beginnings = tuple(re.sub(r"\d+$", "", name) for name in names)
     left = [name for name in stored if name not in names and name.startswith(beginnings)]
     if left:
@@ -128,16 +136,18 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
 
 
 def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> Iterator[str]:
-    """Remove the models of finished runs, and caches, of earlier; yield a line for each.
+    """Remove models of finished runs, and caches, that were last changed ``before``.
 
-    Never an unfinished run, a privacy ledger, an approval or the audit log.
+    ``before`` is in seconds since 1970. Yield a line for each, and for each unfinished run of that
+    age, which stays, as do privacy ledgers, approvals and the audit log. With ``dry_run`` nothing
+    is removed.
     """
     *runs, caches = stored_at(node)
     for run in runs:
         if run.changed >= before:
             continue
         (folder,) = run.paths
-        if not (folder / WEIGHTS).exists():
+        if not (folder / WEIGHTS).exists():  # a client writes it when the run ends
             yield f"kept     {run}: not finished; protofl site purge {run.name} removes it"
             continue
         text = f"removed  {run}"
@@ -155,7 +165,10 @@ def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> 
 
 
 def _whole_name(name: str, stored: Mapping[str, Stored]) -> str:
-    """Complete the name of a run by the number of its Flower run, if only one is kept."""
+    """Return the full name of a run's folder: ``name``, or that and the number of a Flower run.
+
+    An unknown or an ambiguous name is returned as it is.
+    """
     if name in stored:
         return name
     folders = with_run_id(name, stored)
@@ -163,7 +176,7 @@ def _whole_name(name: str, stored: Mapping[str, Stored]) -> str:
 
 
 def remove_model(path: Path) -> None:
-    """Remove a site's model of a run, and the run's folder where no other site has one in it."""
+    """Remove a site's model, RUN/clients/SITE, and the run's folder unless another site has one."""
     remove(path)
     _remove_if_empty(path.parent)
     _remove_if_empty(path.parents[1])

@@ -30,22 +30,23 @@ from protofl_common.tools.flower import (
     supernode_process,
 )
 
-PAUSE_FRACTION = 0.1  # of Flower's own pause, and of the time that it has waited
-REPLY_PAUSE_SECONDS = 0.5  # Flower's own, while it waits for a reply
-LONGEST_START_SECONDS = 300.0  # in which a process must have taken a message
+PAUSE_FRACTION = 0.1  # a pause is this part of Flower's, or of the time waited so far
+REPLY_PAUSE_SECONDS = 0.5  # Flower's own pause while it waits for a reply
+LONGEST_START_SECONDS = 300.0  # within which a process must take a message
 LOST = "its process was stopped for longer than Flower waits for a sign of life"
 CLIENT_PROCESS = Path(__file__).with_name("client_process.py")
 
 
 def start(words: list[str], address: str, start_method: str) -> None:
-    """Start the executor, and be the SuperNode until it ends.
+    """Start the executor as a process, and be the SuperNode until it ends; this never returns.
 
-    ``flower-supernode`` listens for the executor at ``address``.
+    ``words`` are arguments of ``flower-supernode``, which listens for the executor at ``address``.
+    ``start_method`` is "fork" or "spawn", for the processes of messages.
     """
-    require_for_site()  # here, not at the first message
+    require_for_site()  # here, so that it fails now and not at the first message
     keep_log_short()
     make_private(get_flwr_home())  # as `protofl site check` says; Flower lets everybody look in
-    secret = os.urandom(32)
+    secret = os.urandom(32)  # by which the SuperNode knows its executor
     module = "protofl_common.tools.site.supernode"
     command = [sys.executable, "-P", "-m", module, address, start_method, str(os.getpid())]
     executor = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment_of_own_code())
@@ -53,6 +54,7 @@ def start(words: list[str], address: str, start_method: str) -> None:
     executor.stdin.write(secret)
     executor.stdin.close()
 
+    # a pipe in the place of the file that Flower reads: the secret is never on the disk
     reading, writing = os.pipe()
     os.write(writing, secret)
     os.close(writing)
@@ -63,62 +65,68 @@ def start(words: list[str], address: str, start_method: str) -> None:
     waits = Waits(executor)
     with supernode_process(waits, settings_of, waits.watch):
         console_script("flower-supernode")()
-    # It returns when the SuperLink refuses a request for good; the thread that it leaves would keep
-    # the process, idle.
+    # It returns when the SuperLink refuses a request for good; a thread that it leaves would keep
+    # the process alive, and idle.
     end_supernode("The connection to the SuperLink broke; the error above says why.")
 
 
 def settings_of(bundle: bytes, run: Run) -> dict[str, Scalar]:
-    """A run's settings: the defaults of the installed code, and what the run says in their place.
+    """Return a run's settings: the installed code's defaults, changed by those submitted.
 
-    Flower would read the defaults in the run's bundle: it would unpack what a stranger has packed,
-    in the process that stands between all runs, and end when it cannot. A key that is unknown is
-    for the ClientApp to refuse.
+    This takes the place of Flower's function, which reads the defaults in the run's ``bundle``: it
+    would unpack what a stranger has packed, in the process that all runs share, and end that
+    process when it cannot. Unknown keys are left for the ClientApp to refuse.
     """
     return default_run_config() | run.override_config
 
 
 class Waits:
-    """How the SuperNode waits: less long than Flower's own, and not for what will never come.
+    """Takes the place of the module `time` in Flower's SuperNode: its pauses are shorter.
 
-    It stands in the place of the module `time`. Flower asks for work every 3 seconds and looks for
-    the reply every 0.5, which each round waits for; here it is a tenth, later of what it has
-    waited. Flower would wait without an end for a process that was frozen before it had fetched
-    its message, or midway through its reply.
+    Flower asks for work every 3 seconds and looks for a reply every 0.5, for which each round
+    waits; here the first pause is a tenth of that, and later ones a tenth of the time waited so
+    far.
+    Flower would also wait for ever for the reply of a process that was frozen before it had fetched
+    its message, or midway through its reply: here such a message is answered by an error.
     """
 
     def __init__(self, executor: "subprocess.Popen[bytes]") -> None:
         self.executor = executor
-        self.flowers_pause = 0.0  # seconds; which one it is says what Flower waits for
+        self.flower_pause = 0.0  # seconds that Flower asked to sleep last: they tell for what
         self.began = 0.0  # when Flower began to wait for that
         self.tasks: SuperNodeTasks | None = None
         self.seems_lost = False  # no reply could come at the last look
         self.idle_seconds = 0.0  # since a process worked on the message
 
     def watch(self, tasks: SuperNodeTasks) -> None:
-        """From now on Flower waits for the reply to a message."""
+        """Look after these tasks from now on: Flower begins to wait for the reply to a message."""
         self.tasks = tasks
         self.seems_lost = False
         self.idle_seconds = 0.0
 
-    def sleep(self, flowers_pause: float) -> None:
+    def sleep(self, flower_pause: float) -> None:
+        """Sleep at most as many seconds as Flower asks for, and look whether all is well.
+
+        End the SuperNode if its executor has ended. For what else may happen see `_look_after`.
+        """
         now = time.monotonic()
-        if flowers_pause != self.flowers_pause:
-            self.flowers_pause = flowers_pause
+        if flower_pause != self.flower_pause:  # Flower waits for something else than before
+            self.flower_pause = flower_pause
             self.began = now
         waited = now - self.began
-        pause = min(flowers_pause, PAUSE_FRACTION * max(flowers_pause, waited))
+        pause = min(flower_pause, PAUSE_FRACTION * max(flower_pause, waited))
         time.sleep(pause)
 
         if self.executor.poll() is not None:
             end_supernode("The process that starts those of messages has ended.")
-        if self.tasks and flowers_pause == REPLY_PAUSE_SECONDS:
+        if self.tasks and flower_pause == REPLY_PAUSE_SECONDS:
             self._look_after(self.tasks, pause)
 
     def _look_after(self, tasks: SuperNodeTasks, pause: float) -> None:
-        """Answer in the place of a process that is lost; end the SuperNode where none starts.
+        """Answer in the place of a process that is lost; end the SuperNode if no process starts.
 
-        RuntimeError, which Flower logs before it goes on, if it had begun to answer.
+        ``pause`` are the seconds since the last look. RuntimeError, which Flower logs before it
+        goes on, if the lost process had begun to answer.
         """
         if tasks.are_open():
             self.seems_lost = False
@@ -128,7 +136,7 @@ class Waits:
             if self.idle_seconds > LONGEST_START_SECONDS:
                 end_supernode(f"No process took a message in {LONGEST_START_SECONDS:g} s.")
             return
-        if not self.seems_lost:  # but Flower looks once more: the reply may have come just now
+        if not self.seems_lost:  # the reply may have come just now: Flower looks once more for it
             self.seems_lost = True
             return
         self.seems_lost = False

@@ -15,6 +15,7 @@ from protofl_common.runs import over_clients
 from protofl_common.runs.folder import RoundRow, RunFolder
 
 COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
+# each part of a figure: its values in words, and as a regular expression
 LEGAL = {
     "when": ("final, best, last-N", r"final|best|last-[1-9]\d*"),
     "what": (
@@ -63,7 +64,7 @@ class Figure:
 
     @property
     def digits(self) -> int:
-        """How many decimals it is shown with: a metric in [0, 1] needs more than percent."""
+        """The number of decimals that it is shown with: 1 for counts, 2 for percent, else 4."""
         if self.what in COUNTS:
             return 1
         return 2 if over_clients.in_percent(self.what) else 4
@@ -77,12 +78,15 @@ class Figure:
         return " ".join(parts)
 
     def read(self, folder: Path) -> float:
-        """Return the figure of the finished run in ``folder``; NoFigure when it has none."""
+        """Return the figure of the finished run in ``folder``; NoFigure when it has none.
+
+        It is the largest value over the rounds for "best", else the mean over the last ones.
+        """
         run = RunFolder(folder)
         if self.when == "best":
             rows = [row for row in self._candidates(run.rows()) if self._is_in(row)]
         else:
-            rows = list(islice(filter(self._is_in, run.latest_rows()), self._last))
+            rows = list(islice(filter(self._is_in, run.latest_rows()), self._num_last))
         if not rows:
             raise NoFigure(f"no evaluation of {self.what}")
 
@@ -95,21 +99,22 @@ class Figure:
         return max(values) if self.when == "best" else statistics.fmean(values)
 
     @property
-    def _last(self) -> int:
-        """Of how many evaluations at the end it is the mean."""
+    def _num_last(self) -> int:
+        """The number of evaluations at the end of a run of which it is the mean."""
         return 1 if self.when == "final" else int(self.when.removeprefix("last-"))
 
     def described(self, folder: Path) -> str:
-        """Return the figure's name, and what a reader must know of it in this run.
+        """Return the figure's name, with what a reader must know of it in this finished run.
 
-        Of the best one, by which data its round was chosen, and among which rounds.
+        Where single clients are hidden, that it is over all samples; for "best", by which data the
+        round was chosen and among which; for "last-N", if there are fewer than N evaluations.
         """
         run = RunFolder(folder)
         name = str(self)
-        is_hidden = any(
-            "std" not in of_kind for of_kind in run.finished_summary()["accuracy"].values()
-        )
-        if is_hidden and self.what not in COUNTS:  # not over the clients
+        # a run with secure aggregation has no deviation over its clients
+        accuracies = run.finished_summary()["accuracy"].values()
+        hides_clients = any("std" not in figures for figures in accuracies)
+        if hides_clients and self.what not in COUNTS:
             name += " over all samples"
         if self.when == "final":
             return name
@@ -117,10 +122,13 @@ class Figure:
             return name + self._choice(run.rows())
         rows = run.rows()
         count = sum(map(self._is_in, rows))
-        return f"{name}, of {count} evaluations" if rows and count < self._last else name
+        return f"{name}, of {count} evaluations" if rows and count < self._num_last else name
 
     def _choice(self, rows: list[RoundRow]) -> str:
-        """Say by which data the best round was chosen, and among which rounds if not all."""
+        """Say by which data the best round was chosen, and among which rounds if not all.
+
+        "" where no round was evaluated.
+        """
         evaluations = [row for row in rows if self._kind in over_clients.figures_of(row)]
         if not evaluations:
             return ""
@@ -140,13 +148,14 @@ class Figure:
 
     @property
     def _kind(self) -> str:
+        """The accuracy or metric, without the word for validation data."""
         return self.what.removeprefix("validation/")
 
     def _candidates(self, rows: list[RoundRow]) -> list[RoundRow]:
-        """Return the rounds whose largest figure is the best one.
+        """Return the rounds of which the largest figure is the best one.
 
-        The best round alone where validation data choose it, or for a deviation, which is no better
-        for being large; else all rounds of all sites.
+        That is one round where validation data choose it, and for a deviation over clients, which
+        is no better for being larger. Else it is every round that all clients evaluated.
         """
         best, data = over_clients.best_evaluation(rows, self._kind)
         if data == "test" and self.over != "std":
@@ -154,10 +163,15 @@ class Figure:
         return [best] if best else []
 
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
-        """Return the accuracy in percent, or the metric, over the clients of the domain."""
+        """Return the accuracy in percent, or the metric, over the clients of the domain.
+
+        ``domains`` has the domain of each client. NoFigure where no client has such a figure, and
+        where secure aggregation hides what single clients have.
+        """
         clients = row["clients"]
         scale = 100 if over_clients.in_percent(self.what) else 1
-        if not any(map(over_clients.figures_of, clients.values())):
+        hides_clients = not any(map(over_clients.figures_of, clients.values()))
+        if hides_clients:
             if self.domain or self.over not in ("mean", "by-samples"):
                 raise NoFigure(
                     f"{self}: secure aggregation hides single clients; "
@@ -165,7 +179,7 @@ class Figure:
                 )
             return float(scale * over_clients.figures_of(row)[self.what]["weighted"])
 
-        shares = []
+        values = []
         samples = []
         for site, client in clients.items():
             figures = over_clients.figures_of(client)
@@ -174,21 +188,25 @@ class Figure:
             is_on_test_data = self.what == self._kind
             number = client["test-samples" if is_on_test_data else "validation-samples"]
             if number:
-                shares.append(scale * figures[self.what])
+                values.append(scale * figures[self.what])
                 samples.append(number)
-        if not shares:
+        if not values:
             names = ", ".join(sorted(set(map(str, domains.values()))))
             raise NoFigure(
                 f"no client of domain {self.domain!r} with {self.what}; there are {names}"
             )
 
         if self.over not in ("mean", "by-samples", "std"):
-            return over_clients.mean_of_part(shares, self.over)
+            return over_clients.mean_of_part(values, self.over)
         measure = "weighted" if self.over == "by-samples" else self.over
-        return over_clients.over_clients(shares, samples)[measure]
+        return over_clients.over_clients(values, samples)[measure]
 
     def _count(self, row: RoundRow) -> float:
-        """Return numbers that travelled, or prototypes: sent ones of a client, received ones."""
+        """Return how many numbers all sent in a round, both ways, or how many prototypes.
+
+        Prototypes sent are the mean over the clients whose reply counted; prototypes received are
+        the global ones, which each client gets. NoFigure for an algorithm that reports none.
+        """
         if self.what == "numbers":
             return float(row["bytes"]["up"] + row["bytes"]["down"]) / BYTES_PER_NUMBER
         is_sent = self.what == "prototypes-sent"

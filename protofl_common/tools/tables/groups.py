@@ -10,10 +10,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from scipy.special import stdtr, stdtrit
 
-from protofl_common.basics.files import replacing
+from protofl_common.basics.text import human_bytes
 from protofl_common.config.datasets import is_own
 from protofl_common.config.options import Config, SettingsError, keys_of
 from protofl_common.config.python_names import module_of
@@ -23,15 +24,29 @@ from protofl_common.runs.folder import SUMMARY, RunFolder, Summary, reading
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import experiment
 
+if TYPE_CHECKING:
+    from protofl_common.report.drawing import Drawing  # matplotlib, half a second
+
 CONFIDENCE = 0.95
+SIGNIFICANT = 0.05  # p below which a lead is shown as one
 OF_ALL_RUNS = ("protofl", "python", "flwr", "torch", "numpy")  # Every run notes their versions
-ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p")
+ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p", "p (Holm)")
 """Heads of the cells of `estimate_cells`."""
+COSTS = ("rounds", "up", "down", "seconds", "seconds per round")
+"""Heads of the cells of `cost_cells`."""
+ABOUT_COSTS = (
+    "Means over the runs: bytes of arrays that all clients together sent and received, and the "
+    "seconds of the whole run on the machine that made it."
+)
+ABOUT_P = (
+    "p is of a two-sided paired t-test over the seeds; Holm's p is corrected for the number of "
+    "comparisons in this table."
+)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of n figures, and what it may be by chance."""
+    """The mean of n figures, with its 95 % interval and a t-test that the true mean is 0."""
 
     n: int
     mean: float
@@ -40,6 +55,7 @@ class Estimate:
 
     @classmethod
     def of(cls, figures: Iterable[float]) -> "Estimate":
+        """Estimate the mean of at least one figure, by Student's t."""
         values = list(figures)
         n = len(values)
         mean = statistics.fmean(values)
@@ -47,13 +63,14 @@ class Estimate:
             return cls(n, mean, math.nan, math.nan)
 
         error = statistics.stdev(values) / math.sqrt(n)
-        t = math.inf if mean else 0.0
+        t = math.inf if mean else 0.0  # where all figures are the same
         if error:
             t = abs(mean) / error
         quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
         return cls(n, mean, half_width=quantile * error, p=float(2 * stdtr(n - 1, -t)))
 
     def interval(self, digits: int) -> str:
+        """Return the 95 % interval as text with so many decimals; "–" for one figure."""
         if self.n == 1:
             return "–"
         low = f"{self.mean - self.half_width:.{digits}f}"
@@ -61,49 +78,83 @@ class Estimate:
         return f"{low} … {high}"
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
-        """For JSON, with p if this is a difference to ``test``; one figure has None for both."""
-        several = self.n > 1
-        facts: dict[str, object] = {
-            "n": self.n,
-            "mean": self.mean,
-            "interval": [self.mean - self.half_width, self.mean + self.half_width]
-            if several
-            else None,
-        }
+        """Return it for JSON, with p if it is a difference to ``test``.
+
+        Of one figure the interval and p are None.
+        """
+        interval = None
+        p = None
+        if self.n > 1:
+            interval = [self.mean - self.half_width, self.mean + self.half_width]
+            p = self.p
+        content: dict[str, object] = {"n": self.n, "mean": self.mean, "interval": interval}
         if test:
-            facts["p"] = self.p if several else None
-        return facts
+            content["p"] = p
+        return content
 
 
-def estimate_cells(figures: Iterable[float], than: Estimate | None, digits: int) -> list[str]:
-    """Return cells for the mean of ``figures`` and, if given, its difference ``than`` others."""
+def estimate_cells(
+    figures: Iterable[float], gain: Estimate | None, digits: int, corrected: float = math.nan
+) -> list[str]:
+    """Return a table's cells (`ESTIMATED`) for the mean of ``figures``, with so many decimals.
+
+    ``gain`` estimates how much more they are than those of another row; None: nothing is compared.
+    ``corrected`` is its p, corrected for the number of comparisons (`holm`).
+    """
     estimate = Estimate.of(figures)
     cells = [str(estimate.n), f"{estimate.mean:.{digits}f}", estimate.interval(digits)]
-    if than is None:
-        return [*cells, "–", "–", "–"]
-    if than.n == 1:
-        p = "–"
-    elif than.p < 0.001:
-        p = "< 0.001"
-    else:
-        p = f"{than.p:.3f}"
-    return [*cells, f"{than.mean:+.{digits}f}", than.interval(digits), p]
+    if gain is None:
+        return [*cells, "–", "–", "–", "–"]
+    difference = [f"{gain.mean:+.{digits}f}", gain.interval(digits)]
+    return [*cells, *difference, _p_cell(gain.p), _p_cell(corrected)]
 
 
-def holm(values: Mapping[str, float]) -> dict[str, float]:
-    """Correct p-values for their number, after Holm (1979); the smallest first."""
+def _p_cell(p: float) -> str:
+    if math.isnan(p):
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def cost_cells(folders: Iterable[Path]) -> list[str]:
+    """Return the cells of `COSTS` for finished runs: means over them."""
+    summaries = [RunFolder(folder).finished_summary() for folder in folders]
+    rounds = statistics.fmean(summary["rounds"] for summary in summaries)
+    cells = [f"{rounds:g}"]
+    for direction in ("up", "down"):
+        cells.append(human_bytes(statistics.fmean(run["bytes"][direction] for run in summaries)))
+    for name in ("seconds", "seconds-per-round"):
+        cells.append(f"{statistics.fmean(run[name] for run in summaries):.1f}")
+    return cells
+
+
+Name = TypeVar("Name")
+
+
+def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
+    """Correct the p-values of several tests for their number (Holm 1979); the smallest comes first.
+
+    The k-th smallest of n, counted from 0, is multiplied by n − k, and is at most 1. Values of NaN,
+    of comparisons of one pair, are no tests and are left out.
+    """
+    tests = {name: p for name, p in p_values.items() if not math.isnan(p)}
     corrected = {}
-    largest = 0.0  # No value may fall below one of a smaller p
-    for rank, name in enumerate(sorted(values, key=lambda name: values[name])):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
+    largest = 0.0  # So far: no corrected value may be below that of a smaller p
+    for rank, name in enumerate(sorted(tests, key=lambda name: tests[name])):
+        largest = max(largest, min(1.0, (len(tests) - rank) * tests[name]))
         corrected[name] = largest
     return corrected
 
 
-def difference(more: Mapping[int, float], less: Mapping[int, float]) -> Estimate | None:
-    """Estimate how much more the figures are, over the seeds that both have; None without any."""
-    pairs = [value - less[seed] for seed, value in more.items() if seed in less]
-    return Estimate.of(pairs) if pairs else None
+def difference(figures: Mapping[int, float], reference: Mapping[int, float]) -> Estimate | None:
+    """Estimate ``figures`` minus ``reference``, both by seed, over the seeds that both have.
+
+    None without any such seed.
+    """
+    differences = []
+    for seed, figure in figures.items():
+        if seed in reference:
+            differences.append(figure - reference[seed])
+    return Estimate.of(differences) if differences else None
 
 
 @dataclass(frozen=True)
@@ -124,41 +175,49 @@ class Group:
 
     @property
     def data(self) -> Config:
-        """The settings that the division of the data depends on, beside the seed."""
+        """All that the division of the data depends on, but for the seed.
+
+        That is settings, the version of the dividing code, that of the user's data set, and the
+        number of clients.
+        """
         code = f"code of {module_of(str(self.settings.get('dataset')))}"
         keys = (*keys_of(DataSettings), "division", code)
         settings = {key: self.settings[key] for key in keys if key in self.settings}
         return {**settings, "clients": self.clients}
 
     def difference_from(self, reference: "Group") -> tuple[Estimate | None, str]:
-        """Estimate how much more its figure is, over the seeds that both have.
+        """Estimate how much more this group's figure is, over the seeds that both groups have.
 
-        The text says why there is no estimate, or what must be known of it, such as which seeds are
-        left out.
+        Return the estimate, and a note for people: why there is none (then it is None), or what
+        must be known of it, such as how many seeds are left out; "" if nothing.
         """
         if self.data != reference.data:
             return None, "not paired: other data, or divided otherwise"
-        than = difference(self.values, reference.values)
-        if than is None:
+        gain = difference(self.values, reference.values)
+        if gain is None:
             return None, "not paired: no seed in common"
 
         notes = []
-        left_out = len(self.values.keys() | reference.values.keys()) - than.n
+        left_out = len(self.values.keys() | reference.values.keys()) - gain.n
         if left_out:
             notes.append(f"left out, without a partner: {left_out} of the seeds")
-        if than.n == 1:
+        if gain.n == 1:
             notes.append("one pair: may be chance")
         if self.figure != reference.figure:
             notes.append(f"by {self.figure}")
         if self.settings["networks"] != reference.settings["networks"]:
             notes.append("other networks")
-        return than, "; ".join(notes)
+        return gain, "; ".join(notes)
 
 
-def run_folders(given: Iterable[Path]) -> list[Path]:
-    """List the folders of runs among ``given``, and those of the finished runs in others."""
+def run_folders(paths: Iterable[Path]) -> list[Path]:
+    """Replace each folder of runs among ``paths`` by the finished runs in it; return each run once.
+
+    The folder of a run stays, and so does one without finished runs, of which its reader will say
+    what is wrong.
+    """
     folders: list[Path] = []
-    for folder in given:
+    for folder in paths:
         inside: list[Path] = []
         if not (folder / SUMMARY).exists():
             inside = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
@@ -167,10 +226,11 @@ def run_folders(given: Iterable[Path]) -> list[Path]:
 
 
 def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
-    """Return the groups in the order of their first runs.
+    """Group finished runs whose settings differ in nothing but the seed, and read their figures.
 
-    They are compared by ``figure``; without one, by the accuracy of the head where a run has that,
-    and of the prototypes otherwise.
+    The groups are in the order of their first runs. Without a ``figure`` it is the accuracy of the
+    head where a run has that, and of the prototypes otherwise. SettingsError for a run that has no
+    such figure, or is not finished or malformed.
     """
     groups: dict[str, Group] = {}
     for folder in folders:
@@ -183,7 +243,10 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
 
 
 def _add_run(groups: dict[str, Group], folder: Path, figure: Figure | None) -> None:
-    """Add a run to its group; of runs with the same settings and seed the latest counts."""
+    """Add a run to its group in ``groups``, and make the group if it is the first.
+
+    Of several runs with the same settings and seed the latest counts.
+    """
     summary = RunFolder(folder).finished_summary()
     settings = _experiment_of(summary)
     seed = int(settings.pop("seed", 0))
@@ -202,7 +265,11 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure | None) -> N
 
 
 def _experiment_of(summary: Summary) -> Config:
-    """Return all that makes a run another experiment than others, and its seed."""
+    """Return all in which two runs of one group may not differ, and the seed.
+
+    That is settings, the version of the dividing code, the clients' networks, the place of the
+    user's own data, and the version of the user's own code.
+    """
     settings = experiment(summary["settings"])
     settings["division"] = summary.get("division", 1)
     settings["networks"] = counted(client["arch"] for client in summary["clients"].values())
@@ -216,16 +283,17 @@ def _experiment_of(summary: Summary) -> Config:
 
 
 def _ended(folder: Path) -> float:
-    """Return when a run ended.
+    """Return when a finished run ended, in seconds since 1970.
 
-    Of a run before that was recorded, it is the time of its file, which a copy may change.
+    Earlier versions did not record it: then it is the time of the summary's file, which may be that
+    of a copy.
     """
     summary = RunFolder(folder).finished_summary()
     return summary.get("ended", os.stat(folder / SUMMARY).st_mtime)
 
 
 def _name(group: Group, groups: Iterable[Group]) -> str:
-    """Name a group by its algorithm, and what distinguishes it from some other group."""
+    """Name a group by its algorithm, and by all settings in which it differs from another group."""
     others = list(groups)
     parts = [str(group.settings.get("algo", ""))]
     for key, value in group.settings.items():
@@ -235,21 +303,24 @@ def _name(group: Group, groups: Iterable[Group]) -> str:
             parts.append(f"{key}={value}")
 
     # Networks are named only where nothing else tells two groups apart
-    alike = [other for other in others if _but_networks(other) == _but_networks(group)]
-    if len(alike) > 1:
+    alike = [other for other in others if _without_networks(other) == _without_networks(group)]
+    if len(alike) > 1:  # the group itself is one of them
         parts.append(f"networks={group.settings['networks']}")
     if any(other.clients != group.clients for other in others):
         parts.append(f"{group.clients} clients")
     return " ".join(parts)
 
 
-def _but_networks(group: Group) -> tuple[int, Config]:
+def _without_networks(group: Group) -> tuple[int, Config]:
     return group.clients, {**group.settings, "networks": ""}
 
 
-def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
-    """Draw the means with 95 % intervals, and a stroke for each run, as SVG or PDF."""
-    from protofl_common.report.drawing import COLOURS, canvas, short
+def intervals(groups: Sequence[Group], unit: str) -> "Drawing":
+    """Draw the groups' means with 95 % intervals, and a stroke for each run.
+
+    ``unit`` is the label of the axis.
+    """
+    from protofl_common.report.drawing import COLOURS, Drawing, canvas, short
 
     with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
         for row, group in enumerate(groups):
@@ -261,10 +332,6 @@ def draw_groups(groups: Sequence[Group], unit: str, file: Path) -> None:
             axes.errorbar(estimate.mean, row, xerr=half, fmt="o", color=colour, capsize=3)
         names = [short(f"{group.name} (n = {len(group.values)})", 44) for group in groups]
         axes.set_yticks(range(len(groups)), names)
-        axes.set_ylim(len(groups) - 0.5, -0.5)
+        axes.set_ylim(len(groups) - 0.5, -0.5)  # the first group is on top
         axes.set_xlabel(unit)
-
-        kind = file.suffix[1:]
-        date = "Date" if kind == "svg" else "CreationDate"
-        with replacing(file) as beside:
-            figure.savefig(beside, format=kind, metadata={date: None})
+        return Drawing(figure, "intervals", "Means", "Means with 95 % intervals.")

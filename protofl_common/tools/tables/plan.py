@@ -23,6 +23,7 @@ from protofl_common.config.options import Config, Scalar, SettingsError
 from protofl_common.config.sections import DataSettings, keys_that_change
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.data.sources import check_data_are_here, source_of
+from protofl_common.experiment.catalog import with_hparams
 from protofl_common.experiment.node import check_named, own_code
 from protofl_common.experiment.settings import (
     Settings,
@@ -36,7 +37,7 @@ from protofl_common.tools.arguments import read_recipe
 from protofl_common.tools.tables.figure import Figure
 from protofl_common.tools.tables.spec import TableFile
 
-NO_PART_OF_A_RUN = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}
+NOT_OF_EXPERIMENT = keys_that_change("name", "machine", "waiting", "display") - {"min-replies"}
 """Settings that may differ between two runs that are the same experiment."""
 
 # what a finished run can do without: the clients' models, and what lets it go on
@@ -55,6 +56,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Found:
+    """The best settings that a search has found for a cell."""
+
     settings: Config
     value: float  # of the figure on validation data, the mean over the trials' seeds
     trials: int
@@ -63,14 +66,16 @@ class Found:
 
 @dataclass(frozen=True)
 class Cell:
+    """A cell of a table: its runs, one for each seed, and the figure that is read from them."""
+
     row: str
     column: str
     figure: Figure
-    runs: dict[int, Run]
-    skipped: str = ""
+    runs: dict[int, Run]  # by seed; {} for a cell that is skipped
+    skipped: str = ""  # why
     # of ``--search``: setting -> choices, or a range (`spec`)
     spaces: dict[str, Any] = field(default_factory=dict)
-    found: Found | None = None  # what the search has found; the runs are of these settings
+    found: Found | None = None  # what the search has found; then the runs have these settings
     asked: bool = True  # False: not among ``--only``; nothing is made for it, what it has is shown
 
     @property
@@ -78,15 +83,15 @@ class Cell:
         return next(iter(self.runs.values()))
 
     def runs_with(self, settings: Config, seeds: Iterable[int]) -> dict[int, Run]:
-        """Return the cell's runs with other settings, by seed."""
+        """Return the cell's runs with these settings in the place of its own, by seed."""
         first = self.first_run
         config = first.config | settings
         return {seed: _run(config | {"seed": seed}, first.federation, "") for seed in seeds}
 
 
 def experiment(config: Config) -> Config:
-    """Return the settings that make two runs the same experiment, or not."""
-    return {key: value for key, value in config.items() if key not in NO_PART_OF_A_RUN}
+    """Return those settings of a run that other runs must share to be the same experiment."""
+    return {key: value for key, value in config.items() if key not in NOT_OF_EXPERIMENT}
 
 
 def plan(
@@ -148,7 +153,10 @@ def _cell(
     data_dir: str,
     overrides: Config,
 ) -> Cell:
-    """Plan one cell; what stands nearer to the run wins: table, column, row, command line."""
+    """Plan one cell; of a setting the last one wins: recipe, table, column, row, command line.
+
+    SettingsError for wrong settings, and for one of the row's that has no effect.
+    """
     column = table.columns[column_name]
     row = table.rows[row_name]
     figure = Figure.of(table.figure | column.figure | row.figure, "figure")
@@ -174,10 +182,15 @@ def _skipped_if_data_are_missing(cell: Cell) -> Cell:
 
 
 def _run(config: Config, federation: Config, data_dir: str) -> Run:
-    """Check the settings, and name the run after all that makes it another one."""
+    """Check the settings of a run, and name it after all that makes it another run (`_mark`).
+
+    ``data_dir``, unless it is "", replaces a leading ``data`` in the setting ``data-dir``.
+    SettingsError or DataError for wrong settings.
+    """
     place = PurePath(str(config.get("data-dir", "")))
     if data_dir and place.parts[:1] == ("data",):
         config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
+    config = with_hparams(config)
     settings = Settings.from_run_config(default_run_config() | config)
     check_named(config)
     check_data_settings(settings.data)
@@ -189,7 +202,11 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
 
 
 def _mark(config: Config, settings: Settings, clients: Scalar) -> str:
-    """Return eight digits for the settings that are no defaults, the data, and the user's code."""
+    """Return eight hexadecimal digits that tell a run from others.
+
+    They are a hash of the settings that are not the defaults, the clients, the place and the files
+    of the data, and the versions of the user's code and of the code that divides the data.
+    """
     defaults = default_run_config()
     chosen = experiment(to_run_config(settings))
     changed = [(key, value) for key, value in chosen.items() if value != defaults[key]]
@@ -197,16 +214,16 @@ def _mark(config: Config, settings: Settings, clients: Scalar) -> str:
     where = str(Path(folder).absolute()) if folder else ""
     versions = [*own_code(config, without=("callback",)).values(), *own_files(settings.data)]
     division = PARTITIONS[settings.data.partition].version
-    if division > 1:
+    if division > 1:  # runs of the first version were named without it
         versions.append(f"division {division}")
     return digest(sorted(changed), clients, where, *versions)[:8]
 
 
 @cache
 def own_files(data: DataSettings) -> list[int]:
-    """Return sizes and times of the files of one's own data: with other files a run is another.
+    """Return size and time of each file of the user's own data: with other files a run is another.
 
-    Images in folders are left out.
+    They are [] for data of other kinds, such as images in folders, and where the files are missing.
     """
     paths: Iterable[Path] = (Path(data.data_dir),)
     if data.dataset in OWN_FORMATS:
@@ -217,17 +234,17 @@ def own_files(data: DataSettings) -> list[int]:
     numbers = []
     for path in paths:
         if path.is_file():
-            facts = path.stat()
-            numbers += [facts.st_size, facts.st_mtime_ns]
+            status = path.stat()
+            numbers += [status.st_size, status.st_mtime_ns]
     return numbers
 
 
 Launch = Callable[[Run, Path, bool, Callable[[int], None]], Failed | None]
-"""(run, folder, resume, on_round) -> how it failed"""
+"""(run, folder of all runs, resume, on_round) -> how it failed, None if it did not"""
 
 
 class Runs:
-    """All runs in a folder, and how those of now ended.
+    """The runs in a folder, and how those ended that this process has made.
 
     Without ``keep_models`` a finished run keeps only its figures. ``patience``: how many seconds to
     wait for another process that makes the same run; -1: until it has ended.
@@ -243,24 +260,30 @@ class Runs:
         return self.folder / run.name
 
     def finished(self, run: Run) -> bool:
-        """Return whether its folder has a finished run with these settings and as many clients."""
+        """Return whether a run of these settings and as many clients is finished in its folder."""
         summary = RunFolder(self.folder_of(run)).summary()
         if summary is None:
             return False
-        made = summary["settings"]
+        finished_settings = summary["settings"]
         for key, value in experiment(to_run_config(run.settings)).items():
-            if key in made and made[key] != value:
+            if key in finished_settings and finished_settings[key] != value:
                 return False
         return len(summary["clients"]) == run.federation["num-supernodes"]
 
     def lock(self, name: str) -> FileLock:
-        """Return a lock for a run, or another thing that only one process may work on."""
+        """Return the lock of a run, or of other work that only one process may do at a time.
+
+        It is not held yet; only its folder is made.
+        """
         logs = self.folder.parent / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         return FileLock(logs / f".{name}.lock")
 
     def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> bool:
-        """Make a run unless it is finished; False where another process makes it."""
+        """Make a run unless it is finished; return False if another process is making it.
+
+        Why a run failed is in ``failed`` afterwards.
+        """
         with suppress(Timeout), self.lock(run.name).acquire(self.patience):
             if not self.finished(run):
                 self._execute(run, launch, on_round)
@@ -268,9 +291,13 @@ class Runs:
         return False
 
     def _execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> None:
+        """Make or resume a run that is not finished, and note if it failed; its lock is held.
+
+        What the folder has is removed where the run cannot be resumed from it.
+        """
         folder = self.folder_of(run)
         resume = bool(checkpoints(folder)) and not (folder / SUMMARY).exists()
-        if not resume:  # what is there is of other defaults, or has no checkpoint
+        if not resume:  # it has no checkpoint, or a finished run of other settings
             shutil.rmtree(folder, ignore_errors=True)
         failure = launch(run, self.folder, resume, on_round)
         if failure and failure.kind == "CannotResume":
@@ -296,9 +323,10 @@ def launch(
     *,
     resources: Callable[[Config], Config],
 ) -> Failed | None:
-    """Make a run, with a log in ``logs/NAME.log``, and return how it failed, if it did.
+    """Make a run in this process, and return how it failed; None if it did not.
 
-    ``resources`` adds to the federation's settings what a client gets of this machine.
+    ``folder`` is that of all runs; the log is ``../logs/NAME.log``. ``resources`` adds to the
+    federation config what a client gets of this machine. ``on_round`` is called after each round.
     """
     from protofl_common.simulation.grid import attempt  # PyTorch and Flower, two seconds
 
@@ -309,11 +337,11 @@ def launch(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
 
-        def note(event: Event) -> None:
+        def on_event(event: Event) -> None:
             print(event, file=file, flush=True)
             if isinstance(event, RoundDone):
                 on_round(event.row["round"])
 
-        with redirect_stdout(file):  # what code of one's own prints
-            ended = attempt(config, resources(run.federation), note)
+        with redirect_stdout(file):  # what the user's own code prints goes to the log, too
+            ended = attempt(config, resources(run.federation), on_event)
     return ended if isinstance(ended, Failed) else None

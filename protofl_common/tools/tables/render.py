@@ -1,14 +1,27 @@
 """A table as Markdown, LaTeX and CSV: our figures beside the paper's."""
 
+import math
 import statistics
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from protofl_common.runs.figures import Table, as_csv
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
-from protofl_common.tools.tables.groups import ESTIMATED, Estimate, difference, estimate_cells
+from protofl_common.tools.tables.groups import (
+    ABOUT_COSTS,
+    ABOUT_P,
+    COSTS,
+    ESTIMATED,
+    SIGNIFICANT,
+    Estimate,
+    cost_cells,
+    difference,
+    estimate_cells,
+    holm,
+)
 from protofl_common.tools.tables.plan import Cell, Runs
 from protofl_common.tools.tables.spec import TableFile
 
@@ -17,8 +30,12 @@ SEARCHED = (
     "test data chose none."
 )
 DIFFERENCES = (
-    "Differences at the same seeds: their mean, its 95 % interval (Student's t), and the p of a "
-    "two-sided paired t-test, of each comparison alone."
+    f"Differences at the same seeds: their mean, and its 95 % interval (Student's t). {ABOUT_P}"
+)
+MARK = "†"  # behind a figure whose runs warn of something
+ABOUT_BOLD = (
+    f"Bold: better than every other row of the column, p < {SIGNIFICANT:g} (paired t-test over the "
+    "seeds, corrected after Holm)."
 )
 
 
@@ -30,8 +47,17 @@ class Result:
     values: dict[int, float]  # seed -> figure
     state: str  # done, failed, skipped, open (not all runs made yet)
     reason: str  # why it failed, or was skipped: no data here, or no such figure of the algorithm
-    figure: str
-    warnings: tuple[str, ...] = ()  # of the runs, each once, with its seeds
+    figure: str  # its name, with what a reader must know of it
+    folders: Mapping[int, Path] = field(default_factory=dict)  # seed -> that of its finished run
+    warned: Mapping[str, Sequence[int]] = field(default_factory=dict)  # warning -> its seeds
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the runs warn of, each with its seeds."""
+        lines = []
+        for warning, seeds in self.warned.items():
+            lines.append(f"seed {', '.join(map(str, seeds))}: {warning}")
+        return lines
 
     @property
     def decimals(self) -> int:
@@ -39,7 +65,11 @@ class Result:
 
     @property
     def text(self) -> str:
-        """``97.58 ± 0.05``; with fewer seeds than wanted, how many there are; else the state."""
+        """The cell's text: mean and deviation over the seeds, ``97.58 ± 0.05``.
+
+        As long as some seeds are missing it says how many there are; without any, the state. It
+        ends with a `MARK` where a run warns of something, such as failed replies.
+        """
         if not self.values:
             return {"open": "…", "skipped": "–"}.get(self.state, self.state)
         figures = list(self.values.values())
@@ -47,6 +77,8 @@ class Result:
         if len(figures) > 1:
             deviation = statistics.stdev(figures)
             text += f" ± {deviation:.{self.decimals}f}"
+        if self.warned:
+            text += f" {MARK}"
         wanted = len(self.cell.runs)
         if len(figures) == wanted:
             return text
@@ -55,7 +87,10 @@ class Result:
 
     @property
     def rank(self) -> float | None:
-        """The mean of a finished cell whose largest figure is the best."""
+        """The mean of a finished cell as it is shown; None where the largest is not the best.
+
+        That is so for counts, and for the deviation over clients.
+        """
         figure = self.cell.figure
         if self.state != "done" or figure.what in COUNTS or figure.over == "std":
             return None
@@ -73,15 +108,20 @@ Results = dict[Place, Result]
 
 
 def result_of(cell: Cell, runs: Runs) -> Result:
-    """Read what the runs of a cell have come to so far."""
+    """Read what the runs of a cell have come to so far.
+
+    A cell of which one run failed has failed; else it is skipped if a finished run lacks the
+    figure.
+    """
     if cell.skipped:
         return Result(cell, {}, "skipped", cell.skipped, str(cell.figure))
 
     values = {}
+    folders = {}
     failures = []
     absent = []  # why a finished run has no such figure
     figures = []
-    warnings: dict[str, list[str]] = {}  # warning -> its seeds
+    warned: dict[str, list[int]] = {}
     for seed, run in cell.runs.items():
         if not runs.finished(run):
             if run.name in runs.failed:
@@ -90,9 +130,10 @@ def result_of(cell: Cell, runs: Runs) -> Result:
         folder = runs.folder_of(run)
         try:
             values[seed] = cell.figure.read(folder)
+            folders[seed] = folder
             figures.append(cell.figure.described(folder))
             for warning in RunFolder(folder).finished_summary().get("warnings", []):
-                warnings.setdefault(warning, []).append(str(seed))
+                warned.setdefault(warning, []).append(seed)
         except NoFigure as error:
             absent.append(str(error))
 
@@ -110,14 +151,16 @@ def result_of(cell: Cell, runs: Runs) -> Result:
         state,
         reason="; ".join([*failures, *dict.fromkeys(absent)]),
         figure=" or ".join(dict.fromkeys(figures)) or str(cell.figure),
-        warnings=tuple(
-            f"seed {', '.join(seeds)}: {warning}" for warning, seeds in warnings.items()
-        ),
+        folders=folders,
+        warned=warned,
     )
 
 
 def cells_of(table: TableFile, results: Results) -> Table:
-    """Show our figures, beside the paper's if any row has some; a column's best one is bold."""
+    """Return the table itself: our figures, and beside them the paper's if any row has some.
+
+    In each column the best of ours is bold, if it is not so by chance (`ABOUT_BOLD`).
+    """
     has_paper = any(row.paper for row in table.rows.values())
     heads = [""]
     for column in table.columns:
@@ -137,20 +180,32 @@ def cells_of(table: TableFile, results: Results) -> Table:
             if has_paper:
                 texts.append(row.paper.get(column, ""))
         rows.append(texts)
-    return Table(heads, rows, table.note, bold=bold)
+    notes = [table.note, *_notes(results)]
+    if any(result.warned for result in results.values()):
+        notes.append(f"{MARK}: the runs of the cell warn of something.")
+    if bold:
+        notes.append(ABOUT_BOLD)
+    return Table(heads, rows, "\n".join(note for note in notes if note), bold=bold)
 
 
 def _is_best(result: Result, column: str, results: Results) -> bool:
-    """Return whether no other finished cell of the column is better, if there is any other."""
-    ranks = []
-    for (_, where), other in results.items():
-        if where == column and other.rank is not None:
-            ranks.append(other.rank)
-    return len(ranks) > 1 and result.rank == max(ranks)
+    """Return whether a cell is better than every other of its column, and not by chance."""
+    p_values = {}
+    for (name, where), other in results.items():
+        if where != column or other is result or other.rank is None:
+            continue
+        if result.rank is None or result.division != other.division:
+            return False
+        lead = difference(result.values, other.values)
+        if lead is None or not lead.mean > 0 or math.isnan(lead.p):
+            return False
+        p_values[name] = lead.p
+    corrected = holm(p_values)
+    return bool(corrected) and max(corrected.values()) < SIGNIFICANT
 
 
 def markdown(table: TableFile, results: Results) -> str:
-    """Return the whole page of a table."""
+    """Return the page of a table: the cells, what was measured, notes, differences, the search."""
     lines = [f"# {table.title}", ""]
     for text in (table.source, table.note):
         if text:
@@ -172,6 +227,7 @@ def markdown(table: TableFile, results: Results) -> str:
     if table.against:
         lines += ["", f"## Against {table.against}", "", DIFFERENCES, ""]
         lines += differences(table, results).as_markdown()
+    lines += ["", "## What it costs", "", ABOUT_COSTS, "", *costs(table, results).as_markdown()]
     return "\n".join([*lines, *_searches(table, results)]) + "\n"
 
 
@@ -198,23 +254,44 @@ def _notes(results: Results) -> list[str]:
 
 
 def differences(table: TableFile, results: Results) -> Table:
-    """Return a row for each cell with figures: how much more it is than the row ``against``."""
+    """Return the table of differences: for each cell with figures, how much it is above another.
+
+    That is the cell in the same column of the row that the table names as ``against``.
+    """
+    gains = {}
+    for name, column in results:
+        gain = _gain(table, name, column, results)
+        if gain:
+            gains[name, column] = gain
+    corrected = holm({place: gain.p for place, gain in gains.items()})
+
     rows = []
     for (name, column), result in results.items():
         if not result.values:
             continue
-        gain = _gain(table, name, column, results)
-        count, *rest = estimate_cells(result.values.values(), gain, result.decimals)
+        gain = gains.get((name, column))
+        p = corrected.get((name, column), math.nan)
+        count, *rest = estimate_cells(result.values.values(), gain, result.decimals, p)
         if gain and gain.n < len(result.values):
             count += f" ({gain.n} paired)"
         rows.append([name, column, count, *rest])
     return Table(("", "column", *ESTIMATED), rows, table.note, words=(0, 1))
 
 
-def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
-    """Return how much more a cell is than the row ``against``, over the seeds that both have.
+def costs(table: TableFile, results: Results) -> Table:
+    """Return a row for each cell with figures: what its runs have cost, on average."""
+    rows = []
+    for (name, column), result in results.items():
+        if result.folders:
+            rows.append([name, column, *cost_cells(result.folders.values())])
+    return Table(("", "column", *COSTS), rows, ABOUT_COSTS, words=(0, 1))
 
-    None for that row itself, and where the other cell is missing or of other data.
+
+def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
+    """Estimate how much a cell's figure is above that of the table's row ``against``.
+
+    Both are of the same column, and compared over the seeds that both have. None for that row
+    itself, where one of the two has no figures, and where they are of other data.
     """
     result = results[row, column]
     other = results.get((table.against, column))
@@ -226,7 +303,7 @@ def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate
 
 
 def _searches(table: TableFile, results: Results) -> Iterator[str]:
-    """Yield the lines about what ``--search`` has found, if it has."""
+    """Yield the page's lines on the settings that ``--search`` has found; none without any."""
     rows = []
     for (name, column), result in results.items():
         found = result.cell.found
@@ -247,7 +324,7 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
 
 
 def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
-    """Return all of a table for JSON (docs/reference/commands.schema.json)."""
+    """Return a table and its results for JSON (docs/reference/commands.schema.json)."""
     cells = []
     for (row, column), result in results.items():
         gain = _gain(table, row, column, results)
@@ -283,8 +360,10 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
 
 def csv_of_seeds(results: Results) -> str:
     """Return a line per row, column and seed: what pandas, R and plots take."""
-    rows = [["row", "column", "seed", "figure", "value"]]
+    rows = [["row", "column", "seed", "figure", "value", "warnings"]]
     for (name, column), result in results.items():
         for seed, value in result.values.items():
-            rows.append([name, column, str(seed), result.figure, f"{value:.6g}"])
+            warnings = [warning for warning, seeds in result.warned.items() if seed in seeds]
+            texts = (name, column, str(seed), result.figure, f"{value:.6g}", "; ".join(warnings))
+            rows.append(list(texts))
     return as_csv(rows)

@@ -12,9 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from protofl_common.config.options import Config, Scalar, SettingsError, keys_of
+from protofl_common.config.options import Config, Scalar, SettingsError, keys_of, types_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.experiment.settings import default_run_config, to_run_config
+from protofl_common.experiment.settings import (
+    Settings,
+    default_run_config,
+    hparams_by_key,
+    to_run_config,
+)
 from protofl_common.tools.tables.figure import COUNTS, NoFigure
 from protofl_common.tools.tables.plan import Cell, Found, Run, Runs
 from protofl_common.tools.tables.spec import TableFile
@@ -33,13 +38,15 @@ class Search:
         self.table = table
         self.cell = cell
         self.runs = trials
+        # a search looks at validation data only
         what = cell.figure.what.removeprefix("validation/")
         self.figure = replace(cell.figure, what=f"validation/{what}")
 
     def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
-        """Return the cell with the best settings, once ``make`` has made the trials left or failed.
+        """Return the cell with the runs of the best settings, after ``make`` has made the trials.
 
-        Without ``make`` the cell is skipped if there are any.
+        Finished trials are not made again. Without ``make`` none is made: the cell is skipped if
+        any is left. It is also skipped if no trial ended well.
         """
         try:
             return self._tuned(make)
@@ -48,29 +55,43 @@ class Search:
 
     @property
     def made(self) -> int:
-        """How many trials are finished."""
-        return sum(all(map(self.runs.finished, self.runs_of(number))) for number in self._numbers)
+        """The number of trials of which all runs are finished."""
+        count = 0
+        for number in self._numbers:
+            if all(self.runs.finished(run) for run in self.runs_of(number)):
+                count += 1
+        return count
 
     def runs_of(self, number: int) -> list[Run]:
-        """Return the runs of a trial."""
+        """Return the runs of the trial with this number, one for each trial seed."""
         settings = self.settings_of(number) | {"report": False, "baselines": ""}
         return list(self.cell.runs_with(settings, self.table.trial_seeds).values())
 
     def settings_of(self, number: int) -> Config:
-        """Return what a trial has in the place of the row's settings."""
+        """Return the settings that the trial with this number tries, for the keys of the spaces.
+
+        Trial 0 tries the row's own settings if they are in the spaces; all others are drawn.
+        """
         spaces = self.cell.spaces
-        config = to_run_config(self.cell.first_run.settings)
+        settings = self.cell.first_run.settings
+        config = to_run_config(settings) | hparams_by_key(settings)
         own = {key: config[key] for key in spaces}
         if number == 0 and all(_is_inside(own[key], space) for key, space in spaces.items()):
             return own
-        return {key: _drawn(key, space, number) for key, space in spaces.items()}
+        kinds = _kinds(settings)
+        return {key: _drawn(key, space, number, kinds[key]) for key, space in spaces.items()}
 
     @property
     def _numbers(self) -> range:
+        """The numbers of all trials, from 0."""
         return range(self.table.trials)
 
     def _tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
-        """SettingsError where no trial has a value; it says why the last one failed."""
+        """Do the work of `tuned`, but raise SettingsError for a cell that will be skipped.
+
+        NoFigure, a kind of it, where trials are left and ``make`` is None, or where the row has no
+        such figure on validation data. Else it says why the last trial failed.
+        """
         left = self.table.trials - self.made
         if left and make is None:
             raise NoFigure(f"{left} of {self.table.trials} trials are to be made first")
@@ -88,7 +109,7 @@ class Search:
             try:
                 figures = [self.figure.read(self.runs.folder_of(run)) for run in runs]
             except NoFigure as error:
-                if number == 0:  # the row has none, whatever its settings
+                if number == 0:  # then no trial has it, whatever its settings
                     raise
                 reason = str(error)
                 continue
@@ -127,6 +148,7 @@ def check_search(table: TableFile, cells: list[Cell]) -> None:
 
 
 def _problems(cell: Cell) -> Iterator[str]:
+    """Yield a line for each reason why a cell's settings cannot be searched."""
     settings = cell.first_run.settings
     if not settings.data.validation_fraction:
         yield (
@@ -152,31 +174,44 @@ def _problems(cell: Cell) -> Iterator[str]:
 
 
 def _ends(space: Any) -> list[Scalar]:
-    """Return the lowest and the highest value, or all that are listed."""
+    """Return all values of a space that is a list, or the lowest and highest of a range."""
     if isinstance(space, list):
         return space
-    ((_, ends),) = space.items()
+    ((_, ends),) = space.items()  # {log: [LOW, HIGH]} or {range: [LOW, HIGH]}
     return list(ends)
 
 
 def _is_inside(value: Scalar, space: Any) -> bool:
+    """Return whether a value is in the list, or within the range, that a space is."""
     if isinstance(space, list):
         return value in space
     low, high = map(float, _ends(space))
     return low <= float(value) <= high
 
 
-def _drawn(key: str, space: Any, number: int) -> Scalar:
-    """Draw a value of a space: the same for each cell, for the trial with this number."""
-    share = random.Random(f"{key} {number}").random()
+def _kinds(settings: Settings) -> dict[str, type]:
+    """Return the type of each setting by its key, those of a package's algorithm too."""
+    kinds = {key: type(default) for key, default in default_run_config().items()}
+    for key, kind in types_of(type(settings.hparams)).items():
+        kinds[f"{settings.run.algo}.{key}"] = kind
+    return kinds
+
+
+def _drawn(key: str, space: Any, number: int, kind: type) -> Scalar:
+    """Draw the value that the trial with this number tries for the setting ``key``.
+
+    It depends on these arguments alone, so that all cells that search a space try the same values.
+    ``space`` is a list of values, {log: [LOW, HIGH]} or {range: [LOW, HIGH]}.
+    """
+    position = random.Random(f"{key} {number}").random()  # in the space, from 0 to below 1
     if isinstance(space, list):
-        chosen: Scalar = space[int(share * len(space))]
+        chosen: Scalar = space[int(position * len(space))]
         return chosen
     ((scale, ends),) = space.items()
     low, high = map(float, ends)
-    is_whole = type(default_run_config()[key]) is int
-    end = high + 1 if is_whole else high  # of whole numbers the last is as likely as the others
-    value = low * (end / low) ** share if scale == "log" else low + share * (end - low)
+    is_whole = kind is int
+    end = high + 1 if is_whole else high  # int() rounds down, and the highest must be as likely
+    value = low * (end / low) ** position if scale == "log" else low + position * (end - low)
     if is_whole:
         return int(value)
     return min(max(float(f"{value:.{DIGITS}g}"), low), high)  # nobody wants 17 digits in a table

@@ -24,13 +24,14 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from protofl_common.config.options import SettingsError, key_of, keys_of, unknown_keys
+from protofl_common.experiment.catalog import is_key_of_package
 from protofl_common.experiment.settings import known_keys
 
 TRIAL_SEEDS = (1001,)
 
 
 def _must_be(wanted: str) -> WrapValidator:
-    """Make one error that says what a value must be, whatever is wrong inside it."""
+    """Return a validator whose one error is "must be …", whatever is wrong inside the value."""
 
     def validate(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -42,7 +43,7 @@ def _must_be(wanted: str) -> WrapValidator:
 
 
 def _known(key: str) -> str:
-    if key not in known_keys():
+    if key not in known_keys() and not is_key_of_package(key):
         raise PydanticCustomError("unknown_setting", "unknown key")
     return key
 
@@ -54,7 +55,9 @@ def _is_space(space: Any) -> bool:
     if not isinstance(space, dict) or list(space) not in (["log"], ["range"]):
         return False
     ((scale, ends),) = space.items()
-    if not isinstance(ends, list) or [type(end) in (int, float) for end in ends] != [True, True]:
+    if not isinstance(ends, list) or len(ends) != 2:
+        return False
+    if any(type(end) not in (int, float) for end in ends):  # isinstance would take True for an int
         return False
     low, high = map(float, ends)
     return low < high and (scale == "range" or low > 0)
@@ -74,7 +77,7 @@ def _checked_rows(rows: Any) -> Any:
 
 
 def _filled(part: Any) -> Any:
-    """Take nothing behind a name for a part that says nothing."""
+    """Read a column or row with nothing behind its name, which YAML takes for None, as empty."""
     return {} if part is None else part
 
 
@@ -155,6 +158,7 @@ class _Loader(yaml.SafeLoader):
     """Takes 1e-3 for a number, as JSON, TOML and YAML 1.2 do; refuses a key that stands twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a dictionary as SafeLoader does; ConstructorError for a key that stands twice."""
         keys = [key.value for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
@@ -180,6 +184,7 @@ def read_table(path: Path) -> TableFile:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
 
     keys_of_rows = {str(name): set(row or {}) for name, row in content["rows"].items()}
+    # A row of which the file says nothing but the paper's numbers is shown, and nothing is run
     rows = {}
     for name, row in file.rows.items():
         for spread_name, settings in _spread(name, row):
@@ -197,7 +202,10 @@ def read_table(path: Path) -> TableFile:
 
 
 def _content_of(path: Path) -> dict[str, Any]:
-    """Read the YAML without the keys that have no value."""
+    """Read a table's YAML, without the keys that have no value.
+
+    SettingsError for a file that cannot be read, and for one that has no mapping of columns.
+    """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -212,7 +220,10 @@ def _content_of(path: Path) -> dict[str, Any]:
 
 
 def _spread(name: str, row: _RowInFile) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the settings of each row that a row's grid makes: all combinations."""
+    """Yield a name and settings for each combination of the values in a row's grid.
+
+    A row without a grid gives itself.
+    """
     for values in product(*row.grid.values()):
         chosen = dict(zip(row.grid, values, strict=True))
         names = [name, *(f"{key} {value}" for key, value in chosen.items())]
@@ -220,6 +231,7 @@ def _spread(name: str, row: _RowInFile) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _paper_by_column(row: _RowInFile, columns: dict[str, Part]) -> dict[str, str]:
+    """Return the paper's numbers by column, as texts; a list has them in the columns' order."""
     numbers = row.paper
     if isinstance(numbers, list):
         numbers = dict(zip(columns, numbers, strict=False))
@@ -227,15 +239,16 @@ def _paper_by_column(row: _RowInFile, columns: dict[str, Part]) -> dict[str, str
 
 
 def _line_for(error: ErrorDetails) -> str:
-    """Say where in the file pydantic found what to be wrong: ``row A: grid: lr = 3: must be …``."""
+    """Turn an error of pydantic into a line such as ``row A: grid: lr = 3: must be …``."""
+    # keys on the way to the value; pydantic marks an error of a key itself by "[key]"
     place = [str(part) for part in error["loc"] if part != "[key]"]
-    legal = keys_of(_TableInFile)
+    legal_keys = keys_of(_TableInFile)
     if place[0] in ("columns", "rows") and len(place) > 1:
-        legal = keys_of(Part if place[0] == "columns" else _RowInFile)
-        place[:2] = [f"{place[0].removesuffix('s')} {place[1]}"]
+        legal_keys = keys_of(Part if place[0] == "columns" else _RowInFile)
+        place[:2] = [f"{place[0].removesuffix('s')} {place[1]}"]  # "rows", "A" -> "row A"
     match error["type"]:
         case "unexpected_keyword_argument" | "invalid_key":
-            (problem,) = unknown_keys({place[-1]: ""}, legal)
+            (problem,) = unknown_keys({place[-1]: ""}, legal_keys)
             return ": ".join([*place[:-1], problem])
         case "unknown_setting":
             (problem,) = unknown_keys({place[-1]: ""}, known_keys())
@@ -248,7 +261,7 @@ def _line_for(error: ErrorDetails) -> str:
 
 
 def _contradictions(file: _TableInFile) -> Iterator[str]:
-    """Yield a line for what is missing, and for each two things that do not fit each other."""
+    """Yield a line for all that is missing in a table, and for parts of it that do not fit."""
     if not file.title:
         yield "title: missing"
     if not file.rows:

@@ -54,6 +54,7 @@ def test_categories_become_columns_and_gaps_leave(tmp_path: Path) -> None:
     for name in HOSPITALS:
         write(tmp_path, name, [0, 1] * 5, gaps=1)
     inputs = heart(str(tmp_path))["inputs"]
+
     assert inputs.shape == (40, 13)
     # The columns behind oldpeak, 1.5: cp 2 of 1 to 4, then restecg 2 of 0 to 2.
     assert inputs[5].tolist() == [5, 1, 130, 200, 0, 150, 0, 1.5, 1, 0, 0, 0, 1]

@@ -18,6 +18,7 @@ def test_every_setting_has_a_line_with_its_meaning() -> None:
     text = "".join(MADE.values())
     for key in known_keys():
         assert f"\n| `{key}` | `" in text
+
     unexplained = [key for key, row in options_of_a_run().items() if not row.metadata["help"]]
     assert unexplained == []
 
@@ -28,9 +29,12 @@ def test_every_algorithm_has_a_page_of_one_shape(algo: str) -> None:
     page = MADE[f"algorithms/{algo}.md"]
     assert len(page.splitlines()) <= 200
     assert page.count("\n$$\n") >= 2
+
     order = ["**Use it when** ", "**Do not** ", f"](travels/{algo}.svg)"]
     order += [f"\n## {title}\n" for title in ("Equations", "Results", "Deviations", "Settings")]
     order += ["](../../client_app/"]
+
     assert [part for part in order if part not in page] == []
+
     places = [page.find(part) for part in order]
     assert places == sorted(places)

@@ -52,6 +52,7 @@ def test_a_difference(low: float, high: float, claimed: float | None, verdict: s
     half_width = (high - low) / 2
     mean = 0.0 if math.isinf(half_width) else (low + high) / 2
     ours = Interval(mean, half_width, seeds=3)
+
     assert verdicts.verdict_on_difference(ours, claimed) == verdict
 
 
@@ -67,6 +68,7 @@ def test_intervals_are_paired_where_the_seeds_are_known_and_by_welch_where_they_
     """By hand: of 1, 2, 3 the deviation is 1, and t with 2 degrees of freedom is 4.3027."""
     one, other = of_seeds(11.0, 22.0, 33.0), of_seeds(10.0, 20.0, 30.0, 40.0)
     paired = interval_of([one], [other])
+
     assert (paired.mean, paired.seeds) == (2.0, 3)
     assert paired.half_width == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4)
 
@@ -91,14 +93,20 @@ def test_a_row_that_was_not_measured_leaves_best_undecided_unless_it_is_refuted(
     (line,) = lines_of(claim, {"fedplvm-office10": cells})
     assert (line.paper, line.verdict) == ("ahead by 1.66", "undecided")
     assert "not measured: FedFA" in line.ours
+
     cells["FedFA", "average"] = of_seeds(52.0, 53.1, 54.0)
     (line,) = lines_of(claim, {"fedplvm-office10": cells})
+
     assert line.verdict == "in direction"
+
     cells["FedFA", "average"] = of_seeds(58.2, 59.4, 60.3)
     (line,) = lines_of(claim, {"fedplvm-office10": cells})
+
     assert line.verdict == "yes"
+
     cells["FPL", "average"] = of_seeds(70.0, 71.1, 72.0)
     del cells["FedFA", "average"]
     (line,) = lines_of(claim, {"fedplvm-office10": cells})
+
     assert line.verdict == "no"
     assert "rank 2 of 6" in line.ours

@@ -28,9 +28,9 @@ SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 def algorithm(
     tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any
 ) -> ClientAlgorithm[Any]:
-    return client_half(CATALOG[algo])(
-        client_of(run_config(tmp_path, algo=algo, **changes), client, 5), 2
-    )
+    """One client of five, in round 2."""
+    config = run_config(tmp_path, algo=algo, **changes)
+    return client_half(CATALOG[algo])(client_of(config, client, 5), 2)
 
 
 # -- hooks -------------------------------------------------------------------------------
@@ -39,13 +39,14 @@ def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
     algo: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """`restore` is before `receive`, and is left out where there is nothing to restore."""
-    calls: list[tuple[str, str, int, int | None]] = []
+    calls: list[tuple[str, int, int | None]] = []  # of one client: hook, round, its last round
 
     def watch(name: str) -> None:
         original = getattr(ClientAlgorithm, name)
 
         def noted(self: ClientAlgorithm[Any], *rest: Any) -> Any:
-            calls.append((self.client.name, name, self.round, self.last_round))
+            if self.client.name == "site-1":
+                calls.append((name, self.round, self.last_round))
             return original(self, *rest)
 
         monkeypatch.setattr(ClientAlgorithm, name, noted)
@@ -54,11 +55,12 @@ def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
     for name in ("restore", *of_a_round):
         watch(name)
     run_federation(run_config(tmp_path, algo=algo, rounds=2, **SMALL), clients=2)
-    own = [call[1:] for call in calls if call[0] == "site-1"]
-    first, second = [(name, 1, None) for name in of_a_round], [(name, 2, 1) for name in of_a_round]
-    assert own[:9] == [*first, ("restore", 2, None), *second]
-    assert own[9:11] == [("restore", 2, None), ("receive", 2, 2)]
-    assert {call[0] for call in own[11:]} == {"evaluation_model"}
+
+    first = [(name, 1, None) for name in of_a_round]
+    second = [("restore", 2, None), *((name, 2, 1) for name in of_a_round)]
+    final_evaluation = [("restore", 2, None), ("receive", 2, 2)]
+    assert calls[:11] == [*first, *second, *final_evaluation]
+    assert {name for name, _, _ in calls[11:]} == {"evaluation_model"}
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -77,6 +79,7 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
     before = tensors()
     found.evaluation_model()
     after = tensors()
+
     assert after.keys() == before.keys()
     assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
 
@@ -84,7 +87,8 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
 def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    seen: dict[str, list[tuple[int, int | None]]] = {}
+    """The one in which it trained before, however many it was not asked in."""
+    seen: dict[str, list[tuple[int, int | None]]] = {}  # client -> (round, its last round)
     fit = ClientAlgorithm.fit
 
     def noted(self: ClientAlgorithm[Any]) -> dict[str, float]:
@@ -93,35 +97,38 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
 
     monkeypatch.setattr(ClientAlgorithm, "fit", noted)
     run_federation(run_config(tmp_path, rounds=5, participation=0.5, **SMALL), clients=4)
+
     assert len(seen) > 2
-    for rounds in seen.values():
-        assert [last for _, last in rounds] == [None, *[number for number, _ in rounds][:-1]]
-    assert any(
-        numbers != list(range(1, 6))
-        for numbers in ([one for one, _ in rounds] for rounds in seen.values())
-    )
+    rounds_of = {name: [number for number, _ in of_client] for name, of_client in seen.items()}
+    for name, of_client in seen.items():
+        assert [last for _, last in of_client] == [None, *rounds_of[name][:-1]]
+    assert any(rounds != [1, 2, 3, 4, 5] for rounds in rounds_of.values())
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep", "ditto", "pfedme"])
 def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path: Path) -> None:
     """In the second round half of the first one's, for an optimizer that lives on too."""
-    schedule = {
+    settings = {
         "lr_schedule": "step",
         "lr_step": 1,
         "lr_decay": 0.5,
         "lr": 0.3,
         "keep_optimizer": True,
+        "momentum": 0.9,
+        **SMALL,
     }
-    found = algorithm(tmp_path, algo, **schedule, momentum=0.9, **SMALL)
-    assert found.training.lr == 0.15
-    assert found.settings is found.client.settings
-    earlier = client_half(CATALOG[algo])(found.client, 1)
-    for parameter in earlier.optimizer.param_groups[0]["params"]:
+    second = algorithm(tmp_path, algo, **settings)
+    assert second.training.lr == 0.15
+    assert second.settings is second.client.settings
+
+    first = client_half(CATALOG[algo])(second.client, 1)
+    for parameter in first.optimizer.param_groups[0]["params"]:
         parameter.grad = torch.ones_like(parameter)
-    earlier.optimizer.step()
-    found.restore(earlier.packed_state(), 1)
-    assert found.optimizer.state
-    assert [group["lr"] for group in found.optimizer.param_groups] == [0.15]
+    first.optimizer.step()
+    second.restore(first.packed_state(), 1)
+
+    assert second.optimizer.state
+    assert [group["lr"] for group in second.optimizer.param_groups] == [0.15]
 
 
 # -- what lives on -----------------------------------------------------------------------
@@ -129,6 +136,7 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
 def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
     momentum: float, tmp_path: Path
 ) -> None:
+    """Plain SGD, without momentum, has nothing to remember: its file is there and empty."""
     settings = {
         "algo": "fedavg",
         "keep_optimizer": True,
@@ -137,12 +145,12 @@ def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
         **SMALL,
     }
     outcome = run_federation(run_config(tmp_path, **settings), clients=2)
+
     assert not any(outcome.summary["trouble"].values())
     files = sorted(outcome.folder.rglob("clients/*/0*.safetensors"))
     assert len(files) == 2
     for path in files:
         names = list(load_file(path))
-        # Plain SGD remembers nothing, after a round that counts.
         assert bool(names) == bool(momentum)
         assert all(name.startswith("optimizer/") for name in names)
 
@@ -152,10 +160,13 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
     lived, fresh = (algorithm(tmp_path, momentum=0.9, keep_optimizer=True) for _ in "ab")
     lived.fit()
     fresh.restore(lived.packed_state(), 1)
+
     assert fresh.last_round == 1
+
     for one in (lived, fresh):
         one.round = 3
         one.fit()
+
     torch.testing.assert_close(fresh.model.state_dict(), lived.model.state_dict(), rtol=0, atol=0)
 
 
@@ -163,9 +174,9 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
     """But those whose loss looks at the weights, or uses the head twice, do not."""
-    assert type(algorithm(tmp_path, algo).step()) is (
-        Step if algo in ("fedprox", "fedgen", "fedsa", "feddbe") else FusedStep
-    )
+    plain = {"fedprox", "fedgen", "fedsa", "feddbe"}
+    kind = Step if algo in plain else FusedStep
+    assert type(algorithm(tmp_path, algo).step()) is kind
 
 
 def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path: Path) -> None:
@@ -173,14 +184,18 @@ def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_pa
     plain = ClientAlgorithm(site, 1)
     plain.needs_gradients = True
     step = plain.step()
+
     assert type(step) is Step
     assert step.modules == plain.modules == (site.model,)
     assert step.optimizer is plain.optimizer
+
     linear = [layer for layer in site.model.modules() if isinstance(layer, torch.nn.Linear)]
     assert max(layer.weight.numel() for layer in linear) > 2**17
+
     data = site.train_set
     with step.session():
         step(data.inputs[:4], data.labels[:4], torch.arange(4))
+
     assert all(parameter.grad is not None for parameter in site.model.parameters())
 
 
@@ -194,26 +209,26 @@ def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(
 
 
 def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
+    """How many samples the head, and the nearest of three prototypes, predict right."""
     model = build_model("mnist-cnn", input_shape=(1, 28, 28), num_classes=5, feature_dim=8, seed=1)
     data = Samples(torch.randn(57, 1, 28, 28), torch.randint(0, 5, (57,)))
     task = task_of("abcde")
     known = Prototypes(torch.randn(3, 8), torch.tensor([0, 2, 4]))
     model.eval()
+
     with torch.no_grad():
-        z = model.body(data.inputs)
-        head = int((model.head(z).argmax(1) == data.labels).sum())
-        nearest = int(
-            (
-                known.labels[((z[:, None] - known.means[None]) ** 2).sum(-1).argmin(1)]
-                == data.labels
-            ).sum()
-        )
+        z_BD = model.body(data.inputs)
+        by_head = model.head(z_BD).argmax(1)
+    squares_BK = ((z_BD[:, None] - known.means[None]) ** 2).sum(-1)
+    by_prototype = known.labels[squares_BK.argmin(1)]
+    right = {
+        "head": int((by_head == data.labels).sum()),
+        "prototype": int((by_prototype == data.labels).sum()),
+    }
+
     for batch_size in (7, 57, 500):
-        assert evaluate(model, data, batch_size, task, known).correct == {
-            "head": head,
-            "prototype": nearest,
-        }
-    assert evaluate(model, data, 10, task).correct == {"head": head}
+        assert evaluate(model, data, batch_size, task, known).correct == right
+    assert evaluate(model, data, 10, task).correct == {"head": right["head"]}
 
 
 def test_own_prototypes_are_those_of_the_training_classes(
@@ -242,6 +257,7 @@ def test_own_prototypes_are_those_of_the_training_classes(
     }
     run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
     *_, (tested, first), (_, second), (_, third) = seen  # the final evaluation of the three clients
+
     for known in (first, second, third):
         assert len(known.labels) == 4
     assert len(tested.labels.unique()) < 4
@@ -261,6 +277,7 @@ def test_what_aligns_has_a_part_of_its_weight_during_the_warm_up(algo: str, tmp_
 
     for name in CATALOG[algo].aligning:
         assert told[0][name] > 0
+
     if algo != "fedsa":  # which aligns in the first round, too, so that the models differ
         for name, value in told[0].items():
             part = 0.25 if name in CATALOG[algo].aligning else 1.0

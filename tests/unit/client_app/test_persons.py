@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from client_app.learning.data import Samples
-from client_app.learning.training import Batch, LossTerms
 from client_app.protections import private_step
 from client_app.protections.differential_privacy import DifferentialPrivacy
 from client_app.protections.private_step import SAMPLES_OF_A_PERSON, PrivateStep
@@ -23,29 +22,17 @@ from client_app.site.workshop import with_persons_once
 from protofl_common.data import ClientData
 from protofl_common.data.division import Share
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.models.split import SplitModel
 from protofl_common.privacy import release
 from protofl_common.privacy.grid import STEPS
 from protofl_common.privacy.persons import Persons, sizes_in_groups
 from protofl_common.privacy.plan import plan_of
 from protofl_common.privacy.released import Released
 from tests.support.given import Patch
-from tests.support.models import privacy
+from tests.support.models import downhill, linear, privacy
 
 CLASSES = 3
 CLIP = 1.0
 TRIES = 40
-
-
-def downhill(batch: Batch) -> LossTerms:
-    """Whose gradient by w is the sample's input."""
-    return {"total-of-features": batch.features.sum() / len(batch.labels)}
-
-
-def linear(width: int = 2) -> SplitModel:
-    model = SplitModel(nn.Linear(width, 1, bias=False), nn.Identity())
-    nn.init.zeros_(model.body.weight)
-    return model
 
 
 def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:

@@ -105,6 +105,7 @@ def test_every_number_of_a_private_gradient_is_a_whole_number_of_steps() -> None
     step = CLIP / STEPS / EXPECTED
     gradient = private_gradient(torch.randn(EXPECTED, WIDTH))
     small = gradient[np.abs(gradient) < 2**20 * step].astype(np.float64)  # exact in float32
+
     assert len(small) > WIDTH / 20
     np.testing.assert_allclose(small / step, np.rint(small / step), rtol=0, atol=0.1)
 
@@ -117,6 +118,7 @@ def test_the_lowest_bits_are_as_likely_with_a_sample_as_without_it() -> None:
         whole = whole[np.abs(whole) < 2**23].astype(np.int64)  # exact in float32
         counts.append(np.bincount(whole % 8, minlength=8) / len(whole))
     spread = math.sqrt(2 * 1 / 8 * 7 / 8 / WIDTH)
+
     assert np.abs(counts[0] - counts[1]).max() < 5.5 * spread
 
 

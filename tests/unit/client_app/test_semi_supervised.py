@@ -21,13 +21,11 @@ FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim"
 def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm[Any]:
     """Site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
     site = client_of(run_config(tmp_path, algo=algo, **{**FEW, **changes}), 1, 5)
-    found = client_half(CATALOG[algo])(site, 2)
+    client = client_half(CATALOG[algo])(site, 2)
     if "prototypes" in site.settings.row.exchange.down:
-        generator = torch.Generator().manual_seed(0)
-        found.receive(
-            Payload(prototypes=Prototypes(torch.rand(5, 8, generator=generator), torch.arange(5)))
-        )
-    return found
+        means = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
+        client.receive(Payload(prototypes=Prototypes(means, torch.arange(5))))
+    return client
 
 
 def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
@@ -39,38 +37,49 @@ def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
     return Batch(inputs, data.labels[rows], index, features, client.model.head(features))
 
 
-def batch_loss(client: ClientAlgorithm[Any], of: Batch) -> LossTerms:
-    """What the training loop asks for: the client's step has it, and `labelled_loss` makes it."""
-    made, found = client.labelled_loss(of), client.step().loss(of)
-    assert list(found) == list(made)
-    assert all(torch.equal(found[name], value) for name, value in made.items())
-    return found
+def batch_loss(client: ClientAlgorithm[Any], some: Batch) -> LossTerms:
+    """The terms that the training loop asks for, which `labelled_loss` makes."""
+    made = client.labelled_loss(some)
+    asked_for = client.step().loss(some)
+    assert_same_terms(asked_for, made)
+    return asked_for
+
+
+def assert_same_terms(found: LossTerms, wanted: LossTerms) -> None:
+    """The same names in the same order, and values to the last bit."""
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value)
 
 
 def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
-    client = algorithm(tmp_path)
-    assert client.client.train_set.labels.sort().values.tolist() == list(range(10))
-    assert len(client.client.train_set.unlabelled) == 20
-    assert len(client.client.data.train_labels) == client.client.stated_samples == 30
-    assert (client.client.test_set.labels >= 0).all()
-    assert client.client.test_set.unlabelled is None
+    """Of 30 samples: ten labelled to train on, twenty apart; the test set is labelled whole."""
+    client = algorithm(tmp_path).client
+
+    assert client.train_set.labels.sort().values.tolist() == list(range(10))
+    assert len(client.train_set.unlabelled) == 20
+    assert len(client.data.train_labels) == 30
+    assert client.stated_samples == 30
+    assert (client.test_set.labels >= 0).all()
+    assert client.test_set.unlabelled is None
 
 
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto", "fedtgp", "protofed"])
 def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_path: Path) -> None:
+    """In a batch of five labelled and five unlabelled samples, the latter have no gradient."""
     client = algorithm(tmp_path, algo)
     some = batch(client, slice(5, 15))
-    mixed = batch_loss(client, some)
-    alone = client.loss(
-        Batch(some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5])
+    labelled = Batch(
+        some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5]
     )
-    assert list(mixed) == list(alone)
-    for name, value in alone.items():
-        assert torch.equal(mixed[name], value)
-    total: torch.Tensor = sum(mixed.values(), start=torch.zeros(()))
-    (slope,) = torch.autograd.grad(total, some.features)
-    assert (slope[:5].abs().sum(1) > 0).all()
-    assert (slope[5:] == 0).all()
+
+    terms = batch_loss(client, some)
+    assert_same_terms(terms, client.loss(labelled))
+
+    total: torch.Tensor = sum(terms.values(), start=torch.zeros(()))
+    (gradient,) = torch.autograd.grad(total, some.features)
+    assert (gradient[:5].abs().sum(1) > 0).all()
+    assert (gradient[5:] == 0).all()
 
 
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto"])
@@ -78,25 +87,32 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
 def test_the_unlabelled_samples_have_a_term_of_their_own(
     algo: str, risk: str, tmp_path: Path
 ) -> None:
-    plain, client = (
-        algorithm(tmp_path, algo),
-        algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk),
-    )
+    """With a pu-weight of 0.5, half of FedPU's risk is added; the other terms are as without it."""
+    without = algorithm(tmp_path, algo)
+    client = algorithm(tmp_path, algo, pu_weight=0.5, pu_risk=risk)
     some = batch(client, slice(5, 15))
-    terms, counts = batch_loss(client, some), torch.ones(10, dtype=torch.int64)
+
+    terms = batch_loss(client, some)
+
+    one_of_each_class = torch.ones(10, dtype=torch.int64)
     expected = positive_unlabelled_risk(
-        some.logits, some.labels, counts, 20, non_negative=risk == "non-negative"
+        some.logits, some.labels, one_of_each_class, 20, non_negative=risk == "non-negative"
     )
     assert terms.pop("unlabelled").item() == pytest.approx(0.5 * expected.item(), rel=1e-6)
-    assert terms == batch_loss(plain, some)
-    (slope,) = torch.autograd.grad(expected, some.features)
-    assert (slope[5:].abs().sum(1) > 0).all()
+    assert terms == batch_loss(without, some)
+
+    (gradient,) = torch.autograd.grad(expected, some.features)
+    assert (gradient[5:].abs().sum(1) > 0).all()
 
 
 def test_a_batch_without_any_label(tmp_path: Path) -> None:
-    without, using = algorithm(tmp_path), algorithm(tmp_path, pu_weight=1.0)
-    assert batch_loss(without, batch(without, slice(12, 16))) == {}
-    terms = batch_loss(using, batch(using, slice(12, 16)))
+    """It has no loss at all, or the unlabelled samples' alone if they have a weight."""
+    unlabelled = slice(12, 16)
+    without = algorithm(tmp_path)
+    assert batch_loss(without, batch(without, unlabelled)) == {}
+
+    client = algorithm(tmp_path, pu_weight=1.0)
+    terms = batch_loss(client, batch(client, unlabelled))
     assert list(terms) == ["unlabelled"]
     assert terms["unlabelled"].item() > 0
 
@@ -105,20 +121,24 @@ def test_a_batch_without_any_label(tmp_path: Path) -> None:
 def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path: Path) -> None:
     """Whatever the weight: to the last bit, and in the same order of samples."""
     client = algorithm(tmp_path, algo, positive_rate=1.0, pu_weight=1.0)
-    assert client.client.train_set.with_unlabelled() is client.client.train_set
-    assert client.training_set is client.client.train_set
+    train_set = client.client.train_set
+    assert train_set.with_unlabelled() is train_set
+    assert client.training_set is train_set
     assert client.step().loss == client.loss
+
     everything = batch(client)
-    own, found = client.loss(everything), batch_loss(client, everything)
-    assert list(found) == list(own)
-    assert all(torch.equal(found[name], value) for name, value in own.items())
+    assert_same_terms(batch_loss(client, everything), client.loss(everything))
 
 
 def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path: Path) -> None:
+    """Two of three samples of each class are labelled."""
     client = algorithm(tmp_path, positive_rate=0.67)
+
     sent = client.upload().vectors()
+
     assert sent.counts.tolist() == [2] * 10
-    images, labels = client.client.train_set.inputs, client.client.train_set.labels
+    train_set = client.client.train_set
     with torch.no_grad():
         for label, mean in zip(sent.labels.tolist(), sent.means, strict=True):
-            torch.testing.assert_close(mean, client.model.body(images[labels == label]).mean(0))
+            features = client.model.body(train_set.inputs[train_set.labels == label])
+            torch.testing.assert_close(mean, features.mean(0))

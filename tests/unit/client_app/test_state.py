@@ -32,23 +32,29 @@ def saved(states: StateFolder, *rounds: int) -> StateFolder:
 
 
 def loaded(states: StateFolder, before: int) -> int:
-    found = states.load(before, "cnn4", CPU)
-    assert float(found[0]["model/w"][0, 0]) == found[1]
-    return found[1]
+    """The round whose state a client would start from in round ``before``."""
+    tensors, number = states.load(before, "cnn4", CPU)
+    assert float(tensors["model/w"][0, 0]) == number
+    return number
 
 
 def names(path: Path) -> list[str]:
     return sorted(file.name for file in (path / "site-1").iterdir())
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    states, tensors = folder(tmp_path / "new" / "folder"), some_state()[2]
+def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    states = folder(tmp_path / "new" / "folder")
     assert states.load(4, "cnn4", CPU) is None
+
     states.save(*some_state())
-    found = states.load(4, "cnn4", CPU)
-    assert found[1] == 3
-    assert found[0].keys() == tensors.keys()
-    assert all(torch.equal(found[0][name], value) for name, value in tensors.items())
+    tensors, number = states.load(4, "cnn4", CPU)
+
+    assert number == 3
+
+    _, _, wanted = some_state()
+    assert tensors.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(tensors[name], value)
     assert names(tmp_path / "new" / "folder") == ["000003-11.safetensors"]
 
 
@@ -65,15 +71,19 @@ def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(
     """A real site is wary: it keeps what a server's claims alone would have it remove."""
     states = saved(StateFolder(tmp_path, "site-1", FIRST, is_site=wary), 1)
     (tmp_path / "site-1" / "000002-11.safetensors.77.tmp" / "half").mkdir(parents=True)
+
     assert loaded(states, 3) == 1
+
     for number in (2, 4, 5, 7):
         states.save(*some_state(number))
         assert len(list((tmp_path / "site-1").glob("*.safetensors"))) <= 3
+
     assert names(tmp_path) == [
         "000004-11.safetensors",
         "000005-11.safetensors",
         "000007-11.safetensors",
     ]
+
     states.finish(7)
     assert names(tmp_path) == ["000007-11.safetensors"]
 
@@ -83,8 +93,10 @@ def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_
 ) -> None:
     saved(folder(tmp_path), 4, 5, 6)  # the server died before it could merge round 6
     again = folder(tmp_path, FIRST.continued_by(12, 5))
+
     assert loaded(again, 6) == 5
     assert loaded(again, 7) == 5  # not asked in round 6
+
     again.save(*some_state(6))
     assert names(tmp_path) == [
         "000004-11.safetensors",
@@ -94,11 +106,15 @@ def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_
 
 
 def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: Path) -> None:
-    stopped, again = folder(tmp_path), folder(tmp_path, FIRST.continued_by(12, 5))
+    """Run 12 goes on from round 5 of run 11, of which a process still writes round 6."""
+    stopped = folder(tmp_path)
+    again = folder(tmp_path, FIRST.continued_by(12, 5))
     stopped.save(*some_state(5))
     again.save(*some_state(6))
     stopped.save(*some_state(6))
+
     assert loaded(again, 7) == 6
+
     saved(again, 7, 8)
     assert names(tmp_path) == [
         "000006-12.safetensors",
@@ -107,53 +123,72 @@ def test_a_client_still_at_work_for_the_stopped_run_disturbs_nothing(tmp_path: P
     ]
 
 
-def test_a_state_of_another_run_is_not_used_and_one_of_another_network_or_algorithm_is_an_error(
-    tmp_path: Path,
-) -> None:
+def test_a_state_of_another_run_is_not_used(tmp_path: Path) -> None:
     folder(tmp_path).save(*some_state())
     assert folder(tmp_path, RunHistory(12)).load(9, "cnn4", CPU) is None
+
+
+def test_a_state_of_another_network_is_an_error(tmp_path: Path) -> None:
+    folder(tmp_path).save(*some_state())
     with pytest.raises(StateError, match="is of a cnn4, but this client is now a resnet10"):
         folder(tmp_path).load(4, "resnet10", CPU)
-    StateFolder(tmp_path / "b", "site-1", FIRST, use="local (0a)").save(*some_state())
-    with pytest.raises(
-        StateError, match=r"was stored under local \(0a\), and is not for fedper \(0b\)"
-    ):
-        StateFolder(tmp_path / "b", "site-1", FIRST, use="fedper (0b)").load(4, "cnn4", CPU)
+
+
+def test_a_state_of_another_algorithm_is_an_error(tmp_path: Path) -> None:
+    StateFolder(tmp_path, "site-1", FIRST, use="local (0a)").save(*some_state())
+    said = r"was stored under local \(0a\), and is not for fedper \(0b\)"
+    with pytest.raises(StateError, match=said):
+        StateFolder(tmp_path, "site-1", FIRST, use="fedper (0b)").load(4, "cnn4", CPU)
 
 
 def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    of_round_3 = tmp_path / "site-1" / "000003-11.safetensors"
     states = saved(folder(tmp_path), 3)
-    flip_a_bit(tmp_path / "site-1" / "000003-11.safetensors", -3)
-    with pytest.raises(
-        StateError,
-        match=r"000003-11\.safetensors is damaged: .* checksum; remove it to start afresh",
-    ):
+    flip_a_bit(of_round_3, -3)
+    said = r"000003-11\.safetensors is damaged: .* checksum; remove it to start afresh"
+
+    with pytest.raises(StateError, match=said):
         states.load(4, "cnn4", CPU)
+
     states = saved(folder(tmp_path), 2, 3)
-    (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
+    of_round_3.write_bytes(b"not a state at all")
+
     assert loaded(states, 4) == 2
     assert "000003-11.safetensors cannot be read" in capsys.readouterr().err
 
 
+MISSING = r"site-1: .*/site-1/000004-11\.safetensors, its state after round 4, is missing; "
+
+
 def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path: Path) -> None:
+    """The last argument of `load`: in which round the server last counted this client."""
     states = saved(folder(tmp_path), 2, 3)
     for counted in (0, 2, 3):
         assert states.load(4, "cnn4", CPU, counted)[1] == 3
-    missing = r"site-1: .*/site-1/000004-11\.safetensors, its state after round 4, is missing; "
+
     newest = r"the newest is of round 3\. Put this folder"
-    with pytest.raises(LostStateError, match=missing + newest):
+    with pytest.raises(LostStateError, match=MISSING + newest):
         states.load(5, "cnn4", CPU, 4)
-    with pytest.raises(LostStateError, match=missing + "there is none"):
+    with pytest.raises(LostStateError, match=MISSING + "there is none"):
         folder(tmp_path / "elsewhere").load(5, "cnn4", CPU, 4)
+
+
+def test_a_resumed_run_names_the_lost_state_by_the_run_that_wrote_it(tmp_path: Path) -> None:
+    """Up to round 4 that was run 11, and then run 12."""
+    saved(folder(tmp_path), 2, 3)
     resumed = folder(tmp_path, FIRST.continued_by(12, 4))
-    with pytest.raises(LostStateError, match=missing + "the newest is of round 3"):
+
+    with pytest.raises(LostStateError, match=MISSING + "the newest is of round 3"):
         resumed.load(6, "cnn4", CPU, 4)
     with pytest.raises(LostStateError, match=r"/000005-12\.safetensors, its state after round 5"):
         resumed.load(6, "cnn4", CPU, 5)
-    wary = folder(tmp_path, wary=True)
-    assert wary.load(5, "cnn4", CPU, 4)[1] == 3
+
+
+def test_a_site_does_not_lose_its_state_by_a_servers_word(tmp_path: Path) -> None:
+    saved(folder(tmp_path), 2, 3)
+    assert folder(tmp_path, wary=True).load(5, "cnn4", CPU, 4)[1] == 3
 
 
 def test_a_state_under_the_name_of_another_round_is_an_error(tmp_path: Path) -> None:
@@ -166,24 +201,24 @@ def test_a_state_under_the_name_of_another_round_is_an_error(tmp_path: Path) -> 
 def test_a_damaged_state_that_counted_is_lost_though_there_is_an_older_one(tmp_path: Path) -> None:
     states = saved(folder(tmp_path), 2, 3)
     (tmp_path / "site-1" / "000003-11.safetensors").write_bytes(b"not a state at all")
+
     assert states.load(4, "cnn4", CPU, 2)[1] == 2
     with pytest.raises(LostStateError, match=r"^site-1: .*000003-11\.safetensors cannot be read"):
         states.load(4, "cnn4", CPU, 3)
 
 
+@pytest.mark.parametrize("earlier", [(), ((4711, 0),), ((4711, 2),), ((4711, 99),)])
 def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_server_tells(
-    tmp_path: Path,
+    earlier: tuple[tuple[int, int], ...], tmp_path: Path
 ) -> None:
+    """``earlier``: the runs that run 12 is said to go on from, each with its last round."""
     saved(folder(tmp_path, RunHistory(4711)), 1, 2)
-    for earlier in ((), ((4711, 0),), ((4711, 2),), ((4711, 99),)):
-        saved(
-            StateFolder(tmp_path, "site-1", RunHistory(12, earlier), is_site=True), 1, 2, 3, 4
-        ).finish(9)
-        assert {
-            "000001-4711.safetensors",
-            "000002-4711.safetensors",
-            "000004-12.safetensors",
-        } <= set(names(tmp_path))
+
+    states = StateFolder(tmp_path, "site-1", RunHistory(12, earlier), is_site=True)
+    saved(states, 1, 2, 3, 4).finish(9)
+
+    of_the_other = {"000001-4711.safetensors", "000002-4711.safetensors"}
+    assert of_the_other | {"000004-12.safetensors"} <= set(names(tmp_path))
 
 
 def full_disk(*args: object, **kwargs: object) -> None:
@@ -194,15 +229,19 @@ def full_disk(*args: object, **kwargs: object) -> None:
     "where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"]
 )
 def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    # Simulated clients wait for no disk.
-    states = saved(folder(tmp_path, wary=where == "os.fsync"), 2, 3)
+    is_site = where == "os.fsync"  # simulated clients wait for no disk
+    states = saved(folder(tmp_path, wary=is_site), 2, 3)
+
     monkeypatch.setattr(where, full_disk)
     said = (
         "round 4 is lost .* has the state after round 3: "
         ".*site-1.* could not be written.*No space left"
     )
+
     with pytest.raises(StateError, match=said):
         states.save(*some_state(4))
+
     monkeypatch.undo()
+
     assert loaded(states, 4) == 3
     assert names(tmp_path) == ["000002-11.safetensors", "000003-11.safetensors"]

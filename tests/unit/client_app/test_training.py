@@ -28,11 +28,7 @@ from client_app.learning.training import (
 from protofl_common.config.sections import TrainingSettings
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.split import SplitModel
-from tests.support.models import settings, some_data, some_model
-
-
-def cross_entropy(batch: Batch) -> LossTerms:
-    return {"cross-entropy": functional.cross_entropy(batch.logits, batch.labels)}
+from tests.support.models import cross_entropy, settings, some_data, some_model
 
 
 def step_of(
@@ -44,7 +40,9 @@ def step_of(
 
 def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
     """In every epoch, of the same tensors; and what the model makes of them stands beside them."""
-    data, model, chosen = some_data(), some_model(), settings(local_epochs=3, lr=1e-9)
+    data = some_data()
+    model = some_model()
+    chosen = settings(local_epochs=3, lr=1e-9)
     seen: list[int] = []
 
     def watching(batch: Batch) -> LossTerms:
@@ -57,49 +55,52 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
         return cross_entropy(batch)
 
     train(step_of(model, watching, chosen, Step), data, chosen, seed=2)
+
     assert len(seen) == 3 * len(data)
     epochs = [seen[start : start + len(data)] for start in range(0, len(seen), len(data))]
-    assert all(sorted(epoch) == list(range(len(data))) for epoch in epochs)
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(len(data)))
     assert epochs[0] != epochs[1]
 
 
-def test_epochs_may_be_told_and_every_module_of_the_step_trains_and_is_checked() -> None:
-    """As for a second loop in a round: its own number of epochs, an optimizer over two modules."""
-    model, other, chosen = (
-        some_model(),
-        torch.nn.Linear(4, 4),
-        for_epochs(settings(local_epochs=1), 3),
-    )
+def step_of_two(
+    model: SplitModel, other: torch.nn.Module, loss: Loss, chosen: TrainingSettings
+) -> Step:
+    """As for a second loop in a round: one optimizer over two modules."""
+    return Step([model, other], make_optimizer([model, other], chosen), loss)
+
+
+def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
+    """Three epochs of two batches, in the place of the one of the settings."""
+    model = some_model()
+    other = torch.nn.Linear(4, 4).eval()
     before = other.weight.detach().clone()
-    calls: list[bool] = []
+    chosen = for_epochs(settings(local_epochs=1), 3)
+    was_training: list[bool] = []
 
     def through_both(batch: Batch) -> LossTerms:
-        calls.append(other.training)
+        was_training.append(other.training)
         return {"cross-entropy": functional.cross_entropy(other(batch.logits), batch.labels)}
 
-    other.eval()
-    train(
-        Step([model, other], make_optimizer([model, other], chosen), through_both),
-        some_data(20),
-        chosen,
-        1,
-    )
-    assert calls == [True] * 6
+    train(step_of_two(model, other, through_both, chosen), some_data(20), chosen, 1)
+
+    assert was_training == [True] * 6
     assert not torch.equal(other.weight, before)
-    model, other, chosen = some_model(), torch.nn.Linear(4, 4), settings(local_epochs=1)
+
+
+def test_every_module_of_the_step_is_checked() -> None:
+    """Also a buffer that no loss looks at."""
+    model = some_model()
+    other = torch.nn.Linear(4, 4)
     other.register_buffer("spoilt", torch.zeros(1))
+    chosen = settings(local_epochs=1)
 
     def spoiling(batch: Batch) -> LossTerms:
         other.spoilt.fill_(torch.nan)
         return cross_entropy(batch)
 
     with pytest.raises(TrainingError, match="spoilt is no longer finite after training"):
-        train(
-            Step([model, other], make_optimizer([model, other], chosen), spoiling),
-            some_data(),
-            chosen,
-            1,
-        )
+        train(step_of_two(model, other, spoiling, chosen), some_data(), chosen, 1)
 
 
 def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
@@ -109,51 +110,65 @@ def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
 
     usual = shuffled_batches(data, 10, generator)
     assert [len(labels) for _, labels, _ in usual] == [10, 10, 1]
+
     joined = shuffled_batches(data, 10, generator, no_single=True)
     assert [len(labels) for _, labels, _ in joined] == [10, 11]
 
+
+def test_a_network_with_batch_normalisation_trains_on_eleven_samples() -> None:
     step = step_of(some_model("resnet10"), cross_entropy, settings())
     losses = train(step, some_data(11), settings(), seed=3)
     assert losses["total"] > 0
 
 
-@pytest.mark.parametrize(
-    ("samples", "sizes"), [(23, [10, 10]), (21, [10, 10]), (20, [10, 10]), (7, [7])]
-)
+@pytest.mark.parametrize(("samples", "sizes"), [
+    (23, [10, 10]),
+    (21, [10, 10]),
+    (20, [10, 10]),
+    (7, [7]),  # the only batch
+])  # fmt: skip
 def test_a_smaller_last_batch_is_left_out_when_asked(samples: int, sizes: list[int]) -> None:
-    data, generator = some_data(samples), torch.Generator().manual_seed(5)
-    found = list(shuffled_batches(data, 10, generator, no_single=True, drop_last=True))
-    assert [len(labels) for _, labels, _ in found] == sizes
+    generator = torch.Generator().manual_seed(5)
+    batches = shuffled_batches(some_data(samples), 10, generator, no_single=True, drop_last=True)
+    assert [len(labels) for _, labels, _ in batches] == sizes
 
 
 def test_losses_are_means_over_the_samples_that_were_seen() -> None:
+    """Three samples of 23 are left out in each epoch; a term of 1 has a mean of 1 all the same."""
     chosen = settings(drop_last=True, local_epochs=3)
-    model, data = some_model(), some_data()
     constant = {"one": torch.tensor(1.0), "two": torch.tensor(2.0)}
-    step = step_of(model, lambda batch: {"zero": batch.features.sum() * 0, **constant}, chosen)
-    wanted = {
+
+    def loss(batch: Batch) -> LossTerms:
+        return {"zero": batch.features.sum() * 0, **constant}
+
+    losses = train(step_of(some_model(), loss, chosen), some_data(), chosen, 3)
+
+    assert losses == {
         "zero": 0.0,
         "one": pytest.approx(1),
         "two": pytest.approx(2),
         "total": pytest.approx(3),
     }
-    assert train(step, data, chosen, 3) == wanted
 
 
-def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try() -> None:
-    """A gradient of NaN in the last step, which no loss sees, as much as a loss that explodes."""
-    model, chosen = some_model(), settings(batch_size=100, local_epochs=1)
+def test_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try() -> None:
+    """A gradient of NaN in the last step, which no loss sees."""
+    chosen = settings(batch_size=100, local_epochs=1)
 
     def finite_with_a_bad_gradient(batch: Batch) -> LossTerms:
         return {"one": (batch.logits - batch.logits.detach()).abs().sqrt().sum()}
 
-    with pytest.raises(
-        TrainingError, match=r"is no longer finite after training; try a smaller lr"
-    ):
-        train(step_of(model, finite_with_a_bad_gradient, chosen), some_data(), chosen, seed=3)
-    chosen, model = settings(lr=1e12), some_model()
+    step = step_of(some_model(), finite_with_a_bad_gradient, chosen)
+    said = r"is no longer finite after training; try a smaller lr"
+    with pytest.raises(TrainingError, match=said):
+        train(step, some_data(), chosen, seed=3)
+
+
+def test_a_loss_that_explodes_is_an_error_that_says_when_and_what_to_try() -> None:
+    chosen = settings(lr=1e12)
+    step = step_of(some_model(), cross_entropy, chosen)
     with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
-        train(step_of(model, cross_entropy, chosen), some_data(), chosen, seed=1)
+        train(step, some_data(), chosen, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -161,111 +176,136 @@ def test_a_loss_or_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided: str) -> None:
-    """Also where gradients are not laid out in memory as the weights."""
-    chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)
-    data, ours, plain = some_data(), some_model(), some_model()
-    layouts = [
-        torch.channels_last if what == strided else torch.contiguous_format
-        for what in ("weights", "gradients")
-    ]
-    ours.to(memory_format=layouts[0])
+    """Also where gradients are not laid out in memory as the weights.
 
-    def lay_out_anew() -> None:
+    ``strided``: which of the two have their channels last.
+    """
+    chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)
+    data = some_data()
+    ours = some_model()
+    plain = some_model()
+
+    def layout_of(what: str) -> torch.memory_format:
+        return torch.channels_last if what == strided else torch.contiguous_format
+
+    def lay_out_gradients_anew() -> None:
         for weight in ours.parameters():
             if weight.grad is not None and weight.ndim == 4:
-                weight.grad = weight.grad.contiguous(memory_format=layouts[1])
+                weight.grad = weight.grad.contiguous(memory_format=layout_of("gradients"))
 
+    ours.to(memory_format=layout_of("weights"))
     step_of_ours = step_of(ours, cross_entropy, chosen, kind)
-    step_of_ours.correction = lay_out_anew if strided else None
+    step_of_ours.correction = lay_out_gradients_anew if strided else None
     losses = train(step_of_ours, data, chosen, seed=7)
 
-    one_of, more = (
-        (torch.optim.SGD, {"momentum": 0.9}) if optimizer == "sgd" else (torch.optim.Adam, {})
-    )
-    step = one_of(plain.parameters(), lr=0.05, weight_decay=1e-3, **more)
-    generator, total = torch.Generator().manual_seed(7), 0.0
+    step: torch.optim.Optimizer
+    if optimizer == "sgd":
+        step = torch.optim.SGD(plain.parameters(), lr=0.05, weight_decay=1e-3, momentum=0.9)
+    else:
+        step = torch.optim.Adam(plain.parameters(), lr=0.05, weight_decay=1e-3)
+    generator = torch.Generator().manual_seed(7)
+    total = 0.0
     for _ in range(2):
         order = torch.randperm(23, generator=generator)
-        for start in range(0, 23, 10):
-            batch = order[start : start + 10]
+        for batch in order.split(10):
             loss = functional.cross_entropy(plain(data.inputs[batch]), data.labels[batch])
             step.zero_grad()
             loss.backward()
             step.step()
             total += loss.item() * len(batch)
+
     assert losses["total"] == pytest.approx(total / 46, rel=1e-5)
     torch.testing.assert_close(ours.state_dict(), plain.state_dict())
 
 
 def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew() -> None:
-    """As those of Ditto's other model, or of a layer that another package's method trains too."""
+    """As those of Ditto's other model, or of a layer that another package's method trains too.
+
+    The gradient of this term is 1, and each of two steps moves it by half of one, not of two.
+    """
     model = some_model()
     other = torch.nn.Parameter(torch.ones(()))
     data = some_data()
     optimizer = torch.optim.SGD([*model.parameters(), other], lr=0.5)
     step = Step([model], optimizer, lambda batch: cross_entropy(batch) | {"other": other})
+
     for left in (0.5, 0.0):
         step(data.inputs, data.labels, torch.arange(len(data)))
         assert other.item() == left
 
 
 @pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
-def test_a_term_that_is_no_single_number_and_a_loss_that_is_no_dictionary_are_named(
-    others: LossTerms,
-) -> None:
-    step = step_of(
-        some_model(), lambda batch: others | {"mine": batch.logits.square().mean(0)}, settings()
-    )
+def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
+    def loss(batch: Batch) -> LossTerms:
+        return others | {"mine": batch.logits.square().mean(0)}
+
+    step = step_of(some_model(), loss, settings())
     with pytest.raises(ValueError, match=r"must be a single number, but mine has shape \[\d+\]"):
         train(step, some_data(), settings(), seed=1)
+
+
+def test_a_loss_that_is_no_dictionary_is_refused() -> None:
     step = step_of(some_model(), lambda batch: batch.logits.square().mean(), settings())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="dictionary of named terms, not Tensor"):
         train(step, some_data(), settings(), seed=1)
 
 
 def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
-    models = [some_model("mnist-cnn") for _ in range(3)]
-    for model, seed in zip(models, (4, 4, 5), strict=True):
+    trained = []
+    for seed in (4, 4, 5):
+        model = some_model("mnist-cnn")  # which has dropout
         train(step_of(model, cross_entropy, settings()), some_data(), settings(), seed=seed)
-    first, same, other = (
-        torch.nn.utils.parameters_to_vector(model.parameters()) for model in models
-    )
+        trained.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+
+    first, same, other = trained
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize(("samples", "drop_last"), [(23, False), (23, True), (20, False)])
+@pytest.mark.parametrize(
+    ("samples", "drop_last", "batches_of_an_epoch"),
+    [(23, False, 3), (23, True, 2), (20, False, 2)],
+)
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_as_many_local_steps_as_batches_are_as_many_epochs(
-    samples: int, drop_last: bool, epochs: int
+    samples: int, drop_last: bool, batches_of_an_epoch: int, epochs: int
 ) -> None:
-    data, found = some_data(samples), []
-    batches = epochs * (2 if drop_last or samples == 20 else 3)
-    for changes in ({"local_epochs": epochs}, {"local_epochs": 5, "local_steps": batches}):
-        chosen, model = settings(batch_size=10, drop_last=drop_last, **changes), some_model()
-        losses = train(step_of(model, cross_entropy, chosen), data, chosen, seed=2)
-        found.append((losses, model.state_dict()))
-    (losses, weights), (of_steps, after_steps) = found
-    assert of_steps == losses
-    assert all(torch.equal(after_steps[name], value) for name, value in weights.items())
+    """The same losses and weights, to the last bit; local-epochs counts no more."""
+    steps = epochs * batches_of_an_epoch
+    trained = []
+    for changes in ({"local_epochs": epochs}, {"local_epochs": 5, "local_steps": steps}):
+        chosen = settings(batch_size=10, drop_last=drop_last, **changes)
+        model = some_model()
+        losses = train(step_of(model, cross_entropy, chosen), some_data(samples), chosen, seed=2)
+        trained.append((losses, model.state_dict()))
+
+    (losses, weights), (losses_of_steps, weights_after_steps) = trained
+    assert losses_of_steps == losses
+    for name, value in weights.items():
+        assert torch.equal(weights_after_steps[name], value)
 
 
-@pytest.mark.parametrize("steps", [1, 4, 7])
-def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -> None:
-    """Of 23 samples in batches of 10; epochs that an algorithm asks for itself stay as they are."""
-    chosen, sizes = settings(batch_size=10, local_steps=steps), list[int]()
+def sizes_of_batches(chosen: TrainingSettings) -> list[int]:
+    """Of a training on 23 samples."""
+    sizes: list[int] = []
 
     def watching(batch: Batch) -> LossTerms:
         sizes.append(len(batch.labels))
         return cross_entropy(batch)
 
     train(step_of(some_model(), watching, chosen, Step), some_data(23), chosen, seed=2)
-    assert sizes == ([10, 10, 3] * 3)[:steps]
-    sizes.clear()
-    train(
-        step_of(some_model(), watching, chosen, Step), some_data(23), for_epochs(chosen, 2), seed=2
-    )
-    assert sizes == [10, 10, 3] * 2
+    return sizes
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -> None:
+    chosen = settings(batch_size=10, local_steps=steps)
+    assert sizes_of_batches(chosen) == ([10, 10, 3] * 3)[:steps]
+
+
+def test_epochs_that_an_algorithm_asks_for_itself_are_whole_in_spite_of_local_steps() -> None:
+    chosen = for_epochs(settings(batch_size=10, local_steps=4), 2)
+    assert sizes_of_batches(chosen) == [10, 10, 3] * 2
 
 
 @pytest.mark.parametrize(("schedule", "wanted"), [
@@ -276,10 +316,12 @@ def test_local_steps_end_in_the_midst_of_an_epoch_or_after_several(steps: int) -
 def test_the_learning_rate_is_a_function_of_the_rounds_number(
     schedule: dict[str, Any], wanted: list[float]
 ) -> None:
+    """``wanted``: in each of six rounds, as a part of the first one's. Nothing else changes."""
     run = Settings.from_run_config(default_run_config() | schedule | {"lr": 0.5, "rounds": 6})
-    assert [in_round(run, number).lr / 0.5 for number in range(1, 7)] == pytest.approx(
-        wanted, abs=1e-5
-    )
+
+    parts = [in_round(run, number).lr / 0.5 for number in range(1, 7)]
+
+    assert parts == pytest.approx(wanted, abs=1e-5)
     assert in_round(run, 0).lr == 0.5  # before the first round, when a site introduces itself
     assert dataclasses.replace(in_round(run, 5), lr=run.training.lr) == run.training
 
@@ -337,7 +379,9 @@ def test_an_epoch_over_twice_the_memory_is_the_same_as_with_enough(tmp_path: Pat
     np.savez(tmp_path / "data.npz", inputs=images, labels=np.arange(len(images)) % 2)
     command = [sys.executable, "-c", OF_STORED_INPUTS, str(tmp_path), str(images.nbytes // 2)]
     done = subprocess.run(command, capture_output=True, text=True)
+
     assert done.returncode == 0, done.stderr
+
     ample, without, short = done.stdout.splitlines()
     assert without == "too much"
     assert short == re.sub("^Tensor ", "StoredInputs ", ample)

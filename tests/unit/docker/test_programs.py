@@ -127,6 +127,7 @@ def status(text: str) -> str:
 def test_the_end_decides(end: str, code: int, flwr: Path, capsys: Printed) -> None:
     (flwr / "log-1").write_text("one\ntwo\n")
     (flwr / "ls-1").write_text(status(f"finished:{end}"))
+
     assert follow.main("7") == code
     assert capsys.readouterr().out == f"one\ntwo\nrun 7: finished:{end}\n"
 
@@ -136,6 +137,7 @@ def test_after_a_break_each_line_is_shown_once(flwr: Path, capsys: Printed) -> N
     (flwr / "log-3").write_text("one\ntwo\nthree\n")
     (flwr / "ls-2").write_text(json.dumps({"success": False}))
     (flwr / "ls-3").write_text(status("finished:completed"))
+
     assert follow.main("7") == 0
     assert capsys.readouterr().out == "one\ntwo\nthree\nrun 7: finished:completed\n"
 
@@ -181,10 +183,13 @@ def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Pat
     server = x509.load_pem_x509_certificate((certs / "server.crt").read_bytes())
     server.verify_directly_issued_by(authority)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
     assert names.get_values_for_type(x509.DNSName) == ["my.host"]
+
     addresses = [ipaddress.ip_address("10.0.0.5"), ipaddress.ip_address("fd00::5")]
     assert names.get_values_for_type(x509.IPAddress) == addresses
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
     ssl.create_default_context(cafile=str(certs / "ca.crt"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certs / "server.crt", certs / "server.key")
@@ -196,6 +201,7 @@ def test_strict_verification_accepts_the_chain(certs: Path) -> None:
     checks = ["-x509_strict", "-purpose", "sslserver", "-verify_hostname", "my.host"]
     command = ["openssl", "verify", *checks, "-CAfile", certs / "ca.crt", certs / "server.crt"]
     done = subprocess.run(command, capture_output=True)
+
     assert done.returncode == 0, done.stderr
 
 
@@ -203,6 +209,7 @@ def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
     private = serialization.load_ssh_private_key((certs / "nodes/north").read_bytes(), None)
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.curve.name == "secp384r1"
+
     public = serialization.load_ssh_public_key((certs / "nodes/north.pub").read_bytes())
     assert private.public_key() == public
 
@@ -210,6 +217,7 @@ def test_a_nodes_keys_are_a_pair_in_flowers_form(certs: Path) -> None:
 def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch: Patch) -> None:
     before = contents(certs)
     monkeypatch.setattr("os.fdopen", lambda *_: os.stat("/none"))  # an error of the system
+
     assert make(certs, "--server", "my.host", "--node", "north") == 0
     assert make(certs, "--server", "my.host", "--renew=ca") == 1
     assert contents(certs) == before
@@ -223,6 +231,7 @@ def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch
 ])  # fmt: skip
 def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path) -> None:
     assert make(certs, "--node", "north.new") == 0
+
     before = contents(certs)
 
     assert make(certs, "--server", "my.host", "--node", "north", "--renew", what) == 0
@@ -259,12 +268,14 @@ def test_a_missing_half_is_refused(certs: Path, capsys: Printed) -> None:
 def test_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Printed) -> None:
     other = tmp_path / "other"
     assert make(other, "--server", "my.host") == 0
+
     (certs / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
 
     assert make(certs, "--server", "my.host") == 1
     assert "is not signed by ca.crt" in capsys.readouterr().err
     assert make(certs, "--server", "my.host", "--renew", "server") == 1
     assert "is not the key of ca.crt" in capsys.readouterr().err
+
     (certs / "ca.key").unlink()
     assert make(certs, "--server", "my.host", "--renew", "server") == 1
     assert "is not here" in capsys.readouterr().err
@@ -275,5 +286,6 @@ def test_an_expired_authority_is_refused(
 ) -> None:
     monkeypatch.setattr(certificates, "CA_DAYS", 0)
     assert make(tmp_path / "old", "--server", "my.host") == 1
+
     expired = "old/ca.crt has expired; --renew ca, and bring it to all sites"
     assert expired in capsys.readouterr().err

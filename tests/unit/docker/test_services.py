@@ -45,6 +45,7 @@ def units_here(tmp_path: Path) -> list[str]:
 def test_every_service_of_the_page_has_a_unit_that_starts_it_as_the_page_does() -> None:
     commands = "\n".join(text_of(unit).replace("\\\n", " ") for unit in UNITS).split()
     programs = {Path(word).name for word in commands if "/" in word}
+
     assert {unit.stem for unit in UNITS} == set(re.findall(r"protofl-\w+", PAGE)) - {"protofl-"}
 
     readme = text_of(ROOT / "docker" / "README.md")
@@ -63,6 +64,7 @@ needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="
 def test_systemd_reads_the_units(units_here: list[str]) -> None:
     command = ["systemd-analyze", "verify", "--man=no", *units_here]
     done = subprocess.run(command, capture_output=True, text=True)
+
     assert done.stderr == ""
     assert done.returncode == 0
 
@@ -73,6 +75,7 @@ def test_the_page_says_how_exposed_a_site_is(units_here: list[str]) -> None:
     command = ["systemd-analyze", "security", "--offline=yes", site]
     done = subprocess.run(command, capture_output=True, text=True)
     (level,) = re.findall(r"exposure level for protofl-site\.service: ([\d.]+)", done.stdout)
+
     assert float(level) < 2.5  # versions of systemd differ
     assert "exposure 1.8 of 10" in text_of(ROOT / "docker/systemd/README.md")
 
@@ -91,7 +94,9 @@ def mounts(service: str) -> dict[str, str]:
 def test_a_container_can_do_no_more_than_it_must(service: str) -> None:
     facts = SERVICES[service]
     is_init = service == "init"  # which makes the volumes of the others, as root
+
     assert facts["cap_drop"] == ["ALL"]
+
     added = {"CHOWN", "DAC_OVERRIDE", "FOWNER"} if is_init else set()
     assert set(facts.get("cap_add", ())) == added
     assert facts["security_opt"] == ["no-new-privileges:true"]

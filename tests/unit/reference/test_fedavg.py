@@ -24,7 +24,9 @@ class Client(plain.PlainClient):
         """CE + λ/B Σ_i mean_d (z_id − C̄^(y_i)_d)², over the samples whose class has a prototype."""
 
         def pull(z: torch.Tensor, label: int) -> torch.Tensor | float:
-            return lambda_ * ((z - prototypes[label]) ** 2).mean() if label in prototypes else 0.0
+            if label not in prototypes:
+                return 0.0
+            return lambda_ * ((z - prototypes[label]) ** 2).mean()
 
         self.model.load_state_dict(weights)
         self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, pull))
@@ -37,31 +39,33 @@ class Client(plain.PlainClient):
 
 @pytest.mark.parametrize(("algo", "lambda_"), [("fedavg", 0.0), ("fedproto-avg", 2.0)])
 def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_path: Path) -> None:
-    unequal = {
+    """The weights, with all that batch normalisation counts, and FedProto's prototypes."""
+    settings = {
         "partition": "dirichlet",
         "alpha": 0.5,
         "train_samples": 0,
         "total_samples": 100,
         "test_samples": 20,
+        "feature_dim": 16,
+        "fedproto_avg__lambda": lambda_,
     }
-    more = {"feature_dim": 16, "fedproto_avg__lambda": lambda_, **unequal}
-    outcome, clients = plain.side_by_side(tmp_path, Client, ARCH, algo=algo, **more)
+    outcome, clients = plain.side_by_side(tmp_path, Client, ARCH, algo=algo, **settings)
     sizes = [len(client.y) for client in clients]
     assert len(set(sizes)) > 1
     assert all(n % 10 != 1 for n in sizes)  # a batch of one would have no batch normalisation
-    weights, prototypes = plain.copied(clients[0].model), Table()
+
+    weights = plain.copied(clients[0].model)
+    prototypes: Table = {}
     for number in (1, 2):
-        states = [client.train(number, weights, prototypes, lambda_) for client in clients]
-        weights = plain.averaged(
-            [{name: value.double() for name, value in one.items()} for one in states], sizes
-        )
-        counters = {
-            name: value.round().long() for name, value in weights.items() if "num_batches" in name
-        }
-        weights = {name: value.float() for name, value in weights.items()} | counters
-        prototypes = (
-            plain.class_averages(client.means() for client in clients) if lambda_ else Table()
-        )
+        states = []
+        for client in clients:
+            state = client.train(number, weights, prototypes, lambda_)
+            states.append({name: value.double() for name, value in state.items()})
+        for name, mean in plain.averaged(states, sizes).items():
+            weights[name] = mean.round().long() if "num_batches" in name else mean.float()
+        if lambda_:
+            prototypes = plain.class_averages(client.means() for client in clients)
+
     assert any("running" in name for name in weights)
     plain.assert_close(plain.weights_left(outcome), weights)
     if lambda_:

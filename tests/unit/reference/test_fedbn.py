@@ -25,13 +25,16 @@ def normalising(model: torch.nn.Module) -> set[str]:
 
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
-    more = {"feature_dim": 16, **plain.LABEL_SHIFT}
+    more = {"feature_dim": 16, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, ARCH, algo="fedbn", **more)
     first = clients[0].model_of("global")
     own = normalising(first)
+
     assert {name.rpartition(".")[2] for name in own} > {"weight", "bias", "running_var"}
+
     shared = {name: value for name, value in plain.copied(first).items() if name not in own}
     shared = plain.two_rounds(clients, shared)
+
     plain.assert_close(plain.weights_left(outcome), shared)
     plain.assert_models_left(
         outcome.folder, {client.name: plain.copied(client.model) | shared for client in clients}

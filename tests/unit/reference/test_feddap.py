@@ -84,6 +84,7 @@ def test_three_rounds_equal_an_independent_script(
     more |= {"feddap__temperature": tau, "feddap__fusion_temperature": fusion}
     more |= {"feddap__lambda1": 0.7, "feddap__lambda2": 0.4, "train_samples": 25}
     outcome, clients = plain.side_by_side(tmp_path, FedDAPClient, number=4, algo="feddap", **more)
+
     assert len({client.data.domain for client in clients}) == 3
 
     weights = plain.copied(clients[0].model_of("global"))
@@ -101,6 +102,7 @@ def test_three_rounds_equal_an_independent_script(
             protos[key] = torch.from_numpy(fused(vectors, fusion)).float()
 
     plain.assert_close(plain.weights_left(outcome), weights)
+
     state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
     for domain in {domain for _, domain in protos}:
         labels = sorted(label for label, of in protos if of == domain)
@@ -109,6 +111,7 @@ def test_three_rounds_equal_an_independent_script(
         torch.testing.assert_close(
             state[f"of_domains/{domain}:means"], wanted, rtol=1e-3, atol=1e-4
         )
+
     assert outcome.rows[-2]["server"] == {"domains": 3}
 
 

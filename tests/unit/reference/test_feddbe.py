@@ -59,19 +59,26 @@ class FedDBEClient(plain.PlainClient):
 def test_three_rounds_equal_an_independent_script(
     kappa: float, mu: float, momentum: float, tmp_path: Path
 ) -> None:
-    more = {"rounds": 3, "feature_dim": 16, "momentum": momentum, **plain.LABEL_SHIFT}
-    more |= {"feddbe__kappa": kappa, "feddbe__momentum": mu}
-    outcome, clients = plain.side_by_side(tmp_path, FedDBEClient, algo="feddbe", **more)
+    """The weights, the consensus of the first round's means, and the models with their memory."""
+    settings = {
+        "rounds": 3,
+        "feature_dim": 16,
+        "momentum": momentum,
+        "feddbe__kappa": kappa,
+        "feddbe__momentum": mu,
+        **plain.UNEQUAL,
+    }
+    outcome, clients = plain.side_by_side(tmp_path, FedDBEClient, algo="feddbe", **settings)
+
     weights = plain.copied(clients[0].model_of("global"))
     sizes = [len(client.y) for client in clients]
     consensus = None
     for number in (1, 2, 3):
-        weights = plain.averaged(
-            [client.train(number, weights, consensus) for client in clients], sizes
-        )
+        states = [client.train(number, weights, consensus) for client in clients]
+        weights = plain.averaged(states, sizes)
         if consensus is None:
-            means = [client.mean for client in clients]
-            consensus = sum(n * mean for n, mean in zip(sizes, means, strict=True)) / sum(sizes)
+            weighted = [n * client.mean for n, client in zip(sizes, clients, strict=True)]
+            consensus = sum(weighted) / sum(sizes)
 
     plain.assert_close(plain.weights_left(outcome), weights)
     state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))

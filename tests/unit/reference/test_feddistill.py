@@ -33,21 +33,26 @@ class FDClient(plain.PlainClient):
     starts_alike = False
 
     def train(self, number: int, teacher: Outputs) -> Outputs:
-        seen: dict[int, list[torch.Tensor]] = {}
+        """CE + γ times the distance to the teacher's output, of classes that it knows.
+
+        Returns the mean output of each class over the round's batches.
+        """
+        outputs: dict[int, list[torch.Tensor]] = {}
 
         def loss(batch: list[int]) -> torch.Tensor:
             total = torch.zeros((), dtype=torch.float64)
             for i, logits in zip(batch, self.model(self.x[batch]).double(), strict=True):
-                probabilities, label = torch.exp(logits) / torch.exp(logits).sum(), self.y[i]
+                label = self.y[i]
+                probabilities = torch.exp(logits) / torch.exp(logits).sum()
                 own = logits if self.hparams.outputs == "logits" else probabilities
-                seen.setdefault(label, []).append(own.detach())
+                outputs.setdefault(label, []).append(own.detach())
                 total = total - torch.log(probabilities[label])
                 if label in teacher:
                     total = total + self.hparams.gamma * self.distance(own, teacher[label])
             return total / len(batch)
 
         self.sgd(number, loss=loss)
-        return {label: sum(found) / len(found) for label, found in seen.items()}
+        return {label: sum(rows) / len(rows) for label, rows in outputs.items()}
 
     def distance(self, own: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         if self.hparams.outputs == "logits":
@@ -57,13 +62,12 @@ class FDClient(plain.PlainClient):
 
 def merged(sent: list[Outputs], merging: str) -> Outputs:
     """The mean, or median, of those who hold a class."""
-    found = {}
+    outputs = {}
     for label in {label for one in sent for label in one}:
         rows = np.stack([one[label].numpy() for one in sent if label in one])
-        found[label] = torch.from_numpy(
-            rows.mean(axis=0) if merging == "mean" else np.median(rows, axis=0)
-        )
-    return found
+        middle = rows.mean(axis=0) if merging == "mean" else np.median(rows, axis=0)
+        outputs[label] = torch.from_numpy(middle)
+    return outputs
 
 
 def received(content: RecordDict) -> Outputs:
@@ -72,36 +76,48 @@ def received(content: RecordDict) -> Outputs:
 
 
 @pytest.mark.parametrize(("outputs", "merging", "gamma"), [
-    ("probabilities", "mean", 1.0), ("probabilities", "mean", 2.5), ("logits", "median", 0.5),
+    ("probabilities", "mean", 1.0),
+    ("probabilities", "mean", 2.5),
+    ("logits", "median", 0.5),
 ])  # fmt: skip
 def test_two_rounds_equal_an_independent_script(
     outputs: str, merging: str, gamma: float, tmp_path: Path
 ) -> None:
-    unequal = {
+    """What travels in both directions, and the models, are the script's.
+
+    The teacher of probabilities is the merge of the others, that of logits of all.
+    """
+    settings = {
+        "liars": 0,
+        "feature_dim": 16,
         "partition": "dirichlet",
         "alpha": 0.3,
         "train_samples": 0,
         "total_samples": 100,
         "test_samples": 20,
+        "merging": merging,
+        "feddistill__outputs": outputs,
+        "feddistill__gamma": gamma,
     }
-    hparams = {"feddistill__outputs": outputs, "feddistill__gamma": gamma, "merging": merging}
-    more = {"liars": 0, "feature_dim": 16, **unequal, **hparams}
-    outcome, clients = plain.side_by_side(tmp_path, FDClient, ARCHS, algo="feddistill", **more)
+    outcome, clients = plain.side_by_side(tmp_path, FDClient, ARCHS, algo="feddistill", **settings)
+
     sent = [client.train(1, {}) for client in clients]
-    others = [
-        sent if outputs == "logits" else [one for one in sent if one is not own] for own in sent
-    ]
-    teachers = [merged(one, merging) for one in others]
+    teachers = []
+    for own in sent:
+        others = [one for one in sent if one is not own]
+        teachers.append(merged(sent if outputs == "logits" else others, merging))
     again = [client.train(2, teacher) for client, teacher in zip(clients, teachers, strict=True)]
+
+    # a client is taught classes that it lacks, or the reverse
     assert any(teacher.keys() != own.keys() for teacher, own in zip(teachers, sent, strict=True))
-    plain.assert_models_left(
-        tmp_path, {client.name: plain.copied(client.model) for client in clients}
-    )
+    models = {client.name: plain.copied(client.model) for client in clients}
+    plain.assert_models_left(tmp_path, models)
+
     for message, reply in outcome.grid.log:
-        kind, number = message.metadata.message_type, message.metadata.group_id
-        assert list(message.content.array_records) == (
-            [] if (kind, number) in BEFORE else ["outputs"]
-        )
+        kind = message.metadata.message_type
+        number = message.metadata.group_id
+        without_outputs = (kind, number) in BEFORE_THE_FIRST_OUTPUTS
+        assert list(message.content.array_records) == ([] if without_outputs else ["outputs"])
         if kind == MessageType.TRAIN:
             site = message.metadata.dst_node_id - 50
             assert list(reply.content.array_records) == ["outputs"]
@@ -110,7 +126,7 @@ def test_two_rounds_equal_an_independent_script(
                 assert_equal(received(message.content), teachers[site])
 
 
-BEFORE = {(MessageType.QUERY, "0"), (MessageType.TRAIN, "1")}
+BEFORE_THE_FIRST_OUTPUTS = {(MessageType.QUERY, "0"), (MessageType.TRAIN, "1")}
 
 
 def assert_equal(found: Outputs, wanted: Outputs) -> None:
@@ -122,12 +138,12 @@ def assert_equal(found: Outputs, wanted: Outputs) -> None:
 def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
     """Which would hold every batch of the round in memory."""
     site = client_of(run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1"), 1, 5)
-    client, data = FedDistill(site, 1), site.train_set
+    data = site.train_set
+    client = FedDistill(site, 1)
     features = client.model.body(data.inputs)
-    client.loss(
-        Batch(
-            data.inputs, data.labels, torch.arange(len(data)), features, client.model.head(features)
-        )
-    )
-    assert client.sums_CC.sum().item() == pytest.approx(len(data))
+    logits = client.model.head(features)
+
+    client.loss(Batch(data.inputs, data.labels, torch.arange(len(data)), features, logits))
+
+    assert client.sums_CC.sum().item() == pytest.approx(len(data))  # a sample's output adds up to 1
     assert not client.sums_CC.requires_grad

@@ -40,14 +40,16 @@ class FedDynClient(plain.PlainClient):
 def test_three_rounds_equal_an_independent_script(
     alpha: float, momentum: float, tmp_path: Path
 ) -> None:
-    more = {
+    """h ← h − α/m Σ (θ_k − θ^t); θ^{t+1} = mean of θ_k − h/α."""
+    settings = {
         "rounds": 3,
         "momentum": momentum,
         "feature_dim": 16,
         "feddyn__alpha": alpha,
-        **plain.LABEL_SHIFT,
+        **plain.UNEQUAL,
     }
-    outcome, clients = plain.side_by_side(tmp_path, FedDynClient, algo="feddyn", **more)
+    outcome, clients = plain.side_by_side(tmp_path, FedDynClient, algo="feddyn", **settings)
+
     weights = plain.copied(clients[0].model_of("global"))
     for client in clients:
         client.gradient = [torch.zeros_like(p) for p in client.model_of("global").parameters()]

@@ -23,117 +23,128 @@ Table = dict[str, torch.Tensor]
 
 class FedFAClient(plain.PlainClient):
     def train(self, number: int, weights: plain.State, gamma: Table) -> tuple[plain.State, Table]:
-        """The model, and the averages of each channel's moments."""
+        """The model, and the running averages of each channel's moments, which begin at N(0, 1)."""
         model = self.model_of("global").train()
         model.load_state_dict(weights)
         self.gamma = gamma
-        self.seen = {f"{k}.mean": torch.zeros(c) for k, c in enumerate(STAGES.values())}
-        self.seen |= {f"{k}.std": torch.ones(c) for k, c in enumerate(STAGES.values())}
+        self.averages = {}
+        for stage, channels in enumerate(STAGES.values()):
+            self.averages[f"{stage}.mean"] = torch.zeros(channels)
+            self.averages[f"{stage}.std"] = torch.ones(channels)
+
+        def loss(batch: list[int]) -> torch.Tensor:
+            logits = self.logits(model, self.x[batch])
+            return plain.cross_entropy(logits, [self.y[i] for i in batch])
+
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
-        self.sgd(
-            number,
-            model,
-            lambda b: plain.cross_entropy(self.logits(model, self.x[b]), [self.y[i] for i in b]),
-        )
-        return plain.copied(model), self.seen
+        self.sgd(number, model, loss)
+        return plain.copied(model), self.averages
 
     def logits(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The forward pass, in which each stage's output is augmented with probability p."""
         stage = 0
         for place, layer in enumerate(model.body):
             x = layer(x)
             if place in STAGES:
-                x = (
-                    self.augment(stage, x)
-                    if float(torch.rand(())) < self.hparams.probability
-                    else x
-                )
+                if float(torch.rand(())) < self.hparams.probability:
+                    x = self.augment(stage, x)
                 stage += 1
         return model.head(x)
 
     def augment(self, stage: int, x: torch.Tensor) -> torch.Tensor:
+        """σ̂ (x − μ) / σ + μ̂, where μ̂ and σ̂ are drawn around each channel's own μ and σ.
+
+        They are drawn with the variance in the batch, plus γ times it.
+        """
         batch, channels, height, width = x.shape
         mean = x.sum(dim=(2, 3)) / (height * width)
-        std = torch.sqrt(
-            ((x - mean[:, :, None, None]) ** 2).sum(dim=(2, 3)) / (height * width) + EPS
-        )
+        squares = ((x - mean[:, :, None, None]) ** 2).sum(dim=(2, 3))
+        std = torch.sqrt(squares / (height * width) + EPS)
+
         drawn = []
         for kind, moment in (("mean", mean), ("std", std)):
             key = f"{stage}.{kind}"
             middle = moment.sum(dim=0) / batch
-            self.seen[key] = 0.99 * self.seen[key] + 0.01 * middle.detach()
-            spread = ((moment - middle) ** 2).sum(dim=0) / batch + EPS
-            scope = torch.sqrt(spread + self.gamma[key] * spread)
-            drawn.append(moment + scope * torch.randn(batch, channels))
+            self.averages[key] = 0.99 * self.averages[key] + 0.01 * middle.detach()
+            variance = ((moment - middle) ** 2).sum(dim=0) / batch + EPS
+            deviation = torch.sqrt(variance + self.gamma[key] * variance)
+            drawn.append(moment + deviation * torch.randn(batch, channels))
+
+        new_mean, new_std = drawn
         unit = (x - mean[:, :, None, None]) / std[:, :, None, None]
-        return drawn[1][:, :, None, None] * unit + drawn[0][:, :, None, None]
+        return new_std[:, :, None, None] * unit + new_mean[:, :, None, None]
 
 
 def coefficients(sent: list[Table]) -> Table:
-    """γ of each channel."""
-    found = {}
+    """γ of each channel: its part 1 / (1 + 1 / variance over the clients), with a mean of 1."""
+    gamma = {}
     for key in sent[0]:
-        columns = torch.stack([one[key] for one in sent]).double().T
-        spread = [float(((column - column.mean()) ** 2).mean()) + EPS for column in columns]
-        parts = [1 / (1 + 1 / one) for one in spread]
-        found[key] = torch.tensor([len(parts) * part / sum(parts) for part in parts])
-    return found
+        parts = []
+        for column in torch.stack([averages[key] for averages in sent]).double().T:
+            variance = float(((column - column.mean()) ** 2).mean()) + EPS
+            parts.append(1 / (1 + 1 / variance))
+        gamma[key] = torch.tensor([len(parts) * part / sum(parts) for part in parts])
+    return gamma
 
 
 @pytest.mark.parametrize("probability", [0.5, 1.0])
 def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Path) -> None:
-    more = {
+    """The weights, and each round's γ on its way down, are the script's."""
+    settings = {
         "feature_dim": 16,
-        "image_size": 0,
+        "image_size": 0,  # else spreads are near EPS
         "fedfa__probability": probability,
-    }  # else spreads are near EPS
-    outcome, clients = plain.side_by_side(
-        tmp_path, FedFAClient, "cnn4", algo="fedfa", **more, **plain.LABEL_SHIFT
-    )
-    weights = plain.copied(clients[0].model_of("global"))
-    gamma = {
-        f"{k}.{kind}": torch.ones(c)
-        for k, c in enumerate(STAGES.values())
-        for kind in ("mean", "std")
+        **plain.UNEQUAL,
+        "total_samples": 90,
     }
+    outcome, clients = plain.side_by_side(tmp_path, FedFAClient, "cnn4", algo="fedfa", **settings)
+
+    weights = plain.copied(clients[0].model_of("global"))
+    sizes = [len(client.y) for client in clients]
+    gamma = {}
+    for stage, channels in enumerate(STAGES.values()):
+        gamma[f"{stage}.mean"] = torch.ones(channels)
+        gamma[f"{stage}.std"] = torch.ones(channels)
     for number in (1, 2):
         assert len(outcome.exchanged(number=number)) == plain.CLIENTS
         check_wire(outcome.exchanged(number=number), gamma)
-        states, seen = zip(
-            *(client.train(number, weights, gamma) for client in clients), strict=True
-        )
-        weights = plain.averaged(list(states), [len(one.y) for one in clients])
-        gamma = coefficients(list(seen))
+        trained = [client.train(number, weights, gamma) for client in clients]
+        weights = plain.averaged([state for state, _ in trained], sizes)
+        gamma = coefficients([averages for _, averages in trained])
+
     assert max(float(one.max() / one.min()) for one in gamma.values()) > 2  # channels do differ
     plain.assert_close(plain.weights_left(outcome), weights)
     plain.assert_models_left(outcome.folder, {client.name: weights for client in clients})
-    numbers = sum(value.numel() for value in weights.values()) + 2 * sum(STAGES.values())
-    assert outcome.rows[1]["bytes"] == {
-        "up": 4 * plain.CLIENTS * numbers,
-        "down": 4 * plain.CLIENTS * numbers,
-    }
+
+    weights_and_averages = sum(value.numel() for value in weights.values())
+    weights_and_averages += 2 * sum(STAGES.values())
+    all_bytes = 4 * plain.CLIENTS * weights_and_averages
+    assert outcome.rows[1]["bytes"] == {"up": all_bytes, "down": all_bytes}
 
 
 def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
     """One of five puts all the spread into one channel: of each, both extremes are left out."""
+    liar = 1004
 
     def lie(message: Message, reply: Message) -> Message:
+        node = message.metadata.dst_node_id
         for name, array in reply.content["averages"].items():
-            spread = np.random.default_rng(message.metadata.dst_node_id).normal(0, 0.1, array.shape)
-            spread[0] += message.metadata.dst_node_id == 1004
-            reply.content["averages"][name] = raw(spread.astype(np.float32))
+            averages = np.random.default_rng(node).normal(0, 0.1, array.shape)
+            if node == liar:
+                averages[0] += 1
+            reply.content["averages"][name] = raw(averages.astype(np.float32))
         return reply
 
     config = run_config(tmp_path, algo="fedfa", models="cnn4", feature_dim=16, liars=1)
     outcome = run_federation(config, 5, when(lie, MessageType.TRAIN, number=1))
+
     sent = [plain.tensors(reply.content["averages"]) for _, reply in outcome.exchanged(number=1)]
-    middle = {
-        name[9:]: torch.stack([one[name] for one in sent]).sort(dim=0).values[1:-1]
-        for name in sent[0]
-    }
-    check_wire(
-        outcome.exchanged(number=2),
-        coefficients([{n: row[i] for n, row in middle.items()} for i in range(3)]),
-    )
+    of_middle_three: list[Table] = [{}, {}, {}]
+    for name in sent[0]:
+        ordered = torch.stack([averages[name] for averages in sent]).sort(dim=0).values
+        for averages, row in zip(of_middle_three, ordered[1:-1], strict=True):
+            averages[name.removeprefix("averages.")] = row
+    check_wire(outcome.exchanged(number=2), coefficients(of_middle_three))
 
 
 def check_wire(training: list, gamma: Table) -> None:

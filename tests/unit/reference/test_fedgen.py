@@ -33,74 +33,98 @@ DECLARED = Declared(
 )
 
 ARCHS = ("mnist-cnn", "htcnn-3", "mnist-cnn-18")
-CLASSES, DIM, NOISE, STEPS, SIZE, LR = 10, 16, 4, 5, 6, 0.01
+CLASSES = 10
+DIM = 16
+"""Numbers of a feature, and of the generator's hidden layer."""
+NOISE = 4
+"""Numbers of ε."""
+# The generator's training at the server, every round:
+STEPS = 5
+SIZE = 6
+LR = 0.01
 
 
 def drawn(
     totals: torch.Tensor, size: int, random: torch.Generator | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Labels and noise, in the order in which the system draws them."""
+    """Labels [B] as frequent as all clients hold them, and noise [B, NOISE].
+
+    They are drawn in the order in which the system draws them.
+    """
     labels = torch.multinomial(totals.double(), size, replacement=True, generator=random)
-    return labels, torch.randn(size, NOISE, generator=random)
+    noise = torch.randn(size, NOISE, generator=random)
+    return labels, noise
 
 
-def made(
+def generated(
     w: plain.State, labels: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
 ) -> torch.Tensor:
-    """G(ε, y), row by row, with these statistics for its normalisation."""
+    """G(ε, y), row by row, with these statistics for its batch normalisation."""
     hidden = before_norm(w, labels, noise)
     scaled = (hidden - mean) / torch.sqrt(var + 1e-5) * w["norm.weight"] + w["norm.bias"]
     return torch.stack([w["out.weight"] @ row.clamp(min=0) + w["out.bias"] for row in scaled])
 
 
 def before_norm(w: plain.State, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    inputs = [
-        torch.cat([row, torch.eye(CLASSES)[label]]).double()
-        for row, label in zip(noise, labels, strict=True)
-    ]
-    return torch.stack([w["hidden.weight"] @ row + w["hidden.bias"] for row in inputs])
+    """W [ε; one-hot y] + b, row by row: the first layer."""
+    rows = []
+    for epsilon, label in zip(noise, labels, strict=True):
+        one_hot = torch.eye(CLASSES)[label]
+        row = torch.cat([epsilon, one_hot]).double()
+        rows.append(w["hidden.weight"] @ row + w["hidden.bias"])
+    return torch.stack(rows)
 
 
 class Generator:
+    """The server's generator, its running statistics, and Adam's two moments, in float64."""
+
     def __init__(self, seed: int) -> None:
-        state = TrainedGenerator(CLASSES, DIM, NOISE, seed).state_dict()
-        self.w = {
-            name: value.double()
-            for name, value in state.items()
-            if value.ndim and "running" not in name
-        }
-        self.mean, self.var = torch.zeros(DIM).double(), torch.ones(DIM).double()
+        self.w = {}
+        for name, value in TrainedGenerator(CLASSES, DIM, NOISE, seed).state_dict().items():
+            if value.ndim and "running" not in name:
+                self.w[name] = value.double()
+        self.mean = torch.zeros(DIM).double()
+        self.var = torch.ones(DIM).double()
         self.m = {name: torch.zeros_like(value) for name, value in self.w.items()}
         self.v = {name: torch.zeros_like(value) for name, value in self.w.items()}
-        self.steps, self.random = 0, torch.Generator().manual_seed(seed)
+        self.steps = 0
+        self.random = torch.Generator().manual_seed(seed)
 
     def train(self, heads: list[plain.State], sizes: list[int], totals: torch.Tensor) -> None:
         """STEPS of Adam for CE(Σ_k n_k/n θ_k(G(ε, y)), y)."""
         for _ in range(STEPS):
             labels, noise = drawn(totals, SIZE, self.random)
             leaves = {name: value.clone().requires_grad_() for name, value in self.w.items()}
+
             hidden = before_norm(leaves, labels, noise)
-            mean, var = hidden.mean(0), hidden.var(0, unbiased=False)
-            z = made(leaves, labels, noise, mean, var)
-            each = [z @ one["head.weight"].double().T + one["head.bias"].double() for one in heads]
-            logits = sum(n / sum(sizes) * one for n, one in zip(sizes, each, strict=True))
-            gradients = torch.autograd.grad(
-                plain.cross_entropy(logits, labels.tolist()), list(leaves.values())
-            )
+            mean = hidden.mean(0)
+            var = hidden.var(0, unbiased=False)
+            z = generated(leaves, labels, noise, mean, var)
+
+            logits = torch.zeros(SIZE, CLASSES).double()
+            for n, head in zip(sizes, heads, strict=True):
+                of_client = z @ head["head.weight"].double().T + head["head.bias"].double()
+                logits = logits + n / sum(sizes) * of_client
+            loss = plain.cross_entropy(logits, labels.tolist())
+            gradients = torch.autograd.grad(loss, list(leaves.values()))
+
             self.mean = 0.9 * self.mean + 0.1 * mean.detach()
-            self.var = 0.9 * self.var + 0.1 * var.detach() * SIZE / (SIZE - 1)
+            self.var = 0.9 * self.var + 0.1 * var.detach() * SIZE / (SIZE - 1)  # unbiased
             self.adam(dict(zip(leaves, gradients, strict=True)))
 
     def adam(self, gradients: plain.State) -> None:
+        """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η m̂ / (√v̂ + ε)."""
         self.steps += 1
         for name, g in gradients.items():
             self.m[name] = 0.9 * self.m[name] + 0.1 * g
             self.v[name] = 0.999 * self.v[name] + 0.001 * g * g
-            m, v = self.m[name] / (1 - 0.9**self.steps), self.v[name] / (1 - 0.999**self.steps)
+            m = self.m[name] / (1 - 0.9**self.steps)
+            v = self.v[name] / (1 - 0.999**self.steps)
             self.w[name] = self.w[name] - LR * m / (torch.sqrt(v) + 1e-8)
 
     def features(self, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        return made(self.w, labels, noise, self.mean, self.var)
+        """G(ε, y) as a client receives it: normalised by the running statistics."""
+        return generated(self.w, labels, noise, self.mean, self.var)
 
 
 class FedGenClient(plain.PlainClient):
@@ -111,103 +135,125 @@ class FedGenClient(plain.PlainClient):
     def train(
         self, number: int, head: plain.State, generator: Generator | None, totals: torch.Tensor
     ) -> plain.State:
+        """CE of the samples, and λ times CE of the head on generated features of drawn labels."""
         self.model.load_state_dict(plain.copied(self.model) | head)
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
-        for batch in self.batches(number):
-            loss = plain.cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
-            if generator is not None:
-                labels, noise = drawn(totals, plain.BATCH)
-                z = generator.features(labels, noise).float()
-                loss = loss + self.hparams.lambda_ * plain.cross_entropy(
-                    self.model.head(z), labels.tolist()
-                )
-            self.step(loss, self.model, velocity)
+
+        def loss(batch: list[int]) -> torch.Tensor:
+            of_samples = self.cross_entropy(batch)
+            if generator is None:
+                return of_samples
+            labels, noise = drawn(totals, plain.BATCH)
+            z = generator.features(labels, noise).float()
+            of_generated = plain.cross_entropy(self.model.head(z), labels.tolist())
+            return of_samples + self.hparams.lambda_ * of_generated
+
+        self.sgd(number, loss=loss)
         return {name: value for name, value in plain.copied(self.model).items() if name in head}
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -> None:
-    hparams = {"fedgen__lambda": weight, "fedgen__noise_dim": NOISE, "fedgen__server_steps": STEPS}
-    hparams |= {"fedgen__server_lr": LR, "fedgen__server_batch_size": SIZE}
-    small: dict[str, Any] = {
+    """Heads, models, the generator's features, what travels and how many bytes are the script's."""
+    settings: dict[str, Any] = {
+        "fedgen__lambda": weight,
+        "fedgen__noise_dim": NOISE,
+        "fedgen__server_steps": STEPS,
+        "fedgen__server_lr": LR,
+        "fedgen__server_batch_size": SIZE,
         "feature_dim": DIM,
-        "test_samples": 20,
         "lr": 0.02,
         "total_samples": 150,
+        "liars": 0,
+        "partition": "label-shift",
+        "alpha": 0.5,
+        "test_samples": 20,
     }
-    small |= {"liars": 0, "partition": "label-shift", "alpha": 0.5}
-    outcome, clients = plain.side_by_side(
-        tmp_path, FedGenClient, ARCHS, algo="fedgen", **small, **hparams
-    )
-    messages = [message for message, _ in outcome.grid.log]
-    down = {
-        n: [one.content.array_records for one in messages if one.metadata.group_id == str(n)]
-        for n in (1, 2)
-    }
-    assert all(set(records) == {"weights"} for records in down[1][: plain.CLIENTS])
-    assert all(list(records) == ["weights", "generator", "label_counts"] for records in down[2])
+    outcome, clients = plain.side_by_side(tmp_path, FedGenClient, ARCHS, algo="fedgen", **settings)
+    down: dict[int, list[Any]] = {1: [], 2: []}
+    for message, _ in outcome.grid.log:
+        number = int(message.metadata.group_id)
+        if number in down:
+            down[number].append(message.content.array_records)
 
-    totals, sizes = sum(client.counts for client in clients), [len(client.y) for client in clients]
+    # the first round begins without a generator
+    for records in down[1][: plain.CLIENTS]:
+        assert set(records) == {"weights"}
+    for records in down[2]:
+        assert list(records) == ["weights", "generator", "label_counts"]
+
+    totals = sum(client.counts for client in clients)
+    sizes = [len(client.y) for client in clients]
     generator = Generator(derive_seed(clients[0].seed, "fedgen"))
     head = plain.tensors(down[1][0]["weights"])
     assert head.keys() == {"head.weight", "head.bias"}
     for number in (1, 2):
-        learned = generator if number > 1 and weight else None
-        heads = [client.train(number, head, learned, totals) for client in clients]
+        sent_generator = generator if number > 1 and weight else None
+        heads = [client.train(number, head, sent_generator, totals) for client in clients]
         head = plain.averaged(heads, sizes)
         generator.train(heads, sizes, totals)
+
     plain.assert_close(plain.weights_left(outcome), head)
-    plain.assert_models_left(
-        tmp_path, {client.name: plain.copied(client.model) | head for client in clients}
-    )
+    models = {client.name: plain.copied(client.model) | head for client in clients}
+    plain.assert_models_left(tmp_path, models)
+
     last = down[2][-1]
     assert plain.tensors(last["label_counts"])["counts"].tolist() == totals.tolist()
-    labels, noise = drawn(totals, 50, torch.Generator().manual_seed(0))
+
     received = {name: value.double() for name, value in plain.tensors(last["generator"]).items()}
-    found = made(
-        received, labels, noise, received["norm.running_mean"], received["norm.running_var"]
-    )
+    mean = received["norm.running_mean"]
+    var = received["norm.running_var"]
+    labels, noise = drawn(totals, 50, torch.Generator().manual_seed(0))
+    found = generated(received, labels, noise, mean, var)
     torch.testing.assert_close(found, generator.features(labels, noise), rtol=1e-3, atol=1e-4)
+
     for message, reply in outcome.exchanged():
         client = clients[message.metadata.dst_node_id - 50]
         sent = reply.content.array_records
         assert list(sent) == ["weights", "label_counts"]
         assert set(sent["weights"]) == head.keys()
         assert plain.tensors(sent["label_counts"])["counts"].tolist() == client.counts.tolist()
-    both_ways = plain.CLIENTS * (4 * (DIM + 1) * CLASSES + 8 * CLASSES)
-    theta = 4 * ((NOISE + CLASSES) * DIM + DIM + 4 * DIM + DIM * DIM + DIM) + 8
-    assert outcome.rows[1]["bytes"] == {"up": both_ways, "down": both_ways + plain.CLIENTS * theta}
+
+    head_and_counts = plain.CLIENTS * (4 * (DIM + 1) * CLASSES + 8 * CLASSES)
+    first_layer = (NOISE + CLASSES) * DIM + DIM
+    normalisation = 4 * DIM
+    last_layer = DIM * DIM + DIM
+    theta = 4 * (first_layer + normalisation + last_layer) + 8  # 8: how many batches it has seen
+    assert outcome.rows[1]["bytes"] == {
+        "up": head_and_counts,
+        "down": head_and_counts + plain.CLIENTS * theta,
+    }
 
 
 def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> None:
     """Not of the others: their heads are not among those that the generator learns from."""
-    small: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "models": "htcnn-1",
-        "participation": 0.25,
+        "participation": 0.25,  # one of four clients a round
         "rounds": 3,
         "dataset": "digits",
-    }
-    small |= {
         "partition": "pathological",
         "classes_per_client": 2,
         "train_samples": 20,
         "test_samples": 20,
     }
-    outcome = run_federation(run_config(tmp_path, liars=0, algo="fedgen", **small), clients=4)
+    outcome = run_federation(run_config(tmp_path, liars=0, algo="fedgen", **settings), clients=4)
+
     training = outcome.exchanged()
     assert len(training) == 3
-    for (_, reply), (message, _) in itertools.pairwise(training):
-        sent, received = (
-            one.content.array_records["label_counts"]["counts"].data for one in (reply, message)
-        )
-        assert sent == received
+    for (_, reply), (next_message, _) in itertools.pairwise(training):
+        sent = reply.content.array_records["label_counts"]["counts"].data
+        received = next_message.content.array_records["label_counts"]["counts"].data
+        assert received == sent
     assert not any(outcome.summary["trouble"].values())
 
 
 def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone() -> None:
+    """The network's first weights depend on its seed, and PyTorch's own random state on nothing."""
     before = torch.random.get_rng_state()
+
     one, same, other = (TrainedGenerator(3, 4, 2, seed).hidden.weight for seed in (5, 5, 6))
+
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -218,11 +264,20 @@ def test_cifar100_costs_what_the_paper_says() -> None:
 
     It leaves out buffers and label counts, 0.3 %.
     """
-    head = sum(parameter.numel() for parameter in LinearHead(512, 100).parameters())
-    made = TrainedGenerator(100, 512, 32, seed=0)
-    theta = sum(parameter.numel() for parameter in made.parameters())
-    assert theta == (32 + 100) * 512 + 512 + 2 * 512 + 512 * 512 + 512
-    assert round(20 * (2 * head + theta) / 1e6, 2) == 8.69
-    assert (sum(buffer.numel() for buffer in made.buffers()) + 2 * 100) == 2 * 512 + 1 + 2 * 100
-    assert set(CATALOG["fedgen"].exchange.down) == {"weights", "generator", "label_counts"}
-    assert set(CATALOG["fedgen"].exchange.up) == {"weights", "label_counts"}
+    classes, dim, noise = 100, 512, 32
+    head = LinearHead(dim, classes)
+    generator = TrainedGenerator(classes, dim, noise, seed=0)
+    numbers_of_head = sum(parameter.numel() for parameter in head.parameters())
+    theta = sum(parameter.numel() for parameter in generator.parameters())
+
+    first_layer = (noise + classes) * dim + dim
+    normalisation = 2 * dim
+    last_layer = dim * dim + dim
+    assert theta == first_layer + normalisation + last_layer
+    assert round(20 * (2 * numbers_of_head + theta) / 1e6, 2) == 8.69
+
+    # what the paper leaves out: mean, variance and number of batches
+    assert sum(buffer.numel() for buffer in generator.buffers()) == 2 * dim + 1
+    exchange = CATALOG["fedgen"].exchange
+    assert set(exchange.down) == {"weights", "generator", "label_counts"}
+    assert set(exchange.up) == {"weights", "label_counts"}

@@ -51,46 +51,47 @@ def trained(
     return {"head.weight": torch.from_numpy(w).float(), "head.bias": torch.from_numpy(b).float()}
 
 
-def sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
-    return [
-        plain.tensors(message.content.array_records["weights"])
-        for message, _ in outcome.exchanged(kind, number)
-    ]
+def headers_sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
+    """What the messages of this kind of a round brought the clients."""
+    messages = [message for message, _ in outcome.exchanged(kind, number)]
+    return [plain.tensors(message.content.array_records["weights"]) for message in messages]
 
 
 @pytest.mark.parametrize(("epochs", "size"), [(1, 1), (2, 4)])
 def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path: Path) -> None:
-    hparams = {
-        "fedgh__server_epochs": epochs,
-        "fedgh__server_batch_size": size,
-        "fedgh__server_lr": 0.1,
-    }
-    more = {
+    """The header that travels and is left, the models and the bytes are the script's.
+
+    Some class is missing at some client.
+    """
+    settings = {
         "feature_dim": 16,
         "train_samples": 25,
         "lr": 0.02,
         "liars": 0,
-        **plain.LABEL_SHIFT,
-        **hparams,
+        "fedgh__server_epochs": epochs,
+        "fedgh__server_batch_size": size,
+        "fedgh__server_lr": 0.1,
+        **plain.UNEQUAL,
     }
-    outcome, clients = plain.side_by_side(tmp_path, FedGHClient, ARCHS, algo="fedgh", **more)
+    outcome, clients = plain.side_by_side(tmp_path, FedGHClient, ARCHS, algo="fedgh", **settings)
 
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "fedgh"))
-    header = sent(outcome, MessageType.TRAIN, 1)[0]
+    header = headers_sent(outcome, MessageType.TRAIN, 1)[0]
     for number in (1, 2):
-        for received in sent(outcome, MessageType.TRAIN, number):
+        for received in headers_sent(outcome, MessageType.TRAIN, number):
             assert received.keys() == HEADER
             plain.assert_close(received, header)
         sets = [client.train(number, header) for client in clients]
-        batches = plain.minibatches(sum(len(one) for one in sets), size, epochs, shuffle)
+        batches = plain.minibatches(sum(len(means) for means in sets), size, epochs, shuffle)
         header = trained(header, sets, batches, 0.1)
+
     plain.assert_close(plain.weights_left(outcome), header)
-    plain.assert_models_left(
-        tmp_path, {client.name: plain.copied(client.model) | header for client in clients}
-    )
-    held = sum(len(client.rows_of()) for client in clients)
-    assert held < plain.CLIENTS * 10  # so some class is missing somewhere
+    models = {client.name: plain.copied(client.model) | header for client in clients}
+    plain.assert_models_left(tmp_path, models)
+
+    means_sent = sum(len(client.rows_of()) for client in clients)
+    assert means_sent < plain.CLIENTS * 10
     assert outcome.rows[1]["bytes"] == {
-        "up": held * (4 * 16 + 8),
+        "up": means_sent * (4 * 16 + 8),
         "down": plain.CLIENTS * 4 * (16 + 1) * 10,
     }

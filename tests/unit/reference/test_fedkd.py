@@ -36,7 +36,8 @@ DECLARED = Declared(
     acts={"student": "htcnn-1", "energy-start": 0.3, "energy-end": 0.3},
 )
 
-PRIVATE, STUDENT = ("cnn4", "htcnn-3", "htcnn-1"), "htcnn-1"
+PRIVATE = ("cnn4", "htcnn-3", "htcnn-1")
+STUDENT = "htcnn-1"
 
 
 class FedKDClient(plain.PlainClient):
@@ -49,39 +50,54 @@ class FedKDClient(plain.PlainClient):
         self.w_h = nn.Linear(self.dim, self.dim, bias=False)
 
     def train(self, number: int, weights: plain.State) -> plain.State:
+        """Train teacher, student and projection, each on its own loss; return the student's update.
+
+        The teacher's weights learn from L_t, the student's from L_s, the projection from both.
+        """
         self.student.load_state_dict(weights)
-        groups = [list(one.parameters()) for one in (self.teacher, self.student, self.w_h)]
-        velocity = [[torch.zeros_like(p) for p in group] for group in groups]
+        parts = [list(part.parameters()) for part in (self.teacher, self.student, self.w_h)]
+        velocities = [[torch.zeros_like(p) for p in part] for part in parts]
         for batch in self.batches(number):
-            teacher, student = self.losses(batch)
-            for group, loss, speeds in zip(
-                groups, (teacher, student, teacher + student), velocity, strict=True
-            ):
-                gradients = torch.autograd.grad(loss, group, retain_graph=True)
-                for v, g in zip(speeds, gradients, strict=True):
+            teacher_loss, student_loss = self.losses(batch)
+            losses = (teacher_loss, student_loss, teacher_loss + student_loss)
+            for part, loss, velocity in zip(parts, losses, velocities, strict=True):
+                gradients = torch.autograd.grad(loss, part, retain_graph=True)
+                for v, g in zip(velocity, gradients, strict=True):
                     v.mul_(self.momentum).add_(g)
+
+            # only now, as all gradients are of the weights before the step
             with torch.no_grad():
-                for group, speeds in zip(groups, velocity, strict=True):
-                    for p, v in zip(group, speeds, strict=True):
+                for part, velocity in zip(parts, velocities, strict=True):
+                    for p, v in zip(part, velocity, strict=True):
                         p.sub_(self.lr * v)
         return {name: value - weights[name] for name, value in plain.copied(self.student).items()}
 
     def losses(self, batch: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """L_t and L_s, sample by sample; nothing is detached."""
+        """L_t and L_s, sample by sample; nothing is detached.
+
+        Each is the own cross-entropy, and the divergence and the distance of hidden features over
+        the sum of both cross-entropies.
+        """
         y = [self.y[i] for i in batch]
-        h_t, h_s = self.teacher.body(self.x[batch]), self.student.body(self.x[batch])
-        teacher, student = self.teacher.head(h_t), self.student.head(h_s)
-        own_t, own_s = plain.cross_entropy(teacher, y), plain.cross_entropy(student, y)
-        apart = (
-            sum(((h_t[b] - self.w_h.weight @ h_s[b]) ** 2).sum() for b in range(len(y)))
-            / len(y)
-            / self.dim
-        )
-        p_t, p_s = torch.softmax(teacher.double(), 1), torch.softmax(student.double(), 1)
-        teach = sum((p_s[b] * torch.log(p_s[b] / p_t[b])).sum() for b in range(len(y))) / len(y)
-        learn = sum((p_t[b] * torch.log(p_t[b] / p_s[b])).sum() for b in range(len(y))) / len(y)
-        both = own_t + own_s
-        return own_t + (teach + apart) / both, own_s + (learn + apart) / both
+        size = len(y)
+        h_t = self.teacher.body(self.x[batch])
+        h_s = self.student.body(self.x[batch])
+        logits_t = self.teacher.head(h_t)
+        logits_s = self.student.head(h_s)
+        ce_t = plain.cross_entropy(logits_t, y)
+        ce_s = plain.cross_entropy(logits_s, y)
+
+        squares = sum(((h_t[b] - self.w_h.weight @ h_s[b]) ** 2).sum() for b in range(size))
+        hidden = squares / size / self.dim
+
+        p_t = torch.softmax(logits_t.double(), 1)
+        p_s = torch.softmax(logits_s.double(), 1)
+        mutual_t = sum((p_s[b] * torch.log(p_s[b] / p_t[b])).sum() for b in range(size)) / size
+        mutual_s = sum((p_t[b] * torch.log(p_t[b] / p_s[b])).sum() for b in range(size)) / size
+
+        loss_t = ce_t + (mutual_t + hidden) / (ce_t + ce_s)
+        loss_s = ce_s + (mutual_s + hidden) / (ce_t + ce_s)
+        return loss_t, loss_s
 
 
 def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
@@ -94,12 +110,13 @@ def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
         rank = 1
         while sum(s**2 for s in sigma[:rank]) < energy * sum(s**2 for s in sigma):
             rank += 1
+
         thin = rank * sum(matrix.shape)
         if value.dim() > 1 and thin < matrix.size:
             kept = sum(sigma[k] * np.outer(u[:, k], v[k]) for k in range(rank))
             found[name] = torch.from_numpy(kept.reshape(value.shape)).float()
             numbers += thin
-        else:
+        else:  # the factors would be larger than the whole
             found[name] = value
             numbers += value.numel()
     return found, numbers
@@ -108,34 +125,43 @@ def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (0.3, 0.8)])
 def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_path: Path) -> None:
     """With all of the energy the exchange is plain averaging of the students' weights."""
-    more = {
+    settings = {
         "fedkd__energy_start": start,
         "fedkd__energy_end": end,
         "fedkd__student": STUDENT,
         "feature_dim": 16,
+        "lr": 0.02,
+        "test_samples": 20,
+        "train_samples": 25,
+        "liars": 0,
     }
-    more |= {"lr": 0.02, "test_samples": 20, "train_samples": 25, "liars": 0}
-    outcome, clients = plain.side_by_side(tmp_path, FedKDClient, PRIVATE, algo="fedkd", **more)
-    sizes, weights = [len(one.y) for one in clients], plain.copied(clients[0].student)
+    outcome, clients = plain.side_by_side(tmp_path, FedKDClient, PRIVATE, algo="fedkd", **settings)
+
+    sizes = [len(client.y) for client in clients]
+    weights = plain.copied(clients[0].student)
     whole = sum(value.numel() for value in weights.values())
-    down = whole
+    numbers_down = whole
     for number in (1, 2):
-        energy = start + (end - start) * number / 2
         updates = [client.train(number, weights) for client in clients]
         if start == 1:
             weights = plain.averaged([plain.copied(client.student) for client in clients], sizes)
             continue
-        sent = [cut(one, energy) for one in updates]
-        up, row = sum(n for _, n in sent), outcome.rows[number - 1]
-        assert row["bytes"] == {"up": 4 * up, "down": 4 * plain.CLIENTS * down}
-        update, down = cut(plain.averaged([one for one, _ in sent], sizes), energy)
+
+        energy = start + (end - start) * number / 2
+        sent = [cut(update, energy) for update in updates]
+        numbers_up = sum(numbers for _, numbers in sent)
+        row = outcome.rows[number - 1]
+        assert row["bytes"] == {"up": 4 * numbers_up, "down": 4 * plain.CLIENTS * numbers_down}
+
+        mean = plain.averaged([update for update, _ in sent], sizes)
+        update, numbers_down = cut(mean, energy)
         weights = {name: value + update[name] for name, value in weights.items()}
-        assert row["server"] == {"compression": pytest.approx(down / whole)}
-        assert down < whole / 2
+        assert row["server"] == {"compression": pytest.approx(numbers_down / whole)}
+        assert numbers_down < whole / 2
+
     plain.assert_close(plain.weights_left(outcome), weights)
-    plain.assert_models_left(
-        tmp_path, {client.name: plain.copied(client.teacher) for client in clients}
-    )
+    models = {client.name: plain.copied(client.teacher) for client in clients}
+    plain.assert_models_left(tmp_path, models)
 
 
 def test_all_that_take_part_start_from_one_student(
@@ -180,6 +206,7 @@ def test_all_that_take_part_start_from_one_student(
     outcome = run_federation(config, 6, tamper, on_grid=lambda grid: setattr(grid, "log", log))
 
     assert len(outcome.rows) == 8
+
     for number, clients in started.items():
         first, *others = clients.values()
         assert len(others) == 3
@@ -188,6 +215,7 @@ def test_all_that_take_part_start_from_one_student(
         sent = {"weights"} if number in (1, 4) else {"weights", "update"}
         assert set(asked(number).values()) == sent, number
     student = {number: next(iter(clients.values())) for number, clients in started.items()}
+
     plain.assert_close(student[3], student[4])
     assert not torch.equal(student[4]["head.weight"], student[5]["head.weight"])
 
@@ -247,7 +275,9 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
     before = asked[0].array_records["weights"]
     wholes = [{name: whole(one, name) for name in names} for one in sent]
     lengths = [np.sqrt(sum(np.square(value).sum() for value in one.values())) for one in wholes]
+
     assert max(lengths) > 1.01 * min(lengths)
+
     parts = [min(1.0, sorted(lengths)[1] / length) for length in lengths]
     sizes = [reply.metric_records["report"]["train_samples"] for reply in replies]
     wanted = {}
@@ -256,6 +286,7 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
         moved = sum(n * part * one[name] for n, part, one in updates) / sum(sizes)
         start = values_of(before[name])
         wanted[name] = torch.from_numpy(start + moved.reshape(start.shape)).float()
+
     plain.assert_close(plain.weights_left(outcome), wanted)
 
 

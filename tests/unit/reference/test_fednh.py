@@ -40,37 +40,38 @@ class FedNHClient(plain.PlainClient):
         return plain.copied(self.net)
 
     def loss(self, batch: list[int], prototypes: torch.Tensor) -> torch.Tensor:
+        """Mean over the batch of −log softmax(s cos(w_c, z)) at the sample's class."""
         total = torch.zeros((), dtype=torch.float64)
         for z, i in zip(self.net.body(self.x[batch]).double(), batch, strict=True):
-            cosines = torch.stack(
-                [(w * z).sum() / (w * w).sum().sqrt() / (z * z).sum().sqrt() for w in prototypes]
-            )
-            logits = self.net.scale * cosines
+            cosines = []
+            for w in prototypes:
+                cosines.append((w * z).sum() / (w * w).sum().sqrt() / (z * z).sum().sqrt())
+            logits = self.net.scale * torch.stack(cosines)
             total = total - logits[self.y[i]] + torch.log(torch.exp(logits).sum())
         return total / len(batch)
 
     def means(self) -> Means:
+        """Class -> (mean of its samples' features at unit length, how many samples)."""
         with torch.no_grad():
             features = [unit(z) for z in self.net.body(self.x).double().numpy()]
-        held = {
-            label: [z for z, y in zip(features, self.y, strict=True) if y == label]
-            for label in set(self.y)
-        }
-        return {label: (sum(rows) / len(rows), len(rows)) for label, rows in held.items()}
+        means = {}
+        for label, rows in self.rows_of().items():
+            means[label] = (sum(features[i] for i in rows) / len(rows), len(rows))
+        return means
 
 
 def moved(prototypes: np.ndarray, sets: list[Means], rho: float, merging: str) -> np.ndarray:
-    found = prototypes.copy()
+    """w_c ← unit(ρ w_c + (1 − ρ) unit(the clients' mean or median)) of each class that was sent."""
+    after = prototypes.copy()
     for label in {label for one in sets for label in one}:
         held = [one[label] for one in sets if label in one]
         if merging == "median":
             middle = np.median([unit(mean) for mean, _ in held], axis=0)
         else:
-            middle = sum(count * unit(mean) for mean, count in held) / sum(
-                count for _, count in held
-            )
-        found[label] = unit(rho * found[label] + (1 - rho) * unit(middle))
-    return found
+            total = sum(count for _, count in held)
+            middle = sum(count * unit(mean) for mean, count in held) / total
+        after[label] = unit(rho * after[label] + (1 - rho) * unit(middle))
+    return after
 
 
 @pytest.mark.parametrize(
@@ -79,34 +80,42 @@ def moved(prototypes: np.ndarray, sets: list[Means], rho: float, merging: str) -
 def test_two_rounds_equal_an_independent_script(
     rho: float, scale: float, merging: str, tmp_path: Path
 ) -> None:
-    more = {"feature_dim": 16, "fednh__smoothing": rho, "fednh__scale": scale, "merging": merging}
-    outcome, clients = plain.side_by_side(
-        tmp_path, FedNHClient, algo="fednh", **more, **plain.LABEL_SHIFT
-    )
-    sizes = [len(one.y) for one in clients]
+    """Weights, prototypes and the clients' models, whose head is the prototypes, are the script's.
+
+    The first prototypes come from the system; of them the test knows that they are orthogonal.
+    """
+    settings = {
+        "feature_dim": 16,
+        "fednh__smoothing": rho,
+        "fednh__scale": scale,
+        "merging": merging,
+        **plain.UNEQUAL,
+    }
+    outcome, clients = plain.side_by_side(tmp_path, FedNHClient, algo="fednh", **settings)
+    first_message, _ = outcome.exchanged(number=1)[0]
+    prototypes = values_of(first_message.content["prototypes"]["means"]).astype(np.float64)
+    np.testing.assert_allclose(prototypes @ prototypes.T, np.eye(10), atol=1e-5)
+
+    sizes = [len(client.y) for client in clients]
     weights = plain.copied(clients[0].net)
-    prototypes = values_of(outcome.exchanged(number=1)[0][0].content["prototypes"]["means"]).astype(
-        np.float64
-    )
-    np.testing.assert_allclose(prototypes @ prototypes.T, np.eye(10), atol=1e-5)  # evenly spread
     for number in (1, 2):
         states = [client.train(number, weights, prototypes) for client in clients]
         prototypes = moved(prototypes, [client.means() for client in clients], rho, merging)
         if merging == "mean":
             weights = plain.averaged(states, sizes)
         else:
-            weights = {
-                name: torch.stack([one[name] for one in states]).median(0).values
-                for name in states[0]
-            }
-    left = plain.weights_left(outcome)
-    plain.assert_close(
-        {name.replace("head.scale", "scale"): value for name, value in left.items()}, weights
-    )
+            for name in weights:
+                of_clients = torch.stack([state[name] for state in states])
+                weights[name] = of_clients.median(0).values
+
+    left = {}
+    for name, value in plain.weights_left(outcome).items():
+        left[name.replace("head.scale", "scale")] = value
+    plain.assert_close(left, weights)
     plain.assert_prototypes_left(outcome, dict(enumerate(prototypes)))
+
     head = {"head.weight": torch.from_numpy(prototypes).float(), "head.bias": torch.zeros(10)}
     body = {name: value for name, value in weights.items() if name != "scale"}
     plain.assert_models_left(outcome.folder, {client.name: body | head for client in clients})
-    assert all(
-        one["head"] == one["prototype"] for one in outcome.summary["accuracy-of-clients"].values()
-    )
+    for accuracy in outcome.summary["accuracy-of-clients"].values():
+        assert accuracy["head"] == accuracy["prototype"]

@@ -21,7 +21,10 @@ DECLARED = Declared(
     },
 )
 
-ARCHS, DIM, SIZE = ("cnn4", "htcnn-3", "htcnn-1"), 16, 8
+ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
+DIM = 16
+SIZE = 8
+"""Of a batch of the server's training."""
 Table = dict[int, torch.Tensor]
 
 
@@ -33,23 +36,27 @@ class FedORGPClient(plain.PlainClient):
     starts_alike = False
 
     def train(self, number: int, prototypes: Table) -> Table:
-        def turn(z: torch.Tensor, label: int) -> torch.Tensor | float:
-            return (
-                self.hparams.lambda_ * (1 - cosine(z.double(), prototypes[label]))
-                if label in prototypes
-                else 0.0
-            )
+        """CE + λ (1 − cos(z, P^y)) of each sample whose class has a prototype; then class means."""
 
-        self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, turn))
+        def angle(z: torch.Tensor, label: int) -> torch.Tensor | float:
+            if label not in prototypes:
+                return 0.0
+            return self.hparams.lambda_ * (1 - cosine(z.double(), prototypes[label]))
+
+        self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, angle))
         return self.class_means()
 
 
 class PlainServer:
+    """A vector of each class, and FC → ReLU → FC that makes prototypes of them, all trained."""
+
     def __init__(self, client: FedORGPClient) -> None:
-        self.hparams, seed = client.hparams, derive_seed(client.seed, "fedorgp")
+        seed = derive_seed(client.seed, "fedorgp")
+        self.hparams = client.hparams
         torch.manual_seed(seed)
         self.vectors = torch.randn(10, DIM).double().requires_grad_()
-        first, second = torch.nn.Linear(DIM, DIM).double(), torch.nn.Linear(DIM, DIM).double()
+        first = torch.nn.Linear(DIM, DIM).double()
+        second = torch.nn.Linear(DIM, DIM).double()
         self.parameters = [self.vectors, first.weight, first.bias, second.weight, second.bias]
         self.generator = torch.Generator().manual_seed(seed)
         self.seen: set[int] = set()
@@ -59,26 +66,25 @@ class PlainServer:
         return weight2 @ torch.relu(weight @ vectors[label] + bias) + bias2
 
     def train(self, sets: list[Table]) -> Table:
-        samples = [(label, mean) for one in sets for label, mean in one.items()]
+        """Learn from all clients' class means; the prototypes of all classes ever sent."""
+        samples = [(label, mean) for means in sets for label, mean in means.items()]
         self.seen |= {label for label, _ in samples}
-        for batch in plain.minibatches(
-            len(samples), SIZE, self.hparams.server_epochs, self.generator
-        ):
-            plain.descend(
-                self.loss([samples[i] for i in batch]), self.parameters, self.hparams.server_lr
-            )
+        epochs = self.hparams.server_epochs
+        for batch in plain.minibatches(len(samples), SIZE, epochs, self.generator):
+            loss = self.loss([samples[i] for i in batch])
+            plain.descend(loss, self.parameters, self.hparams.server_lr)
         return {label: self.prototype(label).detach() for label in sorted(self.seen)}
 
     def loss(self, batch: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-        total, prototypes = (
-            torch.zeros((), dtype=torch.float64),
-            {label: self.prototype(label) for label in self.seen},
-        )
+        """1 − cos with the own prototype + γ times the mean |cos| with the others."""
+        prototypes = {label: self.prototype(label) for label in self.seen}
+        total = torch.zeros((), dtype=torch.float64)
         for label, mean in batch:
             total = total + 1 - cosine(mean, prototypes[label])
-            others = [
-                cosine(mean, one).abs() for other, one in prototypes.items() if other != label
-            ]
+            others = []
+            for other, prototype in prototypes.items():
+                if other != label:
+                    others.append(cosine(mean, prototype).abs())
             total = total + self.hparams.gamma * sum(others) / len(others)
         return total / len(batch)
 
@@ -87,31 +93,34 @@ class PlainServer:
 def test_two_rounds_equal_an_independent_script(
     lambda_: float, gamma: float, tmp_path: Path
 ) -> None:
-    hparams = {
-        "fedorgp__lambda": lambda_,
-        "fedorgp__gamma": gamma,
-        "fedorgp__server_batch_size": SIZE,
-    }
-    hparams |= {"fedorgp__server_epochs": 4, "fedorgp__server_lr": 0.1}
-    more = {
+    """Global prototypes, models and bytes are the script's, with a class that nobody holds."""
+    settings = {
         "partition": "pathological",
         "classes_per_client": 3,
         "liars": 0,
+        "fedorgp__lambda": lambda_,
+        "fedorgp__gamma": gamma,
+        "fedorgp__server_batch_size": SIZE,
+        "fedorgp__server_epochs": 4,
+        "fedorgp__server_lr": 0.1,
         **plain.TINY,
-        **hparams,
     }
-    outcome, clients = plain.side_by_side(tmp_path, FedORGPClient, ARCHS, algo="fedorgp", **more)
+    outcome, clients = plain.side_by_side(
+        tmp_path, FedORGPClient, ARCHS, algo="fedorgp", **settings
+    )
+
     server = PlainServer(clients[0])
     prototypes: Table = {}
     for number in (1, 2):
         prototypes = server.train([client.train(number, prototypes) for client in clients])
+
     plain.assert_prototypes_left(outcome, prototypes)
-    assert len(prototypes) < 10  # a class that nobody holds
-    plain.assert_models_left(
-        tmp_path, {client.name: plain.copied(client.model) for client in clients}
-    )
-    numbers = {
-        "up": sum(len(set(client.y)) for client in clients),
-        "down": plain.CLIENTS * len(prototypes),
+    assert len(prototypes) < 10
+    models = {client.name: plain.copied(client.model) for client in clients}
+    plain.assert_models_left(tmp_path, models)
+
+    vector = 4 * DIM + 8  # bytes of a vector and its label
+    assert outcome.rows[1]["bytes"] == {
+        "up": vector * sum(len(set(client.y)) for client in clients),
+        "down": vector * plain.CLIENTS * len(prototypes),
     }
-    assert outcome.rows[1]["bytes"] == {way: many * (4 * DIM + 8) for way, many in numbers.items()}

@@ -5,7 +5,6 @@ And Table 5's other losses.
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -30,30 +29,38 @@ DECLARED = Declared(
 
 @pytest.mark.parametrize("alpha", [0.3, 100.0])
 def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) -> None:
-    config = run_config(tmp_path, algo="fedpcl", rounds=3, feature_dim=16, lr=0.01)
-    config |= {"partition": "feature-label-shift", "alpha": alpha, "train-samples": 40}
+    """The global prototypes, and each client's accuracy by its prototypes, are the script's."""
+    config = run_config(
+        tmp_path,
+        algo="fedpcl",
+        rounds=3,
+        feature_dim=16,
+        lr=0.01,
+        partition="feature-label-shift",
+        alpha=alpha,
+        train_samples=40,
+    )
     outcome = run_federation(config, clients=CLIENTS)
 
     clients = [FedPCLClient(Settings.from_run_config(config), index) for index in range(CLIENTS)]
-    labels, overall = [client.y for client in clients], Table()
+    overall: Table = {}
     sets: list[Table] = []
     for number in (1, 2, 3):
         for client in clients:
             client.train(number, overall, sets)
         own = [client.prototypes() for client in clients]
-        counts = [
-            {c: (mean, y.count(c)) for c, mean in one.items()}
-            for y, one in zip(labels, own, strict=True)
-        ]
-        overall = class_averages(counts)  # Eq. 6 without its further 1/|N_j|
-        sets = [overall | one for one in own]  # Eq. 7
+        with_counts = []
+        for client, means in zip(clients, own, strict=True):
+            with_counts.append({c: (mean, client.y.count(c)) for c, mean in means.items()})
+        overall = class_averages(with_counts)  # Eq. 6 without its further 1/|N_j|
+        sets = [overall | means for means in own]  # Eq. 7
 
     assert_prototypes_left(outcome, overall)
     for client in clients:
         reported = outcome.summary["accuracy-of-clients"][client.name]
         assert set(reported) == {"prototype"}
-        one = 1.01 / len(client.y_test)  # a borderline sample may fall to the other side
-        assert reported["prototype"] == pytest.approx(client.accuracy(), abs=one)
+        one_sample = 1.01 / len(client.y_test)  # a borderline one may fall to the other side
+        assert reported["prototype"] == pytest.approx(client.accuracy(), abs=one_sample)
 
 
 HELD = 7
@@ -61,13 +68,14 @@ HELD = 7
 
 
 def client(tmp_path: Path, loss: str) -> FedPCL:
+    """A client in round 2 that minimises this loss, with global prototypes of HELD classes."""
     config = run_config(
         tmp_path, algo="fedpcl", backbones="glyphs", feature_dim=6, fedpcl__loss=loss
     )
-    found = FedPCL(client_of(config, 1, 5), 2)
+    half = FedPCL(client_of(config, 1, 5), 2)
     means = torch.rand(HELD, 6, generator=torch.Generator().manual_seed(0))
-    found.receive(Payload(prototypes=Prototypes(means, torch.arange(HELD))))
-    return found
+    half.receive(Payload(prototypes=Prototypes(means, torch.arange(HELD))))
+    return half
 
 
 def batch(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> Batch:
@@ -78,28 +86,31 @@ def batch(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> Batch:
 @pytest.mark.parametrize("loss", ["ce", "ce-protodist"])
 def test_cross_entropy_and_the_distance_to_the_global_prototype(loss: str, tmp_path: Path) -> None:
     """A sample whose class has no prototype adds a distance of 0 to the mean over the batch."""
-    found = client(tmp_path, loss)
+    half = client(tmp_path, loss)
     generator = torch.Generator().manual_seed(1)
-    z, logits = torch.randn(10, 6, generator=generator), torch.randn(10, 10, generator=generator)
-    terms = found.loss(batch(z, logits, torch.arange(10)))
-    expected = {
-        "cross-entropy": -logits.double()
-        .log_softmax(1)
-        .numpy()[np.arange(10), np.arange(10)]
-        .mean()
-    }
+    z = torch.randn(10, 6, generator=generator)
+    logits = torch.randn(10, 10, generator=generator)
+
+    terms = half.loss(batch(z, logits, torch.arange(10)))  # a sample of each class
+
+    at_the_label = logits.double().log_softmax(1).diagonal()
+    expected = {"cross-entropy": -float(at_the_label.mean())}
     if loss == "ce-protodist":
-        apart = normalize(z)[:HELD] - normalize(found.global_prototypes.means)
+        apart = normalize(z)[:HELD] - normalize(half.global_prototypes.means)
         expected["prototype"] = float(apart.square().sum() / 10)
-    assert {name: value.item() for name, value in terms.items()} == pytest.approx(
-        expected, rel=1e-5
-    )
+    found = {name: value.item() for name, value in terms.items()}
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_supervised_contrast_knows_no_prototypes(tmp_path: Path) -> None:
-    found = client(tmp_path, "supcon")
-    z, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(1)), torch.arange(8) // 2
-    terms = found.loss(batch(z, torch.zeros(8, 10), labels))
-    found.receive(Payload())
-    assert found.loss(batch(z, torch.zeros(8, 10), labels)) == terms
-    assert list(terms) == ["contrast"]
+    """The loss is the same with the server's prototypes and without any."""
+    half = client(tmp_path, "supcon")
+    z = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+    two_of_each_class = torch.arange(8) // 2
+    some = batch(z, torch.zeros(8, 10), two_of_each_class)
+
+    with_prototypes = half.loss(some)
+    half.receive(Payload())
+
+    assert half.loss(some) == with_prototypes
+    assert list(with_prototypes) == ["contrast"]

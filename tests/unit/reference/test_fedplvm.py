@@ -33,27 +33,34 @@ class FedPLVMClient(PlainClient):
     ) -> dict[str, torch.Tensor]:
         self.model = self.model_of("global")
         self.model.load_state_dict(weights)
-        self.sgd(
-            number,
-            loss=lambda batch: self.cross_entropy_and(batch, partial(self.prototype_loss, protos)),
-        )
+        term = partial(self.prototype_loss, protos)
+        self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, term))
         return dict(self.model.state_dict())
 
     def prototype_loss(self, protos: Set, z: torch.Tensor, label: int) -> torch.Tensor | float:
-        """λ times Eq. 5, 6 and 8."""
-        s = [similarity(z, g, self.hparams.alpha, self.hparams.similarity_floor) for _, g in protos]
-        own = [value for value, (of, _) in zip(s, protos, strict=True) if of == label]
+        """λ times the contrast and the correction of one sample, Eq. 5, 6 and 8."""
+        hparams = self.hparams
+        every = []
+        own = []
+        for of_class, g in protos:
+            s = similarity(z, g, hparams.alpha, hparams.similarity_floor)
+            every.append(s)
+            if of_class == label:
+                own.append(s)
         if not own:
             return 0.0
-        tau = self.hparams.temperature
-        share = sum(torch.exp(v / tau) for v in own) / sum(torch.exp(v / tau) for v in s)
-        return self.hparams.lambda_ * (-torch.log(share) + torch.abs(sum(own) - len(own)))
+
+        of_own = sum(torch.exp(s / hparams.temperature) for s in own)
+        of_every = sum(torch.exp(s / hparams.temperature) for s in every)
+        contrast = -torch.log(of_own / of_every)
+        correction = torch.abs(sum(own) - len(own))
+        return hparams.lambda_ * (contrast + correction)
 
     def prototypes(self) -> Set:
         """Eq. 3."""
         with torch.no_grad():
             z = self.model.body(self.x).numpy()
-        return clusters([(label, z[i]) for i, label in enumerate(self.y)])
+        return clusters(list(zip(self.y, z, strict=True)))
 
 
 def clusters(rows: Set) -> Set:
@@ -61,9 +68,14 @@ def clusters(rows: Set) -> Set:
     found = []
     for label in sorted({label for label, _ in rows}):
         of_class = np.stack([row for one, row in rows if one == label]).astype(np.float64)
-        partition = FINCH(of_class, verbose=False)[0][:, -1] if len(of_class) > 1 else np.zeros(1)
-        for number in range(int(partition.max()) + 1):
-            found.append((label, of_class[partition == number].mean(0).astype(np.float32)))
+        cluster_of_row = np.zeros(1)
+        if len(of_class) > 1:
+            partitions, *_ = FINCH(of_class, verbose=False)
+            cluster_of_row = partitions[:, -1]
+
+        for number in range(int(cluster_of_row.max()) + 1):
+            mean = of_class[cluster_of_row == number].mean(0)
+            found.append((label, mean.astype(np.float32)))
     return found
 
 
@@ -71,10 +83,18 @@ def clusters(rows: Set) -> Set:
 def test_two_rounds_equal_an_independent_script(
     lambda_: float, floor: float, tmp_path: Path
 ) -> None:
-    more = {"feature_dim": 16, "lr": 0.01, "train_samples": 40, "fedplvm__lambda": lambda_}
-    more |= {"fedplvm__similarity_floor": floor}
-    outcome, clients = side_by_side(tmp_path, FedPLVMClient, algo="fedplvm", **more)
-    weights, protos = dict(clients[0].model_of("global").state_dict()), Set()
+    """Weights, global prototypes, and how many prototypes are reported, are the script's."""
+    settings = {
+        "feature_dim": 16,
+        "lr": 0.01,
+        "train_samples": 40,
+        "fedplvm__lambda": lambda_,
+        "fedplvm__similarity_floor": floor,
+    }
+    outcome, clients = side_by_side(tmp_path, FedPLVMClient, algo="fedplvm", **settings)
+
+    weights = dict(clients[0].model_of("global").state_dict())
+    protos: Set = []
     sizes = [len(client.y) for client in clients]
     for number in (1, 2):
         weights = averaged([client.train(number, weights, protos) for client in clients], sizes)
@@ -82,15 +102,16 @@ def test_two_rounds_equal_an_independent_script(
         protos = clusters(local)
 
     torch.testing.assert_close(weights_left(outcome), weights, rtol=1e-3, atol=1e-5)
+
     kept = load_file(outcome.folder / "prototypes.safetensors")
     assert kept["labels"].tolist() == [label for label, _ in protos]
-    assert len(protos) < len(local)
+    assert len(protos) < len(local)  # the server has clustered several into one
     for mean, (_, expected) in zip(kept["means"].numpy(), protos, strict=True):
         np.testing.assert_allclose(mean, expected, rtol=1e-3, atol=1e-4)
+
     server = [row["server"] for row in outcome.rows if "server" in row]
     assert server[-1] == {"local-prototypes": len(local), "global-prototypes": len(protos)}
-    classes = outcome.rows[1]["clients"]["site-0"]["prototypes-of-classes"]
-    assert (
-        classes
-        == np.bincount([label for label, _ in clients[0].prototypes()], minlength=10).tolist()
-    )
+
+    of_classes = outcome.rows[1]["clients"]["site-0"]["prototypes-of-classes"]
+    labels = [label for label, _ in clients[0].prototypes()]
+    assert of_classes == np.bincount(labels, minlength=10).tolist()

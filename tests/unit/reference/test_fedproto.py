@@ -47,10 +47,11 @@ class FedProtoClient(PlainClient):
         self.sgd(number, loss=lambda batch: self.loss(batch, protos))
 
     def loss(self, batch: list[int], protos: dict[int, np.ndarray]) -> torch.Tensor:
-        labels, z = [self.y[i] for i in batch], self.model.body(self.x[batch])
-        return cross_entropy(self.model.head(z), labels) + self.hparams.lambda_ * self.regulariser(
-            z, labels, protos
-        )
+        """Cross-entropy + λ times the regulariser."""
+        labels = [self.y[i] for i in batch]
+        z = self.model.body(self.x[batch])
+        loss = cross_entropy(self.model.head(z), labels)
+        return loss + self.hparams.lambda_ * self.regulariser(z, labels, protos)
 
     def prototypes(self) -> dict[int, tuple[np.ndarray, int]]:
         """With the weight of each."""
@@ -58,33 +59,44 @@ class FedProtoClient(PlainClient):
         return {c: (mean.numpy(), weights[c]) for c, mean in self.class_means().items()}
 
     def accuracies(self, protos: dict[int, np.ndarray]) -> tuple[float, float]:
+        """Of the nearest prototype, and of the head, on the test samples."""
         with torch.no_grad():
             z = self.model.body(self.x_test)
-            head = self.model.head(z).argmax(1).tolist()
-        labels = sorted(protos)
-        nearest = []
+            by_head = self.model.head(z).argmax(1).tolist()
+
+        by_prototype = []
         for row in z.numpy().astype(np.float64):
-            nearest.append(
-                labels[
-                    int(
-                        np.argmin([np.sqrt(((row - protos[label]) ** 2).sum()) for label in labels])
-                    )
-                ]
-            )
-        hits = [
-            [a == b for a, b in zip(found, self.y_test, strict=True)] for found in (nearest, head)
-        ]
-        return float(np.mean(hits[0])), float(np.mean(hits[1]))
+            distances = {c: np.sqrt(((row - protos[c]) ** 2).sum()) for c in sorted(protos)}
+            by_prototype.append(min(distances, key=distances.__getitem__))
+
+        def accuracy(predicted: list[int]) -> float:
+            return float(np.mean([a == b for a, b in zip(predicted, self.y_test, strict=True)]))
+
+        return accuracy(by_prototype), accuracy(by_head)
 
 
-WAYS = ("weighting", "distance", "granularity")
+@pytest.mark.parametrize(
+    ("weighting", "distance", "granularity"),
+    [
+        pytest.param("counts", "l2", "class", id="the paper"),
+        pytest.param("uniform", "mse", "sample", id="the authors' code"),
+    ],
+)
+def test_two_rounds_equal_an_independent_script(
+    weighting: str, distance: str, granularity: str, tmp_path: Path
+) -> None:
+    """The global prototypes, and both accuracies of each client, are the script's."""
+    settings: dict[str, Any] = {
+        "fedproto__weighting": weighting,
+        "fedproto__distance": distance,
+        "fedproto__granularity": granularity,
+        "feature_dim": 16,
+        "lr": 0.02,
+        "partition": "label-shift",
+        "alpha": 0.5,
+    }
+    outcome, clients = side_by_side(tmp_path, FedProtoClient, ARCHS, **settings)
 
-
-@pytest.mark.parametrize("ways", [("counts", "l2", "class"), ("uniform", "mse", "sample")])
-def test_two_rounds_equal_an_independent_script(ways: tuple[str, str, str], tmp_path: Path) -> None:
-    more: dict[str, Any] = {f"fedproto__{name}": way for name, way in zip(WAYS, ways, strict=True)}
-    more |= {"feature_dim": 16, "lr": 0.02, "partition": "label-shift", "alpha": 0.5}
-    outcome, clients = side_by_side(tmp_path, FedProtoClient, ARCHS, **more)
     protos: dict[int, np.ndarray] = {}
     for number in (1, 2):
         for client in clients:
@@ -94,8 +106,8 @@ def test_two_rounds_equal_an_independent_script(ways: tuple[str, str, str], tmp_
 
     assert_prototypes_left(outcome, protos, rtol=1e-4, atol=1e-5)
     for client in clients:
-        nearest, head = client.accuracies(protos)
+        by_prototype, by_head = client.accuracies(protos)
         reported = outcome.summary["accuracy-of-clients"][client.name]
-        one = 1.01 / len(client.y_test)  # a borderline sample may fall to the other side
-        assert reported["prototype"] == pytest.approx(nearest, abs=one)
-        assert reported["head"] == pytest.approx(head, abs=one)
+        one_sample = 1.01 / len(client.y_test)  # a borderline one may fall to the other side
+        assert reported["prototype"] == pytest.approx(by_prototype, abs=one_sample)
+        assert reported["head"] == pytest.approx(by_head, abs=one_sample)

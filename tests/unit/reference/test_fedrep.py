@@ -46,43 +46,58 @@ class FedRepClient(plain.PlainClient):
 
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
-    unequal = {"partition": "dirichlet", "alpha": 0.5, "train_samples": 0, "total_samples": 100}
-    more = {"feature_dim": 16, "fedrep__head_epochs": EPOCHS, **unequal}
-    outcome, clients = plain.side_by_side(tmp_path, FedRepClient, algo="fedrep", **more)
+    """A client is evaluated with its last head under the new body; only the body travels."""
+    settings = {
+        "feature_dim": 16,
+        "fedrep__head_epochs": EPOCHS,
+        "partition": "dirichlet",
+        "alpha": 0.5,
+        "train_samples": 0,
+        "total_samples": 100,
+    }
+    outcome, clients = plain.side_by_side(tmp_path, FedRepClient, algo="fedrep", **settings)
+
     first = plain.copied(clients[0].model_of("global"))
     body = {name: value for name, value in first.items() if name.startswith("body.")}
+    sizes = [len(client.y) for client in clients]
     for number in (1, 2):
         for client in clients:
             client.receive(body)
             accuracy = outcome.rows[number - 1]["clients"][client.name]["accuracy"]
             assert accuracy == {"head": pytest.approx(client.accuracy())}
-        body = plain.averaged(
-            [client.train(number) for client in clients], [len(one.y) for one in clients]
-        )
+        body = plain.averaged([client.train(number) for client in clients], sizes)
+
     plain.assert_close(plain.weights_left(outcome), body)
     for client in clients:
         client.receive(body)
-        plain.assert_close(
-            plain.model_left(outcome.folder, client.name), plain.copied(client.model)
-        )
+        left = plain.model_left(outcome.folder, client.name)
+        plain.assert_close(left, plain.copied(client.model))
     plain.assert_only_weights_travel(outcome, body)
 
 
 @pytest.mark.parametrize("models", ["resnet4-imagenet-stem", "htcnn-3"])
 def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> None:
     """The head trains before the body, evaluated or not; the body left is the one received."""
-    found = []
+    folders = []
     for every in (1, 3):
         config = run_config(
-            tmp_path / str(every), algo="fedrep", models=models, rounds=3, evaluate_every=every
+            tmp_path / str(every),
+            algo="fedrep",
+            models=models,
+            rounds=3,
+            evaluate_every=every,
+            train_samples=11,
+            test_samples=10,
+            fedrep__head_epochs=2,
         )
-        config |= {"train-samples": 11, "test-samples": 10, "fedrep.head-epochs": 2}
-        found.append(run_federation(config, clients=2).folder)
+        folders.append(run_federation(config, clients=2).folder)
+
     for name in ("weights.safetensors", "clients/site-1/model.safetensors"):
-        plain.assert_equal(*(load_file(folder / name) for folder in found))
-    left = plain.model_left(found[0], "site-1")
-    received = load_file(found[0] / "weights.safetensors")
-    assert all(torch.equal(left[name], value) for name, value in received.items())
+        plain.assert_equal(*(load_file(folder / name) for folder in folders))
+
+    left = plain.model_left(folders[0], "site-1")
+    for name, value in load_file(folders[0] / "weights.safetensors").items():
+        assert torch.equal(left[name], value)
 
 
 @pytest.mark.parametrize(("backbones", "numbers"), [(1, 131_072), (3, 393_216)])
@@ -92,5 +107,6 @@ def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
         "projection", input_shape=(512 * backbones,), num_classes=10, feature_dim=256, seed=1
     )
     body = declared_part(model, Weights(parts=("body.",)))
+
     assert sum(value.numel() for value in body.values() if value.ndim == 2) == numbers
     assert sum(value.numel() for value in body.values()) == numbers + 5 * 256 + 1

@@ -25,17 +25,20 @@ DECLARED = Declared(
     acts={"regularization": 5.0, "contrast": 0.0, "calibration": 0.0, "smoothing": 0.5},
 )
 
-ARCHS, DIM = ("cnn4", "htcnn-3", "htcnn-1"), 16
+ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
+DIM = 16
 Table = dict[int, torch.Tensor]
 
 
-def apart(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return ((a - b) ** 2).sum().sqrt()
 
 
 def margin(vectors: list[torch.Tensor]) -> float:
     """The mean over vectors of the distance to the nearest other one."""
-    nearest = [min(float(apart(a, b)) for b in vectors if b is not a) for a in vectors]
+    nearest = []
+    for a in vectors:
+        nearest.append(min(float(distance(a, b)) for b in vectors if b is not a))
     return sum(nearest) / len(nearest)
 
 
@@ -52,84 +55,100 @@ def first_anchors(seed: int) -> torch.Tensor:
 
 
 class FedSAClient(plain.PlainClient):
-    starts_alike, own = False, Table()
+    starts_alike = False
+    own = Table()
+    """Its class means of the last round."""
 
     def train(self, number: int, anchors: torch.Tensor) -> Table:
-        delta = max(margin(list(anchors)), margin(list(self.own.values())) if self.own else 0.0)
+        delta = margin(list(anchors))
+        if self.own:
+            delta = max(delta, margin(list(self.own.values())))
         self.sgd(number, loss=lambda batch: self.loss(batch, anchors, delta))
         self.own = self.class_means()
         return self.own
 
     def loss(self, batch: list[int], anchors: torch.Tensor, delta: float) -> torch.Tensor:
-        z, labels, hparams = (
-            self.model.body(self.x[batch]),
-            [self.y[i] for i in batch],
-            self.hparams,
-        )
+        """CE, the head's CE on the anchors, and of each sample regularization and contrast.
+
+        δ is added to the distance to the sample's own anchor.
+        """
+        hparams = self.hparams
+        labels = [self.y[i] for i in batch]
+        z = self.model.body(self.x[batch])
         total = plain.cross_entropy(self.model.head(z), labels).double()
-        total = total + hparams.calibration * plain.cross_entropy(
-            self.model.head(anchors.float()), list(range(10))
-        )
+        calibration = plain.cross_entropy(self.model.head(anchors.float()), list(range(10)))
+        total = total + hparams.calibration * calibration
+
         for row, label in zip(z.double(), labels, strict=True):
             squares = ((row - anchors[label]) ** 2).sum() / DIM
-            scores = [
-                torch.exp(-apart(row, a) - delta * (c == label)) for c, a in enumerate(anchors)
-            ]
+            scores = []
+            for c, anchor in enumerate(anchors):
+                scores.append(torch.exp(-distance(row, anchor) - delta * (c == label)))
             contrast = -torch.log(scores[label] / sum(scores))
-            total = total + (hparams.regularization * squares + hparams.contrast * contrast) / len(
-                batch
-            )
+            terms = hparams.regularization * squares + hparams.contrast * contrast
+            total = total + terms / len(batch)
         return total
 
 
 @pytest.mark.parametrize(("weights", "alpha"), [((10.0, 1.0, 1.0), 0.9999), ((0.5, 2.0, 0.3), 0.4)])
 def test_two_rounds_equal_an_independent_script(
-    weights: tuple[float, ...], alpha: float, tmp_path: Path
+    weights: tuple[float, float, float], alpha: float, tmp_path: Path
 ) -> None:
-    names = ("regularization", "contrast", "calibration")
-    hparams: dict[str, Any] = {
-        f"fedsa__{name}": value for name, value in zip(names, weights, strict=True)
-    }
-    more = {
+    """Prototypes, anchors, models and bytes are the script's, with a class that nobody holds."""
+    regularization, contrast, calibration = weights
+    settings: dict[str, Any] = {
         "partition": "pathological",
         "classes_per_client": 3,
         "liars": 0,
         "fedsa__smoothing": alpha,
-        **hparams,
+        "fedsa__regularization": regularization,
+        "fedsa__contrast": contrast,
+        "fedsa__calibration": calibration,
+        **plain.TINY,
     }
-    outcome, clients = plain.side_by_side(
-        tmp_path, FedSAClient, ARCHS, algo="fedsa", **plain.TINY, **more
-    )
+    outcome, clients = plain.side_by_side(tmp_path, FedSAClient, ARCHS, algo="fedsa", **settings)
+
     anchors = first_anchors(clients[0].seed)
     prototypes: Table = {}
     for number in (1, 2):
         sets = [client.train(number, anchors) for client in clients]
-        for label in sorted({label for one in sets for label in one}):
-            held = [one[label] for one in sets if label in one]
+        for label in sorted({label for means in sets for label in means}):
+            held = [means[label] for means in sets if label in means]
             prototypes[label] = sum(held) / len(held)
             anchors[label] = alpha * anchors[label] + (1 - alpha) * prototypes[label]
+
     plain.assert_prototypes_left(outcome, prototypes)
-    assert len(prototypes) < 10  # a class that nobody holds
-    last = outcome.exchanged(MessageType.EVALUATE)[0][0]
-    np.testing.assert_allclose(
-        values_of(last.content["anchors"]["means"]), anchors, rtol=1e-3, atol=1e-4
-    )
-    plain.assert_models_left(
-        tmp_path, {client.name: plain.copied(client.model) for client in clients}
-    )
-    assert outcome.rows[1]["bytes"]["up"] == sum(len(set(client.y)) for client in clients) * (
-        4 * DIM + 8
-    )
-    assert outcome.rows[1]["bytes"]["down"] == plain.CLIENTS * (10 + len(prototypes)) * (
-        4 * DIM + 8
-    )
+    assert len(prototypes) < 10
+    last_message, _ = outcome.exchanged(MessageType.EVALUATE)[0]
+    sent_anchors = values_of(last_message.content["anchors"]["means"])
+    np.testing.assert_allclose(sent_anchors, anchors, rtol=1e-3, atol=1e-4)
+    models = {client.name: plain.copied(client.model) for client in clients}
+    plain.assert_models_left(tmp_path, models)
+
+    vector = 4 * DIM + 8  # bytes of a vector and its label
+    assert outcome.rows[1]["bytes"] == {
+        "up": sum(len(set(client.y)) for client in clients) * vector,
+        "down": plain.CLIENTS * (10 + len(prototypes)) * vector,
+    }
 
 
-def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes() -> None:
-    client, labels = FedSA.__new__(FedSA), torch.arange(3)
+@pytest.mark.parametrize(("length", "margin_wanted"), [
+    pytest.param(None, 2**0.5, id="no prototypes yet"),
+    pytest.param(0.1, 2**0.5, id="prototypes closer together"),
+    pytest.param(9.0, 9 * 2**0.5, id="prototypes further apart"),
+])  # fmt: skip
+def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes(
+    length: float | None, margin_wanted: float
+) -> None:
+    """The anchors are unit vectors, √2 apart; the client's prototypes are so many times as long."""
+    labels = torch.arange(3)
+    client = FedSA.__new__(FedSA)
     client.client = SimpleNamespace(device=torch.device("cpu"), num_classes=3)  # type: ignore[assignment]
     client.settings = SimpleNamespace(exchange=CATALOG["fedsa"].exchange)  # type: ignore[assignment]
-    for own, margin_wanted in ((None, 2**0.5), (0.1, 2**0.5), (9.0, 9 * 2**0.5)):
-        client.own_prototypes = None if own is None else Prototypes(own * torch.eye(3), labels)
-        client.receive(Payload(anchors=Prototypes(torch.eye(3), labels)))
-        assert client.margin == pytest.approx(margin_wanted)
+    client.own_prototypes = None
+    if length is not None:
+        client.own_prototypes = Prototypes(length * torch.eye(3), labels)
+
+    client.receive(Payload(anchors=Prototypes(torch.eye(3), labels)))
+
+    assert client.margin == pytest.approx(margin_wanted)

@@ -23,7 +23,10 @@ ACTS = {
 }
 DECLARED = Declared(PLAIN, losses=("cross-entropy", "prototype"), acts=ACTS | SERVER)
 
-DIM, EPOCHS, RATE = 16, 3, 0.01
+DIM = 16
+# The server's training:
+EPOCHS = 3
+RATE = 0.01
 Table = dict[int, torch.Tensor]
 
 
@@ -62,6 +65,7 @@ class Server:
         self.seen: set[int] = set()
 
     def prototypes(self) -> Table:
+        """P̂^c = F(Ṕ^c) of each class that a client has ever sent."""
         vectors = {c: self.vectors[c] for c in sorted(self.seen)}
         if not self.layers:
             return vectors
@@ -69,33 +73,48 @@ class Server:
         return {c: second(torch.relu(first(vector))) for c, vector in vectors.items()}
 
     def train(self, sets: list[Table]) -> None:
+        """Eq. 9 with the adaptive margin of Eq. 10, on the clients' class means."""
         pairs = [(c, mean) for one in sets for c, mean in one.items()]
-        centres = {c: torch.stack([mean for d, mean in pairs if d == c]).mean(0) for c, _ in pairs}
-        largest = max(float((centres[a] - centres[b]).norm()) for a, b in combinations(centres, 2))
-        margin = min(100.0, largest)
-        self.seen |= centres.keys()
-        trained = [self.vectors, *(p for layer in self.layers for p in layer.parameters())]
+        margin = adaptive_margin(pairs)
+        self.seen |= {c for c, _ in pairs}
+        trained = [self.vectors]
+        for layer in self.layers:
+            trained += layer.parameters()
+
         for batch in plain.minibatches(len(pairs), self.size or len(pairs), EPOCHS, self.shuffle):
             table = self.prototypes()
             losses = []
             for i in batch:
                 c, mean = pairs[i]
-                near = {d: torch.exp(-(mean - p).norm()) for d, p in table.items()}
-                near[c] = torch.exp(-(mean - table[c]).norm() - margin)
-                losses.append(-torch.log(near[c] / sum(near.values())))
+                scores = {d: torch.exp(-(mean - p).norm()) for d, p in table.items()}
+                scores[c] = torch.exp(-(mean - table[c]).norm() - margin)
+                losses.append(-torch.log(scores[c] / sum(scores.values())))
             plain.descend(sum(losses) / len(losses), trained, RATE)
+
+
+def adaptive_margin(pairs: list[tuple[int, torch.Tensor]]) -> float:
+    """The largest distance between two classes' centres, at most 100."""
+    centres = {}
+    for c in {c for c, _ in pairs}:
+        centres[c] = torch.stack([mean for d, mean in pairs if d == c]).mean(0)
+    distances = [float((centres[a] - centres[b]).norm()) for a, b in combinations(centres, 2)]
+    return min(100.0, max(distances))
 
 
 @pytest.mark.parametrize(("transform", "size"), [(True, 10), (False, 0)])
 def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_path: Path) -> None:
-    other = {} if transform else {"fedtgp__transform": False, "fedtgp__server_batch_size": size}
-    more = {"feature_dim": DIM, "fedtgp__server_epochs": EPOCHS, **other, **plain.LABEL_SHIFT}
-    outcome, clients = plain.side_by_side(tmp_path, Client, "htcnn-1", algo="fedtgp", **more)
-    server, prototypes = Server(clients[0].seed, transform, size), Table()
+    """Global prototypes and models are the script's, also without F and in one batch."""
+    settings = {"feature_dim": DIM, "fedtgp__server_epochs": EPOCHS, **plain.UNEQUAL}
+    if not transform:  # else both are the defaults
+        settings |= {"fedtgp__transform": False, "fedtgp__server_batch_size": size}
+    outcome, clients = plain.side_by_side(tmp_path, Client, "htcnn-1", algo="fedtgp", **settings)
+
+    server = Server(clients[0].seed, transform, size)
+    prototypes: Table = {}
     for number in (1, 2):
         server.train([client.train(number, prototypes) for client in clients])
         prototypes = {c: p.detach() for c, p in server.prototypes().items()}
+
     plain.assert_prototypes_left(outcome, prototypes, rtol=1e-4, atol=1e-5)
-    plain.assert_models_left(
-        outcome.folder, {client.name: plain.copied(client.model) for client in clients}
-    )
+    models = {client.name: plain.copied(client.model) for client in clients}
+    plain.assert_models_left(outcome.folder, models)

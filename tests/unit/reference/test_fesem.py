@@ -24,8 +24,11 @@ from tests.support.harness import Outcome, run_config, run_federation
 
 DECLARED = Declared(weights=True, acts={"centres": 1})
 
-SITES, K = 4, 2
+SITES = 4
+K = 2
+"""Centres."""
 Division = list[list[int]]
+"""Of each centre the clients, by their numbers."""
 
 
 def vector(weights: plain.State) -> np.ndarray:
@@ -55,21 +58,36 @@ def best_division(models: list[plain.State]) -> Division:
 
 
 def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
-    far = [[((vector(one) - vector(centre)) ** 2).sum() for centre in centres] for one in models]
-    return [[i for i, row in enumerate(far) if int(np.argmin(row)) == k] for k in range(K)]
+    """Each model with the centre to which it has the least distance."""
+    groups: Division = [[] for _ in centres]
+    for i, model in enumerate(models):
+        squares = [((vector(model) - vector(centre)) ** 2).sum() for centre in centres]
+        groups[int(np.argmin(squares))].append(i)
+    return groups
 
 
 def received(outcome: Outcome, kind: str, number: int) -> dict[int, plain.State]:
-    found = {}
+    """Client -> the weights that a round's messages of this kind sent it."""
+    weights = {}
     for message, _ in outcome.exchanged(kind, number):
         node = outcome.grid.nodes[message.metadata.dst_node_id]
-        found[node["partition-id"]] = plain.tensors(message.content.array_records["weights"])
-    return found
+        weights[node["partition-id"]] = plain.tensors(message.content.array_records["weights"])
+    return weights
+
+
+def centres_left(outcome: Outcome, number: int) -> list[plain.State]:
+    """The centres after the run."""
+    centres: list[plain.State] = [{} for _ in range(number)]
+    for name, value in plain.weights_left(outcome).items():
+        k, _, parameter = name.partition("/")
+        centres[int(k)][parameter] = value
+    return centres
 
 
 @pytest.mark.parametrize("domains", ["2,2,0,0,0", "3,1,0,0,0"])
 def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) -> None:
-    more = {
+    """What each client is sent, its model and the centres are the script's."""
+    settings = {
         "rounds": 3,
         "feature_dim": 16,
         "fesem__centres": K,
@@ -77,8 +95,9 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         "test_samples": 20,
     }
     outcome, clients = plain.side_by_side(
-        tmp_path, plain.SharingClient, "htcnn-1", SITES, algo="fesem", **more
+        tmp_path, plain.SharingClient, "htcnn-1", SITES, algo="fesem", **settings
     )
+
     centres = [plain.copied(clients[0].model_of("global"))] * K
     centre_of = [0] * SITES
     for number in (1, 2, 3):
@@ -93,19 +112,17 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
             for i in group:
                 centre_of[i] = k
     assert len(set(centre_of)) == K
+
     at_the_end = received(outcome, MessageType.EVALUATE, 3)
     for index, client in enumerate(clients):
         plain.assert_close(at_the_end[index], centres[centre_of[index]])
         plain.assert_close(plain.model_left(outcome.folder, client.name), centres[centre_of[index]])
-    kept = plain.weights_left(outcome)
-    found = [
-        {name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")}
-        for k in range(K)
-    ]
+
+    found = centres_left(outcome, K)
     if not torch.allclose(found[0]["head.weight"], centres[0]["head.weight"], atol=1e-5):
         found.reverse()  # K-means may number them otherwise
-    for one, centre in zip(found, centres, strict=True):
-        plain.assert_close(one, centre)
+    for found_centre, centre in zip(found, centres, strict=True):
+        plain.assert_close(found_centre, centre)
 
 
 def uploads(sites: list[str], models: list[StateDict]) -> list[Upload]:
@@ -153,6 +170,7 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
 
     assert merge(-1, 1, 9, 11) == [["site-0", "site-1"], ["site-2", "site-3"]]
     assert merge(0, 4, 4.5, 5.5) == [["site-0", "site-1", "site-2"], ["site-3"]]
+
     biases = sorted(float(server.centres[str(k)]["head.bias"][0]) for k in range(K))
     assert biases == pytest.approx([(0 + 4 + 4.5) / 3, 5.5])
 
@@ -166,15 +184,13 @@ def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: P
         tmp_path, algo="fesem", models="htcnn-1", rounds=1, fesem__centres=5, participation=0.5
     )
     outcome = run_federation(config | {"test-samples": 20}, clients=SITES)
-    kept = plain.weights_left(outcome)
-    centres = [
-        {name[2:]: value for name, value in kept.items() if name.startswith(f"{k}/")}
-        for k in range(5)
-    ]
+
+    centres = centres_left(outcome, 5)
     first = received(outcome, MessageType.TRAIN, 1)
     assert len(first) == 2
     for k in (2, 3, 4):
         plain.assert_close(centres[k], next(iter(first.values())))
+
     for site, weights in received(outcome, MessageType.EVALUATE, 1).items():
         own = centres[:2] if site in first else centres[:1]
         assert any(torch.equal(weights["head.bias"], centre["head.bias"]) for centre in own)

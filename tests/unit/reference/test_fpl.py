@@ -34,35 +34,38 @@ Clusters = dict[int, list[np.ndarray]]
 
 class FPLClient(plain.PlainClient):
     def train(self, number: int, weights: plain.State, clusters: Clusters) -> plain.State:
+        """CE, and λ times both prototype terms of each sample whose class has clusters."""
         self.model = self.model_of("global")
         self.model.load_state_dict(weights)
 
         def terms(z: torch.Tensor, label: int) -> torch.Tensor | float:
-            return (
-                self.hparams.lambda_ * self.of_sample(z, label, clusters)
-                if label in clusters
-                else 0.0
-            )
+            if label not in clusters:
+                return 0.0
+            return self.hparams.lambda_ * self.of_sample(z, label, clusters)
 
         self.sgd(number, loss=lambda batch: self.cross_entropy_and(batch, terms))
         return plain.copied(self.model)
 
     def of_sample(self, z: torch.Tensor, label: int, clusters: Clusters) -> torch.Tensor:
-        """Eq. 8 and 10, in float64."""
+        """The contrast with all clusters, Eq. 8, and the distance to the mean of the class's own.
+
+        The latter is Eq. 10; both are in float64.
+        """
         z = z.double()
 
-        def similarity(c: np.ndarray) -> torch.Tensor:
-            c = torch.from_numpy(c)
-            return torch.exp(
-                (z * c).sum() / (z.norm().clamp(min=1e-12) * c.norm()) / self.hparams.temperature
-            )
+        def similarity(cluster: np.ndarray) -> torch.Tensor:
+            c = torch.from_numpy(cluster)
+            cosine = (z * c).sum() / (z.norm().clamp(min=1e-12) * c.norm())
+            return torch.exp(cosine / self.hparams.temperature)
 
         every = {k: sum(similarity(c) for c in of_class) for k, of_class in clusters.items()}
+        contrast = -torch.log(every[label] / sum(every.values()))
+
         unbiased = sum(clusters[label]) / len(clusters[label])
         squares = sum((z[v] - unbiased[v]) ** 2 for v in range(len(z)))
         if self.hparams.consistency == "mse":
             squares = squares / len(z)
-        return -torch.log(every[label] / sum(every.values())) + squares
+        return contrast + squares
 
     def prototypes(self) -> dict[int, np.ndarray]:
         return {k: mean.numpy() for k, mean in self.class_means().items()}
@@ -70,13 +73,18 @@ class FPLClient(plain.PlainClient):
 
 def clustered(sent: list[dict[int, np.ndarray]]) -> Clusters:
     """Eq. 5, by FINCH's coarsest partition."""
-    found: Clusters = {}
+    clusters: Clusters = {}
     for k in range(10):
-        rows = np.array([one[k] for one in sent if k in one])
-        if len(rows):
-            groups = FINCH(rows, verbose=False)[0][:, -1] if len(rows) > 1 else np.zeros(1)
-            found[k] = [rows[groups == group].mean(0) for group in np.unique(groups)]
-    return found
+        rows = np.array([means[k] for means in sent if k in means])
+        if len(rows) == 0:
+            continue
+        cluster_of_row = np.zeros(1)
+        if len(rows) > 1:
+            partitions, *_ = FINCH(rows, verbose=False)
+            cluster_of_row = partitions[:, -1]
+        numbers = np.unique(cluster_of_row)
+        clusters[k] = [rows[cluster_of_row == number].mean(0) for number in numbers]
+    return clusters
 
 
 @pytest.mark.parametrize(
@@ -86,39 +94,46 @@ def clustered(sent: list[dict[int, np.ndarray]]) -> Clusters:
 def test_two_rounds_equal_an_independent_script(
     partition: str, tau: float, consistency: str, tmp_path: Path
 ) -> None:
-    hparams: dict[str, Any] = {
-        "fpl__lambda": 2.0,
-        "fpl__temperature": tau,
-        "fpl__consistency": consistency,
-    }
-    more = {
+    """Weights, clusters, and the bytes and entries that go up, are the script's."""
+    settings: dict[str, Any] = {
         "feature_dim": 16,
         "lr": 0.003,
         "train_samples": 20,
-        **plain.LABEL_SHIFT,
+        "fpl__lambda": 2.0,
+        "fpl__temperature": tau,
+        "fpl__consistency": consistency,
+        **plain.UNEQUAL,
         "partition": partition,
-        **hparams,
     }
-    outcome, clients = plain.side_by_side(tmp_path, FPLClient, "htcnn-1", SITES, algo="fpl", **more)
-    weights, clusters = plain.copied(clients[0].model_of("global")), Clusters()
-    for number in (1, 2):
-        models = [client.train(number, weights, clusters) for client in clients]
-        sent = [client.prototypes() for client in clients]
-        weights, clusters = plain.averaged(models, [len(one.y) for one in clients]), clustered(sent)
-    plain.assert_close(plain.weights_left(outcome), weights)
-    kept = load_file(outcome.folder / "prototypes.safetensors")
-    assert kept["labels"].tolist() == [k for k, of_class in clusters.items() for _ in of_class]
-    assert any(len(of_class) > 1 for of_class in clusters.values())
-    np.testing.assert_allclose(
-        kept["means"], np.concatenate(list(clusters.values())), rtol=1e-3, atol=1e-4
+    outcome, clients = plain.side_by_side(
+        tmp_path, FPLClient, "htcnn-1", SITES, algo="fpl", **settings
     )
 
-    numbers = sum(value.numel() for value in weights.values())
+    weights = plain.copied(clients[0].model_of("global"))
+    clusters: Clusters = {}
+    sizes = [len(client.y) for client in clients]
+    for number in (1, 2):
+        models = [client.train(number, weights, clusters) for client in clients]
+        weights = plain.averaged(models, sizes)
+        clusters = clustered([client.prototypes() for client in clients])
+
+    plain.assert_close(plain.weights_left(outcome), weights)
+
+    kept = load_file(outcome.folder / "prototypes.safetensors")
+    labels = []
+    for k, of_class in clusters.items():
+        labels += [k] * len(of_class)
+    assert kept["labels"].tolist() == labels
+    assert len(labels) > len(clusters)  # some class has several
+    means = np.concatenate(list(clusters.values()))
+    np.testing.assert_allclose(kept["means"], means, rtol=1e-3, atol=1e-4)
+
+    bytes_up = 0
+    for client in clients:
+        bytes_up += 4 * sum(value.numel() for value in weights.values())
+        bytes_up += len(set(client.y)) * (4 * 16 + 8)  # a mean and its label
     for row in outcome.rows[:2]:
-        held = [len(set(client.y)) for client in clients]
-        assert row["bytes"]["up"] == sum(
-            4 * (numbers + 16 * c) + 8 * c for c in held
-        )  # a label beside each
+        assert row["bytes"]["up"] == bytes_up
     for _, reply in outcome.exchanged():
         records = {name: list(one) for name, one in reply.content.array_records.items()}
         assert records == {"weights": list(weights), "prototypes": ["means", "labels"]}
@@ -132,18 +147,19 @@ def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
     config = run_config(
         tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0
     )
-    site = client_of(config, 0, SITES)
-    algorithm = client_half(CATALOG["fpl"])(site, 2)
+    algorithm = client_half(CATALOG["fpl"])(client_of(config, 0, SITES), 2)
     means = torch.tensor([[1.0, 0, 0, 0], [-1, 1, 0, 0], [0, 0, -1, 1]])
     algorithm.receive(Payload(prototypes=Prototypes(means, torch.tensor([0, 1, 1]))))
     z = torch.tensor([[-2.0, 0.5, 1, 0], [0.5, -1, 1, -3]], requires_grad=True)
     labels = torch.tensor([0, 1])
-    terms = algorithm.loss(Batch(z, labels, labels, z, torch.zeros(2, 10)))
-    (found,) = torch.autograd.grad(terms["contrast"] + terms["consistency"], z)
 
-    plain = FPLClient(Settings.from_run_config(config), 0, "htcnn-1", SITES)
+    terms = algorithm.loss(Batch(z, labels, labels, z, torch.zeros(2, 10)))
+    loss = terms["contrast"] + terms["consistency"]
+    (gradient,) = torch.autograd.grad(loss, z)
+
+    script = FPLClient(Settings.from_run_config(config), 0, "htcnn-1", SITES)
     clusters = {0: [means[0].double().numpy()], 1: [one.double().numpy() for one in means[1:]]}
-    loss = sum(plain.of_sample(z[row], row, clusters) for row in (0, 1)) / 2
-    (wanted,) = torch.autograd.grad(loss, z)
-    assert float(terms["contrast"] + terms["consistency"]) == pytest.approx(float(loss), rel=1e-5)
-    torch.testing.assert_close(found, wanted.float())
+    wanted = sum(script.of_sample(z[row], row, clusters) for row in (0, 1)) / 2
+    (wanted_gradient,) = torch.autograd.grad(wanted, z)
+    assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
+    torch.testing.assert_close(gradient, wanted_gradient.float())

@@ -44,29 +44,42 @@ def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Nu
     """A run, and all training features [N, F] with their labels [N]."""
     config = run_config(folder, **SMALL | settings)
     outcome = run_federation(config, clients)
-    sets = [client_of(config, client, clients).train_set for client in range(clients)]
-    x = np.concatenate([one.in_memory.numpy() for one in sets]).astype(np.float64)
-    return outcome, x, np.concatenate([one.labels.numpy() for one in sets])
+    x = []
+    y = []
+    for client in range(clients):
+        train_set = client_of(config, client, clients).train_set
+        x.append(train_set.in_memory.numpy())
+        y.append(train_set.labels.numpy())
+    return outcome, np.concatenate(x).astype(np.float64), np.concatenate(y)
 
 
 def oas(covariance: Numbers, n: float) -> Numbers:
     """Chen et al. 2010, Eq. 23, and a millionth of the mean variance."""
     p = len(covariance)
-    trace, squares = np.trace(covariance), (covariance**2).sum()
-    rho = min(1, ((1 - 2 / p) * squares + trace**2) / ((n + 1 - 2 / p) * (squares - trace**2 / p)))
-    return (1 - rho) * covariance + (rho * trace / p + 1e-9 + 1e-6 * trace / p) * np.eye(p)
+    trace = np.trace(covariance)
+    squares = (covariance**2).sum()
+    above = (1 - 2 / p) * squares + trace**2
+    below = (n + 1 - 2 / p) * (squares - trace**2 / p)
+    rho = min(1, above / below)
+    mean_variance = trace / p
+    ridge = rho * mean_variance + 1e-9 + 1e-6 * mean_variance
+    return (1 - rho) * covariance + ridge * np.eye(p)
 
 
 def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
     """log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C].
 
-    It is −∞ for an absent class.
+    It is −∞ for an absent class. Σ is one for all classes (lda), or each class's own, to which
+    that of all is added as if it were of one more sample.
     """
     present = [c for c in range(C) if (y == c).any()]
-    own = {c: np.cov(x[y == c].T, bias=True) for c in present}
-    if head == "naive-bayes":
-        own = {c: np.diag(np.diag(one)) for c, one in own.items()}
+    own = {}
+    for c in present:
+        own[c] = np.cov(x[y == c].T, bias=True)
+        if head == "naive-bayes":
+            own[c] = np.diag(np.diag(own[c]))
     within = sum((y == c).mean() * own[c] for c in present)
+
     logits = np.full((len(at), C), -np.inf)
     for c in present:
         n = (y == c).sum()
@@ -75,18 +88,26 @@ def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
         if head != "lda":
             sigma = oas((n * own[c] + within) / (n + 1), n)
         distance = np.einsum("mf,mf->m", away @ np.linalg.inv(sigma), away)
-        logits[:, c] = np.log(n / len(y)) - distance / 2
-        logits[:, c] -= np.linalg.slogdet(sigma)[1] / 2
+        _, log_determinant = np.linalg.slogdet(sigma)
+        logits[:, c] = np.log(n / len(y)) - distance / 2 - log_determinant / 2
     return logits
 
 
 def moments_of(outcome: Outcome) -> dict[str, Numbers]:
-    state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
-    return {
-        name.partition("/")[2]: value.numpy()
-        for name, value in state.items()
-        if name.startswith("moments/")
-    }
+    """The merged moments in the run's last checkpoint."""
+    moments = {}
+    for name, value in load_file(
+        max((outcome.folder / "checkpoints").glob("*.safetensors"))
+    ).items():
+        if name.startswith("moments/"):
+            moments[name.removeprefix("moments/")] = value.numpy()
+    return moments
+
+
+def head_left(outcome: Outcome) -> torch.nn.Module:
+    """The head of the model that the first client leaves, in float64."""
+    file = outcome.folder / "clients" / "site-0" / "model.safetensors"
+    return TrainedModel.read(file).build().double()
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -94,33 +115,33 @@ def moments_of(outcome: Outcome) -> dict[str, Numbers]:
 def test_the_moments_are_those_of_all_features_in_one_place(
     division: str, head: str, tmp_path: Path
 ) -> None:
+    """Shares, sums and second moments of the classes; of matrices the upper triangle is sent."""
     clients, settings = DIVISIONS[division]
     outcome, x, y = federation(tmp_path, clients, **settings, gaussian__head=head)
     moments = moments_of(outcome)
-    each = np.eye(C)[y]
-    rows, columns = np.triu_indices(x.shape[1])
-    second = {
-        "naive-bayes": lambda: each.T @ x**2,
-        "lda": lambda: (x.T @ x)[rows, columns],
-        "qda": lambda: np.stack([(x[y == c].T @ x[y == c])[rows, columns] for c in range(C)]),
-    }[head]()
-    for name, wanted in {"shares": each.sum(0), "first": each.T @ x, "second": second}.items():
-        np.testing.assert_allclose(
-            moments[name], wanted / len(y), rtol=0, atol=1e-9 * np.abs(wanted).max()
-        )
+
+    one_hot = np.eye(C)[y]
+    upper = np.triu_indices(x.shape[1])
+    if head == "naive-bayes":
+        second = one_hot.T @ x**2
+    elif head == "lda":
+        second = (x.T @ x)[upper]
+    else:
+        second = np.stack([(x[y == c].T @ x[y == c])[upper] for c in range(C)])
+    sums = {"shares": one_hot.sum(0), "first": one_hot.T @ x, "second": second}
+    for name, wanted in sums.items():
+        tolerance = 1e-9 * np.abs(wanted).max()
+        np.testing.assert_allclose(moments[name], wanted / len(y), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
     """Logits are compared by differences between classes, as backbone features are much alike."""
     outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3, gaussian__head=head)
-    model = (
-        TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors")
-        .build()
-        .double()
-    )
     at = x[:: len(x) // 50]
-    found = model(torch.from_numpy(at)).numpy()
+
+    found = head_left(outcome)(torch.from_numpy(at)).numpy()
+
     wanted = by_hand(x, y, head, at)
     found = found - found.max(1, keepdims=True)
     wanted = wanted - wanted.max(1, keepdims=True)
@@ -140,15 +161,17 @@ def divisions() -> list[Any]:
 
 @pytest.mark.parametrize("division", divisions())
 def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
+    """The moments to a millionth of the largest, and with them the accuracy."""
     clients, settings = DIVISIONS[division]
-    plain, *_ = federation(tmp_path / "plain", clients, **settings, total_samples=600)
-    secure, *_ = federation(
-        tmp_path / "secure", clients, **settings, total_samples=600, secagg=True
-    )
+    settings = settings | {"total_samples": 600}
+
+    plain, *_ = federation(tmp_path / "plain", clients, **settings)
+    secure, *_ = federation(tmp_path / "secure", clients, **settings, secagg=True)
+
+    of_secure = moments_of(secure)
     for name, wanted in moments_of(plain).items():
-        np.testing.assert_allclose(
-            moments_of(secure)[name], wanted, rtol=0, atol=1e-6 * np.abs(wanted).max()
-        )
+        tolerance = 1e-6 * np.abs(wanted).max()
+        np.testing.assert_allclose(of_secure[name], wanted, rtol=0, atol=tolerance)
     found, wanted = (run.summary["accuracy"]["head"]["weighted"] for run in (secure, plain))
     assert found == pytest.approx(wanted, abs=1e-6)
 
@@ -172,6 +195,7 @@ def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
 
 
 def test_small_classes_stay_away(tmp_path: Path) -> None:
+    """Of each client exactly the classes of five samples and more have a share; some lack one."""
     settings = {
         "partition": "dirichlet",
         "alpha": 0.3,
@@ -179,13 +203,15 @@ def test_small_classes_stay_away(tmp_path: Path) -> None:
         "min_class_samples": 5,
     }
     outcome, *_ = federation(tmp_path, 3, **settings)
-    some = False
+
+    left_out = 0
     for client, (_, reply) in enumerate(outcome.exchanged()):
         labels = client_of(outcome.grid.run_config, client).data.train_labels
-        large = np.bincount(labels, minlength=C) >= 5
-        assert ((values_of(reply.content["moments"]["shares"]) > 0) == large).all()
-        some |= not large.all()
-    assert some
+        is_large = np.bincount(labels, minlength=C) >= 5
+        is_sent = values_of(reply.content["moments"]["shares"]) > 0
+        assert (is_sent == is_large).all()
+        left_out += C - is_large.sum()
+    assert left_out > 0
 
 
 # -- differential privacy ----------------------------------------------------------------
@@ -194,21 +220,32 @@ PRIVATE = {"partition": "iid", "dp": "sample", "dp_epsilon": 8.0}
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_noise_is_repaired_to_moments_that_samples_can_have_and_these_need_none(head: str) -> None:
+def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
+    """Classes with a share of less than 0.3 go, but the largest; no mean is longer than 1."""
     torch.manual_seed(1)
     for trial in range(50):
-        moments, draw = ClassMoments(4, 6, head), np.random.default_rng(trial)
+        moments = ClassMoments(4, 6, head)
+        draw = np.random.default_rng(trial)
         private_moments(moments, torch.randn(200, 6), torch.randint(4, (200,)), 1.0, 20.0, draw)
-        clear_C = (moments.shares >= 0.3) | (moments.shares == moments.shares.max())
+        is_clear_C = (moments.shares >= 0.3) | (moments.shares == moments.shares.max())
         assert moments.why_impossible()
+
         moments.repair(0.3, 1.0)
+
         assert not moments.why_impossible()
-        assert torch.equal(moments.shares > 0, clear_C)
+        assert torch.equal(moments.shares > 0, is_clear_C)
         assert float(moments.means().norm(dim=1).max()) < 1 + 1e-6
-    x_NF, moments = torch.randn(200, 6), ClassMoments(4, 6, head)
-    moments.measure(x_NF, torch.arange(200) % 4)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_moments_of_samples_need_no_repair(head: str) -> None:
+    torch.manual_seed(1)
+    moments = ClassMoments(4, 6, head)
+    moments.measure(torch.randn(200, 6), torch.arange(200) % 4)
     before = {name: value.clone() for name, value in moments.named_buffers()}
+
     moments.repair(0.1, 100.0)
+
     torch.testing.assert_close(dict(moments.named_buffers()), before)
 
 
@@ -218,16 +255,15 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
     outcome, x, y = federation(tmp_path, 3, **PRIVATE, secagg=secagg)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["epsilon"] <= 8
+
     moments = {name: torch.from_numpy(value) for name, value in moments_of(outcome).items()}
     assert ClassMoments.of(moments).why_impossible() == ""
-    model = (
-        TrainedModel.read(outcome.folder / "clients" / "site-0" / "model.safetensors")
-        .build()
-        .double()
-    )
-    logits = model(torch.from_numpy(x))
+
+    head = head_left(outcome)
+    logits = head(torch.from_numpy(x))
     assert (logits.argmax(1).numpy() == y).mean() > 0.6
-    torch.testing.assert_close(model(torch.from_numpy(5 * x)), logits)
+    torch.testing.assert_close(head(torch.from_numpy(5 * x)), logits)
+
     if not secagg:
         replies = [reply for _, reply in outcome.exchanged()]
         shares = np.stack([values_of(reply.content["moments"]["shares"]) for reply in replies])
@@ -238,20 +274,24 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
         assert (np.abs(counts.sum(1) - samples) > 0.5).mean() > 0.5  # exact ones would add up
 
 
-@pytest.mark.parametrize("dp", ["none", "sample"])
-def test_moments_that_no_samples_and_no_noise_explain_are_refused(dp: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dp", "said"), [
+    ("none", "the shares of the classes must be at least 0 and add up to 1"),
+    ("sample", "moments beyond what samples and noise can bring"),
+])  # fmt: skip
+def test_moments_that_no_samples_and_no_noise_explain_are_refused(
+    dp: str, said: str, tmp_path: Path
+) -> None:
+    """One client of three sends thirty times its moments."""
+
     def lie(message: Message, reply: Message) -> Message:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
             sent = tensors(reply.content["moments"])
-            reply.content["moments"] = array_record(
-                {name: 30 * value for name, value in sent.items()}
-            )
+            larger = {name: 30 * value for name, value in sent.items()}
+            reply.content["moments"] = array_record(larger)
         return reply
 
     config = run_config(tmp_path, **SMALL | PRIVATE | {"dp": dp})
-    (reason,) = run_federation(config, 3, tamper=lie).rows[0]["refused"].values()
-    said = {
-        "none": "the shares of the classes must be at least 0 and add up to 1",
-        "sample": "moments beyond what samples and noise can bring",
-    }
-    assert reason == f"moments: {said[dp]}"
+    outcome = run_federation(config, 3, tamper=lie)
+
+    (reason,) = outcome.rows[0]["refused"].values()
+    assert reason == f"moments: {said}"

@@ -26,6 +26,7 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     head = plain.two_rounds(
         clients, plain.tensors(outcome.exchanged()[0][0].content.array_records["weights"])
     )
+
     assert len({len(one.y) for one in clients}) > 1
     plain.assert_close(plain.weights_left(outcome), head)
     plain.assert_models_left(

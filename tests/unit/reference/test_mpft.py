@@ -22,21 +22,24 @@ from tests.support.plain_fedpcl import FedPCLClient
 ACTS = {"server-epochs": 3, "server-lr": 0.1, "server-batch-size": 4}
 DECLARED = Declared(PLAIN, several=True, frozen=True, losses=(), acts=ACTS)
 
-EPOCHS, RATE, SIZE = 2, 0.01, 10
+# The server's training:
+EPOCHS = 2
+RATE = 0.01
+SIZE = 10
 
 
 def adamw(
     model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor, y: list[int]
 ) -> plain.State:
     """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε)."""
-    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
+    parameters = list(model.parameters())
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
     model.train()
     for t, batch in enumerate(batches, start=1):
-        gradients = torch.autograd.grad(
-            plain.cross_entropy(model(x[batch]), [y[i] for i in batch]), list(model.parameters())
-        )
+        loss = plain.cross_entropy(model(x[batch]), [y[i] for i in batch])
+        gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
-            for p, g, (m, v) in zip(model.parameters(), gradients, moments, strict=True):
+            for p, g, (m, v) in zip(parameters, gradients, moments, strict=True):
                 m.mul_(0.9).add_(0.1 * g)
                 v.mul_(0.999).add_(0.001 * g * g)
                 p.sub_(RATE * 0.01 * p)
@@ -45,44 +48,61 @@ def adamw(
 
 
 def federation(folder: Path, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
-    trained = {
+    """A run of three clients, and its config."""
+    server = {
         "mpft__server_epochs": EPOCHS,
         "mpft__server_lr": RATE,
         "mpft__server_batch_size": SIZE,
     }
-    config = run_config(folder, algo="mpft", feature_dim=16, test_samples=20, **trained | settings)
+    config = run_config(folder, algo="mpft", feature_dim=16, test_samples=20, **server, **settings)
     return run_federation(config, plain.CLIENTS), config
 
 
-def sent(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
-    records = [reply.content["prototypes"] for _, reply in outcome.exchanged()]
-    return [(values_of(one["means"]), values_of(one["labels"])) for one in records]
+def sent_centres(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The centres [K, F] of each client and their labels [K]."""
+    centres = []
+    for _, reply in outcome.exchanged():
+        record = reply.content["prototypes"]
+        centres.append((values_of(record["means"]), values_of(record["labels"])))
+    return centres
+
+
+def features_of_class(client: FedPCLClient, label: int) -> np.ndarray:
+    """The frozen features [N, F] of the client's training samples of this class, in float64."""
+    return np.stack([client.r[i].double().numpy() for i, y in enumerate(client.y) if y == label])
 
 
 def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
-    """A class has three samples of thirty, and so one centre, their mean."""
+    """Each client sends one centre a class, the mean of three samples; the server trains on them.
+
+    A sample ratio of 0.3 is one centre of three samples, and there are thirty of ten classes.
+    """
     outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.3)
-    clients = [
-        FedPCLClient(Settings.from_run_config(config), index) for index in range(plain.CLIENTS)
-    ]
+    clients = []
+    for index in range(plain.CLIENTS):
+        clients.append(FedPCLClient(Settings.from_run_config(config), index))
+
     x = []
     y = []
-    for client, (means, labels) in zip(clients, sent(outcome), strict=True):
+    for client, (centres, labels) in zip(clients, sent_centres(outcome), strict=True):
         for label in range(10):
-            of_class = [client.r[i].double() for i, one in enumerate(client.y) if one == label]
-            assert len(of_class) == 3
+            rows = features_of_class(client, label)
+            assert len(rows) == 3
             np.testing.assert_allclose(
-                means[labels == label], [sum(of_class) / 3], rtol=1e-5, atol=1e-6
+                centres[labels == label], [rows.mean(axis=0)], rtol=1e-5, atol=1e-6
             )
-        x.append(torch.from_numpy(means.copy()))
+        x.append(torch.from_numpy(centres.copy()))
         y += labels.tolist()
+
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "mpft"))
     batches = plain.minibatches(len(y), SIZE, EPOCHS, shuffle)
+    first = plain.copied(clients[0].model_of("global"))
     wanted = adamw(clients[0].model_of("global"), batches, torch.cat(x), y)
     found = plain.weights_left(outcome)
-    first = plain.copied(clients[0].model_of("global"))
+
     assert found.keys() == wanted.keys()
     assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
+
     # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but
     # its rounding, of which AdamW makes steps; they differ from one processor to the next, the
     # rest does not.
@@ -91,10 +111,13 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     for name, value in wanted.items():
         kept = ~idle if name in ("body.1.bias", "body.3.running_mean") else ...
         torch.testing.assert_close(found[name][kept], value[kept], rtol=0, atol=1e-4, msg=name)
+
     for client in clients:
         plain.assert_close(plain.model_left(outcome.folder, client.name), found)
+
+    bytes_of_a_centre = 4 * clients[0].r.shape[1] + 8  # float32 features, and a label
     assert outcome.rows[0]["bytes"] == {
-        "up": plain.CLIENTS * 10 * (4 * clients[0].r.shape[1] + 8),
+        "up": plain.CLIENTS * 10 * bytes_of_a_centre,
         "down": 0,
     }
 
@@ -103,24 +126,31 @@ def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path)
     """⌈0.5 · 7⌉ of a class, rounded up: each is the mean of the samples that are nearest to it."""
     outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.5, train_samples=70)
     client = FedPCLClient(Settings.from_run_config(config), 0)
-    means, labels = sent(outcome)[0]
+
+    all_centres, labels = sent_centres(outcome)[0]
+
     for label in range(10):
-        rows = np.array(
-            [client.r[i].double().numpy() for i, one in enumerate(client.y) if one == label]
-        )
-        centres = means[labels == label]
+        rows = features_of_class(client, label)
+        centres = all_centres[labels == label]
         assert len(rows) == 7
         assert len(centres) == math.ceil(0.5 * len(rows))
-        nearest = np.linalg.norm(rows[:, None] - centres[None], axis=2).argmin(axis=1)
+
+        distances = np.linalg.norm(rows[:, None] - centres[None], axis=2)
+        nearest = distances.argmin(axis=1)
         for k, centre in enumerate(centres):
-            np.testing.assert_allclose(
-                centre, rows[nearest == k].mean(axis=0), rtol=1e-4, atol=1e-5
-            )
+            mean = rows[nearest == k].mean(axis=0)
+            np.testing.assert_allclose(centre, mean, rtol=1e-4, atol=1e-5)
 
 
 def test_who_is_away_later_is_not_forgotten(tmp_path: Path) -> None:
+    """The server keeps the ten centres of each client that was ever asked; one is a round."""
     outcome, _ = federation(tmp_path, rounds=4, participation=0.34, mpft__sample_ratio=0.1)
-    known = [row["server"]["centres"] for row in outcome.rows[:-1]]
-    asked = [set(row["clients"]) for row in outcome.rows[:-1]]
-    assert known == [10.0 * len(set.union(*asked[: number + 1])) for number in range(4)]
-    assert known[-1] > known[0]
+
+    ever_asked: set[str] = set()
+    centres = []
+    for row in outcome.rows[:-1]:
+        ever_asked |= set(row["clients"])
+        assert row["server"]["centres"] == 10.0 * len(ever_asked)
+        centres.append(row["server"]["centres"])
+    assert len(centres) == 4
+    assert centres[-1] > centres[0]

@@ -1,6 +1,7 @@
 """Per-FedAvg, two rounds: w~ and the outer step by hand; evaluated after one inner step."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +20,8 @@ class PerFedAvgClient(plain.PlainClient):
     def gradient(self, w: plain.State, rows: list[int]) -> plain.State:
         """∇f(w; D)."""
         w = {name: value.detach().requires_grad_() for name, value in w.items()}
-        loss = plain.cross_entropy(
-            functional_call(self.model, w, self.x[rows]), [self.y[i] for i in rows]
-        )
+        logits = functional_call(self.model, w, self.x[rows])
+        loss = plain.cross_entropy(logits, [self.y[i] for i in rows])
         return dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True))
 
     def adapted(self, w: plain.State, rows: list[int]) -> plain.State:
@@ -30,75 +30,95 @@ class PerFedAvgClient(plain.PlainClient):
         return {name: value - self.hparams.alpha * gradient[name] for name, value in w.items()}
 
     def train(self, number: int, w: plain.State) -> plain.State:
-        """v ← μ v + ∇f(w~; D');  w ← w − β v."""
+        """v ← μ v + ∇f(w~; D');  w ← w − β v.
+
+        D and D' are the halves of a batch of twice the size, or all of it if it has 3 samples.
+        """
         velocity = {name: torch.zeros_like(value) for name, value in w.items()}
         for rows in self.batches(number, 2 * plain.BATCH, passes=2):
-            middle = (len(rows) + 1) // 2
-            first, second = (rows[:middle], rows[middle:]) if len(rows) > 3 else (rows, rows)
+            first = rows
+            second = rows
+            if len(rows) > 3:
+                middle = (len(rows) + 1) // 2
+                first = rows[:middle]
+                second = rows[middle:]
             gradient = self.gradient(self.adapted(w, first), second)
             velocity = {name: self.momentum * v + gradient[name] for name, v in velocity.items()}
             w = {name: value - self.lr * velocity[name] for name, value in w.items()}
         return w
 
     def evaluated(self, number: int, w: plain.State) -> tuple[plain.State, float]:
-        """After one inner step on a batch of training data; with its accuracy."""
-        generator = torch.Generator().manual_seed(
-            derive_seed(self.seed, "adapt", self.name, number)
-        )
-        w = self.adapted(
-            w, torch.randperm(len(self.y), generator=generator).tolist()[: plain.BATCH]
-        )
+        """The weights after one inner step on a batch of training data, and their accuracy."""
+        seed = derive_seed(self.seed, "adapt", self.name, number)
+        order = torch.randperm(len(self.y), generator=torch.Generator().manual_seed(seed)).tolist()
+        w = self.adapted(w, order[: plain.BATCH])
         with torch.no_grad():
-            found = functional_call(self.model, w, self.x_test).argmax(1).tolist()
-        return w, sum(a == b for a, b in zip(found, self.y_test, strict=True)) / len(self.y_test)
+            predicted = functional_call(self.model, w, self.x_test).argmax(1).tolist()
+        right = sum(p == y for p, y in zip(predicted, self.y_test, strict=True))
+        return w, right / len(self.y_test)
 
 
-def test_it_takes_as_many_steps_as_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("local_steps", "sizes"), [
+    pytest.param(0, 2 * [20, 20] * 2, id="two epochs of two passes over 40 samples"),
+    pytest.param(3, [20, 20, 20], id="three steps"),
+])  # fmt: skip
+def test_it_takes_as_many_steps_as_fedavg(
+    local_steps: int, sizes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An epoch is two passes in batches of twice the size; with local-steps, each step counts once.
 
     Batch normalisation counts both halves of each batch, and the one to which it adapts at the end.
     """
-    steps: list[int] = []
+    seen: list[int] = []
     step = MetaStep.__call__
 
-    def counted(
+    def noted(
         self: MetaStep, inputs: torch.Tensor, labels: torch.Tensor, index: torch.Tensor
     ) -> object:
-        steps.append(len(labels))
+        seen.append(len(labels))
         return step(self, inputs, labels, index)
 
-    monkeypatch.setattr(MetaStep, "__call__", counted)
-    small = {"models": "resnet4-imagenet-stem", "rounds": 1, "train_samples": 40, "local_epochs": 2}
-    config = run_config(tmp_path, algo="per-fedavg", **small)
-    for settings, expected in (({}, 2 * [20, 20] * 2), ({"local-steps": 3}, [20, 20, 20])):
-        steps.clear()
-        run = run_federation(
-            config | settings | {"out-dir": str(tmp_path / str(settings))}, clients=1
-        )
-        assert steps == expected
-        left = plain.model_left(run.folder, "site-0")
-        seen = {int(value) for name, value in left.items() if name.endswith("num_batches_tracked")}
-        assert seen == {2 * len(expected) + 1}
+    monkeypatch.setattr(MetaStep, "__call__", noted)
+    settings: dict[str, Any] = {
+        "models": "resnet4-imagenet-stem",
+        "rounds": 1,
+        "train_samples": 40,
+        "local_epochs": 2,
+        "local_steps": local_steps,
+    }
+    run = run_federation(run_config(tmp_path, algo="per-fedavg", **settings), clients=1)
+
+    assert seen == sizes
+    batches = set()
+    for name, value in plain.model_left(run.folder, "site-0").items():
+        if name.endswith("num_batches_tracked"):
+            batches.add(int(value))
+    assert batches == {2 * len(sizes) + 1}
 
 
 @pytest.mark.parametrize("samples", [45, 22])
 def test_two_rounds_equal_an_independent_script(samples: int, tmp_path: Path) -> None:
-    """Of 22 samples, the rest of a batch is too small to be divided."""
-    more = {
+    """The global weights, the adapted models and their accuracies are the script's.
+
+    Of 22 samples, the rest of a batch is too small to be divided.
+    """
+    settings = {
         "feature_dim": 16,
         "train_samples": samples,
         "test_samples": 30,
         "lr": 0.02,
         "per_fedavg__alpha": 0.1,
     }
-    outcome, clients = plain.side_by_side(tmp_path, PerFedAvgClient, algo="per-fedavg", **more)
-    assert [len(client.y) for client in clients] == plain.CLIENTS * [samples]
+    outcome, clients = plain.side_by_side(tmp_path, PerFedAvgClient, algo="per-fedavg", **settings)
+    for client in clients:
+        assert len(client.y) == samples
+
     weights = plain.two_rounds(clients, plain.copied(clients[0].model))
+
     plain.assert_close(plain.weights_left(outcome), weights)
     for client in clients:
         adapted, accuracy = client.evaluated(2, weights)
         plain.assert_close(plain.model_left(outcome.folder, client.name), adapted)
         reported = outcome.summary["accuracy-of-clients"][client.name]["head"]
-        assert reported == pytest.approx(
-            accuracy, abs=1.01 / len(client.y_test)
-        )  # a borderline sample
+        one_sample = 1.01 / len(client.y_test)  # a borderline one may fall to the other side
+        assert reported == pytest.approx(accuracy, abs=one_sample)

@@ -24,12 +24,14 @@ class PFedMeClient(plain.PlainClient):
 
     def train(self, number: int, weights: plain.State) -> plain.State:
         """θ <- θ − η_p (∇f + λ (θ − w)), K times, with momentum;  w <- w − η λ (w − θ)."""
-        hparams, local = self.hparams, {name: value.clone() for name, value in weights.items()}
+        hparams = self.hparams
+        local = {name: value.clone() for name, value in weights.items()}
         self.theta.load_state_dict(weights)
         velocity = [torch.zeros_like(w) for w in local.values()]
         for batch in self.batches(number):
+            labels = [self.y[i] for i in batch]
             for _ in range(hparams.personal_steps):
-                loss = plain.cross_entropy(self.theta(self.x[batch]), [self.y[i] for i in batch])
+                loss = plain.cross_entropy(self.theta(self.x[batch]), labels)
                 self.step(loss, self.theta, velocity, local.values(), hparams.lambda_)
             for name, theta in plain.copied(self.theta).items():
                 local[name] = local[name] - hparams.eta * hparams.lambda_ * (local[name] - theta)
@@ -38,27 +40,30 @@ class PFedMeClient(plain.PlainClient):
 
 @pytest.mark.parametrize(("steps", "beta"), [(3, 0.5), (2, 2.0)])
 def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_path: Path) -> None:
-    more = {
+    """The global weights, and the personalised models that are left, are the script's."""
+    settings = {
         "lr": 0.02,
         "momentum": 0.3,
+        "feature_dim": 16,
+        "train_samples": 25,
         "pfedme__lambda": 5.0,
         "pfedme__eta": 0.03,
         "pfedme__beta": beta,
+        "pfedme__personal_steps": steps,
     }
-    more |= {"feature_dim": 16, "train_samples": 25, "pfedme__personal_steps": steps}
     outcome, clients = plain.side_by_side(
-        tmp_path, PFedMeClient, algo="pfedme", **more, **plain.LABEL_SHIFT
+        tmp_path, PFedMeClient, algo="pfedme", **settings, **plain.UNEQUAL
     )
+
     weights = plain.copied(clients[0].theta)
+    sizes = [len(client.y) for client in clients]
     for number in (1, 2):
-        mean = plain.averaged(
-            [client.train(number, weights) for client in clients], [len(one.y) for one in clients]
-        )
+        mean = plain.averaged([client.train(number, weights) for client in clients], sizes)
         weights = {name: (1 - beta) * value + beta * mean[name] for name, value in weights.items()}
+
     plain.assert_close(plain.weights_left(outcome), weights)
-    plain.assert_models_left(
-        outcome.folder, {client.name: plain.copied(client.theta) for client in clients}
-    )
+    models = {client.name: plain.copied(client.theta) for client in clients}
+    plain.assert_models_left(outcome.folder, models)
     plain.assert_only_weights_travel(outcome, weights)
 
 
@@ -85,7 +90,10 @@ def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path)
 def test_a_large_step_leaves_batch_normalisation_a_mean(
     algo: str, key: str, tmp_path: Path
 ) -> None:
-    """Beyond the mean, a variance could be negative."""
+    """Beyond the mean, a variance could be negative.
+
+    So a server's step of 8 moves the weights further than one of 1, and the buffers as far.
+    """
     settings = {
         "models": "resnet4-imagenet-stem",
         "train_samples": 12,
@@ -93,10 +101,12 @@ def test_a_large_step_leaves_batch_normalisation_a_mean(
         "rounds": 1,
         "lr": 0.01,
     }
-    configs = [
-        run_config(tmp_path / str(step), algo=algo, **settings | {key: step}) for step in (1.0, 8.0)
-    ]
-    one, far = (plain.weights_left(run_federation(config, plain.CLIENTS)) for config in configs)
-    buffers = {name for name in one if "running" in name or "batches" in name}
+    left = []
+    for step in (1.0, 8.0):
+        config = run_config(tmp_path / str(step), algo=algo, **settings, **{key: step})
+        left.append(plain.weights_left(run_federation(config, plain.CLIENTS)))
+
+    by_one, by_eight = left
+    buffers = {name for name in by_one if "running" in name or "batches" in name}
     assert buffers
-    assert {name for name in one if torch.equal(one[name], far[name])} == buffers
+    assert {name for name in by_one if torch.equal(by_one[name], by_eight[name])} == buffers

@@ -25,6 +25,7 @@ def test_prototypes_travel_when_it_is_time_and_without_counts(
         if "prototypes" in reply.content:
             with_prototypes.add(message.metadata.group_id)
             assert set(reply.content["prototypes"]) == {"means", "labels"}
+
     assert sorted(with_prototypes) == rounds
     assert "prototype" in outcome.summary["accuracy"]
     assert ("prototype" in outcome.rows[1]["accuracy"]) == (when == "every-round")
@@ -45,4 +46,5 @@ def test_equation_3_by_plain_code(tmp_path: Path) -> None:
         for label, mean in client.class_means().items():
             means.setdefault(label, []).append(mean)
     wanted = {label: torch.stack(rows).mean(0) for label, rows in means.items()}
+
     plain.assert_prototypes_left(outcome, wanted, rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -12,7 +13,6 @@ DECLARED = Declared(
     weights=True, beside={"control": "change"}, keeps=("own", "change"), acts={"server-lr": 0.5}
 )
 
-SERVER_LR = 0.7
 Variate = list[torch.Tensor]
 
 
@@ -22,50 +22,60 @@ class SCAFFOLDClient(plain.PlainClient):
     def train(
         self, number: int, weights: plain.State, common: Variate
     ) -> tuple[plain.State, Variate]:
-        """y ← y − η (∇F − c_i + c); c_i⁺ = c_i − c + (x − y) / (K η)."""
+        """y ← y − η (∇F − c_i + c); c_i⁺ = c_i − c + (x − y) / (K η).
+
+        Returns y and c_i⁺ − c_i.
+        """
         model = self.model_of("global")
         model.load_state_dict(weights)
-        start, steps = [p.detach().clone() for p in model.parameters()], 0
+        parameters = list(model.parameters())
+        start = [p.detach().clone() for p in parameters]
+        steps = 0
         for batch in self.batches(number):
             loss = plain.cross_entropy(model(self.x[batch]), [self.y[i] for i in batch])
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            gradients = torch.autograd.grad(loss, parameters)
             with torch.no_grad():
-                for p, g, own, c in zip(
-                    model.parameters(), gradients, self.own, common, strict=True
-                ):
+                for p, g, own, c in zip(parameters, gradients, self.own, common, strict=True):
                     p.sub_(self.lr * (g - own + c))
             steps += 1
-        moved = [x - y.detach() for x, y in zip(start, model.parameters(), strict=True)]
-        renewed = [
-            own - c + d / (steps * self.lr)
-            for own, c, d in zip(self.own, common, moved, strict=True)
-        ]
+
+        renewed = []
+        for own, c, x, y in zip(self.own, common, start, parameters, strict=True):
+            renewed.append(own - c + (x - y.detach()) / (steps * self.lr))
         change = [new - old for new, old in zip(renewed, self.own, strict=True)]
         self.own = renewed
         return plain.copied(model), change
 
 
-def test_three_rounds_equal_an_independent_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("arch", "server_lr"), [("htcnn-3", 0.7), ("resnet4-imagenet-stem", 1.5)])
+def test_three_rounds_equal_an_independent_script(
+    arch: str, server_lr: float, tmp_path: Path
+) -> None:
+    """Clients weigh alike though they have other numbers of samples; buffers have rate 1."""
     more = {
         "rounds": 3,
         "momentum": 0.0,
         "feature_dim": 16,
-        "scaffold__server_lr": SERVER_LR,
-        **plain.LABEL_SHIFT,
+        "scaffold__server_lr": server_lr,
+        **plain.UNEQUAL,
     }
-    outcome, clients = plain.side_by_side(tmp_path, SCAFFOLDClient, algo="scaffold", **more)
-    weights = plain.copied(clients[0].model_of("global"))
-    common = [torch.zeros_like(p) for p in clients[0].model_of("global").parameters()]
+    outcome, clients = plain.side_by_side(tmp_path, SCAFFOLDClient, arch, algo="scaffold", **more)
+    assert len({len(client.y) for client in clients}) > 1
+    first = clients[0].model_of("global")
+    weights = plain.copied(first)
+    parameters = dict(first.named_parameters())
+    common = [torch.zeros_like(p) for p in first.parameters()]
     for client in clients:
         client.own = [torch.zeros_like(c) for c in common]
     for number in (1, 2, 3):
         sent = [client.train(number, weights, common) for client in clients]
         mean = plain.averaged([model for model, _ in sent], [1] * plain.CLIENTS)
-        weights = {
-            name: value + SERVER_LR * (mean[name] - value) for name, value in weights.items()
-        }
+        for name in parameters:
+            mean[name] = weights[name] + server_lr * (mean[name] - weights[name])
+        weights = mean
         changes = zip(*(change for _, change in sent), strict=True)
         common = [
             c + sum(of_all) / plain.CLIENTS for c, of_all in zip(common, changes, strict=True)
         ]
+
     plain.assert_close(load_file(outcome.folder / "weights.safetensors"), weights)

@@ -75,19 +75,26 @@ CASES: dict[str, tuple[str, str, Callable[[Outcome], Models], bool, dict[str, An
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case: str, tmp_path: Path) -> None:
+    """Both leave the same weights or models, to the last bit or up to rounding."""
     algo, simpler, left, exact, settings = CASES[case]
-    outcomes = plain.runs(tmp_path, (algo, simpler), **settings)
-    found, wanted = map(left, outcomes)
+
+    run, run_of_simpler = plain.runs(tmp_path, (algo, simpler), **settings)
+
+    found = left(run)
+    wanted = left(run_of_simpler)
     assert found.keys() == wanted.keys() != set()
-    for site, one in wanted.items():
-        (plain.assert_equal if exact else plain.assert_close)(found[site], one)
+    assert_alike = plain.assert_equal if exact else plain.assert_close
+    for site, model in wanted.items():
+        assert_alike(found[site], model)
+
+    losses = run.rows[1]["losses"]
     if algo == "fedgen":
-        assert outcomes[0].rows[1]["losses"]["generated"] > 0
+        assert losses["generated"] > 0
     if (algo, simpler) == ("ditto", "local"):
-        assert metrics(outcomes[0]) == metrics(outcomes[1])
+        assert metrics(run) == metrics(run_of_simpler)
     if (algo, simpler) == ("ditto", "fedavg"):
-        name, losses = "global-cross-entropy", [run.rows[1]["losses"] for run in outcomes]
-        assert losses[0][name] == losses[1]["cross-entropy"]
+        losses_of_simpler = run_of_simpler.rows[1]["losses"]
+        assert losses["global-cross-entropy"] == losses_of_simpler["cross-entropy"]
 
 
 NO_MAPS = "has no convolution with maps of several pixels, whose statistics"
@@ -127,10 +134,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_it_cannot_serve_is_refused(
     algo: str, settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    more = {"rounds": 1, "liars": 0, "join_timeout": 5.0} | settings
+    """Before the first round; without settings the three clients have different heads."""
     nodes = None if settings else plain.on_sites(tmp_path, HEADS)
+    federation = {"rounds": 1, "liars": 0, "join_timeout": 5.0}
+    config = run_config(tmp_path, algo=algo, **federation | settings)
     with pytest.raises(FederationError, match=said):
-        run_federation(run_config(tmp_path, algo=algo, **more), 3, nodes=nodes)
+        run_federation(config, 3, nodes=nodes)
 
 
 LIVES_ON: dict[str, Any] = {"keep_optimizer": True, "momentum": 0.9, "head": "orthogonal-shared"}
@@ -152,6 +161,7 @@ A client of pFedMe joins later; FML and FedKD have a second network with normali
 
 @pytest.mark.parametrize("algo", FEW_LABELS)
 def test_a_client_of_few_labels_trains(algo: str, tmp_path: Path) -> None:
+    """Every tenth of 21 samples is labelled; every reply of every round counts."""
     few = {
         "positive_rate": 0.1,
         "pu_weight": 1.0,
@@ -159,18 +169,23 @@ def test_a_client_of_few_labels_trains(algo: str, tmp_path: Path) -> None:
         "test_samples": 20,
         "batch_size": 5,
     }
-    outcome = run_federation(
-        run_config(tmp_path, liars=0, algo=algo, backbones="glyphs", **few | FEW_LABELS[algo]), 3
-    )
-    assert [row["valid"] for row in outcome.rows] == [row["asked"] for row in outcome.rows]
-    if algo == "fedrep":
-        stored = [
-            {name.partition("/")[0] for name in load_file(path)}
-            for path in outcome.folder.glob("clients/*/0*")
-        ]
-        assert stored == [{"model", "optimizer", "head_optimizer"}] * len(stored) != []
+    settings = few | FEW_LABELS[algo]
+    config = run_config(tmp_path, liars=0, algo=algo, backbones="glyphs", **settings)
+
+    outcome = run_federation(config, 3)
+
+    for row in outcome.rows:
+        assert row["valid"] == row["asked"]
     assert outcome.rows[-1]["valid"] == 3
-    assert (outcome.rows[1]["losses"].get("unlabelled", 0) != 0) == (
-        FEW_LABELS[algo].get("pu_weight") != 0
-    )
-    assert algo != "fpl" or {"contrast", "consistency"} <= outcome.rows[1]["losses"].keys()
+    losses = outcome.rows[1]["losses"]
+    has_unlabelled_term = losses.get("unlabelled", 0) != 0
+    assert has_unlabelled_term == (settings["pu_weight"] != 0)
+
+    if algo == "fpl":
+        assert {"contrast", "consistency"} <= losses.keys()
+    if algo == "fedrep":
+        files = list(outcome.folder.glob("clients/*/0*"))
+        assert files
+        for file in files:
+            stored = {name.partition("/")[0] for name in load_file(file)}
+            assert stored == {"model", "optimizer", "head_optimizer"}

@@ -74,6 +74,7 @@ def test_troubles_of_rounds_are_a_table(hostile: Page) -> None:
     troubles = hostile.table("round", "what")
     assert ["2", "refused", f"{HOSTILE[0]} site", HOSTILE[1]] in troubles
     assert ["2", "missing", f"{HOSTILE[2]} site", "no answer in time"] in troubles
+
     reason = "weights of the server would be NaN; nothing was merged"
     assert ["1", "void", "all", reason] in troubles
 
@@ -101,6 +102,7 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
     lines = []
     for table in page.tables:
         lines += [cells for cells in table if cells[0] == "head/auc"]
+
     assert lines == [["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]]
     assert "head/auc" in page.figures["metrics"]
     assert "recall/" not in page.figures["metrics"]
@@ -159,6 +161,7 @@ def test_a_damaged_file_costs_its_figures_only(
     concerned = [*FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"]]
     draw_only(monkeypatch, charts.means, *concerned)
     (two_rounds / damaged).write_bytes(b'{"half": ')
+
     assert "accuracy-curves" in Page(write_report(two_rounds)).figures
 
 
@@ -175,8 +178,10 @@ def test_any_size_of_run_can_be_drawn(
     page = Page(write_report(folder))
 
     assert len(page.source) < 3e6
+
     has_many_points = sites * classes >= 50
     caption = page.figures.get("prototypes-map", "")
+
     assert ("t-SNE of the prototypes" in caption) is has_many_points
 
 

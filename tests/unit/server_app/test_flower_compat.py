@@ -29,7 +29,10 @@ NODES = 30
 
 
 def simulation() -> tuple[Any, list[int], list[int]]:
-    """A grid whose nodes have a message each, the nodes, and how often messages were looked at."""
+    """A grid, its nodes, and a list that grows with each look at messages.
+
+    The list has as many messages as were looked at each time.
+    """
     # Imported here, as it would cost every worker a second.
     from flwr.server.superlink.linkstate import LinkStateFactory
     from flwr.supercore.object_store import ObjectStoreFactory
@@ -42,44 +45,66 @@ def simulation() -> tuple[Any, list[int], list[int]]:
     state: Any = factory.state()
     looks: list[int] = []
     check = state._check_stored_messages
-    state._check_stored_messages = lambda ids, *more: (looks.append(len(ids)), check(ids, *more))
-    nodes = [
-        state.create_node("aid", "name", bytes([number]) * 32, heartbeat_interval=1e9)
-        for number in range(NODES)
-    ]
-    for node in nodes:
+
+    def noted(ids: Any, *more: Any) -> Any:
+        looks.append(len(ids))
+        return check(ids, *more)
+
+    state._check_stored_messages = noted
+    nodes = []
+    for number in range(NODES):
+        node = state.create_node("aid", "name", bytes([number]) * 32, heartbeat_interval=1e9)
         state.acknowledge_node_heartbeat(node, 1e9)
+        nodes.append(node)
     run_id = state.create_run(
         "id", "1.0.0", "hash", {}, NOOP_FEDERATION_ID, None, "aid", "serverapp"
     )
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
+    act_as(run_id)
     return InMemoryGrid(factory), nodes, looks
+
+
+def act_as(run_id: int) -> None:
+    """Make this process the server of a Flower run, as its SuperExec does."""
+    TaskIdentity.task_id = 1
+    TaskIdentity.run_id = run_id
+    TaskIdentity.node_id = 1
 
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_every_node_gets_its_messages_once(changed: bool) -> None:
+    """Flower's own grid looks at all messages for each node, the changed one at none."""
     grid, nodes, looks = simulation()
     if changed:
         find_messages_by_node(grid)
-    sent = grid.push_messages([Message(RecordDict(), node, "train") for node in reversed(nodes)])
-    assert len(list(sent)) == NODES
-    for number, node in enumerate(nodes):
+
+    messages = [Message(RecordDict(), node, "train") for node in reversed(nodes)]
+    sent = list(grid.push_messages(messages))
+
+    assert len(sent) == NODES
+    for node, message_id in zip(nodes, reversed(sent), strict=True):
         (message,) = grid.state.get_message_ins(node_id=node, limit=1)
-        assert (message.metadata.dst_node_id, bool(message.metadata.delivered_at)) == (node, True)
-        assert message.metadata.message_id == list(sent)[NODES - 1 - number]
+        assert message.metadata.dst_node_id == node
+        assert message.metadata.delivered_at
+        assert message.metadata.message_id == message_id
         assert grid.state.get_message_ins(node_id=node, limit=1) == []
-    assert len(looks) == 0 if changed else len(looks) > NODES**2
+    if changed:
+        assert looks == []
+    else:
+        assert len(looks) > NODES**2
 
 
 def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
     """And a grid of another kind stays as it is."""
     grid, _, _ = simulation()
     find_messages_by_node(grid)
+
     assert list(grid.push_messages([Message(RecordDict(), 4711, "train")])) == []
     assert grid.state.get_message_ins(node_id=4711, limit=1) == []
+
     other = LocalGrid({}, {})
     before = dict(vars(other))
     find_messages_by_node(other)
+
     assert vars(other) == before
 
 
@@ -91,97 +116,134 @@ def test_a_grid_that_hides_its_superlink_is_refused(monkeypatch: Any) -> None:
 
 
 class Replies:
-    """A SuperLink with some replies, parts of which are ``missing``; it counts the requests."""
+    """A SuperLink with some replies, parts of which are ``missing``; it counts the requests.
+
+    It spoils what some of the contents say on their way: see `PullObject`.
+    """
 
     def __init__(self, replies: list[Message]) -> None:
         self.waiting = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        self.objects, self.missing, self.pulled, self.looks = (
-            dict[str, bytes](),
-            set[str](),
-            list[str](),
-            0,
-        )
-        self.confirmed = set[str]()
+        self.objects: dict[str, bytes] = {}
+        self.missing: set[str] = set()
+        self.pulled: list[str] = []
+        self.looks = 0
+        self.confirmed: set[str] = set()
 
     def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
         self.looks += 1
         found = [self.waiting.pop(name) for name in request.message_ids if name in self.waiting]
         for reply in found:
-            self.objects |= {
-                name: part.deflate() for name, part in get_all_nested_objects(reply).items()
-            }
+            for name, part in get_all_nested_objects(reply).items():
+                self.objects[name] = part.deflate()
             reply.metadata.__dict__["_message_id"] = reply.object_id
         protos = [message_to_proto(remove_content_from_message(reply)) for reply in found]
-        return PullAppMessagesResponse(
-            messages_list=protos, message_object_trees=[get_object_tree(m) for m in found]
-        )
+        trees = [get_object_tree(reply) for reply in found]
+        return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
-        content = (
-            self.objects[request.object_id]
-            .replace(b"spoilt", b"\xff\xff\xff")
-            .replace(b'{"1"', b"[" * 10**5)
-        )
+        """The object's bytes; what is missing is answered at once, the rest takes its time.
+
+        A word becomes no UTF-8, a table of arrays too deep, and a list of chunks 300 times as long.
+        """
+        content = self.objects[request.object_id]
+        content = content.replace(b"spoilt", b"\xff\xff\xff")
+        content = content.replace(b'{"1"', b"[" * 10**5)
         content = content.replace(b"[0]", b"[%b0]" % (b"0," * 299))
-        there = request.object_id not in self.missing
-        time.sleep(0.1 if there else 0.02)
-        self.pulled += [request.object_id] * there
-        return PullObjectResponse(
-            object_found=True, object_available=there, object_content=content * there
-        )
+
+        if request.object_id in self.missing:
+            time.sleep(0.02)
+            return PullObjectResponse(object_found=True, object_available=False)
+        time.sleep(0.1)
+        self.pulled.append(request.object_id)
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
     def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> None:
         self.confirmed.add(request.message_object_id)
 
 
+def a_word(text: str) -> RecordDict:
+    return RecordDict({"said": ConfigRecord({"word": text})})
+
+
+def an_array(size: int) -> RecordDict:
+    """Of zeros, under its size as a name."""
+    return RecordDict({"said": ArrayRecord({f"{size}": raw(np.zeros(size))})})
+
+
+def an_array_inside_another() -> RecordDict:
+    nested = {name: ArrayRecord({"array": raw(np.ones(1))}) for name in ("outer", "inner")}
+    outer = nested["outer"]["array"]
+    inner = nested["inner"]["array"]
+    vars(outer)["_chunks"] = [(inner.object_id, inner)]
+    return RecordDict(nested)
+
+
 def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs_only_itself(
     monkeypatch: Any,
 ) -> None:
+    """Eleven replies, of which some are spoilt, too large, or not yet there in all parts."""
     monkeypatch.setattr("server_app.network.flower_compat.MOST_VALUES", 5)
     monkeypatch.setattr("server_app.network.flower_compat.BESIDE", 2**17)
     grid: Any = HttpGrid(token="any")
     grid.set_run(Run.create_empty(1))
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    act_as(run_id=1)
     messages = [Message(RecordDict(), node, "train") for node in range(12)]
     for number, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = f"message-{number}"
+
+    long_array = an_array(2**7)
     contents = [
-        RecordDict({"said": ConfigRecord({"word": word})})
-        for word in ["whole", "spoilt", "slow", "sound"]
+        a_word("whole"),  # 0
+        a_word("spoilt"),  # 1: a word that is no UTF-8
+        a_word("slow"),  # 2: its content is missing at first
+        a_word("sound"),  # 3
+        an_array(1),  # 4: its table is nested too deeply
+        long_array,  # 5: made 300 times as long
+        an_array_inside_another(),  # 6
+        RecordDict(dict.fromkeys("abc", ConfigRecord({"one": 1, "two": 2}))),  # 7: too many values
+        RecordDict({f"{i}": ConfigRecord({"i": i}) for i in range(128)}),  # 8: too many parts
+        RecordDict({"zeros": long_array["said"]}),  # 9: as 5, with a higher limit
+        a_word("x" * 2**18),  # 10: more beside arrays than may be
     ]
-    contents += [
-        RecordDict({"said": ArrayRecord({f"{size}": raw(np.zeros(size))})}) for size in (1, 2**7)
-    ]
-    nested = {name: ArrayRecord({"array": raw(np.ones(1))}) for name in ("outer", "inner")}
-    outer, inner = (record["array"] for record in nested.values())
-    vars(outer)["_chunks"] = [(inner.object_id, inner)]
-    contents += [
-        RecordDict(nested),
-        RecordDict(dict.fromkeys("abc", ConfigRecord({"one": 1, "two": 2}))),
-    ]
-    contents += [RecordDict({f"{i}": ConfigRecord({"i": i}) for i in range(128)})]
-    contents += [
-        RecordDict({"zeros": contents[5]["said"]}),
-        RecordDict({"said": ConfigRecord({"word": "x" * 2**18})}),
-    ]
-    replies = [
-        Message(one, reply_to=message) for one, message in zip(contents, messages, strict=False)
-    ]
-    grid._client = link = Replies(replies)
+    replies = []
+    for content, message in zip(contents, messages, strict=False):  # the last has no reply
+        replies.append(Message(content, reply_to=message))
+    link = Replies(replies)
     link.missing = {contents[2]["said"].object_id}
+    grid._client = link
+
     answered = pull_each(grid, messages[:9] + messages[11:])
+
     assert [message for message, _ in answered] == messages[:2] + messages[3:9]
-    assert link.confirmed == {
-        reply.metadata.message_id for reply in replies[:2] + replies[3:9]
-    }  # and so deleted there
-    assert [reply.content["said"]["word"] for _, reply in answered[::2][:2]] == ["whole", "sound"]
-    reasons = " ".join(answered[number][1].error.reason[33:44] for number in (1, 3, 4, 5, 6, 7))
-    assert reasons == "DecodeError RecursionEr ValueError: KeyError: ' ValueError: ValueError:"
-    assert answered[7][1].error.reason.endswith("130 parts of a reply with more than 131072 bytes")
-    assert pull_each(grid, [messages[2], messages[11]]) == pull_each(grid, []) == []
+    # and so deleted there
+    assert link.confirmed == {reply.metadata.message_id for reply in replies[:2] + replies[3:9]}
+    of_message = {message.metadata.message_id: reply for message, reply in answered}
+    assert of_message["message-0"].content["said"]["word"] == "whole"
+    assert of_message["message-3"].content["said"]["word"] == "sound"
+    reasons = {
+        1: "DecodeError",
+        4: "RecursionError",
+        5: "ValueError",
+        6: "KeyError",
+        7: "ValueError",
+        8: "ValueError",
+    }
+    for number, kind in reasons.items():
+        reason = of_message[f"message-{number}"].error.reason
+        assert reason.startswith(f"a reply that Flower cannot read: {kind}: ")
+    too_many = "130 parts of a reply with more than 131072 bytes"
+    assert of_message["message-8"].error.reason.endswith(too_many)
+
+    assert pull_each(grid, [messages[2], messages[11]]) == []
+    assert pull_each(grid, []) == []
+
     link.missing.clear()
     ((message, reply),) = pull_each(grid, [messages[2]])
-    assert (message, reply.content["said"]["word"]) == (messages[2], "slow")
-    assert (link.looks, sorted(link.pulled)) == (2, sorted(set(link.pulled)))
+    assert message == messages[2]
+    assert reply.content["said"]["word"] == "slow"
+    assert link.looks == 2
+    assert sorted(link.pulled) == sorted(set(link.pulled)), "no object is pulled twice"
+
     (_, zeros), (_, words) = pull_each(grid, messages[9:11], 2**19)
-    assert (len(zeros.content["zeros"]["128"].data), words.has_error()) == (300 * 2**10, True)
+    assert len(zeros.content["zeros"]["128"].data) == 300 * 2**10
+    assert words.has_error()

@@ -29,6 +29,7 @@ def test_every_protection_has_its_place() -> None:
     for path in Path(protections.__file__).parent.glob("*.py"):
         import_module(f"server_app.protections.{path.stem}")
     kinds = [type(protection) for protection in PROTECTIONS]
+
     assert set(kinds) == set(Protection.__subclasses__())
     assert len(set(kinds)) == len(kinds)
 
@@ -84,5 +85,6 @@ def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
 
     fractions = [server.used_fraction(upload) for upload in accepted.kept]
     assert fractions == [1.0, 1.0, pytest.approx(2 / 8)]
+
     said = "c: its change of the weights is cut to 2 times the median length (max-update-ratio)"
     assert accepted.reduced == {said}

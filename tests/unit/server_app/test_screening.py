@@ -30,39 +30,54 @@ CARD = SiteCard(
 
 
 def of_norm(norm: float) -> Payload:
-    return Payload(
-        prototypes=Prototypes(torch.tensor([[0.0, 1.0], [0.0, norm]]), torch.tensor([0, 2]))
-    )
+    """Prototypes of classes 0 and 2, of length 1 and of this length."""
+    means = torch.tensor([[0.0, 1.0], [0.0, norm]])
+    return Payload(prototypes=Prototypes(means, torch.tensor([0, 2])))
+
+
+def of_weights(*values: float, counter: int = 0) -> Payload:
+    """A model of these weights and an integer buffer."""
+    return Payload(weights={"w": torch.tensor(values), "seen": torch.tensor(counter)})
 
 
 def test_far_above_the_median_of_three_or_more() -> None:
+    """An upload longer than so many times the round's median length is named with both lengths."""
     payloads = {"a": of_norm(2), "b": of_norm(4), "c": of_norm(2001)}
+
     said = "prototypes of norm 2e+03, above 500 times the round's median of 4 (max-norm-ratio)"
     assert outliers(payloads, 500) == {"c": said}
     assert outliers(payloads, 501) == {}
+
+
+def test_of_two_uploads_none_is_out_of_proportion() -> None:
     assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
-    zeros = {name: Payload(weights={"w": torch.zeros(1)}) for name in "defgh"}
-    assert outliers(zeros | {"a": Payload(weights={"w": torch.ones(1)})}, 5) == {}
-    ones = {
-        name: Payload(weights={"w": torch.full((1,), 1.0 + 9 * (name == "c"))}) for name in "abc"
+
+
+def test_uploads_of_zeros_only_are_no_measure_of_the_others() -> None:
+    """The median is that of the lengths above zero, if there are three."""
+    zeros = {name: of_weights(0.0) for name in "defgh"}
+    assert outliers({**zeros, "a": of_weights(1.0)}, 5) == {}
+
+    others = {"a": of_weights(1.0), "b": of_weights(1.0), "c": of_weights(10.0)}
+    assert list(outliers({**zeros, **others}, 5)) == ["c"]
+
+
+def test_the_norm_of_weights_leaves_out_whole_numbers() -> None:
+    """The second model's counter is huge, and the third model is the one that is named."""
+    payloads = {
+        "a": of_weights(*4 * [1.0], counter=9),
+        "b": of_weights(*4 * [2.0], counter=10**9),
+        "c": of_weights(*4 * [-3000.0], counter=9),
     }
-    assert list(outliers(zeros | ones, 5)) == ["c"]
-    models = {"a": (1.0, 9), "b": (2.0, 10**9), "c": (-3000.0, 9)}  # of four weights and a counter
-    weights = {
-        name: {"w": torch.full((4,), w), "seen": torch.tensor(seen)}
-        for name, (w, seen) in models.items()
-    }
-    payloads = {name: Payload(weights=one) for name, one in weights.items()}
+
     said = "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
     assert outliers(payloads, 1000) == {"c": said}
 
 
 def prototypes(counts: tuple[int, ...] = (9, 21), labels: tuple[int, ...] = (0, 2)) -> Payload:
-    return Payload(
-        prototypes=Prototypes(
-            torch.ones(len(labels), 2), torch.tensor(labels), torch.tensor(counts)
-        )
-    )
+    """By default of the two classes, and as many samples, that the site joined with."""
+    means = torch.ones(len(labels), 2)
+    return Payload(prototypes=Prototypes(means, torch.tensor(labels), torch.tensor(counts)))
 
 
 def label_counts(*counts: int) -> Payload:
@@ -75,10 +90,8 @@ def moments(*shares: float) -> Payload:
     return payload
 
 
-OF_ANOTHER, MORE = (
-    "samples of a class that it did not declare when it joined",
-    "counts of 31 samples, but it has 30",
-)
+OF_ANOTHER = "samples of a class that it did not declare when it joined"
+MORE = "counts of 31 samples, but it has 30"
 OVERFLOW = "counts of 1.84467e+19"
 
 
@@ -104,8 +117,13 @@ OVERFLOW = "counts of 1.84467e+19"
 def test_a_site_is_held_to_its_introduction(
     payload: Payload, report: dict[str, int], said: str
 ) -> None:
+    """It joined with classes 0 and 2, 30 training samples and 20 test samples.
+
+    ``said``: the reason of the refusal, or "" where the claims are taken.
+    """
     claims = Report(**{"round": 1, "train_samples": 30, "test_samples": 20} | report)
-    with pytest.raises(RefusedMessage, match=re.escape(said)) if said else nullcontext():
+    refusal = pytest.raises(RefusedMessage, match=re.escape(said)) if said else nullcontext()
+    with refusal:
         check_claims(claims, payload, CARD, training=True)
 
 
@@ -115,37 +133,54 @@ def view_of_north() -> View:
     return replace(view_of(server_of("fedproto")), bounds=bounds, cards={"north": CARD})
 
 
-def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning() -> None:
+@pytest.mark.parametrize(("samples", "warnings"), [
+    (30, set()),
+    (0, set()),  # a sum of masked uploads tells it later
+    (29, {"north: 29 training samples, but it joined with 30: its data have changed"}),
+])  # fmt: skip
+def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning(
+    samples: int, warnings: set[str]
+) -> None:
     """The others are divided anew: half of what it is tested on was trained on before."""
-    for samples, warnings in (
-        (30, set()),
-        (0, set()),  # a sum of masked uploads tells it later
-        (29, {"north: 29 training samples, but it joined with 30: its data have changed"}),
-    ):
-        upload = Upload("north", Payload(), Report(1, samples, 0))
-        reduced = BoundSamples().accept([upload], view_of_north()).reduced
-        assert {text.partition(", and")[0] for text in reduced} == warnings
+    upload = Upload("north", Payload(), Report(1, samples, 0))
+
+    reduced = BoundSamples().accept([upload], view_of_north()).reduced
+
+    assert {text.partition(", and")[0] for text in reduced} == warnings
 
 
-def test_a_single_claim_leads_the_next_and_label_counts_weigh_no_more_than_the_settings_say() -> (
-    None
-):
-    """Two have nobody to tell them apart; more liars than expected are left to the median."""
-    limits = Bounds(max_samples_ratio=8.0, max_samples_lead=2.0)
-    assert most_samples([30, 30, 40, 10**15], limits) == (80.0, "max-samples-lead")
-    assert most_samples([30, 30, 30, 10**15, 10**15], limits) == (240.0, "max-samples-ratio")
-    assert most_samples([30, 30, 30, 10**15, 10**15], replace(limits, liars=2)) == (
-        60.0,
-        "max-samples-lead",
-    )
-    assert most_samples([30, 10**15], limits) == (240.0, "max-samples-ratio")
-    assert most_samples([0, 0, 0, 5], limits)[0] == 1.0
-    upload = Upload(
-        "north", Payload(label_counts=torch.tensor([10**9, 0, 2 * 10**9])), Report(1, 3 * 10**9, 0)
-    )
-    (found,) = BoundSamples().accept([upload], view_of_north()).kept
-    counts = found.payload.counts("label_counts")
-    assert counts.tolist() == [20, 0, 40]  # 60 samples at most, twice the usual 30
+LIMITS = Bounds(max_samples_ratio=8.0, max_samples_lead=2.0)
+"""At most 8 times the median claim, and twice the largest claim but those of the liars.
+
+At least one is taken for a liar's.
+"""
+
+
+@pytest.mark.parametrize(("claims", "liars", "most"), [
+    ([30, 30, 40, 10**15], 0, (80.0, "max-samples-lead")),
+    ([30, 30, 30, 10**15, 10**15], 0, (240.0, "max-samples-ratio")),  # each hides the other's lead
+    ([30, 30, 30, 10**15, 10**15], 2, (60.0, "max-samples-lead")),
+    ([30, 10**15], 0, (240.0, "max-samples-ratio")),  # nobody tells the two apart
+])  # fmt: skip
+def test_most_samples_that_a_claim_may_weigh(
+    claims: list[int], liars: int, most: tuple[float, str]
+) -> None:
+    """The smaller of both limits, and the setting that gives it."""
+    assert most_samples(claims, replace(LIMITS, liars=liars)) == most
+
+
+def test_one_sample_may_count_even_if_most_claim_none() -> None:
+    assert most_samples([0, 0, 0, 5], LIMITS)[0] == 1.0
+
+
+def test_label_counts_weigh_no_more_than_the_settings_say() -> None:
+    """A claim of 3 · 10⁹ samples is cut to 60, twice the usual 30, in the same proportions."""
+    claimed = torch.tensor([10**9, 0, 2 * 10**9])
+    upload = Upload("north", Payload(label_counts=claimed), Report(1, 3 * 10**9, 0))
+
+    (accepted,) = BoundSamples().accept([upload], view_of_north()).kept
+
+    assert accepted.payload.counts("label_counts").tolist() == [20, 0, 40]
 
 
 SITES = [f"site-{i}" for i in range(20)]
@@ -154,22 +189,26 @@ SITES = [f"site-{i}" for i in range(20)]
 def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
     assert sample_sites(SITES, 0.3, 42, 5) == sample_sites(reversed(SITES), 0.3, 42, 5)
-    assert (
-        len(
-            {
-                tuple(sample_sites(SITES, 0.3, seed, number))
-                for seed in (1, 2)
-                for number in range(1, 6)
-            }
-        )
-        == 10
-    )
+
+    samples = set()
+    for seed in (1, 2):
+        for number in range(1, 6):
+            samples.add(tuple(sample_sites(SITES, 0.3, seed, number)))
+    assert len(samples) == 10
+
+
+def test_a_fraction_of_the_sites_is_at_least_one_or_as_many_as_are_asked_for() -> None:
     assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
     assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
-    assert sample_sites(["only"], 0.5, 0, 1, least=2) == ["only"]
     assert len(sample_sites(SITES, 0.001, 0, 1, least=2)) == 2
-    counts = Counter(
-        site for number in range(1000) for site in sample_sites(SITES, 0.25, 0, number)
-    )
-    assert min(counts.values()) > 200
-    assert max(counts.values()) < 300
+    assert sample_sites(["only"], 0.5, 0, 1, least=2) == ["only"]
+
+
+def test_in_many_rounds_every_site_is_asked_about_as_often() -> None:
+    """A quarter of the sites in each of 1,000 rounds is 250 times each."""
+    asked: Counter[str] = Counter()
+    for number in range(1000):
+        asked.update(sample_sites(SITES, 0.25, 0, number))
+
+    assert min(asked.values()) > 200
+    assert max(asked.values()) < 300

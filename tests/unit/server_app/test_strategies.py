@@ -25,132 +25,155 @@ from tests.support.fakes import server_of
 def upload(
     site: str, rows: dict[int, list[float]], entry: str = "prototypes", **more: Any
 ) -> Upload:
-    """Of these vectors of classes, with a count of 1 each."""
-    labels, means = torch.tensor(list(rows)), torch.tensor(list(rows.values()), dtype=torch.float32)
+    """A site's reply with a vector of each class, each of one sample, under the entry's name."""
+    labels = torch.tensor(list(rows))
+    means = torch.tensor(list(rows.values()), dtype=torch.float32)
     vectors = Prototypes(means, labels, torch.ones_like(labels))
     return Upload(site, Payload(**{entry: vectors}, **more), Report(1, 10, 5))
 
 
+def by_class(vectors: Prototypes) -> dict[int, list[float]]:
+    return dict(zip(vectors.labels.tolist(), vectors.means.tolist(), strict=True))
+
+
 def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
+    """In the second round site-0 is not asked; class 0, which it alone has, stays."""
     server = server_of("fedpcl")
     server.merge([upload("site-0", {0: [1.0, 0.0]}), upload("site-1", {1: [0.0, 1.0]})])
     server.merge([upload("site-1", {1: [0.0, 3.0]})])
+
     down = server.payload_down()
-    assert down.vectors().means.tolist() == [[1.0, 0.0], [0.0, 3.0]], (
-        "class 0, which nobody sent, stays"
-    )
-    first, second = down.sets("local_sets")
-    assert first.means.tolist() == [[1.0, 0.0], [0.0, 3.0]], (
-        "its own class 0, completed by the global class 1"
-    )
-    assert second.means.tolist() == [[1.0, 0.0], [0.0, 3.0]]
+
+    both = [[1.0, 0.0], [0.0, 3.0]]
+    assert down.vectors().means.tolist() == both
+    of_site_0, of_site_1 = down.sets("local_sets")  # each completed by the global prototypes
+    assert of_site_0.means.tolist() == both
+    assert of_site_1.means.tolist() == both
 
 
 def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
     server = server_of("fedplvm")
     weights = server.weights
+
     server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.0, 1.0]}, weights=weights)])
     server.merge([upload("site-0", {1: [0.0, 5.0]}, weights=weights)])
-    kept = server.prototypes
-    assert dict(zip(kept.labels.tolist(), kept.means.tolist(), strict=True)) == {
-        0: [1.0, 0.0],
-        1: [0.0, 5.0],
-    }
+
+    assert by_class(server.prototypes) == {0: [1.0, 0.0], 1: [0.0, 5.0]}
 
 
 def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is() -> None:
+    """The anchor of the class that was sent moves half of the way to its prototype (0, 8)."""
     server = server_of("fedsa", fedsa__smoothing=0.5)
     server.merge([upload("site-0", {0: [8.0, 0.0], 1: [0.0, 8.0]})])
     before = server.anchors_CD.clone()
+
     server.merge([upload("site-0", {1: [0.0, 8.0]})])
+
     assert server.anchors_CD[0].equal(before[0])
     assert server.anchors_CD[1].tolist() == [before[1, 0] / 2, before[1, 1] / 2 + 4]
 
 
 def teacher(server: FedDistill, site: str) -> dict[int, list[float]] | None:
-    sent = server.payload_for(site, server.payload_down()).vectors("outputs")
-    return (
-        None if sent is None else dict(zip(sent.labels.tolist(), sent.means.tolist(), strict=True))
-    )
+    """Class -> the outputs that the site is to learn from; None if the server has none for it."""
+    outputs = server.payload_for(site, server.payload_down()).vectors("outputs")
+    return None if outputs is None else by_class(outputs)
 
 
-def test_the_others_teach_by_probabilities_and_all_by_logits() -> None:
+def test_the_others_teach_by_probabilities() -> None:
+    """The mean of a class over all sites but the one that is taught, asked this round or not."""
     server = server_of("feddistill", feddistill__outputs="probabilities")
     assert teacher(server, "site-0") is None
+
     server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.25, 0.75]}, "outputs")])
     assert teacher(server, "site-0") is None, "nobody else has sent anything"
-    server.merge(
-        [upload("site-1", {0: [0.5, 0.5]}, "outputs"), upload("site-2", {0: [0.0, 1.0]}, "outputs")]
-    )
+
+    first = upload("site-1", {0: [0.5, 0.5]}, "outputs")
+    second = upload("site-2", {0: [0.0, 1.0]}, "outputs")
+    server.merge([first, second])
     assert teacher(server, "site-0") == {0: [0.25, 0.75]}, "class 1 is its own alone"
-    assert teacher(server, "site-1") == {0: [0.5, 0.5], 1: [0.25, 0.75]}, (
-        "site-0 was not asked, and still teaches"
-    )
+    of_site_1 = {0: [0.5, 0.5], 1: [0.25, 0.75]}
+    assert teacher(server, "site-1") == of_site_1, "site-0 was not asked, and still teaches"
     assert teacher(server, "new") == {0: [pytest.approx(0.5)] * 2, 1: [0.25, 0.75]}
+
     restored = server_of("feddistill", feddistill__outputs="probabilities")
     restored.restore(server.present_state())
-    assert teacher(restored, "site-1") == teacher(server, "site-1")
+    assert teacher(restored, "site-1") == of_site_1
+
+
+def test_all_teach_by_logits() -> None:
+    """The mean of a class over all sites, the one that is taught included."""
     server = server_of("feddistill", feddistill__outputs="logits")
-    sent = {"site-0": {0: [3.0, -1.0]}, "site-1": {0: [5.0, -3.0], 1: [0.0, 8.0]}}
-    server.merge([upload(site, rows, "outputs") for site, rows in sent.items()])
-    assert teacher(server, "site-0") == teacher(server, "site-1") == {0: [4.0, -2.0], 1: [0.0, 8.0]}
+
+    first = upload("site-0", {0: [3.0, -1.0]}, "outputs")
+    second = upload("site-1", {0: [5.0, -3.0], 1: [0.0, 8.0]}, "outputs")
+    server.merge([first, second])
+
+    for site in ("site-0", "site-1"):
+        assert teacher(server, site) == {0: [4.0, -2.0], 1: [0.0, 8.0]}
 
 
 def fedtgp(**changes: Any) -> FedTGP:
-    return server_of(
-        "fedtgp",
-        "abcde",
-        feature_dim=16,
-        **{f"fedtgp__{key}": value for key, value in changes.items()},
-    )
+    """FedTGP's server of five classes, with these settings of its own."""
+    settings = {f"fedtgp__{key}": value for key, value in changes.items()}
+    return server_of("fedtgp", "abcde", feature_dim=16, **settings)
 
 
-def test_fedtgps_margins_by_hand() -> None:
+@pytest.mark.parametrize(("kind", "margin"), [("adaptive", 5.0), ("nearest", math.sqrt(18))])
+def test_fedtgps_margin_of_three_classes_by_hand(kind: str, margin: float) -> None:
+    """Distances: 5 from class 0 to class 1, 1 from 0 to 2, √18 from 1 to 2.
+
+    The largest distance, and the largest distance to a nearest class. Fewer than two classes
+    have none.
+    """
     centres = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
-    # distances: 5 between the first two, 1 between first and third, √18 between second and third
-    for kind, largest in (("adaptive", 5.0), ("nearest", math.sqrt(18))):
-        assert fedtgp(margin=kind).margin(centres, torch.arange(3)) == pytest.approx(largest)
-        for few in (0, 1):
-            assert fedtgp(margin=kind).margin(centres[:few], torch.arange(few)) == 0.0
-    samples, labels = (
-        torch.tensor([[0.0, 0, 0, 0], [2.0, 0, 0, 0], [7.0, 0, 0, 0]]),
-        torch.tensor([0, 0, 1]),
-    )
-    assert fedtgp().margin(samples, labels) == pytest.approx(6.0)  # the centre of class 0 is 1
+
+    server = fedtgp(margin=kind)
+
+    assert server.margin(centres, torch.arange(3)) == pytest.approx(margin)
+    for few in (0, 1):
+        assert server.margin(centres[:few], torch.arange(few)) == 0.0
+
+
+def test_fedtgps_margin_has_an_upper_bound_or_is_fixed_or_none() -> None:
+    """Class 0 has its centre at 1, class 1 at 7."""
+    samples = torch.tensor([[0.0, 0, 0, 0], [2.0, 0, 0, 0], [7.0, 0, 0, 0]])
+    labels = torch.tensor([0, 0, 1])
+
+    assert fedtgp().margin(samples, labels) == pytest.approx(6.0)
     assert fedtgp(margin_threshold=2.5).margin(samples, labels) == 2.5
     assert fedtgp(margin="fixed", margin_threshold=9.0).margin(samples, labels) == 9.0
     assert fedtgp(margin="none").margin(samples, labels) == 0.0
 
 
 def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_stays_known() -> None:
+    """Nobody holds classes 2 and 4; class 0 is site-0's, which the second round does not ask."""
     server = fedtgp(server_epochs=2)
     assert server.payload_down().vectors() is None
+
     before = server.vectors_CD.detach().clone()
-    sent = [
-        upload(f"site-{i}", {c: [c, i] * 8 for c in held})
-        for i, held in enumerate(((0, 1, 3), (1, 3), (3,)))
-    ]
+    sent = []
+    for i, classes in enumerate([(0, 1, 3), (1, 3), (3,)]):
+        sent.append(upload(f"site-{i}", {c: [c, i] * 8 for c in classes}))
     server.merge(sent)
-    assert (server.vectors_CD.detach() != before).any(dim=1).tolist() == [
-        True,
-        True,
-        False,
-        True,
-        False,
-    ]
+    is_changed_C = (server.vectors_CD.detach() != before).any(dim=1)
+    assert is_changed_C.nonzero().flatten().tolist() == [0, 1, 3]
+
     server.merge(sent[1:])
     assert server.payload_down().vectors().labels.tolist() == [0, 1, 3]
 
 
 def test_the_loss_of_fedtgps_server_falls() -> None:
+    """After 300 epochs it is less than half of what it is after one."""
     torch.manual_seed(2)
     centres_CD = torch.randn(5, 16)
-    around = [(centres_CD + 0.3 * torch.randn(5, 16)).tolist() for _ in range(3)]
-    sent = [upload(f"site-{i}", dict(enumerate(means))) for i, means in enumerate(around)]
-    first, last = (
-        fedtgp(server_epochs=epochs, server_lr=0.1).merge(sent)["server-loss"]
-        for epochs in (1, 300)
-    )
+    sent = []
+    for i in range(3):
+        means_CD = centres_CD + 0.3 * torch.randn(5, 16)
+        sent.append(upload(f"site-{i}", dict(enumerate(means_CD.tolist()))))
+
+    first = fedtgp(server_epochs=1, server_lr=0.1).merge(sent)["server-loss"]
+    last = fedtgp(server_epochs=300, server_lr=0.1).merge(sent)["server-loss"]
+
     assert last < first / 2
 
 
@@ -174,6 +197,11 @@ def four_threads() -> Iterator[None]:
 )
 @pytest.mark.usefixtures("four_threads")
 def test_a_small_step_takes_one_thread(dim: int, batch: int, passed: int, threads: int) -> None:
+    """Threads cost more than they save there; afterwards the process has its own number again.
+
+    ``batch``: rows of a minibatch, 0 for all; ``passed``: rows that pass through the layer, 0 for
+    those of the minibatch.
+    """
     layer = nn.Linear(dim, dim)
     seen = set()
 
@@ -184,5 +212,6 @@ def test_a_small_step_takes_one_thread(dim: int, batch: int, passed: int, thread
     hparams = ServerTrainingHparams(server_epochs=1, server_lr=0.1, server_batch_size=batch)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     train(loss, [torch.randn(100, dim)], optimizer, hparams, torch.Generator(), forward_rows=passed)
+
     assert seen == {threads}
     assert torch.get_num_threads() == 4

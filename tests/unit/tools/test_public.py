@@ -42,8 +42,10 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
     assert all(0 <= value <= 1 for value in run.accuracy.values())
     assert len(run.rounds) == 3  # two rounds, and the final evaluation
     assert run.summary["rounds"] == 2
+
     done = [event.row for event in seen if isinstance(event, public.events.RoundDone)]
     assert done == run.rounds[:2]
+
     result = figures.sentence([run.summary])
     assert seen[-1] == public.events.Finished(run.folder, run.summary, result, report="")
 
@@ -76,6 +78,7 @@ def test_arrays_are_data(tmp_path: Path, capsys: Printed) -> None:
 
     again = public.run(data, algo="local", rounds=1, seed=2, **options)
     data_dir = run.summary["settings"]["data-dir"]
+
     assert again.summary["settings"]["data-dir"] == data_dir, "they can be compared"
 
 
@@ -107,11 +110,13 @@ def test_data_frames_and_parts_are_data(tmp_path: Path) -> None:
     for data in (frame.assign(label=names), (frame, pandas.Series(names))):
         run = public.run(data, clients=2, **options)
         assert RunFolder(run.folder).sites()["classes"] == ["ill", "well"]
+
     with pytest.raises(DataError, match="data, row 0, column 'sex': 'f' is not a finite number"):
         public.run(frame.assign(label=names, sex=["f", "m"] * 40), **options)
 
     parts = (inputs[:60], names[:60], inputs[60:], names[60:])
     run = public.run(parts, clients=2, test_from="official-all", **options)
+
     assert run.rounds[-1]["clients"]["site-0"]["test-samples"] == 20
 
 
@@ -146,6 +151,7 @@ def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
     shuffled = frame[["d", "label", "a", "c", "b"]]
     wanted = predictor.predict(inputs[:, :4])
     dataset = TensorDataset(torch.from_numpy(inputs[:, :4]), torch.zeros(80))
+
     for data in (shuffled, dataset, inputs[:, :4].tolist(), {"inputs": inputs[:, :4]}):
         assert predictor.predict(data) == wanted
     with pytest.raises(DataError, match="inputs: has no column 'c'; the model takes a, b, c, d"):
@@ -170,6 +176,7 @@ def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> N
     tables = {"fedproto": {"lambda": np.float32(0.25)}, "fedproto_avg": {"lambda": 3.0}}
     options = {"clients": np.int64(2), "seed": np.int64(3), "out_dir": str(tmp_path)}
     run = public.run(algo="fedproto", **options, **SMALL, **tables)
+
     assert run.summary["settings"]["fedproto.lambda"] == 0.25
 
     refusal = r"fedproto\.lambda = 2: has no effect on fedavg"
@@ -225,6 +232,7 @@ def test_a_half_that_breaks_its_contract_is_refused(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(FedProto, "fit", lambda self: None)
     no_losses = r"FedProto\.fit\(\) returned NoneType, not a dictionary with the mean"
+
     with pytest.raises(FederationError, match=no_losses):
         public.run(algo="fedproto", clients=2, out_dir=str(tmp_path), **SMALL)
 
@@ -244,6 +252,7 @@ def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
 def test_an_error_is_raised_where_it_is_made_before_a_client_is_asked(tmp_path: Path) -> None:
     out_dir = str(tmp_path)
     unknown = "arch = 'torchvision:resnet19': architecture 'resnet19' is not one"
+
     with pytest.raises(public.SettingsError, match=unknown):
         public.run(arch="torchvision:resnet19", out_dir=out_dir, **SMALL)
 
@@ -284,5 +293,6 @@ def test_an_install_knows_the_name(version: str, key: str) -> None:
     build: dict[str, dict[str, str]] = {"force_include": {}, "force_include_editable": {}}
     hook = AppAsData(str(app_folder()), {}, None, None, "", "wheel")  # type: ignore[arg-type]
     hook.initialize(version, build)
+
     assert {"protofl/__init__.py", "protofl/extend.py"} <= set(build[key].values())
     assert all(Path(file).exists() for file in build[key])

@@ -45,6 +45,7 @@ def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
     stopped(tmp_path / "first", RunHistory(7), last=0)
     assert resumed(tmp_path, submitted(7)) == ["first"]
     assert resumed(tmp_path, submitted(7, "", "")) == []  # the SuperLink still waits for it
+
     again = submitted(8, "", run_name="first", resume=True)
     assert resumed(tmp_path, submitted(7), again) == []
     assert resumed(tmp_path) == []
@@ -74,6 +75,7 @@ def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
     old = stopped(tmp_path / "old", RunHistory(8), last=2)
     (checkpoint,) = checkpoints(old)
     os.utime(checkpoint, (0, checkpoint.stat().st_mtime - MOST_SECONDS - 1))
+
     assert resumed(tmp_path, submitted(7), submitted(8)) == []
 
 
@@ -83,11 +85,13 @@ def test_a_baseline_goes_on_with_its_run(tmp_path: Path) -> None:
     (run / SETTINGS).write_text('baselines = "local,fedavg,fedprox"')
     stopped(tmp_path / "first-local", RunHistory(7), last=2)
     stopped(tmp_path / "first-fedavg", RunHistory(7), last=1)
+
     assert resumed(tmp_path, submitted(7)) == ["first"]
 
     # the run, which had ended before, knows nothing of the Flower run that resumed it
     stopped(tmp_path / "first-fedprox", RunHistory(8), last=1)
     again = submitted(8, run_name="first", resume=True)
+
     assert resumed(tmp_path, submitted(7), again) == ["first"]
 
 
@@ -108,5 +112,6 @@ def test_a_run_that_cannot_be_submitted_does_not_hold_up_others(
     resuming = Resuming(["--runtime-api-address", "127.0.0.1:1"], tmp_path)
     resuming.look()
     resuming.look()
+
     assert sorted(tried) == ["first", "second"]
     assert "first does not go on by itself" in capsys.readouterr().err

@@ -70,6 +70,7 @@ def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -
     assert f"kept     {stopped}: not finished" in lines
     assert lines[-1] == "1 removed that are older than 90 days"
     assert not old.exists()
+
     stay = (new, stopped, with_baseline, finished_baseline, baseline, not_begun, at_work, heads)
     assert all(path.exists() for path in stay)
 
@@ -115,16 +116,19 @@ def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: R
 
     removed(*words, "--dry-run")
     assert b"secret of 1" in link.read_bytes()
+
     lines = removed(*words)
 
     assert f"removed  {link}: 1 rows of message_res" in lines
     assert f"removed  {link}: 1 rows of task_logs" in lines
     assert f"removed  {link}: 1 rows of objects" in lines
+
     content = link.read_bytes()
     for gone in (b"secret of 1", b"array of part 1"):
         assert gone not in content
     for kept in (b"secret of 2", b"secret of 3", b"array of part 2", b"array of shared"):
         assert kept in content
+
     with closing(sqlite3.connect(link)) as after:
         assert after.execute("SELECT run_id FROM run").fetchall() == [(1,), (2,), (3,)]
     assert removed(*words) == ["0 removed that are older than 90 days"]
@@ -141,7 +145,9 @@ def test_another_file_is_refused(
     if content is not None:
         file.write_text(content)
     words = ("retain", "--days", "90", "--runs", tmp_path, "--database", file)
+
     assert reason in output(capsys, *words, status=1).err
+
     words = ("retain", "--days", "-1")
     assert "--days -1: must be at least 0" in output(capsys, *words, status=1).err
 

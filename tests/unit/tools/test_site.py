@@ -118,14 +118,18 @@ def test_a_message_that_cannot_be_read_ends_its_process_at_once(
         return parts[name].replace(b"spoilt", b"\xff" * 6)
 
     assert received(tree, parts.__getitem__, str) == message
+
     received(tree, spoilt_part, str)
     monkeypatch.setattr(f"{CLIENT_PROCESS}.LARGEST", 7 * 10**6)
     received(tree, parts.__getitem__, str)
 
     assert exits.call_count == 2
+
     unreadable = "protofl: a message that cannot be read:"
     expected = f"{unreadable} DecodeError: .+\n{unreadable} ValueError: .+\n"
+
     assert re.fullmatch(expected, capfd.readouterr().err)
+
     for thread in threading.enumerate():
         if thread.name.startswith("ThreadPoolExecutor"):  # Flower does not wait for its own
             thread.join()
@@ -189,6 +193,7 @@ def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: Patch) 
 
     assert peak_bytes < 50e6
     assert state.store_message.called
+
     context = state.set_run_series_context.call_args.args[1]
     assert context.run_config == default_run_config() | run.override_config
 
@@ -406,14 +411,17 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
     findings = found(dataset="image-folder", partition="own", image_size=8)
 
     assert {finding.level for finding in findings} == {""}, findings
+
     text = "\n".join(f"{finding.topic} {finding.text}" for finding in findings)
     assert "data 12 training and 4 test samples, 2 classes: cat, dog" in text
     assert f"writes state-dir {site / 'state'} (mode 0700)" in text
     assert f"writes FLWR_HOME {site / 'flwr'}: will be made, for this user only" in text
     assert "sends a prototype of each class, with the number of samples behind it: fedproto" in text
+
     limits = (
         "max-rounds 2000, max-epochs 100, max-steps 10000, max-batch-size 1024, max-honest-sites 1"
     )
+
     assert f"{limits}, max-image-size 512" in text
 
     left = {path.name for path in (*site.iterdir(), *site.glob("[cs]*/*"))}
@@ -510,9 +518,11 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> Non
     asked |= {"batch_size": 3, "eval_batch_size": 3}
 
     assert levels_of(strict) == {""}
+
     refusal = (
         "rounds = 3: this site takes at most 2; its operator may raise max-rounds (node config)"
     )
+
     assert found(node=strict, rounds=3, **asked)[0].text == refusal
 
 
@@ -552,10 +562,13 @@ def test_a_private_key_that_others_may_read_or_that_flower_does_not_take(
 
     key.chmod(0o640)
     assert level_of_key("other users of this machine may read it") == "WRONG"
+
     key.chmod(0o600)
     assert level_of_key("no private key that Flower takes") == "WRONG"
+
     protected = MagicMock(side_effect=TypeError("Key is password-protected"))
     monkeypatch.setattr(f"{SITE_CHECK}.load_ssh_private_key", protected)
+
     assert level_of_key("no private key that Flower takes") == "WRONG"
 
 
@@ -580,6 +593,7 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use(
     weights = site / "state/first-1/clients/north/weights"
     named(north=sites / "north")
     key.chmod(0o644)
+
     assert levels_of(NODE) == {""}  # nobody may look into these folders
 
     for parent in key.parents[:3]:
@@ -598,6 +612,7 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use(
 
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) not in (key, sites))
     assert level_of(found(), f"{key}: this user cannot read or write it") == "WRONG"
+
     monkeypatch.setattr("os.walk", walk)
     assert level_of(found(), f"{sites}: this user cannot read or write it") == "WRONG"
 
@@ -621,6 +636,7 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
     study = f"study=s study-sites=north:{'A' * 43} study-by=jane:{'A' * 43} study-signature=ab"
 
     assert site_command(check) == 1
+
     printed = capsys.readouterr()
     assert printed.out.startswith("WRONG   data          DataError: its data cannot be read")
     assert "0.png is not a readable image" in printed.err
@@ -643,9 +659,11 @@ def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) ->
     check = "check --quality dataset=image-folder partition=own image-size=8 max-unreadable=0.2"
 
     assert site_command(check) == 0
+
     shown = capsys.readouterr().out
     assert "images cannot be read, and are left out" in shown
     assert "data/cat/0.png is not a readable image" in shown
+
     for odd in (
         "of one colour: ",
         "of other channels than RGB: ",
@@ -653,6 +671,7 @@ def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) ->
     ):
         (line,) = [line for line in shown.splitlines() if odd in line]
         assert line.startswith("warning quality       1 images")
+
     assert "b.png (32×8)" in shown
 
 
@@ -714,14 +733,18 @@ def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
 
     flower = MagicMock()
     run_site(monkeypatch, flower, node)
+
     flower.assert_called_once()
+
     unknown = "has neither a privacy ledger nor a key of north: mount its disk, or restore it"
     assert f"{unknown}; if the site is new" in capsys.readouterr().err
 
     assert site_command("key", node) == 0
     assert site_command("check", node) == 0
+
     printed = capsys.readouterr().out
     assert "WRONG" not in printed
+
     has_budget = "require-dp" in DEMANDS[demand]
     assert ("demands       require-dp epsilon<=8" in printed) is has_budget
 
@@ -765,7 +788,9 @@ def test_an_unmet_demand_says_what_would(
     node = f"{strict(site, demand)} {node}"
     listed = found(node=node, **run)
     (text,) = [finding.text for finding in listed if finding.topic == "settings"]
+
     assert expected in text
+
     # what else there is to know of a site that can take part in other runs
     topics = {finding.topic for finding in listed}
     assert ({"reads", "writes", "limits"} <= topics) is bool(run)
@@ -792,6 +817,7 @@ def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(
 ) -> None:
     nameless = NODE.replace('classes="cat,dog"', "")
     assert site_command("check partition=own image-size=8", nameless) == 1
+
     printed = capsys.readouterr()
     assert "have 2 classes that nobody named; set classes" in printed.out
     assert 'add classes="cat,dog" to its node config' in printed.err
@@ -800,6 +826,7 @@ def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(
     run = ONE_ROUND | {"image_size": 8, "algo": "fedproto", "norm": "group", "local_epochs": 1}
     run |= {"dp": "sample", "dp_delta": 1e-6, "secagg": True}
     findings = found(node=strict(site, "both"), **run)
+
     assert level_of(findings, "data 12 training and 4 test samples, 2 classes: cat, dog") == ""
 
 
@@ -827,6 +854,7 @@ def test_no_proxy_stands_between_a_site_and_its_own_processes(monkeypatch: Patch
     """A proxy cannot reach this machine's own addresses."""
     monkeypatch.setenv("NO_PROXY", "example.org")
     options = run_site(monkeypatch, MagicMock()).call_args.kwargs
+
     assert options["env"]["no_proxy"] == "127.0.0.1,localhost,::1,example.org"
 
     monkeypatch.setenv("NO_PROXY", "*")  # which no list may hide
@@ -872,11 +900,13 @@ def test_purge_blanks_secrets_and_leaves_which_sums_there_were(
     torn.write_text('{"secret": "ab')
 
     assert site_command("purge caches/", kept) == 1
+
     refusal = "north-2-fedavg.secagg .*which sum it is of .remove it if"
     assert re.search(refusal, capsys.readouterr().err)
 
     torn.unlink()
     assert site_command("purge caches/", kept) == 0
+
     blank = {"secret": "", "following": "", "keys": {}, "shares": {}}
     assert json.loads(file.read_text()) == {"run_id": 1, "sum": 4, "stage": "unmask"} | blank
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -893,11 +923,15 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(
     append(state / "sites/north", kind="train", run=1, **refused)
 
     assert site_command("status", f'{kept} require-dp="epsilon<=8"') == 1  # something is wrong
+
     lines = capsys.readouterr().out.splitlines()
     listed = ["first-1", "second-2", "caches/", "WRONG:", "privacy", "state-dir", "cache-dir"]
+
     assert [line.split()[0] for line in lines] == listed
+
     on_record = "what is on record (1 fedpcl round 1, 2 fedpcl round 1); see Backup and restore"
     assert on_record in lines[3]
+
     budget = f"ε = {epsilon([Mechanism(1.0, 4.0, 2)], 1e-5):.3g} of 8 is spent (δ = 1e-05)"
     assert f" ledger 0123.json: {budget}" in lines[4]
 
@@ -908,6 +942,7 @@ def test_a_site_says_what_it_keeps_and_removes_what_is_named(
     (state / "first-fedavg-1/clients/north").mkdir(parents=True)
     assert site_command("purge first second-2 caches/", kept) == 0
     assert "still here: first-fedavg-1; name each baseline" in capsys.readouterr().out
+
     files = [*state.rglob("*.*"), *(home / "cache").rglob("*.*")]
     assert sorted(str(file.relative_to(home)) for file in files) == [
         "cache/letter.txt",
@@ -935,7 +970,9 @@ def test_the_page_shows_what_the_check_prints(
     (site / "data/north").chmod(0o750)
     monkeypatch.setattr(certificates, "CA_DAYS", 3600.1)
     made = [str(site / "certs"), "--server", "superlink.example.org", "--node", "north"]
+
     assert certificates.main(made) == 0
+
     capsys.readouterr()
     monkeypatch.setenv("XDG_CACHE_HOME", str(site / "home/.cache"))
     monkeypatch.setenv("FLWR_HOME", str(site / "home/.flwr"))
@@ -945,6 +982,7 @@ def test_the_page_shows_what_the_check_prints(
     (example,) = re.findall(r"```\n\$ (protofl site check .*?)\n```", PAGE, re.S)
     command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
     one_line = command.replace("\\\n", " ").replace("/data/", f"{site}/data/")
+
     assert main(shlex.split(one_line)[1:]) == 0
 
     printed = re.sub(r"version [0-9a-f]{8}", "version 6f3a91c2", capsys.readouterr().out)
@@ -956,4 +994,5 @@ def test_the_page_shows_what_the_check_prints(
     ]
     for here, on_the_page in places:
         printed = printed.replace(here, on_the_page)
+
     assert printed.splitlines() == [line.rstrip() for line in shown.splitlines()]

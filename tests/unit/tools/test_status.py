@@ -19,7 +19,7 @@ from filelock import FileLock
 from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import WAITING
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.status import SOMEBODY_IS_NEEDED, lines, number_of
+from protofl_common.tools.cli.status import SOMEBODY_IS_NEEDED, number_of, status_lines
 from protofl_common.tools.federation import Endpoint, Federation, ask, ask_endpoint
 from protofl_common.tools.known_runs import runs_in
 from tests.support.accidents import fails, on_round
@@ -52,16 +52,18 @@ def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
     nodes = [(1, "", "online"), (3, "s", "offline"), (9, "west", "online")]
     superlink = federation(*nodes, seed=42, rounds=2, algo="fedtgp")
 
-    east, south, west, run, certificate = lines(superlink, runs)
+    east, south, west, run, certificate = status_lines(superlink, runs)
     assert " ".join(east.split()) == "east 1 online last reply: round 2 of first"
     assert re.match("south .*offline     last reply: round 2 of first  1 failed; round 1: ", south)
     assert " ".join(west.split()) == "west 9 online no reply yet"
+
     facts = ["run 77", "2026-11-22T10:00:00", "by none", "bundle 6f3a91c2…", "finished:failed"]
     assert run == "  ".join([*facts, "algo='fedtgp' rounds=2"])
     assert certificate == "certificate of the SuperLink: 12 days left; renew it"
 
     assert number_of("s", superlink, runs) == 3
     assert number_of("east", superlink, runs) == 1
+
     refusal = "--node nobody: 0 nodes have this name; choose from 1, s, west"
     with pytest.raises(SettingsError, match=refusal):
         number_of("nobody", superlink, [])
@@ -70,7 +72,8 @@ def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
 def test_a_run_that_waits_asks_for_its_worker() -> None:
     superlink = federation()
     superlink.submissions[0].status = SimpleNamespace(status="pending", sub_status="", details="")
-    run, _ = lines(superlink, [])
+    run, _ = status_lines(superlink, [])
+
     assert "  pending (waits for protofl worker: is it running?)  " in run
 
 
@@ -82,9 +85,11 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     command = f"flwr run . FEDERATION --stream --run-config {runs}/first/resume.toml"
     stopped = f"{runs}/first: stopped after round 1 of 3; it goes on by {command}"
-    assert stopped in list(lines(federation(), runs_in(runs)))
+
+    assert stopped in list(status_lines(federation(), runs_in(runs)))
+
     with FileLock(runs / ".first.lock"):
-        assert not any("stopped" in line for line in lines(federation(), runs_in(runs)))
+        assert not any("stopped" in line for line in status_lines(federation(), runs_in(runs)))
 
 
 @pytest.mark.usefixtures("flower_home")
@@ -102,6 +107,7 @@ def test_a_federation_without_runs_says_so(
     superlink = federation((1, "north", "online"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
     said = output(capsys, "status", "here", "--runs", tmp_path, status=SOMEBODY_IS_NEEDED).out
+
     assert f"{tmp_path}: no runs here" in said
 
 
@@ -115,9 +121,11 @@ def test_who_is_needed_is_told_to_programs(
     capsys.readouterr()
 
     assert main([*command, "--json"]) == SOMEBODY_IS_NEEDED
+
     content = json.loads(capsys.readouterr().out)
     jsonschema.validate(content, SCHEMA)
     needed = ["south (3) is offline", "run 77 failed", "the certificate has 12 days left"]
+
     assert content["needs"] == needed
     assert content["sites"][1]["runs"]["first"]["trouble"] == {"failed": 1}
 
@@ -132,8 +140,9 @@ def test_who_is_needed_is_told_to_programs(
 
     superlink.nodes.pop()
     superlink.submissions.clear()
-    well = superlink._replace(shown=Endpoint(days=90, ahead=0.0))
+    well = superlink._replace(endpoint=Endpoint(days=90, ahead=0.0))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: well)
+
     assert main(command) == 0
 
 
@@ -155,10 +164,12 @@ def test_for_whom_a_round_waits_is_told(
     text += "for 40s; closes without in 1m20s\n"
 
     assert text not in output(capsys, *command, status=SOMEBODY_IS_NEEDED).out
+
     with FileLock(run.parent / ".first.lock"):  # a process is at work on the run
         assert text in output(capsys, *command, status=SOMEBODY_IS_NEEDED).out
         figures = output(capsys, *command, "--prometheus", status=SOMEBODY_IS_NEEDED).out
         waiting = told(capsys, *command)["waiting"]
+
     assert 'protofl_awaited_seconds{run="first",site="south"} 40\n' in figures
     assert 'protofl_round_closes_seconds{run="first"} 80\n' in figures
     assert waiting == [
@@ -215,6 +226,7 @@ def test_a_wrong_clock_is_said_before_flower_refuses_it(
     """A clock 100 s off is warned of, and one 1,000 s off, either way, is WRONG."""
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=seconds))
     findings = found("--superlink", address_of(door), "--insecure", node=NODE)
+
     assert level_of(findings, "clock ") == level
     assert level_of(findings, "answers; no certificate") == ""
 
@@ -237,11 +249,13 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
 
     printed = output(capsys, "site", "run", *options, "--port", "0").err
     clock = r"protofl: WRONG clock: (599|60[01]) s ahead of the SuperLink's"
+
     assert re.search(clock, printed)
     assert f"protofl: WRONG disk: state-dir {tmp_path / 'runs'}: 0 MB free" in printed
 
     taken = str(door.server_port)
     printed = output(capsys, "site", "run", *options, "--port", taken, status=1).err
+
     assert re.search(f"--port {taken}: .*ddress already in use", printed)
 
 
@@ -260,6 +274,7 @@ def test_the_superlinks_certificate_is_tried(door: HTTPServer, tmp_path: Path) -
     address = address_of(door)
     findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
     answers = f"{address}: answers; its certificate: 8 days left"
+
     assert level_of(findings, answers) == "warning"
     assert abs(ask_endpoint(address, "ca.crt").ahead) < 60
 
@@ -282,6 +297,7 @@ def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate
     monkeypatch.setattr("protofl_common.tools.site.supernode.start", supernode)
     options = ["--superlink", address_of(door), "--root-certificates", "ca.crt", "--port", "0"]
     node = f'{NODE} state-dir="state" on-trouble="{tell}"'
+
     assert main(["site", "run", *options, "--node-config", node]) == 0
 
     assert sorted(words) == ["certificate", "disk"]
@@ -297,7 +313,9 @@ def test_a_certificate_of_the_superlink_that_does_not_hold_is_wrong(
     serve_tls(door, tmp_path, host, SERVER_DAYS=days)
     address = address_of(door)
     findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
+
     assert level_of(findings, reason) == "WRONG"
+
     cure = "its operator renews it (certificates.py --renew server)"
     assert level_of(findings, cure) == "WRONG"
 
@@ -305,5 +323,6 @@ def test_a_certificate_of_the_superlink_that_does_not_hold_is_wrong(
     (tmp_path / "config.toml").write_text(config)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     refusal = f"here: the SuperLink cannot be asked .*{reason}.*; renew it"
+
     with pytest.raises(SettingsError, match=refusal):
         ask("here")

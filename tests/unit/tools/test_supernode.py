@@ -179,7 +179,9 @@ def test_a_sites_log_has_no_blank_lines_no_colours_and_no_lines_of_flowers_on_ea
     command = [sys.executable, "-c", LOGGED]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     lines = done.stderr.splitlines()
+
     assert len(lines) == number
+
     if not level:
         identity, failure = lines
         assert re.fullmatch(r"INFO 20\d\d-.* SuperNode ID: 5", identity)

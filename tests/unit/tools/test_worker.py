@@ -66,7 +66,9 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
 ) -> None:
     started = MagicMock()
     monkeypatch.setattr("subprocess.Popen", started)
+
     assert executor.forking is None
+
     capacity = executor.get_eligible_capacity(set(TaskType), insecure=True)
     assert capacity == ({TaskType.SERVER_APP}, set())
     for kind in set(TaskType) - {TaskType.SERVER_APP}:
@@ -75,10 +77,13 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
 
     launched = executor.launch(task(TaskType.SERVER_APP, "ca.crt"))
     assert launched.status == LaunchResultStatus.ACCEPTED
+
     (command,) = started.call_args.args
     assert command == executor.command
+
     written = started.return_value.stdin.write.call_args_list
     arguments = json.loads("".join(call.args[0] for call in written))["arguments"]
+
     assert arguments[-1] == "--root-certificates=ca.crt"
     assert not {"--insecure", "--allow-runtime-dependency-installation"} & set(arguments)
 
@@ -160,12 +165,14 @@ def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_pa
     executor = Executor(TaskType.SERVER_APP, ["-c", READS_A_TASK, str(read), method], method)
     executor.reconcile()
     secret = dataclasses.replace(task(TaskType.SERVER_APP), token="a-secret-token")
+
     assert executor.launch(secret).status == LaunchResultStatus.ACCEPTED
 
     until = time.monotonic() + 60
     while not (read.exists() and read.read_text().endswith("\n")):
         assert time.monotonic() < until
         time.sleep(0.05)
+
     assert "--token=a-secret-token" in json.loads(read.read_text())["arguments"]
 
     started = processes_of(str(read))
@@ -204,7 +211,9 @@ def test_the_process_of_a_task_reads_its_arguments(
 def test_a_process_that_ends_before_it_reads_its_task_is_named() -> None:
     executor = Executor(TaskType.SERVER_APP, ["-Sc", ""], "fork")
     executor.reconcile()
+
     assert executor.forking is not None
+
     executor.forking.wait()
 
     failed = executor.launch(task(TaskType.SERVER_APP))
@@ -229,6 +238,7 @@ def test_another_version_of_flower_ends_the_worker_and_not_each_run(
 ) -> None:
     monkeypatch.delattr(import_module(RUNTIME), "install_from_fab")
     assert main([*OPTIONS, "--insecure", "--out-dir", str(tmp_path / "runs")]) == 1
+
     said = capsys.readouterr().err
     assert f"Flower {version('flwr')} lacks a name that ProtoFL needs: " in said
     assert "'flwr.superlink.runtime.run_serverapp' has no attribute 'install_from_fab'" in said

@@ -39,11 +39,13 @@ def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Pa
     first = cached_features(images, NAMES, CPU, tmp_path, "site 1/train")
     assert runs == [6, 6]
     assert torch.equal(first, extract_features(images, NAMES, CPU))
+
     runs.clear()
     assert torch.equal(
         cached_features(images, NAMES, CPU, tmp_path, "site 1/train"), first
     )  # from disk
     assert runs == []
+
     (file,) = tmp_path.glob("features/*.safetensors")
     assert file.name.startswith("site-1-train-")
 
@@ -53,6 +55,7 @@ def test_other_images_and_backbones_have_their_own_entry(
 ) -> None:
     changed = images.copy()
     changed[0, 0, 0, 0] ^= 1
+
     for batch, names in (
         (images, NAMES),
         (changed, NAMES),
@@ -73,6 +76,7 @@ def test_other_weights_have_their_own_entry(
         torch.manual_seed(seed)
         write_weights(tmp_path / f"{name}.json", SmallResNet().state_dict())
     first, second = (cached_features(images, [name], CPU, tmp_path, "x") for name in names)
+
     assert not torch.equal(first, second)
 
 
@@ -91,6 +95,7 @@ def test_damaged_files_and_files_of_other_content_are_made_anew(
     else:
         file.write_bytes(sound[:-5] if damage is None else damage)
     runs.clear()
+
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)
     assert runs == [6, 6]
     assert file.read_bytes() == sound

@@ -30,30 +30,34 @@ def network() -> nn.Module:
 
 @pytest.fixture(params=["x.pth", "x.safetensors", "wrapped.pth"])
 def file(request: pytest.FixtureRequest, tmp_path: Path, network: nn.Module) -> Path:
-    path, state = tmp_path / request.param, network.state_dict()
+    """The network's weights in each format; a wrapped file has other things beside them."""
+    path = tmp_path / request.param
+    state = network.state_dict()
     if path.suffix == ".safetensors":
         save_file(state, path)
+    elif path.stem == "wrapped":
+        torch.save({"state_dict": state, "epoch": 3}, path)
     else:
-        torch.save({"state_dict": state, "epoch": 3} if path.stem == "wrapped" else state, path)
+        torch.save(state, path)
     return path
 
 
 def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> None:
+    """The network's last layer makes of the backbone's features what the network itself gives."""
     name = f"file:{ARCH}@64:{file}"
+
     features = extract_features(IMAGES, [name, "glyphs"], CPU)
+
     assert feature_widths([name, "glyphs"]) == (1024, 128)
-    backbone = load_backbone(name, CPU)
-    pixels = nn.functional.interpolate(
-        torch.from_numpy(IMAGES).float(), (64, 64), mode="bilinear", antialias=True
-    )
-    mean, std = (
-        torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1),
-        torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1),
-    )
+    assert load_backbone(name, CPU).size == 64
+
+    pixels = torch.from_numpy(IMAGES).float()
+    pixels = nn.functional.interpolate(pixels, (64, 64), mode="bilinear", antialias=True) / 255
+    imagenet_mean = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+    imagenet_std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
     with torch.no_grad():
-        logits = network((pixels / 255 - mean) / std)
+        logits = network((pixels - imagenet_mean) / imagenet_std)
         torch.testing.assert_close(network.fc(features[:, :1024]), logits, rtol=1e-3, atol=1e-4)
-    assert backbone.size == 64
 
 
 class _Code:
@@ -69,7 +73,10 @@ class _Code:
 def test_wrong_files_are_refused(
     kind: str, tmp_path: Path, network: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / ("x.safetensors" if kind == "safetensors" else "x.pth")
+    """By their name, and no code in them is run; "other" are the weights of another network."""
+    name = "x.safetensors" if kind == "safetensors" else "x.pth"
+    arch = "resnet18" if kind == "other" else ARCH
+    file = tmp_path / name
     contents = {
         "torch": {"fc.weight": _Code()},
         "list": [torch.zeros(2)],
@@ -81,8 +88,9 @@ def test_wrong_files_are_refused(
         torch.save(contents[kind], file)
     elif kind != "missing":
         file.write_text("no tensors here")
-    with pytest.raises(BackboneError, match="x.safetensors" if kind == "safetensors" else "x.pth"):
-        extract_features(IMAGES, [f"file:{'resnet18' if kind == 'other' else ARCH}:{file}"], CPU)
+
+    with pytest.raises(BackboneError, match=name):
+        extract_features(IMAGES, [f"file:{arch}:{file}"], CPU)
     assert "code was run" not in capsys.readouterr().out
 
 
@@ -99,9 +107,8 @@ def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch)
         raise OSError("no network")
 
     monkeypatch.setattr(models, "get_model", offline)
-    with pytest.raises(
-        BackboneError, match=r"torchvision:resnet34: cannot be had \(OSError: no network\)"
-    ):
+    said = r"torchvision:resnet34: cannot be had \(OSError: no network\)"
+    with pytest.raises(BackboneError, match=said):
         load_backbone("torchvision:resnet34", CPU)
 
 
@@ -109,16 +116,16 @@ def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn
     real = models.get_model
     monkeypatch.setattr(models, "get_model", lambda arch, weights: real(arch, weights=None))
     backbone = load_backbone(f"torchvision:{ARCH}", CPU)
+
     assert (backbone.size, backbone.width, backbone.mean) == (224, 1024, (0.485, 0.456, 0.406))
+
     load_backbone.cache_clear()
 
 
 def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(
-        BackboneError,
-        match=r"timm:anything: .*timm is not installed; pip install 'protofl\[timm\]'",
-    ):
+    said = r"timm:anything: .*timm is not installed; pip install 'protofl\[timm\]'"
+    with pytest.raises(BackboneError, match=said):
         load_backbone("timm:anything", CPU)
 
 
@@ -135,10 +142,12 @@ def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None
     timm.data = SimpleNamespace(resolve_model_data_config=lambda model: config)
     monkeypatch.setitem(sys.modules, "timm", timm)  # type: ignore[arg-type]
     backbone = load_backbone("timm:stand_in", CPU)
+
     assert (backbone.size, backbone.width, backbone.std) == (48, 7, (0.2, 0.2, 0.2))
     assert extract_features(IMAGES, ["timm:stand_in"], CPU).shape == (4, 7)
     with pytest.raises(BackboneError, match=r"timm:nothing: .*Unknown model \(nothing\)"):
         load_backbone("timm:nothing", CPU)
+
     load_backbone.cache_clear()
 
 
@@ -146,6 +155,7 @@ def test_sizes_that_a_network_cannot_take(monkeypatch: pytest.MonkeyPatch) -> No
     stand_in = nn.Sequential(nn.Conv2d(3, 4, 30), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     stand_in.add_module("fc", nn.Linear(4, 2))
     monkeypatch.setattr(models, "get_model", lambda arch, weights: stand_in)
+
     with pytest.raises(BackboneError, match="torchvision:resnet50 takes no images of 16×16"):
         load_backbone("torchvision:resnet50@16", CPU)
 
@@ -171,17 +181,23 @@ class EfficientNet(torch.nn.Module):
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Small packages in the layout of the real ones; that of the weights must not be imported."""
+    """Small packages in the layout of the real ones, of code and of weights; the weights' file.
+
+    The package of the weights must not be imported.
+    """
     code, weights = (tmp_path / name for name in load.PACKAGES)
     (weights / "models").mkdir(parents=True)
     code.mkdir()
     (code / "__init__.py").write_text(NETWORK)
     (weights / "__init__.py").write_text("raise AssertionError")
-    file, state = (
-        weights / load.PACKAGED[0],
-        {"stem.weight": torch.ones(5, 3, 3, 3), "stem.bias": torch.arange(5.0)},
-    )
-    torch.save(state | {"_fc.weight": torch.zeros(1000, 5), "_fc.bias": torch.zeros(1000)}, file)
+    file = weights / load.PACKAGED[0]
+    state = {
+        "stem.weight": torch.ones(5, 3, 3, 3),
+        "stem.bias": torch.arange(5.0),
+        "_fc.weight": torch.zeros(1000, 5),
+        "_fc.bias": torch.zeros(1000),
+    }
+    torch.save(state, file)
     _check_as_weights(file, monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, load.PACKAGES[0], raising=False)
@@ -190,9 +206,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _check_as_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        load, "PACKAGED", (load.PACKAGED[0], hashlib.sha256(file.read_bytes()).hexdigest())
-    )
+    """Make the file's checksum the one that is expected."""
+    checksum = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(load, "PACKAGED", (load.PACKAGED[0], checksum))
 
 
 def test_a_packages_backbone(packages: Path) -> None:
@@ -200,6 +216,7 @@ def test_a_packages_backbone(packages: Path) -> None:
     backbone = load_backbone("package:efficientnet-lite0", CPU)
     assert (backbone.size, backbone.width) == (224, 5)
     assert (backbone.mean, backbone.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
     features = extract_features(IMAGES, ["package:efficientnet-lite0@32"], CPU)
     torch.testing.assert_close(features - features[:, :1], torch.arange(5.0).expand(4, 5))
 
@@ -213,9 +230,11 @@ def test_other_weights_of_a_package_are_not_read_nor_code_in_them_run(
         BackboneError, match=r"lite0-57934424.pth: SHA-256 \w+ is not \w+; install the package anew"
     ):
         load_backbone("package:efficientnet-lite0", CPU)
+
     _check_as_weights(packages, monkeypatch)
     with pytest.raises(BackboneError, match="UnpicklingError"):
         load_backbone("package:efficientnet-lite0", CPU)
+
     packages.unlink()
     with pytest.raises(BackboneError, match="install the package anew"):
         load_backbone("package:efficientnet-lite0", CPU)

@@ -21,16 +21,21 @@ def images(digit_domains: RawData) -> Images:
 
 
 def test_features_lie_side_by_side(images: Images) -> None:
+    """In the order of the backbones' names, and free to take part in autograd."""
     fused = extract_features(images, NAMES, CPU)
+
     assert feature_widths(NAMES) == (128, 128, 128)
     assert fused.shape == (20, 384)
-    assert (fused.dtype, fused.device.type, fused.requires_grad) == (torch.float32, "cpu", False)
+    assert fused.dtype == torch.float32
+    assert fused.device.type == "cpu"
+    assert not fused.requires_grad
+
     single = [extract_features(images, [name], CPU) for name in NAMES]
     assert torch.equal(fused, torch.cat(single, dim=1))
     assert not torch.allclose(single[0], single[1])
-    fused.sum().add(
-        torch.ones(1, requires_grad=True)
-    ).backward()  # not an inference tensor: autograd may use it
+
+    weight = torch.ones(1, requires_grad=True)
+    (fused.sum() + weight).backward()  # which fails for a tensor of inference mode
 
 
 def test_features_repeat_and_leave_the_generator_alone(images: Images) -> None:
@@ -41,12 +46,9 @@ def test_features_repeat_and_leave_the_generator_alone(images: Images) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 7, 1000])
 def test_batch_size_does_not_matter(images: Images, batch_size: int) -> None:
-    torch.testing.assert_close(
-        extract_features(images, NAMES, CPU, batch_size),
-        extract_features(images, NAMES, CPU),
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    found = extract_features(images, NAMES, CPU, batch_size)
+    wanted = extract_features(images, NAMES, CPU)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_grey_images_count_as_three_equal_channels(images: Images) -> None:
@@ -55,18 +57,19 @@ def test_grey_images_count_as_three_equal_channels(images: Images) -> None:
     torch.testing.assert_close(extract_features(grey, NAMES, CPU), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_written_out(images: Images) -> None:
+def test_features_equal_those_of_plain_code(images: Images) -> None:
+    """Images are scaled to 64 pixels and standardised, then the network sees them."""
     backbone = load_backbone("scenes", CPU)
-    pixels = (
-        F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear", antialias=True)
-        / 255
-    )
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (backbone.mean, backbone.std))
+    pixels = torch.from_numpy(images).float()
+    pixels = F.interpolate(pixels, (64, 64), mode="bilinear", antialias=True) / 255
+    mean = torch.tensor(backbone.mean).view(3, 1, 1)
+    std = torch.tensor(backbone.std).view(3, 1, 1)
     with torch.no_grad():
-        expected = backbone.network.eval()((pixels - mean) / std)
-    torch.testing.assert_close(
-        extract_features(images, ["scenes"], CPU), expected, rtol=1e-4, atol=1e-5
-    )
+        wanted = backbone.network.eval()((pixels - mean) / std)
+
+    found = extract_features(images, ["scenes"], CPU)
+
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", [8, 64, 100])
@@ -82,13 +85,14 @@ def test_no_images_no_features() -> None:
 def test_networks_stay_frozen(images: Images) -> None:
     backbone = load_backbone("glyphs", CPU)
     before = {name: value.clone() for name, value in backbone.network.state_dict().items()}
+
     extract_features(images, ["glyphs"], CPU)
+
     assert load_backbone("glyphs", CPU) is backbone
     assert not backbone.network.training
     assert not any(parameter.requires_grad for parameter in backbone.network.parameters())
-    assert all(
-        torch.equal(value, before[name]) for name, value in backbone.network.state_dict().items()
-    )
+    for name, value in backbone.network.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 @pytest.mark.parametrize(
@@ -110,20 +114,21 @@ def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> No
 
     10 images per class to learn, 10 to test.
     """
-    images = digit_domains.inputs.reshape(5, 500, 3, 28, 28)[:, :200].reshape(1000, 3, 28, 28)
+    of_domains = digit_domains.inputs.reshape(5, 500, 3, 28, 28)
+    images = of_domains[:, :200].reshape(1000, 3, 28, 28)
     torch.manual_seed(0)
     name = BackboneName("embedded", "untrained")
     untrained = [frozen_backbone(name, SmallResNet(), 64, (0.5,) * 3, (0.25,) * 3) for _ in NAMES]
     with torch.inference_mode():
         pixels = F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear")
         random = torch.cat([backbone.features(pixels) for backbone in untrained], dim=1)
+
     assert _accuracy(extract_features(images, NAMES, CPU)) > _accuracy(random) + 0.3
 
 
 def _accuracy(features: torch.Tensor) -> float:
     """Mean over the domains of 200 images, whose labels count 0 to 9 again and again."""
     learnt, tested = features.view(5, 20, 10, -1).split(10, dim=1)
-    scores = F.normalize(tested, dim=-1) @ F.normalize(
-        learnt.mean(dim=1, keepdim=True), dim=-1
-    ).transpose(-1, -2)
-    return float((scores.argmax(dim=-1) == torch.arange(10)).float().mean())
+    means = F.normalize(learnt.mean(dim=1, keepdim=True), dim=-1)
+    cosines = F.normalize(tested, dim=-1) @ means.transpose(-1, -2)
+    return float((cosines.argmax(dim=-1) == torch.arange(10)).float().mean())

@@ -55,6 +55,7 @@ def test_embedded_weights_travel_with_the_app() -> None:
 def test_round_trip(file: Path) -> None:
     torch.manual_seed(0)
     network, backbone = SmallResNet(), read(file)
+
     assert (backbone.mean, backbone.std, backbone.size, backbone.width) == (
         (0.1, 0.2, 0.3),
         (0.4, 0.5, 0.6),
@@ -62,13 +63,16 @@ def test_round_trip(file: Path) -> None:
         WIDTH,
     )
     assert load_backbone(f"file:small@32:{file}", torch.device("cpu")).size == 32
+
     stored = backbone.network.state_dict()
     for name, value in network.state_dict().items():
         torch.testing.assert_close(stored[name], value, rtol=1e-3, atol=1e-6)
+
     again = file.with_name("again.json")
     write_weights(
         again, {k: v.contiguous() for k, v in stored.items()}, backbone.mean, backbone.std
     )
+
     assert again.read_bytes() == file.read_bytes()
 
 
@@ -84,6 +88,7 @@ def test_wrong_contents_are_refused(file: Path, change: Callable[[dict[str, Any]
     content = json.loads(file.read_text())
     change(content)
     file.write_text(json.dumps(content))
+
     with pytest.raises(BackboneError, match=r"own\.json: cannot be had"):
         read(file)
 
@@ -114,5 +119,6 @@ def test_no_other_network_loads(
     state = SmallResNet().state_dict()
     change(state)
     write_weights(tmp_path / "x.json", state)
+
     with pytest.raises(BackboneError, match=words):
         read(tmp_path / "x.json")

@@ -37,6 +37,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(
     fail = Mock(side_effect=[OSError("9 of 10 bytes"), OSError(28, "No space left")])
     write_text(tmp_path / "a", "old")
     monkeypatch.setattr(where, fail)
+
     for text in ("^9 of 10 bytes$", f"No space left: '{tmp_path}/a'"):
         with pytest.raises(OSError, match=text):
             write_text(tmp_path / "a", "new")
@@ -48,6 +49,7 @@ def test_a_folder_replaces_a_folder_but_a_file_never_does(tmp_path: Path) -> Non
         with replacing(tmp_path / "entry") as beside:
             beside.mkdir()
             (beside / str(number)).touch()
+
     assert [path.name for path in (tmp_path / "entry").iterdir()] == ["2"]
     with pytest.raises(OSError, match="directory"):
         write_text(tmp_path / "entry", "text")
@@ -63,6 +65,7 @@ def test_nobody_else_reads_what_is_private_while_it_is_written(tmp_path: Path) -
             assert 0 in [path.stat().st_mode & 0o077 for path in (beside, beside.parent)]
     finally:
         os.umask(before)
+
     assert [(file.name, file.stat().st_mode & 0o777) for file in tmp_path.iterdir()] == [
         ("key", 0o600)
     ]
@@ -75,11 +78,14 @@ def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_err
     entry = tmp_path / "new" / "entry"
     with locked(entry):
         entry.with_name("entry.0a1b2c3d.tmp").touch()
+
     with pytest.raises(ValueError, match="in the middle"), locked(entry):
         raise ValueError("in the middle")
+
     with locked(entry):
         assert [file.name for file in entry.parent.iterdir()] == ["entry.lock"]
     (tmp_path / "file").touch()
+
     with pytest.raises(OSError, match="file"), locked(tmp_path / "file" / "entry"):
         pass
 
@@ -115,6 +121,7 @@ def tensors() -> dict[str, Tensor]:
 def test_round_trip(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x", tensors(), FACTS)
     found, facts = read_tensors(tmp_path / "x", CPU)
+
     assert (facts, found.keys()) == (FACTS, tensors().keys())
     for name, value in tensors().items():
         assert (found[name].dtype, torch.equal(found[name], value)) == (value.dtype, True)
@@ -134,6 +141,7 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
         except TensorFileError:
             pass
         (tmp_path / "x").write_bytes(whole)
+
     assert harmless <= 8 * len("checksum") / 11 + 1
 
 
@@ -144,6 +152,7 @@ def test_a_truncated_or_missing_file_is_an_error_that_names_it(tmp_path: Path) -
         (tmp_path / "x").write_bytes(whole[:length])
         with pytest.raises(TensorFileError, match="x cannot be read"):
             read_tensors(tmp_path / "x", CPU)
+
     with pytest.raises(TensorFileError, match="y cannot be read"):
         read_tensors(tmp_path / "y", CPU)
 
@@ -151,6 +160,8 @@ def test_a_truncated_or_missing_file_is_an_error_that_names_it(tmp_path: Path) -
 def test_files_without_a_checksum_are_read_and_ours_are_plain_safetensors(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "old", metadata={"format": "some-0"})
     found, facts = read_tensors(tmp_path / "old", CPU)
+
     assert (found["a"].tolist(), facts) == ([1.0, 1.0], {"format": "some-0"})
+
     write_tensors(tmp_path / "x", tensors(), FACTS)
     assert torch.equal(load_file(tmp_path / "x")["a"], tensors()["a"])

@@ -10,7 +10,14 @@ import pytest
 from protofl_common.config.datasets import PARTITIONS
 from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.division import Division
-from protofl_common.data.partitions import DIVIDE, Pool, _filled_up, balanced_dirichlet, dirichlet
+from protofl_common.data.partitions import (
+    DIVIDE,
+    Pool,
+    _filled_up,
+    balanced_dirichlet,
+    dirichlet,
+    pathological_in_order,
+)
 from protofl_common.data.store import open_data
 
 from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
@@ -41,6 +48,7 @@ def test_shares_are_disjoint_and_of_the_seed(
         train = identities(client.train_inputs)
         assert not train & identities(client.test_inputs)
         trained |= train
+
     assert len(trained) == sum(len(client.train_labels) for client in everyone)
 
     sizes = [counts(client).sum() for client in everyone]
@@ -48,6 +56,7 @@ def test_shares_are_disjoint_and_of_the_seed(
         assert sum(sizes) == 1797
     if partition == "iid":
         assert np.ptp(sizes) <= 1
+
     of_another_seed = open_all(clients, seed=43, **settings)
     assert identities(of_another_seed[-1].train_inputs) != identities(everyone[-1].train_inputs)
 
@@ -80,6 +89,7 @@ def test_a_partition_reads_the_settings_said_to_act(
 
     before = rows(shots=5)
     after = rows(**{"shots": 5, setting: CHANGED[setting]})
+
     assert (after == before) == (setting not in PARTITIONS[partition].reads)
 
 
@@ -98,6 +108,7 @@ def test_the_order_of_the_file_is_nobodys_share(
             rows = share.train[data.labels[share.train] == label]
             if len(rows) >= 40:
                 numbers_of_domains.add(len(np.unique(data.domains[rows])))
+
     assert numbers_of_domains == {5}
 
 
@@ -108,6 +119,7 @@ def test_pathological_covers_all_classes_unequally(open_all: OpenAll, clients: i
 
     assert all(len(held(client)) == 2 for client in everyone)
     assert set.union(*map(held, everyone)) == set(range(10))
+
     sizes = np.array([counts(client).sum() for client in everyone])
     if clients > 5:
         assert sizes.max() > 1.5 * sizes.min()
@@ -156,6 +168,7 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_tes
         assert len(train | test) == counts(client).sum() == 1200
         trained |= train
         tested |= test
+
     assert len(trained) < 3 * 900  # the clients do share some
     assert not trained & tested
 
@@ -202,6 +215,7 @@ def test_feature_shift_deals_domains_as_clients_per_domain_says(open_all: OpenAl
     several = {"partition": "feature-shift", "clients_per_domain": "1,0, 3,1,2"}
     everyone = open_all(7, dataset="digit-domains", **several, **WHOLE)
     domains = [client.domain for client in everyone]
+
     assert domains == ["scanned"] + 3 * ["photo"] + ["inverted"] + 2 * ["coloured"]
     assert [counts(client).sum() for client in everyone] == [500, 167, 167, 166, 500, 250, 250]
 
@@ -213,6 +227,7 @@ def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, part
     )
     one = open_client_data(settings, seed=1, partition=7, num_partitions=20, domain="photo")
     two = open_client_data(settings, seed=1, partition=0, num_partitions=3, domain="photo")
+
     assert one.domain == "photo"
     assert (counts(one) == 50).all()
     np.testing.assert_array_equal(one.train_inputs, two.train_inputs)
@@ -222,6 +237,7 @@ def test_own_is_everything_whoever_asks(data_settings: MakeSettings, domain_dir:
     sketches = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch")}
     settings = data_settings(**sketches, partition="own", **WHOLE)
     client = open_client_data(settings, seed=1, partition=99, num_partitions=2)
+
     assert counts(client).tolist() == [8, 8, 8]
     assert np.bincount(client.train_labels).tolist() == [6, 6, 6]
     assert client.domain == ""
@@ -231,6 +247,7 @@ def test_label_shift_has_equal_sizes_and_mixed_domains(open_all: OpenAll) -> Non
     everyone = open_all(20, dataset="digit-domains", partition="label-shift", alpha=0.2, **WHOLE)
     assert {counts(client).sum() for client in everyone} == {125}
     assert {client.domain for client in everyone} == {""}
+
     largest = [counts(client).max() / counts(client).sum() for client in everyone]
     assert np.mean(largest) > 0.4
 
@@ -240,10 +257,12 @@ def test_feature_label_shift_has_a_domain_and_proportions(
 ) -> None:
     same = {"dataset": "digit-domains", "partition": "feature-label-shift", **WHOLE}
     everyone = open_all(5, **same, alpha=0.3)
+
     assert [client.domain for client in everyone] == DOMAINS
 
     settings = data_settings(**same)
     named = open_client_data(settings, seed=1, partition=7, num_partitions=20, domain="photo")
+
     assert named.domain == "photo"
     for client in (*everyone, named):
         assert counts(client).max() == 50
@@ -268,6 +287,7 @@ def test_shares_are_flowers_partitioners(
 
     pool = made_up(1500, classes)
     found = dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
+
     assert sorted(np.concatenate(found)) == list(range(1500))
 
     seed = int(np.random.default_rng(3).integers(2**31))
@@ -276,6 +296,7 @@ def test_shares_are_flowers_partitioners(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wanted = [flowers.load_partition(client)["label"][:] for client in range(clients)]
+
     assert [sorted(pool.labels[share]) for share in found] == [sorted(labels) for labels in wanted]
 
 
@@ -312,7 +333,29 @@ def test_balanced_shares_are_pfllibs(
     found = balanced_dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
     least = int(min(10 / (1 - 0.75), samples / clients / 2))
     wanted = pfllib(pool.labels, clients, alpha, least, np.random.default_rng(3))
+
     assert [sorted(pool.labels[share]) for share in found] == wanted
+
+
+def test_neighbours_share_classes_as_pfllib_deals_them(data_settings: MakeSettings) -> None:
+    """By its rule: of 7,000 a class, four clients take 175 to 1,749 each, the fourth the rest."""
+    pool = made_up(70_000, 10)
+    settings = data_settings(partition="pathological-in-order", classes_per_client=2)
+
+    shares = pathological_in_order(pool, settings, 20, np.random.default_rng(3))
+
+    assert sorted(np.concatenate(shares).tolist()) == list(range(70_000))
+    class_sizes = np.bincount(pool.labels)
+    for client, share in enumerate(shares):
+        pair = client // 4 * 2
+        sizes = np.bincount(pool.labels[share], minlength=10)
+        assert set(np.flatnonzero(sizes)) == {pair, pair + 1}
+        for label in (pair, pair + 1):
+            equal = class_sizes[label] // 4
+            if client % 4 < 3:
+                assert equal // 10 <= sizes[label] < equal
+            else:
+                assert sizes[label] > equal
 
 
 @pytest.mark.parametrize(("partition", "least"), [("dirichlet", 10), ("balanced-dirichlet", 30)])
@@ -322,12 +365,14 @@ def test_a_thousand_clients_get_their_least(
     pool = made_up(60_000, 10)
     shares = DIVIDE[partition](pool, data_settings(alpha=0.1), 1000, np.random.default_rng(3))
     sizes = [len(share) for share in shares]
+
     assert min(sizes) == least
     assert sorted(np.concatenate(shares).tolist()) == list(range(60_000))
 
     # the smallest have few classes each, as Dir(0.1) has it
     smallest = [pool.labels[share] for share in shares if len(share) == least]
     largest_part = [np.bincount(labels).max() / least for labels in smallest]
+
     assert np.mean(largest_part) > 0.5
 
 
@@ -338,6 +383,7 @@ def test_there_is_a_division_where_the_numbers_allow_one(
     pool = made_up(400, 10)
     settings = data_settings(partition=partition, alpha=0.01)
     shares = DIVIDE[partition](pool, settings, 200, np.random.default_rng(3))
+
     assert {len(share) for share in shares} == {2}
 
 
@@ -346,8 +392,10 @@ def test_the_poor_are_filled_up_in_their_own_proportions_by_those_with_most() ->
 
     mostly_first_CN = np.array([[0.6, 0.6, 0.2], [0.2, 0.2, 0.6]])
     filled_CN = _filled_up(counts_CN, mostly_first_CN, 4)
+
     assert filled_CN.tolist() == [[6, 3, 4], [3, 1, 6]]
 
     only_second_CN = np.array([[0.6, 0.0, 0.2], [0.2, 0.5, 0.6]])
     filled_CN = _filled_up(counts_CN, only_second_CN, 4)
+
     assert filled_CN.tolist() == [[9, 0, 4], [3, 4, 3]]

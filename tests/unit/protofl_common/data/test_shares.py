@@ -15,6 +15,7 @@ LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
     st.integers(0, 99),
 )
 def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed: int) -> None:
+    """Of each class its positions, in the order of one permutation of all."""
     decks = partitions.shuffled_by_class(labels, np.random.default_rng(seed))
 
     shuffled = np.random.default_rng(seed).permutation(len(labels))
@@ -35,13 +36,16 @@ def test_the_first_by_turn_and_lot_by_the_definition(
 
     order = np.lexsort((np.random.default_rng(seed).random(len(turns)), turns))
     taken = limit or len(turns)
+
     assert first.tolist() == sorted(order[:taken])
     assert others.tolist() == sorted(order[taken:])
 
 
 @given(LABELS, st.floats(0.01, 0.99), st.integers(0, 99))
 def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> None:
+    """Nothing is lost, no part is empty, and each class of two samples is in both parts."""
     train, test = partitions.split(labels, fraction, np.random.default_rng(seed))
+
     assert sorted([*train, *test]) == list(range(len(labels)))
     assert len(train) > 0
     assert len(test) > 0
@@ -57,43 +61,58 @@ def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> 
 def test_what_is_set_aside_leaves_every_class_in_training(
     labels: np.ndarray, fraction: float, seed: int
 ) -> None:
+    """So it is the fraction, or less where each class must keep one of its few samples."""
     stay, aside = partitions.set_aside(labels, fraction, np.random.default_rng(seed))
+
     assert sorted([*stay, *aside]) == list(range(len(labels)))
     assert set(labels[stay]) == set(labels)
-    assert len(aside) == min(round(fraction * len(labels)), len(labels) - len(set(labels)))
+    asked_for = round(fraction * len(labels))
+    classes = len(set(labels))
+    assert len(aside) == min(asked_for, len(labels) - classes)
 
 
 @given(LABELS, st.integers(0, 70), st.integers(0, 99))
 def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, seed: int) -> None:
+    """Of a class with samples left, at most one less than of any other; a limit of 0 is none."""
     kept, left = partitions.balanced(labels, limit, np.random.default_rng(seed))
+
     assert sorted([*kept, *left]) == list(range(len(labels)))
     assert len(kept) == min(limit or len(labels), len(labels))
 
     available = np.bincount(labels)
     taken = np.bincount(labels[kept], minlength=len(available))
-    unfinished = taken[taken < available]
-    if len(unfinished):
-        assert taken.max() <= unfinished.min() + 1
+    of_unfinished_classes = taken[taken < available]
+    if len(of_unfinished_classes):
+        assert taken.max() <= of_unfinished_classes.min() + 1
 
 
 def test_balanced_takes_thirty_of_ten_classes_one_of_which_is_small() -> None:
+    """Of the small class both samples, and so of one other class four in the place of three."""
     labels = np.repeat(np.arange(10), [2] + 9 * [50])
+
     kept, _ = partitions.balanced(labels, 30, np.random.default_rng(0))
+
     assert sorted(np.bincount(labels[kept])) == [2] + 8 * [3] + [4]
 
 
 def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
+    """Three or four to each, and of all samples eleven to each."""
     labels = np.repeat([0, 1], [11, 22])
+
     shares = partitions.dealt_evenly(labels, 3, np.random.default_rng(0))
+
     assert sorted(np.concatenate(shares)) == list(range(33))
-    assert [len(share) for share in shares] == [11, 11, 11]
-    assert all(np.sum(labels[share] == 0) in (3, 4) for share in shares)
+    for share in shares:
+        assert len(share) == 11
+        assert np.sum(labels[share] == 0) in (3, 4)
 
 
 @pytest.mark.parametrize("limit", [10, 40])
 def test_what_is_kept_has_the_class_proportions(limit: int) -> None:
     labels = np.repeat([0, 1, 2], [20, 20, 160])
+
     kept, left = partitions.proportional(labels, limit, np.random.default_rng(1))
+
     assert len(kept) == limit
     assert sorted([*kept, *left]) == list(range(200))
     proportions = np.array([0.1, 0.1, 0.8])

@@ -156,10 +156,11 @@ def test_parquet_has_numbers_texts_and_gaps_of_its_own(
 
 
 # -- what values are fitted on
-def table(test: float = 0.0, south: float = 0.0) -> str:
-    """Two clients of eight samples, one in four for testing.
+def table(test: float = 0.0, south: float = 0.0, validation: float = 0.0) -> str:
+    """Two clients of eight samples, two of them for testing and one for validation.
 
-    ``test`` is added to the values of test samples, and ``south`` to those of the second client.
+    ``test`` is added to the values of test samples, ``validation`` to those for validation, and
+    ``south`` to those of the second client.
     """
     text = "a,b,client,split,label\n"
     for row in range(16):
@@ -169,6 +170,9 @@ def table(test: float = 0.0, south: float = 0.0) -> str:
         if row % 4 == 3:
             part = "test"
             value += test
+        elif row % 8 == 4:
+            part = "validation"
+            value += validation
         if row >= 8:
             client = "south"
             value += south
@@ -203,6 +207,9 @@ def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
     assert seen(south_of_other_tests) == seen(south)
     assert north_of_other_tests.fill == north.fill
 
+    north_of_other_validation, _ = clients_of(table(validation=1e4))
+    assert seen(north_of_other_validation) == seen(north)
+
     north_beside_other_south, _ = clients_of(table(south=1e4))
     is_apart = standardise != "pooled"
     assert (seen(north_beside_other_south) == seen(north)) == is_apart
@@ -231,6 +238,16 @@ def test_a_split_made_here_leaks_nothing_either(
 
     for client in open_all(3, dataset="wine", partition="iid"):
         np.testing.assert_allclose(client.mean, client.train_inputs.mean(axis=0), rtol=1e-5)
+
+
+def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all: OpenAll) -> None:
+    shared = {"partition": "n-way-k-shot", "ways": 3, "ways_stdev": 0, "shots": 30}
+    clients = open_all(4, dataset="wine", **shared, train_samples=0, standardise="pooled")
+
+    samples = np.concatenate([client.train_inputs for client in clients])
+    each_once = np.unique(samples, axis=0)
+    assert len(each_once) < len(samples)
+    np.testing.assert_allclose(clients[0].mean, each_once.mean(axis=0), rtol=1e-5)
 
 
 def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -> None:

@@ -19,6 +19,7 @@ from tests.support import ROOT
 def test_flower_reads_the_same_defaults() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for_flower = flatten(pyproject["tool"]["flwr"]["app"]["config"])
+
     assert for_flower == default_run_config()
     assert list(for_flower) == known_keys()
 
@@ -112,6 +113,7 @@ def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, 
     algo = {"algo": key.partition(".")[0]} if "." in key else {}
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(default_run_config() | algo | {key: value})
+
     (line,) = str(caught.value).splitlines()
     assert line.startswith((f"{key} = {value!r}: ", f"{key} = {str(value).lower()}: "))
     assert said in line
@@ -120,8 +122,10 @@ def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, 
 def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
     config = default_run_config() | {"batchsize": 3, "data-dir": "~not-here/x"}
     del config["lr"]
+
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(config | {"rounds": -1})
+
     lines = str(caught.value).splitlines()
     assert "batchsize: unknown key; did you mean batch-size?" in lines
     assert "lr: missing from the configuration" in lines
@@ -163,8 +167,10 @@ def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_ac
         match=r"^fedprox\.mu = 1\.0: has no effect on local, which reads no settings of",
     ):
         check({"fedprox.mu": 1.0}, algo="local")
+
     check({"fedprox.mu": 1.0}, algo="fedavg", baselines="local, fedprox")
     said = "^shots = 5: has no effect on partition = dirichlet; choose n-way-k-shot$"
+
     with pytest.raises(SettingsError, match=said):
         check({"shots": 5, "alpha": 0.1}, partition="dirichlet")
 
@@ -172,10 +178,12 @@ def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_ac
 def test_a_node_may_override_its_own_facts_only() -> None:
     node = {"device": "cpu", "arch": "cnn4", "partition-id": 3}
     settings = Settings.from_run_config(default_run_config(), node)
+
     assert settings.model.arch == "cnn4"
     assert settings.machine.device == "cpu"
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(default_run_config(), node | {"lr": 9.0, "domian": "photo"})
+
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
     assert lines[0].startswith(
@@ -191,14 +199,17 @@ def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_
 ):
     whole = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
     assert (whole, type(whole)) == (1.0, float)
+
     config = default_run_config() | {"rounds": 1}
     settings = Settings.from_run_config(config, {"partition-id": 0, "num-partitions": 2})
+
     assert (
         Settings.from_run_config(dict(config), {"partition-id": 1, "num-partitions": 2}) is settings
     )
     for rounds in (True, 1.0):
         with pytest.raises(SettingsError, match="rounds = "):
             Settings.from_run_config(config | {"rounds": rounds})
+
     site = {"site-name": "north", "max-rounds": 1}
     assert Settings.from_run_config(config, site).run.rounds == 1
     with pytest.raises(SettingsError, match="rounds = 2"):

@@ -32,8 +32,10 @@ def first_partition(rows: np.ndarray) -> np.ndarray:
 
     for i in range(len(rows)):
         for j in range(len(rows)):
-            if j == first[i] or first[j] == i or first[i] == first[j]:
+            is_neighbour = j == first[i] or first[j] == i
+            if is_neighbour or first[i] == first[j]:
                 parent[root(i)] = root(j)
+
     return np.array([root(i) for i in range(len(rows))])
 
 
@@ -50,13 +52,16 @@ def rows_of(source: str) -> np.ndarray:
 
 @pytest.mark.parametrize("source", ["random", "blobs", "relu"])
 def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str) -> None:
+    """From fine to coarse, as many clusters and the same rows together as the authors' package."""
     rows = rows_of(source)
+
     found = finch_partitions(rows)
-    expected, counts, _ = FINCH(rows, verbose=False)
-    assert len(found) == expected.shape[1]
-    for partition, column, count in zip(found, expected.T, counts, strict=True):
+
+    expected_NP, counts, _ = FINCH(rows, verbose=False)
+    assert len(found) == expected_NP.shape[1]
+    for partition, expected, count in zip(found, expected_NP.T, counts, strict=True):
         assert partition.max() + 1 == count
-        assert same_partition(partition, column)
+        assert same_partition(partition, expected)
     assert same_partition(found[0], first_partition(rows))
 
 
@@ -68,40 +73,75 @@ def test_no_cluster_mixes_blobs() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [np.ones((1, 3)), np.ones((2, 3)), np.eye(2), np.ones((6, 3)), np.zeros((5, 3))]
+    "rows",
+    [
+        pytest.param(np.ones((1, 3)), id="one"),
+        pytest.param(np.ones((2, 3)), id="two alike"),
+        pytest.param(np.eye(2), id="two at a right angle"),
+        pytest.param(np.ones((6, 3)), id="six alike"),
+        pytest.param(np.zeros((5, 3)), id="zeros, which have no direction"),
+    ],
 )
 def test_few_or_equal_vectors_are_one_cluster(rows: np.ndarray) -> None:
-    assert [partition.tolist() for partition in finch_partitions(rows)] == [[0] * len(rows)]
+    (partition,) = finch_partitions(rows)
+    assert partition.tolist() == [0] * len(rows)
 
 
 def two_groups() -> torch.Tensor:
+    """Three vectors along each axis: their means are (2.9/3, 0.1/3) and (0.1/3, 5.9/3)."""
     return torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.0], [0.0, 2.0], [0.1, 2.0], [0.0, 1.9]])
 
 
 @pytest.mark.parametrize(("method", "clusters"), [("finch", 0), ("kmeans", 0), ("kmeans", 2)])
 def test_means_of_two_groups_by_hand(method: str, clusters: int) -> None:
+    """``clusters``: how many are asked for, 0 for as many as the vectors show."""
     means, counts = cluster(two_groups(), method, clusters)
+
     assert counts.sum() == len(two_groups())
-    torch.testing.assert_close(
-        means[means[:, 0].argsort()], torch.tensor([[0.1 / 3, 5.9 / 3], [2.9 / 3, 0.1 / 3]])
-    )
+    in_order = means[means[:, 0].argsort()]
+    wanted = torch.tensor([[0.1 / 3, 5.9 / 3], [2.9 / 3, 0.1 / 3]])
+    torch.testing.assert_close(in_order, wanted)
 
 
-def test_average_is_one_mean_and_kmeans_never_asks_for_more_clusters_than_vectors() -> None:
-    torch.testing.assert_close(
-        cluster(two_groups(), "average")[0], two_groups().mean(0, keepdim=True)
-    )
-    assert len(cluster(two_groups()[:2], "kmeans", 5)[0]) == 2
-    assert len(cluster(torch.ones(4, 2), "kmeans", 3)[0]) == 1
+def test_kmeans_makes_as_many_clusters_as_finchs_coarsest_partition() -> None:
+    rows = rows_of("blobs")
+    partitions = finch_partitions(rows)
+    assert len(partitions) > 1
+    means, counts = cluster(torch.from_numpy(rows), "kmeans")
+    assert len(means) == partitions[-1].max() + 1 < partitions[0].max() + 1
+    assert counts.sum() == len(rows)
+
+
+def test_average_is_one_mean() -> None:
+    means, _ = cluster(two_groups(), "average")
+    torch.testing.assert_close(means, two_groups().mean(0, keepdim=True))
+
+
+def test_kmeans_has_no_more_clusters_than_different_vectors() -> None:
+    of_two, _ = cluster(two_groups()[:2], "kmeans", 5)
+    assert len(of_two) == 2
+
+    of_four_alike, _ = cluster(torch.ones(4, 2), "kmeans", 3)
+    assert len(of_four_alike) == 1
+
+
+def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'dbscan'.*finch, kmeans, average"):
         cluster(two_groups(), "dbscan")
 
 
 def test_classes_are_clustered_apart() -> None:
+    """Class 4 has the two groups, class 1 a vector of its own."""
     rows = torch.cat([two_groups(), torch.full((1, 2), 7.0)])
+
     found = cluster_classes(rows, torch.tensor([4, 4, 4, 4, 4, 4, 1]), "finch")
+
     assert found.labels.tolist() == [1, 4, 4]
     assert found.counts.tolist() == [1, 3, 3]
     torch.testing.assert_close(found.means[0], torch.full((2,), 7.0))
+
+
+def test_a_ratio_of_centres_is_not_rounded_up_by_floating_point() -> None:
+    """0.07 · 100 is a little above 7 there."""
     centres = cluster_classes(torch.rand(100, 2), torch.zeros(100), "kmeans", ratio=0.07)
-    assert len(centres) == 7  # 0.07 · 100 is a little above 7 in floating point
+    assert len(centres) == 7

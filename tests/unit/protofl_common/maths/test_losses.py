@@ -36,6 +36,7 @@ def test_gradient_is_finite_on_the_prototype_itself() -> None:
     features = PROTOTYPES[labels].clone().requires_grad_()
     loss = terms.prototype_alignment(features, labels, PROTOTYPES, HELD, "l2", "class")
     loss.backward()
+
     assert features.grad.tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
@@ -62,7 +63,9 @@ TARGETS = torch.tensor([[1.0, 0.0], [0.0, 2.0], [6.0, 8.0]], dtype=torch.float64
 def test_angular_alignment_leaves_out_classes_without_a_prototype() -> None:
     held = torch.tensor([True, True, False])
     both = terms.angular_alignment(SAMPLES, CLASSES, TARGETS, held)
+
     assert both.item() == pytest.approx((0.4 + 1.0) / 2)
+
     first_alone = terms.angular_alignment(SAMPLES, torch.tensor([0, 2]), TARGETS, held)
     assert first_alone.item() == pytest.approx((1 - 0.6) / 2)
 
@@ -86,6 +89,7 @@ def test_distillation_by_hand_leaves_out_a_class_without_a_teacher() -> None:
 
     first = 0.5 * math.log(2) + 0.25 * math.log(4) + 0.25 * math.log(4)
     third = math.log(3)
+
     assert loss.item() == pytest.approx((first + third) / 3, rel=1e-12)
 
 
@@ -162,6 +166,7 @@ def test_supcon_against_its_equation(arrays: Arrays) -> None:
             below = sum(math.exp(z[i] @ z[a] / TAU) for a in range(6) if a != i)
             logs = [math.log(math.exp(z[i] @ z[p] / TAU) / below) for p in partners]
             losses.append(-np.mean(logs))
+
     assert len(losses) == 5  # the sample of class 2 has no partner
 
     loss = terms.supervised_contrast(arrays[0], torch.from_numpy(y), TAU)
@@ -199,16 +204,20 @@ def test_corrections_that_do_not_grow_with_the_prototypes() -> None:
 
     own = y.unsqueeze(1) == labels
     similarity = terms.sparse_similarity(z, g, ALPHA, FLOOR)
+
     assert terms.sparse_correction(similarity, own, mean=True).item() == mean
     assert terms.centre_correction(z, g, own).item() == centre
 
     # with every prototype twice
     own_twice = torch.cat([own, own], dim=1)
     similarity_twice = torch.cat([similarity, similarity], dim=1)
+
     assert terms.sparse_correction(similarity_twice, own_twice, mean=True).item() == mean
     assert terms.centre_correction(z, torch.cat([g, g]), own_twice).item() == centre
+
     single = terms.sparse_correction(similarity, own).item()
     double = terms.sparse_correction(similarity_twice, own_twice).item()
+
     assert double == pytest.approx(2 * single)
 
 
@@ -219,6 +228,7 @@ def test_orthogonal_and_zero_features_have_finite_gradients() -> None:
     contrast = terms.sparse_contrast(similarity, own, 0.07)
     correction = terms.sparse_correction(similarity, own)
     (contrast + correction).backward()
+
     assert torch.isfinite(z.grad).all()
 
 
@@ -229,4 +239,5 @@ def test_a_contrast_of_models_by_hand() -> None:
     previous = torch.tensor([[0.0, 3.0], [5.0, 0.0]])
     loss = terms.model_contrast(features, received, previous, 0.5)
     first = -math.log(math.exp(2) / (math.exp(2) + 1))
+
     assert loss.item() == pytest.approx((first + math.log(2)) / 2)

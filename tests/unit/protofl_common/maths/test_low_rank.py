@@ -46,6 +46,7 @@ def test_factors_are_always_fewer_numbers(shape: tuple[int, ...]) -> None:
     numbers = math.prod(shape)
     numbers_of_a_rank = shape[0] + numbers // shape[0]
     rank = largest_rank(shape)
+
     assert rank * numbers_of_a_rank < numbers <= (rank + 1) * numbers_of_a_rank
 
 
@@ -69,6 +70,7 @@ def test_what_was_compressed_comes_back_and_buffers_as_they_are() -> None:
         "running_var": torch.zeros(2),
     }
     sent = compress(change_of(after, before, {"w", "b"}), 0.99)
+
     assert set(sent) == {"w:left", "w:right", "b", "seen", "running_var"}
     assert sent["w:left"].shape == (6, 1)
     torch.testing.assert_close(apply_change(before, expand(sent, before), {"w", "b"}), after)

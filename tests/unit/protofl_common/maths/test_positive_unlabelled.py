@@ -64,6 +64,7 @@ def test_against_a_float64_loop_and_gradients(seed: int, non_negative: bool) -> 
 
     floor = 0.0 if non_negative else -np.inf
     arrays = (logits.detach().numpy(), labels.numpy(), counts.numpy())
+
     assert risk(logits).item() == pytest.approx(reference(*arrays, unlabelled, floor), rel=1e-12)
     assert torch.autograd.gradcheck(risk, logits)
 
@@ -81,6 +82,7 @@ def test_the_mean_over_an_epochs_batches_is_the_risk_of_all_samples(size: int) -
     for x, y in zip(logits.split(size), labels.split(size), strict=True):
         risk = positive_unlabelled_risk(x, y, counts, unlabelled, non_negative=False)
         total += len(y) * risk.item()
+
     assert total / len(labels) == pytest.approx(whole.item(), rel=1e-12)
 
 
@@ -111,12 +113,14 @@ def test_batches_without_labelled_or_without_unlabelled_samples(non_negative: bo
     counts = torch.tensor([2, 2, 0])
     unlabelled = torch.tensor([-1, -1, -1])
     risk = positive_unlabelled_risk(LOGITS, unlabelled, counts, 8, non_negative)
+
     assert risk.item() == pytest.approx((2 * QUARTER + HALF) / (8 * 3 / 12))
 
     logits = LOGITS.clone().requires_grad_()
     labelled = torch.tensor([0, 1, 0])
     risk = positive_unlabelled_risk(logits, labelled, counts, 8, non_negative)
     risk.backward()
+
     assert torch.isfinite(logits.grad).all()
     if non_negative:
         assert risk.item() == 0

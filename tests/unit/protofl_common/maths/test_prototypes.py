@@ -4,25 +4,37 @@ import pytest
 import torch
 
 from protofl_common.maths.aggregation import MEAN, fuse_by_similarity, merge_by_class
-from protofl_common.maths.prototypes import Prototypes, by_class, chosen, class_means, distances
+from protofl_common.maths.prototypes import (
+    Prototypes,
+    by_class,
+    chosen,
+    class_means,
+    distances,
+    margins,
+)
 
 
 def prototypes(
     means: list[list[float]], labels: list[int], counts: list[int] | None = None
 ) -> Prototypes:
-    tensor = None if counts is None else torch.tensor(counts)
-    return Prototypes(torch.tensor(means), torch.tensor(labels), tensor)
+    return Prototypes(
+        torch.tensor(means),
+        torch.tensor(labels),
+        None if counts is None else torch.tensor(counts),
+    )
 
 
 def test_class_means_by_hand() -> None:
     features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 0.0]])
     result = class_means(features, torch.tensor([2, 2, 0]), num_classes=4)
+
     assert result.labels.tolist() == [0, 2]
     assert result.means.tolist() == [[10.0, 0.0], [2.0, 3.0]]
     assert result.counts.tolist() == [1, 2]
 
 
 def test_merging_by_hand() -> None:
+    """Of class 0 there are 3 and 1 samples at (0, 0) and (8, 4); class 1 is of one client."""
     first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
     second = prototypes([[8.0, 4.0]], [0], [1])
 
@@ -34,19 +46,33 @@ def test_merging_by_hand() -> None:
     uniform = merge_by_class([first, second], "uniform")
     assert uniform.means.tolist() == [[4.0, 2.0], [4.0, 4.0]]
 
+
+def test_merging_by_counts_needs_those_of_every_client() -> None:
     with pytest.raises(ValueError, match="counts of every client"):
         merge_by_class([prototypes([[1.0]], [0])], "counts")
 
 
 def test_a_class_nobody_sent_keeps_its_prototype() -> None:
     previous = prototypes([[1.0], [2.0]], [0, 3])
-    merged = MEAN.merge_prototypes([prototypes([[9.0]], [0], [2])], "counts", previous)
+    sent = prototypes([[9.0]], [0], [2])
+
+    merged = MEAN.merge_prototypes([sent], "counts", previous)
+
     assert merged.labels.tolist() == [0, 3]
     assert merged.means.tolist() == [[9.0], [2.0]]
 
 
+def test_a_classs_own_prototypes_do_not_make_its_margin() -> None:
+    several = prototypes([[0.0, 0.0], [1.0, 0.0], [0.0, 5.0]], [2, 2, 0])
+    torch.testing.assert_close(
+        margins(several, 3), torch.tensor([5.0, torch.nan, 5.0]).double(), equal_nan=True
+    )
+
+
 def test_table_by_class_marks_what_is_held() -> None:
+    """Classes 1 and 3 of four have a row, the others zeros and False."""
     table, held = by_class(prototypes([[1.0, 2.0], [3.0, 4.0]], [3, 1]), 4)
+
     assert table.tolist() == [[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
     assert held.tolist() == [False, True, False, True]
 
@@ -56,27 +82,35 @@ def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
 
 
 def test_nearest_label_by_hand_among_all_and_among_some() -> None:
+    """Where no prototype is of the classes that are asked for, all of them are chosen from."""
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
+
     assert nearest(features, known).tolist() == [4, 2, 7]
 
-    two = chosen(known, torch.tensor([4, 7]))
-    assert nearest(features, two).tolist() == [4, 4, 7]
-    all_as_none_is_known = chosen(known, torch.tensor([5]))
-    assert nearest(features, all_as_none_is_known).tolist() == [4, 2, 7]
+    among_two = chosen(known, torch.tensor([4, 7]))
+    assert nearest(features, among_two).tolist() == [4, 4, 7]
+
+    among_none = chosen(known, torch.tensor([5]))
+    assert nearest(features, among_none).tolist() == [4, 2, 7]
 
 
 def test_nearest_label_far_from_the_origin() -> None:
+    """Of |z|² + |p|² − 2 z·p, with squares of 10⁸, float32 would leave nothing here."""
     known = prototypes([[1e4, 0.0], [1e4 + 0.25, 0.0]], [0, 1])
     features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
+
     assert nearest(features, known).tolist() == [0, 1]
 
 
 def test_cosine_distances_are_of_directions_alone() -> None:
+    """Unit vectors at a right angle are √2 apart, however long the vectors were."""
     known = prototypes([[5.0, 0.0], [0.0, 0.1]], [3, 4])
     features = torch.tensor([[2.0, 0.0], [0.0, 9.0]])
-    result = distances(features, known, "cosine")
-    torch.testing.assert_close(result, torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
+
+    found = distances(features, known, "cosine")
+
+    torch.testing.assert_close(found, torch.tensor([[0.0, 2**0.5], [2**0.5, 0.0]]))
 
 
 def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
@@ -91,14 +125,20 @@ def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
 
 
 def test_fusion_goes_by_how_alike_prototypes_are() -> None:
-    """Two of three point in one direction; at a high temperature all weigh the same."""
+    """Two of three prototypes of class 0 point in one direction, and only they count when cold.
+
+    At a high temperature all weigh the same. Class 3 is of one client.
+    """
     sets = [
         prototypes([[1.0, 0.0], [7.0, 7.0]], [0, 3]),
         prototypes([[3.0, 0.0]], [0]),
         prototypes([[0.0, 8.0]], [0]),
     ]
+
     cold = fuse_by_similarity(sets, 0.01)
     assert cold.labels.tolist() == [0, 3]
     torch.testing.assert_close(cold.means, torch.tensor([[2.0, 0.0], [7.0, 7.0]]))
-    warm = fuse_by_similarity(sets, 1e6)
-    torch.testing.assert_close(warm.means[0], torch.tensor([4 / 3, 8 / 3]), rtol=1e-4, atol=0)
+
+    hot = fuse_by_similarity(sets, 1e6)
+    mean_of_all = torch.tensor([4 / 3, 8 / 3])
+    torch.testing.assert_close(hot.means[0], mean_of_all, rtol=1e-4, atol=0)

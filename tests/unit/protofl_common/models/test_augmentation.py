@@ -51,39 +51,57 @@ def test_stages_end_where_maps_get_smaller(arch: str) -> None:
     shape, wanted = STAGES[arch]
     body = body_of(arch, shape)
     names = {module: name for name, module in body.named_modules()}
-    assert {names[layer]: channels for layer, channels in stages_of(body, shape).items()} == wanted
+
+    found = stages_of(body, shape)
+
+    assert {names[layer]: channels for layer, channels in found.items()} == wanted
 
 
 @pytest.mark.parametrize("arch", ["mnist-cnn", "resnet6-imagenet-stem", "text-cnn"])
 def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch: str) -> None:
+    """Beside a plain network of the same weights: equal in evaluation, another while training.
+
+    Of its own numbers, training moves the averages and leaves the coefficients.
+    """
     shape, _ = STAGES[arch]
-    plain, body = body_of(arch, shape), body_of(arch, shape)
-    body.train()
+    plain = body_of(arch, shape)
+    body = body_of(arch, shape).train()
+    samples = torch.randint(0, 9, (3, *shape)) if arch == "text-cnn" else torch.randn(3, *shape)
+
     augmentation = Augmentation(body, shape, 1.0)
     assert body.training
     assert body.state_dict().keys() == plain.state_dict().keys()
-    samples = torch.randint(0, 9, (3, *shape)) if arch == "text-cnn" else torch.randn(3, *shape)
     assert torch.equal(body.eval()(samples), plain.eval()(samples))
-    untouched = {name: value.clone() for name, value in augmentation.state_dict().items()}
+
+    before = {name: value.clone() for name, value in augmentation.state_dict().items()}
     features = body.train()(samples)
     assert not torch.allclose(features, plain.train()(samples))
     for name, value in augmentation.state_dict().items():
-        assert torch.equal(value, untouched[name]) == name.startswith("coefficients"), name
+        assert torch.equal(value, before[name]) == name.startswith("coefficients"), name
+
     features.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in body.parameters())
+    for parameter in body.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
 
 
-def test_one_sample_or_client_and_huge_moments_leave_finite_numbers() -> None:
+def test_a_moment_of_one_sample_hardly_moves() -> None:
+    """There is no other sample whose moments would say how far it may."""
     moment = torch.tensor([[1.0, 5.0]], dtype=torch.float64)
-    assert (
-        resampled(moment, torch.ones(2)) - moment
-    ).abs().max() < 0.01  # one sample: nothing to go by
+    assert (resampled(moment, torch.ones(2)) - moment).abs().max() < 0.01
+
+
+def test_coefficients_of_fusion_by_hand() -> None:
+    """Variances over the two clients of 1, 3 and 0: p = 1/2, 3/4 and 0, scaled to a mean of 1."""
     averages = torch.tensor([[1.0, 0.0, 5.0], [3.0, 12**0.5, 5.0]], dtype=torch.float64)
-    wanted = torch.tensor(
-        [1.2, 1.8, 0.0], dtype=torch.float64
-    )  # variances 1, 3 and 0: p = 1/2, 3/4 and 0
+    wanted = torch.tensor([1.2, 1.8, 0.0], dtype=torch.float64)
     torch.testing.assert_close(fusion_coefficients(averages), wanted, rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        fusion_coefficients(averages[:1]), torch.ones(3, dtype=torch.float64)
-    )
-    assert fusion_coefficients(torch.tensor([[3e38, 0.0], [-3e38, 1.0]])).isfinite().all()
+
+
+def test_one_client_or_huge_averages_leave_finite_coefficients() -> None:
+    one_client = torch.tensor([[1.0, 0.0, 5.0]], dtype=torch.float64)
+    equal = torch.ones(3, dtype=torch.float64)
+    torch.testing.assert_close(fusion_coefficients(one_client), equal)
+
+    huge = torch.tensor([[3e38, 0.0], [-3e38, 1.0]])
+    assert fusion_coefficients(huge).isfinite().all()

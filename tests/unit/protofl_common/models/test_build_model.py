@@ -115,6 +115,7 @@ def test_everybodys_first_model_is_each_clients_own() -> None:
     arguments = ("resnet4-imagenet-stem", (1, 28, 28), CLASSES, settings, 0, "global")
     first = initial_model(*arguments)
     before = {name: value.clone() for name, value in first.state_dict().items()}
+
     assert_it_learns(first, torch.rand(4, 1, 28, 28), lr=0.1, steps=1)
 
     second = initial_model(*arguments).state_dict()
@@ -169,6 +170,7 @@ def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
 def test_they_learn_and_every_weight_moves(arch: str, shape: tuple[int, ...]) -> None:
     model = of_vectors(arch, shape)
     x = samples(arch, shape, 12)
+
     assert model.body(x).shape == (12, WIDTH)
     assert_it_learns(model, x, lr=0.05, steps=10)
 
@@ -179,6 +181,7 @@ def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
     short = torch.tensor([[5, 7, 0, 0]])
     beyond = net.VOCABULARY - 1
     large = torch.tensor([[5 + beyond, 7 + beyond, 0, 0]])
+
     assert body(short).shape == (1, WIDTH)
     assert torch.equal(body(short), body(large))
 
@@ -192,11 +195,13 @@ def test_padding_changes_no_mean() -> None:
 def test_inputs_of_another_type_are_refused() -> None:
     numbers = torch.rand(2, 9)
     said = r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts"
+
     with pytest.raises(SettingsError, match=said):
         check_model(of_vectors("text-bag", (9,)), "text-bag", numbers, WIDTH)
 
     tokens = torch.ones(2, 9, dtype=torch.int64)
     said = r"arch = 'mlp-1': inputs int64 \[2, 9\] do not fit .*floating point$"
+
     with pytest.raises(SettingsError, match=said):
         check_model(of_vectors("mlp-1", (9,)), "mlp-1", tokens, WIDTH)
 
@@ -242,7 +247,9 @@ def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
     heads = [0, 512, 256, 128]
     res34 = "resnet34-imagenet-stem"
     dealt = [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]]
+
     assert dealt == [(res34, hidden) for hidden in heads]
+
     for client in range(16):
         body, hidden = net.body_and_hidden(net.architecture_of("htfe8-htc4", client))
         assert body == net.GROUPS["htfe8"][client % 8]

@@ -83,6 +83,7 @@ def test_fifty_steps_are_sgds(
     close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
     close(ours.state_dict(), reference.state_dict())
     close(our_optimizer.state_dict(), optimizer.state_dict())
+
     assert unchanged(ours, start) == set()
 
 

@@ -58,6 +58,7 @@ def test_directions_are_spread_where_there_is_not(
 ) -> None:
     torch.manual_seed(0)
     found = cosines(class_directions(classes, width))
+
     assert found.max().item() == pytest.approx(largest, abs=1e-3)
     assert found.min().item() == pytest.approx(smallest, abs=1e-3)
 
@@ -71,6 +72,7 @@ def test_many_directions_are_far_better_spread_than_random_ones() -> None:
 def test_a_hidden_head_is_two_layers_with_relu_between() -> None:
     head, z = HiddenHead(5, 7, 3), torch.randn(4, 5)
     hidden = (z @ head.hidden.weight.T + head.hidden.bias).clamp_min(0)
+
     torch.testing.assert_close(head(z), hidden @ head.weight.T + head.bias)
     assert (head(z) < 0).any()
 
@@ -94,7 +96,9 @@ def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: f
     """
     model = build(arch, "orthogonal-frozen")
     before = {name: value.clone() for name, value in model.named_parameters()}
+
     assert not before["head.bias"].any()
+
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum, weight_decay=0.1)
     x = torch.rand(4, 1, 28, 28)
     y = torch.arange(4)
@@ -104,6 +108,7 @@ def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: f
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     still = {name for name, value in model.named_parameters() if torch.equal(value, before[name])}
+
     assert still == {"head.weight", "head.bias"}
     assert still == {name for name, value in model.named_parameters() if not value.requires_grad}
 
@@ -119,6 +124,7 @@ def test_a_frozen_head_takes_a_state_in_which_it_stays_frozen() -> None:
     model = build("cnn4", "orthogonal-frozen")
     other = build("cnn4", "orthogonal-frozen", seed=1)
     model.load_state_dict(other.state_dict())
+
     assert torch.equal(model.head.weight, other.head.weight)  # type: ignore[arg-type]
     assert not model.head.weight.requires_grad
 
@@ -131,6 +137,7 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
     assert torch.equal(weight("htcnn-2", 2, 7), shared)
     assert torch.equal(weight("googlenet+fc512", 3, 7), shared)
     assert not torch.equal(weight("cnn4", 1, 8), shared)
+
     own = weight("cnn4", 1, None)
     assert torch.equal(weight("cnn4", 1, None), own)
     assert not torch.equal(weight("cnn4", 2, None), own)
@@ -139,21 +146,25 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])
 @pytest.mark.parametrize("head", ["trainable", "orthogonal-shared"])
 def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> None:
-    found, frozen = (
-        head_alone(arch, head),
-        "orthogonal-frozen" if head == "orthogonal-shared" else head,
-    )
-    like = build(arch, frozen, head_seed=derive_seed(3, "head")).head.state_dict()
-    assert {name: value.shape for name, value in found.state_dict().items()} == {
-        n: v.shape for n, v in like.items()
-    }
-    assert torch.equal(found.weight, like["weight"]) == (head == "orthogonal-shared")
-    assert not server_of("fedgh").head.training  # the server trains it without dropout
-    assert torch.equal(found.weight, head_alone(arch, head).weight)
-    assert head_alone("no_such_package:Net", "trainable").weight.shape == (
-        10,
-        512,
-    )  # which cannot be imported here
+    """Of the same shapes; an orthogonal one has the same directions as a client's frozen one."""
+    is_orthogonal = head == "orthogonal-shared"
+    alone = head_alone(arch, head)
+
+    kind = "orthogonal-frozen" if is_orthogonal else head
+    of_whole_model = build(arch, kind, head_seed=derive_seed(3, "head")).head.state_dict()
+
+    shapes = {name: value.shape for name, value in alone.state_dict().items()}
+    assert shapes == {name: value.shape for name, value in of_whole_model.items()}
+    assert torch.equal(alone.weight, of_whole_model["weight"]) == is_orthogonal
+    assert torch.equal(alone.weight, head_alone(arch, head).weight)
+
+
+def test_a_server_trains_its_head_without_dropout() -> None:
+    assert not server_of("fedgh").head.training
+
+
+def test_a_head_of_a_network_that_cannot_be_imported_here_can_be_built() -> None:
+    assert head_alone("no_such_package:Net", "trainable").weight.shape == (10, 512)
 
 
 @pytest.mark.parametrize("head", [LinearHead(3, 4), HiddenHead(3, 5, 4)])

@@ -55,6 +55,7 @@ def test_parameters_are_torchvisions(arch: str) -> None:
 
     dim = width // 4
     without_head = parameters - 1000 * (width + 1)
+
     assert count(arch, dim, classes=10) == without_head + 10 * (dim + 1)
 
 
@@ -153,6 +154,7 @@ def test_strides_of_the_stems(arch: str) -> None:
     trunk.conv1.register_forward_hook(note)
     trunk.maxpool.register_forward_hook(note)
     body(torch.rand(1, 3, 32, 32))
+
     assert tuple(sides) == SIDES[arch]
 
 
@@ -168,6 +170,7 @@ def test_strides_of_the_stems(arch: str) -> None:
 def test_dropout_is_for_training_only(arch: str, part: str, input_shape: tuple[int, ...]) -> None:
     module = getattr(build(arch, 8), part)
     inputs = torch.rand(input_shape)
+
     assert not torch.equal(module.train()(inputs), module(inputs))
     assert torch.equal(module.eval()(inputs), module(inputs))
 
@@ -206,6 +209,7 @@ def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
     conv2 = 10 * channels * 25 + channels
     fc1 = channels * 16 * 50 + 50
     fc2 = 50 * 10 + 10
+
     assert count(arch, 50, 1, 10, 28) == conv1 + conv2 + fc1 + fc2
     assert count("mnist-cnn", 50, 1, 10, 28) == 21_840
 
@@ -233,7 +237,9 @@ def test_a_network_of_torchvision_trains_with_these_channels_and_classes(
 ) -> None:
     model = build_model(f"torchvision:{arch}", input_shape=(channels, 32, 32), **SHAPE)
     logits = model.train()(torch.rand(4, channels, 32, 32))
+
     assert logits.shape == (4, 7)
+
     logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -247,6 +253,7 @@ def test_it_is_the_network_of_that_name() -> None:
     ours = build_model("resnet18-imagenet-stem", input_shape=(3, 32, 32), **SHAPE).eval()
     ours.load_state_dict(named.state_dict())
     images = torch.rand(2, 3, 32, 32)
+
     torch.testing.assert_close(named(images), ours(images))
 
 
@@ -280,6 +287,7 @@ def test_timm_is_asked_for_an_untrained_network(monkeypatch: Patch) -> None:
     timm = SimpleNamespace(create_model=create_model, is_model=bool)
     monkeypatch.setitem(sys.modules, "timm", timm)
     model = build_model("timm:tiny.of_somebody", input_shape=(2, 8, 8), **SHAPE)
+
     assert model(torch.rand(3, 2, 8, 8)).shape == (3, 7)
 
 

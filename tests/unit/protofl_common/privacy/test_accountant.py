@@ -91,6 +91,7 @@ def test_the_discrete_gaussian_costs_what_is_counted(rate: float, noise: float, 
     if rate < 1:
         sampled = np.logaddexp(math.log1p(-rate) + without, math.log(rate) + shifted)
     counted = dict(zip(ORDERS, _renyi(rate, noise), strict=True))
+
     for order in FEW_ORDERS:
         assert divergence(sampled, without, order) == pytest.approx(counted[order], rel=1e-6)
         assert divergence(without, sampled, order) <= counted[order] * (1 + 1e-6)
@@ -140,12 +141,14 @@ def test_the_least_noise_keeps_the_budget() -> None:
 def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
     work = {"batch_size": 10, "epochs": 3, "tables": (1,) * 7, "evaluate_every": 1}
     plan = plan_of(privacy(dp_epsilon=2.0), 95, **work)
+
     assert plan.steps == 30
     assert plan.rate == pytest.approx(10 / 95)
 
     mechanisms: list[Mechanism] = []
     for number in range(1, 8):
         mechanisms += plan.costs_of_round(number, True)
+
     assert epsilon(mechanisms, DELTA) == pytest.approx(plan.epsilon(7))
     assert plan.epsilon(5, repeated=2) == pytest.approx(plan.epsilon(7))
 
@@ -171,6 +174,7 @@ def test_what_is_not_sent_costs_nothing(
     noises = {mechanism.noise for mechanism in mechanisms}
     assert len(noises) == [epochs > 0, any(tables), evaluates].count(True)
     assert epsilon(mechanisms, DELTA) == pytest.approx(plan.epsilon(5))
+
     spent = plan.epsilon(5, final=evaluates)
     assert spent <= 2
     if epochs or any(tables):
@@ -182,6 +186,7 @@ def test_each_part_of_a_plan_stays_within_its_share(samples: int) -> None:
     plan = plan_of(privacy(dp_epsilon=4.0), samples, 64, 1, (1,) * 6, 2)
     figures = [Mechanism(1.0, plan.figure_noise, 3 + 2)]
     tables = [Mechanism(1.0, plan.table_noise, 6)]
+
     assert epsilon(figures, DELTA) <= 4 * FIGURES_SHARE
     assert epsilon(tables, DELTA) <= 4 * TABLES_SHARE
     assert plan.epsilon(6, final=True) <= 4

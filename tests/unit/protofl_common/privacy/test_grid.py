@@ -17,15 +17,19 @@ HEADS = ["lda", "qda", "naive-bayes"]
 @pytest.mark.parametrize("steps", [2**10, STEPS])
 @pytest.mark.parametrize("width", [1, 5, 384])
 def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps: int, width: int) -> None:
-    """The worst row has every number half a step above a whole one."""
+    """The worst row has every number half a step above a whole one; a huge one is cut, too."""
     torch.manual_seed(0)
-    half_steps = (torch.full((1, width), steps / math.sqrt(width)).floor() + 0.5) / steps
     long_rows = 3 * nn.functional.normalize(torch.randn(200, width))
-    rows = torch.cat([long_rows, half_steps, torch.full((1, width), 1e30)])
-    whole = to_steps(rows.double(), steps)
+    whole_steps = torch.full((1, width), steps / math.sqrt(width)).floor()
+    half_steps = (whole_steps + 0.5) / steps
+    huge = torch.full((1, width), 1e30)
+
+    whole = to_steps(torch.cat([long_rows, half_steps, huge]).double(), steps)
+
     assert torch.equal(whole, whole.round())
-    assert float(whole.norm(dim=1).max()) <= steps
-    assert float(whole[:-2].norm(dim=1).min()) > steps - math.sqrt(width) - 1
+    lengths = whole.norm(dim=1)
+    assert float(lengths.max()) <= steps
+    assert float(lengths[:-2].min()) > steps - math.sqrt(width) - 1  # no more is lost than must be
 
 
 def test_a_row_that_is_no_number_becomes_zeros() -> None:
@@ -35,37 +39,48 @@ def test_a_row_that_is_no_number_becomes_zeros() -> None:
 
 @pytest.mark.parametrize("deviation", [0.5, 3.0, 2.0**22])
 def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> None:
+    """That of the discrete normal with this parameter, which for a small one is another."""
+    wanted = deviation
+    if deviation < 9:
+        whole = np.arange(-99, 100)
+        weights = np.exp(-((whole / deviation) ** 2) / 2)
+        wanted = math.sqrt((whole**2 @ weights) / weights.sum())
+
     drawn = whole_noise(deviation, (200_000,), np.random.default_rng(0))
+
     assert torch.equal(drawn, drawn.round())
-    within = np.arange(-99, 100) if deviation < 9 else np.zeros(0)
-    chances = np.exp(-((within / deviation) ** 2) / 2)
-    wanted = deviation if not len(within) else math.sqrt((within**2 @ chances) / chances.sum())
     assert float(drawn.std()) == pytest.approx(wanted, rel=0.02)
     assert abs(float(drawn.mean())) < 4 * deviation / math.sqrt(len(drawn))
 
 
 @pytest.mark.parametrize("low_bits", [1, 2, 3])
 def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: int) -> None:
-    drawn = whole_noise(2.0**22, (400_000,), np.random.default_rng(1)).numpy().astype(np.int64)
+    """By a χ² test at five standard deviations."""
     patterns = 2**low_bits
+
+    drawn = whole_noise(2.0**22, (400_000,), np.random.default_rng(1)).numpy().astype(np.int64)
+
     counts = np.bincount(drawn % patterns, minlength=patterns)
     expected = len(drawn) / patterns
     chi_square = float(((counts - expected) ** 2 / expected).sum())
-    assert chi_square < patterns - 1 + 5 * math.sqrt(2 * (patterns - 1))
+    freedom = patterns - 1
+    assert chi_square < freedom + 5 * math.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_class_moments_leave_as_whole_numbers_of_their_steps(head: str) -> None:
+    """Times the number of samples, as the moments are means."""
     torch.manual_seed(2)
     clip, noise, samples = 3.0, 4.0, 60
     features = torch.randn(samples, 6) * 4
-    moments = ClassMoments(3, 6, head)
     labels = torch.arange(samples) % 3
+    moments = ClassMoments(3, 6, head)
+
     release.private_moments(moments, features, labels, clip, noise, release.fresh_draw())
+
     for name, value in moments.named_buffers():
-        unit = release.unit_of_moments(name, clip)
-        whole = value * samples / unit
-        torch.testing.assert_close(whole, whole.round(), rtol=0, atol=1e-3)
+        steps = value * samples / release.unit_of_moments(name, clip)
+        torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -92,6 +107,7 @@ def test_the_sums_of_moments_differ_by_one_sample_of_length_one_at_most(head: st
 
     without = weighted_sums(torch.zeros(4))
     torch.manual_seed(4)
+
     for sample in [*torch.randn(50, 4) * 100, torch.full((4,), 0.5 + 2**-12)]:
         assert float((weighted_sums(sample) - without).norm()) <= 1 + 1e-9
 

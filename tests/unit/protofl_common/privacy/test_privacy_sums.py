@@ -68,6 +68,7 @@ def test_masks_do_not_cancel_if_a_site_has_received_something_else() -> None:
     study = MaskedSum()
     study.sent[0] = study.masked(0, received="s")
     total = study.sent.sum(axis=0) - study.own_masks.sum(axis=0)
+
     assert not (total == study.vectors.sum(axis=0)).any()
 
 
@@ -77,6 +78,7 @@ def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
     absent = masks.key_of(study.secrets["site-3"], masks.PAIR)
     for peer in study.sites[:3]:
         total += masks.pair_mask(THIS, absent, "site-3", peer, study.keys[peer], 50, "r")
+
     assert np.array_equal(total, study.vectors[:3].sum(axis=0))
 
 
@@ -91,6 +93,7 @@ def test_a_masked_vector_looks_uniform() -> None:
     vector = np.arange(50_000, dtype=np.uint64)
     secrets = secrets_of(3)
     keys = keys_of(secrets)
+
     assert p_if_uniform(vector) < 1e-9
 
     sent = [masks.masked(THIS, vector, secrets[site], site, keys, "r") for site in secrets]
@@ -99,6 +102,7 @@ def test_a_masked_vector_looks_uniform() -> None:
 
     secret = masks.key_of(secrets["site-0"], masks.PAIR)
     pair = masks.pair_mask(THIS, secret, "site-0", "site-1", keys["site-1"], len(vector), "r")
+
     assert p_if_uniform(pair) > 0.01
 
 
@@ -143,6 +147,7 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
     keys = masks.public_of(secrets_of(1)["site-0"])
     assert masks.are_valid_keys(keys)
     assert not masks.are_valid_keys(bytes(96))
+
     for which in range(3):
         start = which * masks.KEY
         same = (
@@ -152,6 +157,7 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
         assert not masks.are_valid_keys(keys[:start] + spelt + keys[start + masks.KEY :])
     # the key 9, plus p: X25519 takes it for 9
     nine = (9 + masks.FIELD).to_bytes(masks.KEY, "little")
+
     assert not masks.are_valid_keys(nine + keys[masks.KEY :])
 
 
@@ -159,7 +165,9 @@ def test_a_public_key_has_one_private_key() -> None:
     """Whatever X25519 ignores: masks are made of all bits."""
     secret = masks.key_of(masks.new_secret(), masks.OWN)
     public = masks.public_of(secret)
+
     assert masks.is_secret_of(public, secret)
+
     for place, bit in ((0, 1), (0, 2), (0, 4), (31, 64), (31, 128)):
         same = bytearray(secret)
         same[place] ^= bit
@@ -171,10 +179,13 @@ def test_a_public_key_has_one_private_key() -> None:
 def test_two_sites_with_one_key_are_both_named(which: int) -> None:
     keys = keys_of(secrets_of(3))
     assert masks.sites_sharing_a_key(keys) == set()
+
     start = which * masks.KEY
     copy = masks.key_of(keys["site-0"], which)
     keys["site-2"] = keys["site-2"][:start] + copy + keys["site-2"][start + masks.KEY :]
+
     assert masks.sites_sharing_a_key(keys) == {"site-0", "site-2"}
+
     twice = {"site-1": 3 * masks.key_of(keys["site-1"], 0)}
     assert masks.sites_sharing_a_key(twice) == {"site-1"}
 
@@ -187,6 +198,7 @@ def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
     vector = np.arange(50, dtype=np.uint64)
     sent = masks.masked(THIS, vector, secrets["site-1"], "site-1", keys, "r")
     own = masks.own_mask(THIS, masks.key_of(secrets["site-1"], masks.OWN), "site-1", 50)
+
     assert not (sent - own == vector).any()
 
 
@@ -204,6 +216,7 @@ def test_equal_agreements_give_other_masks_in_every_other_sum(other: dict[str, A
 
     pair, own = masks_in(THIS)
     other_pair, other_own = masks_in(replace(THIS, **other))
+
     assert not (pair == other_pair).any()
     assert not (own == other_own).any()
 
@@ -216,6 +229,7 @@ def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire(
         SECAGG: ConfigRecord({"site-0": b"share"}),
     })  # fmt: skip
     digest = digest_of_message(content)
+
     assert digest_of_message(recorddict_from_proto(recorddict_to_proto(content))) == digest
     assert digest_of_message({**content, SECAGG: ConfigRecord({"site-1": b"other"})}) == digest
 
@@ -229,6 +243,7 @@ def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire(
         {"next-sum": ConfigRecord({"site-0": b"key"})},
     ]
     digests = {digest_of_message({**content, **other}) for other in others}
+
     assert len(digests | {digest}) == 8
 
 
@@ -279,10 +294,13 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
 
     vectors = [summing.to_sums(payload, UP, LIMITS, n, clients) for payload, n in sent]
     sums = np.add.reduce(vectors)
+
     assert len(sums) == summing.length(UP, LIMITS)
+
     merged, total = summing.from_sums(sums, UP, LIMITS, clients)
 
     assert total == sum(samples)
+
     rounding = clients / summing.scale(clients)
     shares = [n / total for n in samples]
     weights = MEAN.merge_weights([payload.weights() or {} for payload in payloads], shares)
@@ -293,7 +311,9 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
 
     prototypes = merge_by_class([payload.vectors() for payload in payloads], "counts")
     labels = merged.vectors().labels
+
     assert torch.equal(labels, prototypes.labels)
+
     means = merged.vectors().means
     assert torch.allclose(means, prototypes.means, rtol=1e-6, atol=rounding)
     assert torch.equal(merged.vectors().counts, label_counts[labels])
@@ -320,6 +340,7 @@ def test_a_site_with_weights_that_do_not_fit_into_a_sum_is_not_in_it(weight: flo
     up: Declared = {"weights": Weights()}
     limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
     diverged = Payload(weights={"w": torch.tensor([0.5, weight])})
+
     with pytest.raises(summing.NotFinite):
         summing.to_sums(diverged, up, limits, 10, 3)
 
@@ -328,6 +349,7 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None
     up: Declared = {"prototypes": Vectors()}
     sent = Payload(prototypes=Prototypes(torch.tensor([[3e6, 4e6, 0.0]]), torch.tensor([2])))
     merged, _ = summing.from_sums(summing.to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
+
     assert torch.allclose(merged.vectors().means, torch.tensor([[6e3, 8e3, 0.0]]))
 
 
@@ -336,6 +358,7 @@ def test_no_prototypes_are_sums_of_nought() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     sent = Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none))
     sums = summing.to_sums(sent, up, LIMITS, 9, 3)
+
     assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
     assert summing.from_sums(sums, up, LIMITS, 3)[0].vectors() is None
 
@@ -364,6 +387,7 @@ def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, 
     upload = Payload(weights=BN, prototypes=prototypes, label_counts=ones)
     sums = summing.to_sums(upload, UP, LIMITS, 1, 3)
     sums[place] = np.array(value * summing.scale(3)).astype(np.int64).view(np.uint64)
+
     with pytest.raises(RefusedMessage, match=said):
         summing.from_sums(sums, UP, LIMITS, 3)
 
@@ -375,6 +399,7 @@ def test_without_counts_a_class_has_at_most_a_vote_of_each_site(k: float) -> Non
     sums = summing.to_sums(sent, up, LIMITS, 9, 3)
     sums[4] = summing.to_whole(np.array([k]), 3)[0]
     said = "prototypes of a class from more than 3 sites, or from a part of one"
+
     with pytest.raises(RefusedMessage, match=said):
         summing.from_sums(sums, up, LIMITS, 3)
 
@@ -392,18 +417,18 @@ def means_of(*reports: tuple[Report, int]) -> Any:
 
 
 def test_figures_are_means_over_all_samples() -> None:
-    same: dict[str, Any] = {"losses": {"total": 0.25}, "metrics": {"head/auc": 0.5}}
     validated = {"validation_samples": 4, "validation": {"head": 0.75, "head/auc": 0.5}}
-    first = Report(4, 0, 10, {"head": 7}, seconds={"train": 1.5}, **same, **validated)
-    second = Report(4, 0, 30, {"head": 9}, **same)
+    figures: dict[str, Any] = {"losses": {"total": 0.25}, "metrics": {"head/auc": 0.5}}
+    first = Report(4, 0, 10, {"head": 7}, seconds={"train": 1.5}, **figures, **validated)
+    second = Report(4, 0, 30, {"head": 9}, losses={"total": 0.75}, metrics={"head/auc": 0.75})
     without = Report(4, 0, 0)
 
     means = means_of((first, 30), (second, 10), (without, 5))
 
     assert means["correct"] == {"head": 16 / 40}
     assert means["validation"] == {"head": 0.75, "head/auc": 0.5}
-    assert means["metrics"] == {"head/auc": 0.5}
-    assert means["losses"] == {"total": 0.25}
+    assert means["metrics"] == {"head/auc": (10 * 0.5 + 30 * 0.75) / 40}
+    assert means["losses"] == {"total": (30 * 0.25 + 10 * 0.75) / 40}
     assert summing.without_figures(first) == Report(4, 0, 0, seconds={"train": 1.5})
 
 
@@ -411,6 +436,7 @@ def test_figures_weigh_at_most_as_uploads() -> None:
     huge = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
     pairs = summing.weighted_figures(huge, 10**9, NAMES).reshape(-1, 2).tolist()
     figures = dict(zip(NAMES, pairs, strict=True))
+
     assert figures["correct.head"] == [summing.MAX_WEIGHT, summing.MAX_WEIGHT]
     assert figures["losses.total"] == [summing.MAX_WEIGHT * summing.MAX_ADDEND, summing.MAX_WEIGHT]
 

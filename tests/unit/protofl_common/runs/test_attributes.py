@@ -96,6 +96,7 @@ def test_every_kind_survives(tmp_path: Path) -> None:
     assert fresh.absent is None
     assert_same(fresh.table, lived.table)
     assert list(fresh.table) == list(lived.table)
+
     momenta = lived.optimizer.state_dict()["state"]
     assert len(momenta) == 5
     assert_same(fresh.optimizer.state_dict()["state"], momenta)
@@ -125,6 +126,7 @@ def test_entries_are_copies() -> None:
     before = half.parameter.detach().clone()
     with torch.no_grad():
         half.parameter.add_(1)
+
     assert torch.equal(entry, before)
     assert not entry.requires_grad
 
@@ -138,6 +140,7 @@ def test_what_is_no_tensor_is_named() -> None:
 def test_what_was_none_or_empty_is_so_again(tmp_path: Path) -> None:
     fresh = Half()
     handed_over(Half(), fresh, KEPT, tmp_path)
+
     assert fresh.prototypes is None
     assert fresh.table == {}
     assert fresh.optimizer.state_dict()["state"] == {}
@@ -163,6 +166,7 @@ def test_names_that_begin_alike_do_not_mix(tmp_path: Path) -> None:
     lived = SimpleNamespace(w={"x": torch.ones(1)}, w2=torch.tensor([2.0]), wx=some_prototypes(1))
     fresh = SimpleNamespace(w={}, w2=torch.zeros(1), wx=None)
     handed_over(lived, fresh, ("w", "w2", "wx"), tmp_path)
+
     assert_same(vars(fresh), vars(lived))
 
 
@@ -186,5 +190,6 @@ def test_a_dictionary_of_modules_and_generators_goes_on_in_place(tmp_path: Path)
     assert owner.parts["critic"] is critic
     assert_same(dict(critic.state_dict()), dict(lived["critic"].state_dict()))
     assert_same_draws(owner.parts["dice"], lived["dice"])
+
     optimizer = owner.parts["inner"]["optimizer"]
     assert_same(optimizer.state_dict()["state"], lived["inner"]["optimizer"].state_dict()["state"])

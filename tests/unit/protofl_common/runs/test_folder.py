@@ -24,38 +24,48 @@ def test_rows_come_back_without_a_half_line(tmp_path: Path) -> None:
         run.add(folder.MARGINS, margin_row(number))
     with (tmp_path / folder.MARGINS).open("a") as file:
         file.write('{"round": 4, "glo')
+
     assert run.margins() == [margin_row(number) for number in (1, 2, 3)]
+
     run.drop_margins_after(2)
     run.add(folder.MARGINS, margin_row(3))
+
     assert run.margins() == [margin_row(number) for number in (1, 2, 3)]
 
 
 def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    for _ in range(2):
-        assert (run.rows(), run.margins(), run.sites(), run.summary()) == ([], [], {}, None)
-        with pytest.raises(
-            SettingsError, match=r"no summary\.json in it; give the folder of a finished run"
-        ):
+
+    def assert_not_begun() -> None:
+        assert run.rows() == []
+        assert run.margins() == []
+        assert run.sites() == {}
+        assert run.summary() is None
+        said = r"no summary\.json in it; give the folder of a finished run"
+        with pytest.raises(SettingsError, match=said):
             run.finished_summary()
         run.drop_margins_after(0)
-        (tmp_path / folder.SITES).write_text("[" * 10**5)
-        (tmp_path / folder.SUMMARY).write_bytes(b"\xff\xfe")
+
+    assert_not_begun()
+
+    (tmp_path / folder.SITES).write_text("[" * 10**5)  # deeper than JSON may be nested
+    (tmp_path / folder.SUMMARY).write_bytes(b"\xff\xfe")  # no UTF-8
+    assert_not_begun()
 
 
 def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
-    run, content = (
-        RunFolder(tmp_path),
-        folder.Sites(algorithm="FedTGP", sites={"a": {"arch": "cnn4"}}),
-    )
+    """A file of an older version has no format number, one of a later version a larger one."""
+    run = RunFolder(tmp_path)
+    content = folder.Sites(algorithm="FedTGP", sites={"a": {"arch": "cnn4"}})
     run.write(folder.SITES, content)
     assert run.sites() == {"format": folder.FORMAT, **content}
+
     (tmp_path / folder.SITES).write_text(json.dumps(content))
     assert run.sites() == content
-    (tmp_path / folder.SITES).write_text(json.dumps(content | {"format": folder.FORMAT + 1}))
-    with pytest.raises(
-        SettingsError, match=rf"sites\.json has format {folder.FORMAT + 1}, of a later version"
-    ):
+
+    later = folder.FORMAT + 1
+    (tmp_path / folder.SITES).write_text(json.dumps(content | {"format": later}))
+    with pytest.raises(SettingsError, match=rf"sites\.json has format {later}, of a later version"):
         run.sites()
 
 
@@ -71,8 +81,10 @@ def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> No
         optional = {"prototypes-of-classes", "epsilon"}
         for client in row["clients"].values():
             assert client.keys() | optional == folder.ClientRow.__annotations__.keys()
+
     assert [row["kind"] for row in run.rows()] == ["round", "final"]
     assert [row.keys() for row in run.margins()] == [folder.MarginRow.__annotations__.keys()]
+
     optional = {"epsilon", "epsilon-of-ledgers"}
     assert run.finished_summary().keys() | optional == folder.Summary.__annotations__.keys()
     assert run.sites().keys() == folder.Sites.__annotations__.keys()

@@ -44,6 +44,7 @@ def test_evaluations_of_all_sites() -> None:
 def test_human_units() -> None:
     sizes = [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)]
     assert sizes == ["0 B", "999 B", "1.5 kB", "2.5 MB", "4.0 GB"]
+
     times = [human_seconds(seconds) for seconds in (1.25, 42, 75, 3720)]
     assert times == ["1.2s", "42s", "1m15s", "1h02m"]
 
@@ -75,6 +76,7 @@ def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() ->
         evaluated(4, 0.6, 0.6),
     ]
     best = {"mean": 0.1, "after-round": 0, "chosen-on": "validation"}
+
     assert best_of(rows, "head") == best
 
     for row in rows:
@@ -84,6 +86,15 @@ def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() ->
 
     of_an_older_run: Any = {"mean": 0.9, "after-round": 2}
     assert best_text(of_an_older_run) == "90.00 @2 (chosen on test data)"
+
+
+def test_where_some_may_lie_a_round_of_few_sites_is_never_the_best() -> None:
+    rows = [evaluated(0, 0.5), evaluated(1, 0.9), evaluated(2, 0.6)]
+    for row in rows:
+        row["liars"] = 1
+    rows[0]["accuracy"]["head"]["trimmed"] = 0.7
+    rows[2]["accuracy"]["head"]["trimmed"] = 0.6
+    assert best_of(rows, "head") == {"mean": 0.5, "after-round": 0, "chosen-on": "test"}
 
 
 def result(algo: str, **clients: float) -> Any:
@@ -102,6 +113,7 @@ def test_clients_are_compared_one_by_one() -> None:
     alone = result("local", a=0.5, b=0.5, c=0.5)
     fedavg = result("fedavg", a=0.9, b=0.1, c=0.5)
     said = " Clients worse off than alone: Fedavg 1 of 3."
+
     assert side_by_side([alone, fedavg]).note.endswith(said)
     assert "worse off" not in side_by_side([fedavg]).note
 
@@ -114,6 +126,7 @@ def test_a_gain_over_training_alone_is_that_of_the_same_networks() -> None:
     fedproto = result("fedproto", a=0.4, b=0.3) | {"clients": alone["clients"]}
     fedavg = result("fedavg", a=0.2, b=0.3) | {"clients": {"a": {"arch": "x"}, "b": {"arch": "x"}}}
     table = side_by_side([alone, fedproto, fedavg])
+
     assert [row[2] for row in table.rows] == ["–", "+0.0 points", "other networks"]
     assert table.note.endswith("Clients worse off than alone: Fedproto 1 of 2, Fedavg 1 of 1.")
     assert "the clients alone had other networks" in table.note
@@ -139,6 +152,7 @@ def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
         assert sum(recalls) / 30 == pytest.approx(last["accuracy"][inference]["mean"])
 
     assert outcome.summary["metrics"] == last["metrics"]
+
     auc = last["metrics"]["head/auc"]["mean"]
     assert Figure(what="head/auc").read(outcome.folder) == pytest.approx(auc)
     assert {name.partition("/")[2] for name in last["metrics"]} >= {"auc", "recall/9"}
@@ -165,9 +179,12 @@ def written(tmp_path: Path, labels: list[str], **more: Any) -> dict[str, Any]:
 def test_an_accuracy_that_needs_no_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     outcome = run_federation(written(tmp_path, (["no"] * 9 + ["yes"]) * 8), clients=2)
     guess = outcome.summary["accuracy"]["head"]["mean"]
+
     assert guess <= 0.9
+
     (doubt,) = outcome.summary["warnings"]
     naming = "always naming each client's most frequent class is right for 90.0 %"
+
     assert doubt == f"accuracy by head is {100 * guess:.1f} %, no better than a guess: {naming}"
     assert f"warning: {doubt}" in capfd.readouterr().out
 
@@ -178,6 +195,7 @@ def test_a_model_that_has_learnt_raises_no_doubt(tmp_path: Path) -> None:
     inputs = np.random.default_rng(1).normal(size=(120, 3))
     inputs[1::2] += 6.0
     np.savez(tmp_path / "mine.npz", inputs=inputs, labels=labels)
+
     assert run_federation(config, clients=2).summary["warnings"] == []
 
 
@@ -185,6 +203,7 @@ def test_an_accuracy_that_fell() -> None:
     rows = accurate_rounds((26, 0.9), (27, 0.971), (40, 0.34))
     (doubt,) = outcome_warnings(rows, rows[-1], {})
     said = "accuracy by head fell from 97.1 % after round 27 to 34.0 %: try a smaller lr, "
+
     assert doubt.startswith(said)
 
 
@@ -192,10 +211,12 @@ def test_a_refused_reply_and_no_accuracy_at_all() -> None:
     rows = accurate_rounds((26, 0.9), (27, 0.971), (40, 0.85))
     rows[-1]["refused"] = {"site-0": "odd"}
     refused = "1 of 12 replies failed or were refused, the last: odd"
+
     assert [*outcome_warnings(rows, rows[-1], {})] == [refused]
 
     nobody_tested = rows[-1] | {"accuracy": {}}
     no_accuracy = "no accuracy of any client (too few test samples)"
+
     assert [*outcome_warnings(rows, nobody_tested, {})] == [refused, no_accuracy]
 
 
@@ -223,6 +244,7 @@ def test_rounds_that_changed_nothing(tmp_path: Path, capfd: pytest.CaptureFixtur
 
     config = written(tmp_path, ["a", "b"] * 20) | {"round-timeout": 0.5, "max-silent-rounds": 0}
     first, *_ = run_federation(config, clients=2, tamper=tamper).summary["warnings"]
+
     assert first.startswith("1 of 2 rounds changed nothing, the last one among them: "), first
 
 
@@ -240,4 +262,5 @@ def test_a_method_that_breaks_at_some_clients(
     config = written(tmp_path, ["no", "yes"] * 60) | {"rounds": 2, "min-replies": 1}
     doubt, *_ = run_federation(config, clients=2).summary["warnings"]
     lost = "2 of 6 replies failed or were refused, the last: a fault of ProtoFL: AttributeError"
+
     assert doubt.startswith(lost)

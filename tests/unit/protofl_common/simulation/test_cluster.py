@@ -18,11 +18,14 @@ def content_of(folder: Path) -> dict[str, bytes]:
 def test_a_copy_elsewhere_becomes_the_folder_and_only_what_changed_travels(tmp_path: Path) -> None:
     here = tmp_path / "here"
     copy = tmp_path / "copy"
+
     assert ClientFiles.since(here, {}).names == frozenset()
+
     here.mkdir()
     (here / "1").write_bytes(b"first")
     (here / "ledger").write_bytes(b"[1]")
     ClientFiles.since(here, {}).put_into(copy)
+
     assert content_of(copy) == content_of(here)
 
     known = listed(copy)
@@ -31,7 +34,9 @@ def test_a_copy_elsewhere_becomes_the_folder_and_only_what_changed_travels(tmp_p
     (tmp_path / "new").write_bytes(b"[2]")
     (tmp_path / "new").replace(copy / "ledger")  # as large as before
     back = ClientFiles.since(copy, known)
+
     assert back.content == {"2": b"second", "ledger": b"[2]"}
+
     back.put_into(here)
     assert content_of(here) == {"2": b"second", "ledger": b"[2]"}
     assert ClientFiles.since(copy, listed(copy)).content == {}
@@ -41,6 +46,7 @@ def test_what_a_killed_node_left_of_a_folder_does_not_stay(tmp_path: Path) -> No
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "3").write_bytes(b"of a round that did not count")
     ClientFiles(frozenset({"2"}), {"2": b"second"}).put_into(tmp_path / "copy")
+
     assert content_of(tmp_path / "copy") == {"2": b"second"}
 
 
@@ -59,4 +65,5 @@ def test_a_stranger_on_a_node_cannot_let_a_worker_wait(tmp_path: Path) -> None:
     (tmp_path / "protofl-abandoned" / IN_USE).touch()
     os.mkfifo(tmp_path / "protofl-strange" / IN_USE)
     remove_abandoned(tmp_path)
+
     assert not (tmp_path / "protofl-abandoned").exists()

@@ -136,7 +136,9 @@ def tensors_of(payload: Payload, name: str) -> dict[str, torch.Tensor]:
 def test_every_declared_payload_survives_a_round_trip(algo: str, way: str) -> None:
     declared = getattr(CATALOG[algo].exchange, way)
     sent = some_payload(declared)
+
     assert sent.entries.keys() == declared.keys()
+
     templates = {name: template_of(sent.weights(name) or {}) for name in declared}
     limits = Limits(10, 3, 100.0, templates, frozen_dim=4)
 
@@ -184,6 +186,7 @@ def test_class_probabilities_that_are_none_are_refused(wrong: list[float]) -> No
     declared = {"outputs": Vectors(width="classes", probabilities=True)}
     outputs = Prototypes(torch.tensor([wrong, [0.1] * 10]), torch.tensor([3, 4]))
     content = pack_payload(Payload(outputs=outputs), declared)
+
     assert_refused(content, declared, "outputs that are not class probabilities")
 
 
@@ -209,6 +212,7 @@ def test_a_bad_array_is_refused_with_its_reason(kind: str) -> None:
     name, array, said = BAD_ARRAYS[kind]
     content = honest()
     content.array_records["prototypes"][name] = array
+
     assert_refused(content, UP, re.escape(said))
 
 
@@ -225,6 +229,7 @@ def test_several_prototypes_of_a_class_are_limited() -> None:
 
     three = Limits(10, 3, max_per_class=3)
     received = unpack_payload(content, declared, three, required=True).vectors()
+
     assert received.labels.tolist() == [2, 2, 2, 5]
 
     two = Limits(10, 3, max_per_class=2)
@@ -240,6 +245,7 @@ def test_the_number_of_sets_is_limited(monkeypatch: Patch) -> None:
     monkeypatch.setattr("protofl_common.wire.payloads.MAX_SETS", 1)
     declared = {"sets": VectorSets()}
     one = Prototypes(torch.ones(1, 3), torch.tensor([0]))
+
     assert_refused(pack_payload(Payload(sets=(one, one)), declared), declared, "in order, to 0")
 
 
@@ -261,6 +267,7 @@ def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -
     )
     content = pack_payload(Payload(local_sets=sets), declared)
     content.array_records["local_sets"][array] = raw(values)
+
     assert_refused(content, declared, re.escape(said))
 
 
@@ -282,6 +289,7 @@ BODY_LIMITS = Limits(10, 3, weights={"weights": {"body.w": ("float32", (2, 2))}}
 def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_ways() -> None:
     body = {"body.w": torch.randn(2, 2)}
     content = pack_payload(Payload(weights=body), BODY)
+
     assert_equal(unpack_payload(content, BODY, BODY_LIMITS, required=True), Payload(weights=body))
 
     for undeclared in ("head.w", "bod", "body", "xbody.w"):
@@ -332,6 +340,7 @@ def test_entries_of_one_kind_under_several_names() -> None:
 
     content = pack_payload(sent, declared)
     assert list(content) == list(declared)
+
     check_size(content, declared, limits)
     assert_equal(unpack_payload(content, declared, limits, required=True), sent)
 
@@ -340,6 +349,7 @@ def test_entries_of_one_kind_under_several_names() -> None:
 
     del content["critic"], content["weights"]
     assert_refused(content, declared, "no weights", limits)
+
     received = unpack_payload(content, declared, limits, required=False)
     assert received.entries.keys() == {"prototypes", "logits"}
 
@@ -359,12 +369,15 @@ def test_bad_counts_are_refused(values: np.ndarray, said: str) -> None:
 
 def test_a_number_costs_four_bytes_and_a_label_or_a_count_eight() -> None:
     assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
+
     content = pack_payload(some_payload(COUNTS), COUNTS)
     assert payload_bytes(content) == 80
+
     check_size(content, COUNTS, LIMITS)
 
     content.array_records["label_counts"]["means"] = raw(np.zeros(1, np.int64))
     said = "88 bytes of arrays, where a valid reply has at most 80"
+
     with pytest.raises(RefusedMessage, match=said):
         check_size(content, COUNTS, LIMITS)
     assert_refused(content, COUNTS, "label_counts whose arrays do not fit: means")
@@ -455,6 +468,7 @@ def test_the_best_round_survives_a_round_trip() -> None:
     best: BestRound = {"metric": "head", "after": 3, "on": "test"}
     during = RecordDict(dict(records.pack_best(best)))
     at_the_end = RecordDict(dict(records.pack_best(best, final=True)))
+
     assert records.unpack_best(RecordDict()) == (-1, "")
     assert records.unpack_best(during) == (3, "")
     assert records.unpack_best(at_the_end) == (3, "test")
@@ -471,6 +485,7 @@ def test_a_malformed_word_on_the_best_round_is_refused(record: dict[str, Any]) -
 def test_instructions_and_site_cards_survive_a_round_trip() -> None:
     instructions = records.Instructions(3, "run", run_history=RunHistory(13, ((11, 5), (12, 6))))
     content = RecordDict({"round": records.pack_instructions(instructions)})
+
     assert records.unpack_instructions(content) == instructions
 
     assert records.unpack_site_card(RecordDict({"site": records.pack_site_card(CARD)})) == CARD
@@ -480,6 +495,7 @@ def test_a_report_survives_a_round_trip() -> None:
     validation = {"head": 0.4, "head/auc": 0.5}
     report = dataclasses.replace(REPORT, validation_samples=5, validation=validation)
     packed = RecordDict({"report": records.pack_report(report, LOSSES, {"head/auc"})})
+
     assert records.unpack_report(packed, 2, LOSSES, {"head/auc"}) == report
 
 
@@ -493,6 +509,7 @@ def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[i
 def test_malformed_instructions_are_refused() -> None:
     with pytest.raises(RefusedMessage, match="no complete record 'round'"):
         records.unpack_instructions(RecordDict())
+
     right = {"round": 3, "run_name": "run", "run_history": "11:5,13", "counted": 2, "part": 0.5}
     wrong: dict[str, list[Any]] = {
         "round": ["3"],
@@ -528,6 +545,7 @@ def test_a_matrix_comes_whole_or_as_the_product_of_its_factors() -> None:
     right = torch.randn(2, 6)
     product = (left @ right).reshape(4, 3, 2)
     received = unpack_change(w__left=left, w__right=right, seen=SEEN)
+
     assert_equal(received, Payload(weights={"w": product, "seen": SEEN}))
 
     whole = {"w": torch.randn(4, 3, 2), "seen": SEEN}
@@ -578,11 +596,13 @@ def test_wrong_factors_are_refused(arrays: dict[str, torch.Tensor], said: str) -
 def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:
     factors = {"seen:left": torch.ones(5, 1), "seen:right": torch.ones(1, 5)}
     content = pack_payload(Payload(weights={"w": torch.ones(4, 3, 2), **factors}), CHANGES)
+
     assert_refused(content, CHANGES, "arrays do not fit", CHANGES_LIMITS)
 
     declared = {"weights": Weights()}
     sent = {"w:left": ONE_LEFT, "w:right": ONE_RIGHT, "seen": SEEN}
     content = pack_payload(Payload(weights=sent), declared)
+
     assert_refused(content, declared, "arrays do not fit", CHANGES_LIMITS)
 
 
@@ -600,7 +620,9 @@ def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_s
     """Else an algorithm that misspells a name would train alone and nobody would see it."""
     declared = {"weights": Weights(), "prototypes": Vectors()}
     received = unpack_payload(pack_payload(Payload(), declared), declared, LIMITS, required=False)
+
     assert received.weights() is None
+
     said = "updat is not declared for this direction; declared: weights, prototypes"
     with pytest.raises(KeyError, match=said):
         received.weights("updat")
@@ -638,6 +660,7 @@ def test_what_comes_out_of_an_envelope_is_what_was_put_in() -> None:
 def test_of_an_envelope_with_something_beside_nothing_comes_out() -> None:
     envelope = put_in(some_content())
     beside = RecordDict({**envelope, "more": ConfigRecord({"bytes": bytes(9)})})
+
     assert take_out(beside) == RecordDict()
 
     record = ConfigRecord({**envelope.config_records[NAME], "more": bytes(9)})

@@ -346,6 +346,7 @@ def test_replies_with_wrong_bytes(data: st.DataObject, algo: str) -> None:
     except Exception:  # Flower's own refusal
         event("not for Flower")
         return
+
     assert_taken_or_refused(read, algo, True)
 
 
@@ -405,6 +406,7 @@ def test_introductions(data: st.DataObject) -> None:
     for key, kind in SITE.items():
         assert type(values[key]) is kind
     assert all(value >= 0 for value in values.values() if isinstance(value, int))
+
     names = [card.name, card.domain, card.arch, card.weights, card.columns, *card.classes]
     assert all(isinstance(name, str) and len(name) <= 200 for name in names)
     assert card.name.isascii()
@@ -461,6 +463,7 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
         assert 0 <= min(labels) <= max(labels) < CLASSES
         assert np.isfinite(prototypes.means.numpy()).all()
         assert prototypes.means.shape[1] == DIM
+
     assert sum(len(prototypes) for prototypes in payload.sets("local_sets")) == rows
 
 

@@ -146,6 +146,7 @@ def test_a_planted_fault_is_found_with_a_cure(
 ) -> None:
     plant, level, text, cure = FAULTS[fault]
     _, before = findings(capsys)
+
     assert not [finding for finding in before if text in finding["text"]]
 
     with monkeypatch.context() as patch:
@@ -175,6 +176,7 @@ def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(
     recipe.write_text("[fedproto]\nlamda = 2.0\n")
     printed = output(capsys, "doctor", "--recipe", recipe, status=1).out
     wrong = "WRONG   settings      fedproto.lamda: unknown key; did you mean fedproto.lambda?\n"
+
     assert printed.startswith(wrong)
 
 
@@ -184,6 +186,7 @@ def test_patients_are_not_on_both_sides_where_their_column_means_sites(
     words = ["test-from=official-own", "--clients", "2", "partition=feature-shift"]
     plant = written("p.csv", PATIENTS, *OF_PATIENTS, *words)
     _, found = findings(capsys, *plant(monkeypatch, tmp_path))
+
     assert BOTH_SIDES not in str(found)
 
 
@@ -192,6 +195,7 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: Patch, capsys: Printed) 
     status, found = findings(capsys)
 
     assert status == 1
+
     (of_memory,) = [finding for finding in found if finding["topic"] == "memory"]
     assert of_memory["level"] == "wrong"
     assert of_memory["text"].startswith("cannot be told here (FileNotFoundError(")
@@ -201,7 +205,9 @@ def test_a_check_that_fails_hides_no_other(monkeypatch: Patch, capsys: Printed) 
 def test_a_fault_of_its_own_is_wrong(monkeypatch: Patch, capsys: Printed) -> None:
     monkeypatch.setattr(doctor, "check_settings", ord)
     status, found = findings(capsys)
+
     assert status == 1
+
     (fault,) = [finding for finding in found if finding["topic"] == "settings"]
     assert fault["text"].startswith(
         "a fault of ProtoFL: TypeError: ord() takes exactly one argument"
@@ -212,6 +218,7 @@ def test_a_fault_of_its_own_is_wrong(monkeypatch: Patch, capsys: Printed) -> Non
 def test_any_command_ends_with_the_place_of_a_fault(monkeypatch: Patch, capsys: Printed) -> None:
     monkeypatch.setattr("protofl_common.tools.cli.list.lists", ord)
     last = output(capsys, "list", status=1).err.splitlines()[-1]
+
     assert last.startswith("protofl: a fault of ProtoFL: TypeError: ord() takes exactly one")
     assert "tools/cli/list.py, line" in last
 
@@ -228,6 +235,8 @@ def test_the_model_is_tried_on_two_samples(
     (tmp_path / "a.csv").write_text("\n".join(["a,b,label", *lines]))
     words = ["dataset=arrays", f"data-dir={tmp_path}/a.csv", f"cache-dir={tmp_path}/cache"]
     status, found = findings(capsys, *words, "partition=iid", "--clients", "2", options)
+
     assert status == (level == "wrong")
+
     (tried,) = [finding for finding in found if said in finding["text"]]
     assert tried["level"] == level

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from protofl_common.report.drawing import FORMATS
 from protofl_common.runs.figures import Table
 from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.tables.groups import Estimate, holm
@@ -63,6 +64,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
 
     assert ours["name"] == "fedproto"
     assert local["name"] == "local"
+
     for group, accuracies in ((ours, OURS), (local, LOCAL)):
         percent = [100 * accuracy for accuracy in accuracies]
         interval = stats.t.interval(0.95, 3, sum(percent) / 4, stats.sem(percent))
@@ -70,6 +72,7 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
         assert group["interval"] == pytest.approx(interval)
     paired = stats.ttest_rel(LOCAL, OURS)
     interval = [100 * end for end in paired.confidence_interval(0.95)]
+
     assert local["difference"]["p"] == pytest.approx(paired.pvalue)
     assert local["difference"]["interval"] == pytest.approx(interval)
     assert local["difference"]["mean"] == pytest.approx(-4.5)
@@ -112,6 +115,7 @@ def test_of_equal_runs_the_latest_counts(equal_runs: tuple[Path, Path], capsys: 
     edit_summary(old, ended=2e9)
     edit_summary(new, ended=1e9)
     (group, *_) = compared(capsys, old, new)
+
     assert group["runs"] == {"1": str(old)}
 
 
@@ -138,13 +142,14 @@ def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
 
     lines = printed.splitlines()
     rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in lines]
-    assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "", "", "", ""] in rows
-    ours = ["4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", ""]
+    assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "", "", "", "", ""] in rows
+    ours = ["4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", "0.014", ""]
     assert ["fedproto lr=0.1", *ours] in rows
+
     note = "left out, without a partner: 3 of the seeds; one pair: may be chance"
-    assert ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–", note] in rows
-    untested = "one of the two has one pair, so that nothing is tested"
-    assert "p is of each comparison alone" not in printed, untested
+    assert ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–", "–", note] in rows
+    costs = ["0", "1.0 kB", "2.0 kB", "61.0", "1.5"]
+    assert ["local lr=0.1", *costs] in rows
 
 
 def test_estimates_without_spread_and_of_one_figure() -> None:
@@ -154,27 +159,35 @@ def test_estimates_without_spread_and_of_one_figure() -> None:
 
 
 def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Printed) -> None:
-    corrected = holm({"a": 0.04, "b": 0.01, "c": 0.03})
+    corrected = holm({"a": 0.04, "b": 0.01, "one pair": math.nan, "c": 0.03})
     assert corrected == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
 
     local = write(tmp_path, "local", LOCAL)
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "fedavg", LOCAL[::-1])
     p_fedproto = stats.ttest_rel(OURS, LOCAL).pvalue
-    fedavg = f"fedavg {stats.ttest_rel(LOCAL[::-1], LOCAL).pvalue:.3f}"
+    p_fedavg = stats.ttest_rel(LOCAL[::-1], LOCAL).pvalue
 
     printed = output(capsys, "compare", tmp_path, "--against", local[0]).out
-    both = f"fedproto {2 * p_fedproto:.3f}, {fedavg}"
-    assert f"corrected for 2 of them (Holm): {both}" in printed
+    assert p_cells(printed, "fedproto") == [f"{p_fedproto:.3f}", f"{2 * p_fedproto:.3f}"]
+    assert p_cells(printed, "fedavg") == [f"{p_fedavg:.3f}"] * 2
 
     other = tmp_path / "other"
     for folder in write(other, "fedproto", OURS):
         summary = (folder / SUMMARY).read_text()
         (folder / SUMMARY).write_text(summary.replace("cnn4", "htcnn-1"))
     printed = output(capsys, "compare", tmp_path, other, "--against", local[0]).out
-    p = f"{3 * p_fedproto:.3f}"
-    ours = f"fedproto networks=1 × cnn4 {p}, fedproto networks=1 × htcnn-1 {p}"
-    assert f"corrected for 3 of them (Holm): {ours}, {fedavg}" in printed
+    for name in ("fedproto networks=1 × cnn4", "fedproto networks=1 × htcnn-1"):
+        assert p_cells(printed, name) == [f"{p_fedproto:.3f}", f"{3 * p_fedproto:.3f}"]
+    assert p_cells(printed, "fedavg") == [f"{p_fedavg:.3f}"] * 2
+
+
+def p_cells(printed: str, name: str) -> list[str]:
+    """The two p of a group in the printed table, without and with correction."""
+    lines = [line.strip("│").split("│") for line in printed.splitlines() if "│" in line]
+    rows = [[cell.strip() for cell in line] for line in lines]
+    (row,) = [row for row in rows if row[0] == name and len(row) == 9]
+    return row[6:8]
 
 
 def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(
@@ -204,6 +217,18 @@ def test_unpaired_runs_are_said(
 
     assert local["difference"] is None
     assert local["note"] == note
+
+
+def test_runs_of_other_numbers_of_clients_are_not_paired(tmp_path: Path, capsys: Printed) -> None:
+    ours = write(tmp_path, "fedproto", OURS)
+    others = write(tmp_path, "local", LOCAL)
+    for run in others:
+        clients = json.loads((run / SUMMARY).read_text())["clients"]
+        edit_summary(run, clients=clients | {"1": clients["0"]})
+
+    _, local = compared(capsys, *ours, *others)
+
+    assert local["note"] == OTHER_DATA
 
 
 def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
@@ -236,17 +261,18 @@ def test_a_group_without_the_others_figure_and_networks_is_not_paired(
 def test_the_values_and_the_figure(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "local", LOCAL[:2])
-    figure = tmp_path / "all.svg"
+    figures = tmp_path / "figures"
 
     options = ["--what", "head", "--over", "worst-10%"]
-    ours, local = compared(capsys, tmp_path, "--figure", figure, *options)
+    ours, local = compared(capsys, tmp_path, "--figures", figures, *options)
 
     assert ours["values"] == pytest.approx({"1": 55, "2": 60, "3": 59, "4": 66})
     assert local["values"] == pytest.approx({"1": 50, "2": 58})
     assert local["difference"]["n"] == 2
     assert local["difference"]["mean"] == pytest.approx(-3.5)
-    svg = figure.read_text(encoding="utf-8")
+    svg = (figures / "intervals.svg").read_text(encoding="utf-8")
     tag = svg.partition("<svg ")[2].partition(">")[0]
+
     assert 'xmlns="http://www.w3.org/2000/svg"' in tag
     assert "local (n = 2)" in svg
     assert "final head worst-10%, %" in svg
@@ -256,39 +282,33 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "local", LOCAL, models="my_net:50%&$x")
     write(tmp_path, "fedavg", LOCAL[:1], models="cnn4")
     latex = tmp_path / "all.tex"
-    figure = tmp_path / "all.pdf"
+    figures = tmp_path / "figures"
 
-    output(capsys, "compare", tmp_path, "--latex", latex, "--figure", figure)
+    output(capsys, "compare", tmp_path, "--latex", latex, "--figures", figures)
 
     text = latex.read_text(encoding="utf-8")
     lines = [" ".join(line.split()) for line in text.splitlines()]  # without aligned columns
     origin = "Over the clients that have them, of test data unless it says otherwise: final head."
+
     assert lines[0] == f"% {origin}"
     assert lines[4:7] == [
-        r"\begin{tabular}{lrrrrrrl}",
+        r"\begin{tabular}{lrrrrrrrl}",
         r"\toprule",
-        r"group & n & mean & 95 \% interval & difference & 95 \% interval & p & \\",
+        r"group & n & mean & 95 \% interval & difference & 95 \% interval & p & p (Holm) & \\",
     ]
+
     name = r"local models=my\_net:50\%\&\$x"
-    row = rf"{name} & 4 & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & "
+    row = rf"{name} & 4 & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & -- & "
     assert row in "\n".join(lines)
+    assert r"group & rounds & up & down & seconds & seconds per round \\" in lines
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
-    pdf = figure.read_bytes()
-    assert pdf.startswith(b"%PDF-")
-    assert b"/Type3" not in pdf
+    wanted = {f"{name}.{kind}" for name in ("boxes", "curves", "intervals") for kind in FORMATS}
+    assert {file.name for file in figures.iterdir()} == wanted
 
 
 def test_signs_that_latex_would_read_are_escaped() -> None:
     latex = Table("ab", [["[1]", "-2 α-3 β|"]]).as_latex()
     assert r"{[}1] & $-$2 $\alpha$-3 $\beta$$|$ \\" in latex, "\\[1] is space"
-
-
-def test_a_figure_of_another_format_is_refused(tmp_path: Path, capsys: Printed) -> None:
-    write(tmp_path, "local", LOCAL)
-    figure = tmp_path / "all.jpeg"
-    refused = output(capsys, "compare", tmp_path, "--figure", figure, status=1).err
-    assert "all.jpeg: must end in .svg or .pdf" in refused
-    assert not figure.exists()
 
 
 @pytest.mark.slow

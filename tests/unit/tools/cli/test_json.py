@@ -22,8 +22,10 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
             able.add(name)
     defined = {name.split()[0] for name in SCHEMA["$defs"]}
     parts = {part["$ref"].rpartition("/")[2].split()[0] for part in SCHEMA["oneOf"]}
+
     assert able == defined & set(COMMANDS)
     assert able == parts
+
     events = {event.__name__ for event in Event.__subclasses__()}
     assert set(SCHEMA["$defs"]["run"]["properties"]["event"]["enum"]) == events
 
@@ -42,6 +44,7 @@ def test_what_a_site_keeps(tmp_path: Path, capsys: Printed) -> None:
     (state / "model.safetensors").write_bytes(bytes(10))
     node = f'site-name="north" state-dir="{tmp_path}" cache-dir="{tmp_path / "cache"}"'
     first, caches = told(capsys, "site", "status", "--node-config", node)["kept"]
+
     assert first == {"name": "first", "bytes": 10, "paths": [str(state)]}
     assert caches == {"name": "caches/", "bytes": 0, "paths": []}
 
@@ -49,6 +52,7 @@ def test_what_a_site_keeps(tmp_path: Path, capsys: Printed) -> None:
 def test_predictions_line_by_line(tmp_path: Path, capsys: Printed) -> None:
     config = run_config(tmp_path, models="table3", dataset="wine", partition="iid")
     folder = run_federation(config, clients=2).folder
+
     assert told(capsys, "predict", str(folder))["rows"] > 0
 
     model = str(tmp_path / "model")
@@ -62,6 +66,7 @@ def test_predictions_line_by_line(tmp_path: Path, capsys: Printed) -> None:
 
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
+
     for line in lines:
         jsonschema.validate(json.loads(line), SCHEMA)
 
@@ -88,6 +93,7 @@ def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     done = {"event": "RoundDone", **values}
     values = {"folder": str(tmp_path), "summary": {"rounds": 1}, "report": ""}
     end = {"event": "Finished", **values, "result": "alone 50.0 %; 3 kB exchanged"}
+
     assert lines("rounds=1") == [done, end]
     assert lines("rounds=1", "--quiet") == [end]
 

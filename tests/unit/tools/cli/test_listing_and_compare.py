@@ -34,6 +34,7 @@ def wide(monkeypatch: Patch) -> None:
 
 def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
     assert main(["list"]) == 0
+
     lines = capsys.readouterr().out.splitlines()
     listed = {line.strip().partition("  ")[0]: line.rstrip() for line in lines}
 
@@ -51,6 +52,7 @@ def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch: Patch)
     monkeypatch.setattr("sys.argv", ["protofl", "list"])
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, "ascii", write_through=True))
     monkeypatch.setattr("signal.signal", mock.Mock())
+
     with pytest.raises(SystemExit):
         program()
     assert b"MNIST, 28?28 grey" in printed.getvalue()
@@ -87,6 +89,7 @@ def test_a_part_of_the_model_and_a_model_of_its_own_are_said(
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
     monkeypatch.setitem(CATALOG, "mine", replace(CATALOG["fedavg"], exchange=Exchange(up=up)))
     both = "weights (the body weights of the model), critic (all weights of the critic model)"
+
     assert f"Down: nothing. Up: {both}." in listed_algorithms(capsys)
 
 
@@ -109,6 +112,7 @@ def test_compare_shows_figures_and_the_settings_that_differ(
 
     lines = capsys.readouterr().out.splitlines()
     rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in lines]
+
     assert ["head: mean", "50.00", "25.00"] in rows
     assert ["prototype: best", "–", "75.00 @1 (chosen on test data)"] in rows
     assert ["seconds", "1m01s", "1m01s"] in rows
@@ -131,6 +135,7 @@ def test_a_summary_that_is_none_is_named(
     file = Path(run) / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     refused = output(capsys, "compare", run, status=1).err
+
     assert f"{run}: not the figures of a run: {error}" in refused
 
 
@@ -165,6 +170,7 @@ def test_a_strangers_run_writes_no_escapes_on_the_terminal(
 ) -> None:
     listed = output(capsys, "runs", strangers_runs)
     assert "left out: " in listed.err
+
     compared = output(capsys, "compare", strangers_runs / "one", strangers_runs / "[/b]two")
     assert "left out: " not in compared.err
     for printed in (listed.out, compared.out):
@@ -205,10 +211,13 @@ def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
         ("newer", "finished", "digits"),
         ("older", "finished", "digits"),
     ]
+
     older = found["older"]
     expected = {"algorithm": "local", "dataset": "digits", "seed": 20, "rounds": 2, "wanted": 2}
     expected |= {"final": "head 45.00", "best": "head 45.00 @1 (chosen on test data)"}
+
     assert expected.items() <= older.items()
+
     files = [path for path in (runs / "older").rglob("*") if path.is_file()]
     assert older["bytes"] == sum(file.stat().st_size for file in files)
     assert round(older["days"]) == 20
@@ -250,11 +259,14 @@ def test_no_run_and_no_page_to_write_are_named(
         return output(capsys, "report", run, status=1).err
 
     assert "nowhere: no such folder, neither here nor in runs/" in refusal_of("nowhere")
+
     (tmp_path / "empty").mkdir()
     assert "empty: no settings.toml in it; give the folder of a run" in refusal_of("empty")
 
     folder = write(tmp_path / "run", [row(1, ["a"])])
     (folder / "report.html").mkdir()
+
     assert "the page cannot be written" in refusal_of(folder)
+
     (folder / "metrics.jsonl").write_text('{"accuracy": 3}')
     assert f"{folder}: the page cannot be written: KeyError: " in refusal_of(folder)

@@ -62,6 +62,7 @@ def test_settings_go_over_the_defaults_of_ten_clients(
     attempts: list[Attempt], capsys: Printed, tmp_path: Path
 ) -> None:
     assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
+
     config = default_run_config() | {"algo": "fedplvm", "rounds": 20, "models": "cnn4"}
     assert attempts == [(config, federation_of(20))]
     assert capsys.readouterr().out.splitlines() == [
@@ -78,6 +79,7 @@ def test_a_recipe_alone_has_the_clients_of_its_comment(
 ) -> None:
     monkeypatch.setattr(arguments, "check_data_are_here", lambda settings: None)
     assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
+
     config = default_run_config() | read_recipe("fedpcl-digits").settings
     assert attempts == [(config, federation_of(5))]
 
@@ -89,6 +91,7 @@ def test_a_recipe_may_hold_settings_of_several_algorithms_and_settings_beside_it
     settings = ["dataset=digits", "partition=iid", "test-from=split", "rounds=3"]
     settings += ["algo=fedproto", "fedproto.lambda=2"]
     options = ["--recipe", "fedtgp-fmnist-practical", "--clients", "2", "--gpus", "0.5"]
+
     assert main(["run", *options, *settings]) == 0
 
     ((config, federation),) = attempts
@@ -104,6 +107,7 @@ def test_own_data_are_read_before_anything_starts(
 ) -> None:
     command = [*run_of_arrays(tmp_path), "partition=iid"]
     np.savez(tmp_path / "mine.npz", x=np.ones((4, 3)), y=np.arange(4))
+
     assert "mine.npz: has no 'inputs', only 'x', 'y'" in output(capsys, *command, status=1).err
     assert attempts == []
 
@@ -149,6 +153,7 @@ def test_a_setting_with_dashes_is_refused(command: str, hint: str, capsys: Print
 def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: Printed) -> None:
     assert output(capsys, "run", "run-name=bad", status=1).err == "protofl: this run has failed\n"
     assert main(["run", "run-name=bad", "--quiet"]) == 1
+
     lines = ["a line of the run", "protofl: this run cannot go on", "why"]
     assert capsys.readouterr().err.splitlines() == [*lines, "protofl: this run has failed"]
 
@@ -158,7 +163,9 @@ def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: Patch, tmp_p
     file = Path(sys.executable).with_name("protofl")
     monkeypatch.chdir(file.parents[2])
     monkeypatch.setenv("PATH", str(tmp_path))
+
     assert run.program() == str(file.relative_to(file.parents[2]))
+
     monkeypatch.setenv("PATH", str(file.parent))
     assert run.program() == "protofl"
 
@@ -226,6 +233,7 @@ def test_a_recipe_that_is_not_toml_is_refused(tmp_path: Path) -> None:
 def test_every_key_has_the_type_that_its_field_declares() -> None:
     types = {key: type(value) for key, value in default_run_config().items()}
     assert set(types) == set(known_keys())
+
     sections = [("", section) for section in SECTIONS.values()]
     sections += [(f"{algo}.", row.hparams) for algo, row in CATALOG.items()]
     for prefix, section in sections:
@@ -241,6 +249,7 @@ def test_the_declared_type_decides_how_a_value_is_read() -> None:
 
     expected = {"algo": "fedplvm", "rounds": 20, "lr": 1.0, "fedplvm.contrast": False}
     expected |= {"run-name": "a b", "data-dir": "/x=y", "classes": "7"}
+
     assert settings == expected
     assert isinstance(settings["lr"], float)
 
@@ -248,6 +257,7 @@ def test_the_declared_type_decides_how_a_value_is_read() -> None:
 def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
     words = ["rounds=many", "algo=fedplvn", "keep-optimizer=2", "momentim=0.5"]
     config = default_run_config() | read_assignments(words)
+
     with pytest.raises(SettingsError) as error:
         Settings.from_run_config(config)
 
@@ -325,6 +335,7 @@ def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Print
         screen(Said(f"line {number}"))
     screen(doubt)
     screen.conclude("")
+
     assert capsys.readouterr().out == f"{doubt}\n"
     assert [*screen.recent][-2:] == ["line 49", str(doubt)]
 
@@ -337,6 +348,7 @@ def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
             screen(event)
         screen.conclude("protofl list")
     screen_text = captured.get()
+
     assert screen_text.count("╭") == screen_text.count("╰") == 1
     assert "alone 36.0 %" in screen_text.partition("╭")[2]
     assert ("\x1b[32m" in screen_text) != no_color

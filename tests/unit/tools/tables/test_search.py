@@ -140,7 +140,9 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
 
     trials = [run for run in launcher.runs if is_trial(run)]
     finals = [run for run in launcher.runs if not is_trial(run)]
+
     assert {run.settings.run.seed for run in finals} == {1, 2}
+
     tried_by = {}
     for algo in ("local", "fedproto"):
         tried = {lr_of(run) for run in trials if run.settings.run.algo == algo}
@@ -149,6 +151,7 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
         taken = {lr_of(run) for run in finals if run.settings.run.algo == algo}
         assert taken == {min(tried)}
         tried_by[algo] = tried
+
     assert tried_by["local"] == tried_by["fedproto"], "rows try the same values of a setting"
 
 
@@ -157,7 +160,9 @@ def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
 
     cells = cells_of(table)
     grid = {f"as it is, momentum {momentum}, batch-size 5" for momentum in (0, 0.9)}
+
     assert set(cells) == {"Local", "FedProto"} | grid
+
     ours = cells["FedProto"]
     assert ours["search"]["trials"] == 7
     assert ours["search"]["chosen-on"] == "validation"
@@ -166,6 +171,7 @@ def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
 
     text = table.with_suffix(".md").read_text(encoding="utf-8")
     assert "best head, its round chosen on validation data" in text
+
     note = "chosen on validation data, by trials that no row has more of; test data chose none"
     assert f"{note}. 7 trials" in text
     assert text.count("test data chose none") == 1
@@ -200,17 +206,21 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
     stopped = Launcher(stop_at)
     with pytest.raises(KeyboardInterrupt):
         search(table, stopped)
+
     goes_on = Launcher()
     search(table, goes_on)
     *finished, _ = stopped.names
+
     assert finished[0] not in finished[1:] + goes_on.names
 
     nothing_left = Launcher()
     search(table, nothing_left)
+
     assert nothing_left.runs == []
 
     at_once = written(tmp_path / "whole")
     search(at_once, Launcher())
+
     assert cells_of(table) == cells_of(at_once)
 
 
@@ -230,6 +240,7 @@ def is_unlucky(run: Run) -> bool:
 @pytest.mark.slow
 def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
     assert search(table, Launcher(broken=is_unlucky)) == 0
+
     found = cells_of(table)["Local"]["search"]
     assert found["settings"]["lr"] >= 0.02
     assert found["trials"] == 7
@@ -237,6 +248,7 @@ def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
 
     again = Launcher()
     search(table, again)
+
     assert all(is_unlucky(run) for run in again.runs if is_trial(run))
     assert any(is_trial(run) for run in again.runs)
     assert cells_of(table)["Local"]["search"]["failed"] == 0
@@ -245,6 +257,7 @@ def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
 def test_trials_without_a_figure_on_validation_data_have_failed(table: Path) -> None:
     search(table, Launcher(silent=is_unlucky))
     found = cells_of(table)["Local"]["search"]
+
     assert found["trials"] == 7
     assert found["failed"] > 0
 
@@ -292,12 +305,14 @@ def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
 
     command += ["--out", str(table.parent)]
     assert main([*command, "--search"]) == 0
+
     printed = " ".join(capsys.readouterr().out.split())
     assert "7 of 7 trials are to be made first" in printed
     assert printed.endswith("to search: 56 runs of trials; then 8 runs of what they choose")
 
     search(table, Launcher())
     ignored = "tuned: without --search the settings of"
+
     assert main(command) == 0
     assert ignored in capsys.readouterr().out
     assert main([*command, "--search"]) == 0

@@ -19,7 +19,8 @@ from protofl_common.runs.events import Failed, OnEvent, RoundDone, Said
 from protofl_common.simulation import grid
 from protofl_common.tools.arguments import RECIPES, ROOT
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.table import execute
+from protofl_common.tools.cli.table import draw, execute
+from protofl_common.tools.tables import render
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import (
     REMOVABLE,
@@ -153,6 +154,7 @@ def test_every_cell_has_right_settings_and_a_column_the_same_clients(
     cells = plan(table, seeds=(1,))
 
     assert {cell.column for cell in cells} == set(table.columns)
+
     has_papers_numbers = any(row.paper for row in table.rows.values())
     assert has_papers_numbers == ("no paper's" not in table.source)
     for name, row in table.rows.items():
@@ -221,10 +223,12 @@ def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
 
     edit(small, "  FedRep:", "  as it is:\n  FedRep:")
     runs = runs_of(planned(small, only=("as it is",)))
+
     assert {run.settings.run.algo for run in runs} == {defaults["algo"]}
 
     edit(small, "recipe: fedproto-mnist-3way\n", "")
     run = planned(small)[0].runs[1]
+
     assert run.federation["num-supernodes"] == 10
     assert to_run_config(run.settings)["lr"] == defaults["lr"]
 
@@ -246,6 +250,7 @@ def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
     subset = tmp_path / "subset"
     subset.mkdir()
     data.rename(subset / "office10")
+
     assert planned(table, data_dir=str(subset))[0].runs[1].name != run.name
 
 
@@ -270,6 +275,7 @@ def test_edited_code_of_ones_own_makes_another_run(
 
     before = names()
     assert names() == before
+
     (package / "layers.py").write_text("class Net: 1\n")
     assert len(names() - before) == len(before) > 0
 
@@ -289,9 +295,12 @@ def test_edited_data_or_division_are_another_run(
 
     before = names()
     assert names() == before
+
     file.write_text("age,label\n1,ill\n2,well\n3,well\n")
     after = names()
+
     assert len(after - before) == len(before) > 0
+
     monkeypatch.setitem(PARTITIONS, "iid", replace(PARTITIONS["iid"], version=2))
     assert not names() & after
 
@@ -304,6 +313,7 @@ def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
     interrupted = Launcher(interrupt_at=4)
     with pytest.raises(KeyboardInterrupt):
         run_table(small, interrupted)
+
     *finished, stopped = interrupted.launched
     assert len(finished) == 3
     assert "| Local | 51.50 ± 0.71 | 98.26 ± 0.40 |" in result(small, ".md")
@@ -311,6 +321,7 @@ def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
     goes_on = Launcher(damaged=damaged)
     assert run_table(small, goes_on) == 1
     assert goes_on.resumed == [stopped]
+
     begins = [stopped, stopped] if damaged else [stopped]  # a damaged one begins anew
     assert goes_on.launched[: len(begins)] == begins
     assert not set(goes_on.launched) & set(finished)
@@ -332,6 +343,7 @@ def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path
     runs.execute(run, Launcher(models=True), lambda number: None)
 
     assert not runs.failed
+
     left = {path.name for path in runs.folder_of(run).iterdir()}
     assert left & set(REMOVABLE) == (set(REMOVABLE) if keep else set())
 
@@ -346,6 +358,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
         assert run_table(small, launcher, printed, **chosen) == 0
 
     assert launcher.launched == [mine.name]
+
     lines = printed.getvalue().splitlines()
     assert f"  another process makes {other.name}" in lines
     assert f"  {mine.name}: round 1/2" in lines
@@ -394,20 +407,23 @@ def test_the_result_as_markdown_latex_and_csv(small: Path) -> None:
     assert run_table(small, Launcher()) == 1
 
     assert result(small, ".md") == MARKDOWN
+
     latex = latex_lines(small, ".tex")
     assert latex[4:7] == [
         r"\begin{tabular}{lrrrrrr}",
         r"\toprule",
         r"& all & paper & first & paper & few & paper \\",
     ]
+
     ours = r"51.50 $\pm$ 0.71"
     assert latex[8] == rf"Local & {ours} & 98.26 $\pm$ 0.40 & {ours} & & {ours} & 90 \\"
 
     rows = result(small, ".csv").splitlines()
     assert rows[:3] == [
-        "row,column,seed,figure,value", "Local,all,1,final head,51", "Local,all,2,final head,52",
+        "row,column,seed,figure,value,warnings", "Local,all,1,final head,51,",
+        "Local,all,2,final head,52,",
     ]  # fmt: skip
-    assert "FedProto,all,1,final head,76" in rows
+    assert "FedProto,all,1,final head,76," in rows
 
 
 MARKDOWN = """# A small table
@@ -431,6 +447,20 @@ mean ± sample standard deviation over the seeds.
 - FedProto (all, first, few): failed: seed 2: it exploded
 - MNIST (all, first, few): skipped: data-dir = 'data/no': there is no such folder \
 (dataset 'mnist'); name another, or set download = true
+
+## What it costs
+
+Means over the runs: bytes of arrays that all clients together sent and received, and the seconds \
+of the whole run on the machine that made it.
+
+|  | column | rounds | up | down | seconds | seconds per round |
+|---|---|---:|---:|---:|---:|---:|
+| Local | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| Local | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| Local | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| FedProto | all | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| FedProto | first | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
+| FedProto | few | 2 | 1.0 kB | 2.0 kB | 61.0 | 1.5 |
 """
 
 
@@ -468,6 +498,7 @@ def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Pat
     edit(small, "algo: local}", "algo: local, fedproto.lambda: 2}")
     with pytest.raises(SettingsError) as error:
         planned(small)
+
     reason = "fedproto.lambda = 2: has no effect on local, which reads no settings of its own"
     assert str(error.value).splitlines() == [
         f"small: Local / {column}: {reason}" for column in ("all", "first", "few")
@@ -483,12 +514,15 @@ def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None
     overrides: Config = {"lr": 0.1, "fedproto.lambda": 3.0, "fedtgp.lambda": 2.0}
     with pytest.raises(SettingsError) as error:
         planned(small, overrides=overrides)
+
     reads = "fedproto.lambda, fedproto.distance, fedproto.granularity, fedproto.weighting"
     algorithms = f"on local, which reads no settings of its own; on fedproto, which reads {reads}"
+
     assert str(error.value) == f"fedtgp.lambda = 2.0: has no effect {algorithms}"
 
     edit(small, "{dataset: mnist", "{algo: fedtgp, dataset: mnist")
     cells = planned(small, overrides=overrides)
+
     assert any(cell.skipped for cell in cells)  # without data it could act on
 
 
@@ -500,12 +534,56 @@ def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
     assert len(notes) == 2
     assert notes[0] == f"- FedProto (all, first, few): warning: seed 1, 2: {lost}"
 
+    marked = r"76.50 $\pm$ 0.71 $^\dagger$"
+    latex = latex_lines(small, ".tex")
+    assert any(line.startswith("FedProto & ") and marked in line for line in latex)
+    assert f"% {notes[0]}" in latex
+    assert f'FedProto,all,1,final head,76,"{lost}"' in result(small, ".csv").splitlines()
+
+
+def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Path) -> None:
+    run_table(small, Launcher())
+    runs = Runs(tmp_path / "runs")
+    cells = [cell for cell in planned(small) if cell.column == "all"]
+
+    draw(read_table(small), cells, runs, tmp_path / "figures")
+
+    names = {f"small-all-head-{name}" for name in ("curves", "boxes")}
+    files = list((tmp_path / "figures").iterdir())
+    assert {file.stem for file in files} == names
+    assert {file.suffix for file in files} == {".svg", ".pdf"}
+    svg = (tmp_path / "figures/small-all-head-curves.svg").read_text(encoding="utf-8")
+    assert "Local" in svg
+    assert "FedProto" in svg
+    assert "MNIST" not in svg
+
+
+def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
+    """The best cell is 0, 1 and 5 points better than the other: p is 0.32."""
+    edit(small, "seeds: [1, 2]", "seeds: [1, 2, 3]")
+    table = read_table(small)
+    leads = {1: 0.0, 2: 1.0, 3: 5.0}
+    results = {}
+    for cell in plan(table):
+        if cell.runs and cell.column == "all":
+            ours = cell.row == "FedProto"
+            values = {seed: 50 + (lead if ours else 0) for seed, lead in leads.items()}
+            results[cell.row, "all"] = render.Result(cell, values, "done", "", "final head")
+
+    assert render.cells_of(table, results).bold == []
+
+    for seed in leads:
+        results["FedProto", "all"].values[seed] = 52 + seed / 10
+    (bold,) = render.cells_of(table, results).bold
+    assert bold[1] == 1
+
 
 def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
     run_table(small, Launcher(broken=""))
 
     latex = "\n".join(latex_lines(small, ".tex"))
     assert r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & " in latex
+
     best = r"\textbf{76.50 $\pm$ 0.71}"
     assert rf"FedProto & {best} & & {best} & & " in latex
 
@@ -524,17 +602,20 @@ def test_nothing_is_bold_where_less_is_better(figure: str, small: Path) -> None:
 def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
     small.write_text(f"{SMALL}against: FedProto\n", encoding="utf-8")
     run_table(small, Launcher())
-    of_local = r"2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- \\"
+    of_local = r"2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- & -- \\"
     assert rf"Local & few & {of_local}" in latex_lines(small, ".against.tex")
 
     small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
     run_table(small, Launcher(broken=""))
     lines = latex_lines(small, ".against.tex")
+
     assert lines[0] == "% A note."
-    head = r"& column & n & mean & 95 \% interval & difference & 95 \% interval & p \\"
+    head = r"& column & n & mean & 95 \% interval & difference & 95 \% interval & p & p (Holm) \\"
     assert lines[6] == head
+
     mean = r"2 & 76.50 & 70.15 \ldots{} 82.85"
-    difference = r"+25.00 & 25.00 \ldots{} 25.00 & \ensuremath{<} 0.001"
+    difference = r"+25.00 & 25.00 \ldots{} 25.00"
+    difference += r" & \ensuremath{<} 0.001 & \ensuremath{<} 0.001"
     assert rf"FedProto & few & {mean} & {difference} \\" in lines
 
 
@@ -546,7 +627,7 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
     run_table(small, launcher, only=("Local",))
 
     assert result(small, ".md") == before
-    (ours,) = [line for line in before.splitlines() if line.startswith("| FedProto")]
+    ours = next(line for line in before.splitlines() if line.startswith("| FedProto"))
     assert "–" not in ours.split("|")[2]
 
 
@@ -573,13 +654,16 @@ def test_the_command_shows_what_would_run(small: Path, capsys: Printed, monkeypa
 def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small: Path) -> None:
     out = small.parent / "out"
     command = ["table", str(small), "--out", str(out)]
+
     assert main([*command, "--only", "MNIST", "rounds=3"]) == 1
+
     for suffix in ("md", "json", "tex"):
         text = (out / f"small.{suffix}").read_text(encoding="utf-8")
         assert "All runs with rounds = 3." in text
 
     of_a_paper = "title: A paper's\ncolumns: {all: {}}\nrows: {FedRep: {paper: [97.5]}}\n"
     small.write_text(of_a_paper, encoding="utf-8")
+
     assert main(command) == 0
 
 
@@ -647,11 +731,14 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch)
     assert launch_run(3, resume=False) == failure
 
     assert rounds == [7, 7, 7]
+
     config, federation = attempts[0]
     named = {"seed": 1, "out-dir": f"{tmp_path}/runs", "run-name": "run-1"}
+
     assert config == default_run_config() | named
     assert federation == {"num-supernodes": 2, "client-resources-num-cpus": 2}
     assert attempts[1][0]["resume"] is True
+
     log = tmp_path / "logs" / "run-1.log"
     assert log.read_text(encoding="utf-8").startswith("a line of the run\nround  7/20  loss 0.143")
 
@@ -707,6 +794,7 @@ def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
 
     best = Figure(when="best")
     assert best.read(tmp_path) == pytest.approx(70.0)
+
     described = best.described(tmp_path)
     assert described.endswith(", among the 2 of 3 evaluations that all clients made")
     assert Figure(when="best", over="std").read(tmp_path) == pytest.approx(100 * 0.08**0.5)
@@ -719,6 +807,7 @@ def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -
 
     with pytest.raises(NoFigure, match="no evaluation of prototype"):
         Figure(what="prototype").read(folder)
+
     missing = "no client of domain 'webcam' with head; there are a dslr, amazon"
     with pytest.raises(NoFigure, match=missing):
         Figure(domain="webcam").read(folder)
@@ -750,7 +839,7 @@ def test_a_wrong_figure_is_named(parts: dict[str, Any], expected: str) -> None:
     ({"when": "best", "what": "validation/head"}, 90.0),
     ({"what": "validation/head"}, 60.0),
     ({}, 60.0),
-    ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 20 + 50 * 30) / 60),
+    ({"what": "validation/head", "over": "by-samples"}, (60 * 10 + 70 * 5 + 50 * 3) / 18),
 ])  # fmt: skip
 def test_the_best_round_follows_validation_data(
     parts: dict[str, Any], value: float, folder: Path
@@ -759,11 +848,13 @@ def test_the_best_round_follows_validation_data(
     figure = Figure.of(parts, "here")
     is_best = figure.when == "best"
     chosen_on_test = ", its round chosen on test data" if is_best else ""
+
     assert figure.described(folder) == f"{figure}{chosen_on_test}"
 
     validation = evaluations(VALIDATED)
     write_run(folder, {}, evaluations(TESTED), domains=DOMAINS, validation=validation)
 
     assert figure.read(folder) == pytest.approx(value)
+
     chosen_on_validation = ", its round chosen on validation data" if is_best else ""
     assert figure.described(folder) == f"{figure}{chosen_on_validation}"

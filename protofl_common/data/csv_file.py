@@ -1,0 +1,243 @@
+"""CSV files: PyArrow reads the plain ones, Python's reader all others, to the same texts.
+
+PyArrow is twenty times as fast, and less strict: so it only gets files in which both see the same
+rows (`_is_plain`). What it refuses Python's reader reads again, and names the line.
+"""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofl_common.basics.text import with_composed_letters
+from protofl_common.data.door import number, with_progress
+from protofl_common.data.raw import DataError
+
+BLOCK_BYTES = 2**24  # that PyArrow reads at a time
+_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
+_DECIMAL_COMMA_IN_ARROW = r"^\s*[-+]?[0-9]*,[0-9]+([eE][-+]?[0-9]+)?\s*$"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class CsvContent(NamedTuple):
+    """What a CSV file has."""
+
+    names: list[str]
+    lines: Sequence[int]
+    """The line in which each row begins."""
+    columns: list[Sequence[str]]
+    last_line: int
+
+
+class ArrowTexts(Sequence[str]):
+    """A column of texts in PyArrow's memory, which become Python's when they are asked for."""
+
+    def __init__(self, texts: Any) -> None:
+        self.texts = texts  # pyarrow.ChunkedArray, not yet stripped of spaces
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return list(ArrowTexts(self.texts[index]))
+        return str(self.texts[index]).strip()
+
+    def __iter__(self) -> Iterator[str]:
+        for chunk in self.texts.chunks:
+            encoded = chunk.dictionary_encode()  # so that equal values are one text in memory
+            texts = [text.strip() for text in encoded.dictionary.to_pylist()]
+            yield from map(texts.__getitem__, encoded.indices.to_numpy().tolist())
+
+    def numbers(self) -> NDArray[np.float64]:
+        """Return the number that each text spells, as `door.number` does; else NaN."""
+        import pyarrow  # not for every command
+        from pyarrow import compute
+
+        double = pyarrow.float64()
+        with suppress(pyarrow.ArrowInvalid):
+            return np.array(compute.cast(self.texts, double))
+        with suppress(pyarrow.ArrowInvalid):
+            stripped = compute.ascii_trim_whitespace(self.texts)
+            filled = compute.if_else(compute.equal(stripped, ""), "nan", stripped)
+            return np.array(compute.cast(filled, double))
+        return np.array([number(text) for text in self])
+
+    def with_points(self) -> Sequence[str]:
+        """Return the column as `_with_points` does."""
+        from pyarrow import compute  # not for every command
+
+        has_comma = compute.match_substring(self.texts, ",")
+        if not compute.any(has_comma).as_py():
+            return self
+        with_comma = self.texts.filter(has_comma)
+        are_numbers = compute.match_substring_regex(with_comma, _DECIMAL_COMMA_IN_ARROW)
+        has_point = compute.match_substring(self.texts, ".")
+        if compute.all(are_numbers).as_py() and not compute.any(has_point).as_py():
+            return ArrowTexts(compute.replace_substring(self.texts, ",", "."))
+        return _with_points(list(self))
+
+
+def read_csv(file: Path, header: list[str] | None = None) -> CsvContent:
+    """Read a CSV file, whose first row has the names of the columns unless ``header`` has them.
+
+    DataError for rows of another length, for broken quotes, and for what is no UTF-8.
+    """
+    return _by_arrow(file, header) or _by_python(file, header)
+
+
+def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
+    """Read a CSV file by PyArrow; None if the other reader might see other rows, or refuses it."""
+    import pyarrow  # not for every command
+    from pyarrow import csv as arrow_csv
+
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            separator, lines_before = _separator(opened)
+            names = header
+            if names is None:
+                first_row = next(csv.reader([opened.readline()], delimiter=separator, strict=True))
+                names = [with_composed_letters(name.strip()) for name in first_row]
+                lines_before += 1
+        last_line = _plain_lines(file, separator)
+        if not last_line or not names:
+            return None
+
+        texts = pyarrow.string()
+        numbered = {str(position): texts for position, _ in enumerate(names)}
+        reader = arrow_csv.open_csv(
+            file,
+            arrow_csv.ReadOptions(
+                block_size=BLOCK_BYTES, skip_rows=lines_before, column_names=list(numbered)
+            ),
+            arrow_csv.ParseOptions(delimiter=separator),
+            arrow_csv.ConvertOptions(column_types=numbered, strings_can_be_null=False),
+        )
+        what = f"× {BLOCK_BYTES // 2**20} MB read of {file}"
+        table = pyarrow.Table.from_batches(with_progress(reader, what), reader.schema)
+    except (OSError, UnicodeDecodeError, csv.Error, StopIteration, pyarrow.ArrowException):
+        return None
+
+    lines = range(lines_before + 1, last_line + 1)
+    has_empty_lines = len(lines) != table.num_rows
+    if not lines or has_empty_lines or _may_be_refused(names, table):
+        return None
+    columns: list[Sequence[str]] = [ArrowTexts(column) for column in table.columns]
+    if separator != ",":
+        columns = [_with_points(column) for column in columns]
+    return CsvContent(names, lines, columns, last_line)
+
+
+def _plain_lines(file: Path, separator: str) -> int:
+    """Return the number of lines in a file in which PyArrow and Python's reader see the same.
+
+    0 for other files: every quote must enclose a whole value, without another quote or a line
+    break; and lines end with a line feed, or a carriage return before it.
+    """
+    sign = re.escape(separator.encode())
+    in_quotes = re.compile(rb'(?:^|(?<=[\n%b]))"[^"\r\n]*"(?=[\r\n%b]|$)' % (sign, sign))
+    lines = 0
+    with file.open("rb") as opened:
+        if opened.read(len(_BYTE_ORDER_MARK)) != _BYTE_ORDER_MARK:
+            opened.seek(0)
+        while True:
+            chunk = opened.read(BLOCK_BYTES) + opened.readline()  # whole lines
+            if not chunk:
+                return lines
+            lines += chunk.count(b"\n") + (not chunk.endswith(b"\n"))
+            has_other_signs = b"\0" in chunk or chunk.count(b"\r") > chunk.count(b"\r\n")
+            quotes = chunk.count(b'"')
+            if has_other_signs or (quotes and quotes > 2 * len(in_quotes.findall(chunk))):
+                return 0
+
+
+def _may_be_refused(names: list[str], table: Any) -> bool:
+    """True if a row may be that of the names again, or a value too long for Python's reader."""
+    from pyarrow import compute  # not for every command
+
+    longest = csv.field_size_limit()
+    for name, texts in zip(names, table.columns, strict=True):
+        if name == "label" and compute.any(compute.match_substring(texts, name)).as_py():
+            return True
+        if texts.nbytes > longest and compute.max(compute.binary_length(texts)).as_py() > longest:
+            return True
+    return False
+
+
+def _by_python(file: Path, header: list[str] | None) -> CsvContent:
+    """Read a CSV file row by row."""
+    lines: list[int] = []
+    rows: list[list[str]] = []
+    texts: dict[str, str] = {}  # so that equal values are one text in memory
+    last = 0  # the last line read, not counting ``lines_before``
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
+            separator, lines_before = _separator(opened)
+            reader = csv.reader(opened, delimiter=separator, strict=True)
+            names = header
+            for row in with_progress(reader, f"rows read of {file}"):
+                first = lines_before + last + 1
+                last = reader.line_num
+                if not row:
+                    continue
+                values = [texts.setdefault(value, value) for value in map(str.strip, row)]
+                if names is None:
+                    names = [with_composed_letters(name) for name in values]
+                    continue
+                if len(values) != len(names):
+                    wanted = f"there are {len(names)} columns"
+                    raise DataError(f"{file}, line {first}: {len(values)} values; {wanted}")
+                if values == names and "label" in names:  # texts may have no row of names
+                    again = "is the row of names again; take it out"
+                    raise DataError(f"{file}, line {first}: {again}")
+                lines.append(first)
+                rows.append(values)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as CSV in UTF-8 ({error})") from error
+    except csv.Error as error:
+        begins = f"the row that begins in line {lines_before + last + 1}"
+        ends = f"cannot be read, up to line {lines_before + reader.line_num} ({error})"
+        cure = 'is a quote (") without its pair? One within a text is ""'
+        raise DataError(f"{file}: {begins} {ends}; {cure}") from error
+    columns: list[Sequence[str]] = list(zip(*rows, strict=True))
+    if separator != ",":
+        columns = [_with_points(values) for values in columns]
+    return CsvContent(names or [], lines, columns, lines_before + last)
+
+
+def _separator(opened: TextIO) -> tuple[str, int]:
+    """Return the sign between columns, and the number of lines before the first row.
+
+    The sign is a comma, or the commonest other one if the first row has no comma: spreadsheets of
+    some languages save so. Excel may say it in a line before, ``sep=;``. Leaves the file at the
+    first row.
+    """
+    first = re.sub('"[^"]*"', "", opened.readline())  # without texts in quotes
+    if re.fullmatch(r"sep=.\s*", first):
+        return first[4], 1
+    opened.seek(0)
+    signs = re.findall("[;\t|]", first)
+    if "," in first or not signs:
+        return ",", 0
+    return Counter(signs).most_common(1)[0][0], 0
+
+
+def _with_points(values: Sequence[str]) -> Sequence[str]:
+    """Return a column of numbers with decimal commas with points; other columns as they are."""
+    if isinstance(values, ArrowTexts):
+        return values.with_points()
+    with_comma = [value for value in values if "," in value]
+    are_numbers = all(map(_DECIMAL_COMMA.fullmatch, with_comma))
+    if not are_numbers or any("." in value for value in values):
+        return values
+    return [value.replace(",", ".") for value in values]

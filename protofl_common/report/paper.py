@@ -1,0 +1,214 @@
+"""Figures for a paper: several methods side by side, and what a run's models say of test samples.
+
+They are made from the files of finished runs, in the style of the page:
+
+    import protofl
+
+    methods = {"FedAvg": ["runs/a-1", "runs/a-2"], "FedProto": ["runs/b-1", "runs/b-2"]}
+    protofl.figures.curves(methods).save("figures")     # curves.svg, curves.pdf
+    protofl.figures.boxes(methods).figure               # of matplotlib, to change it
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protofl_common.config.options import SettingsError
+from protofl_common.report import drawing as plot
+from protofl_common.report.charts import CLASS_COLOURS, NAMED_CLASSES, places_in_map, positions
+from protofl_common.report.reading import Floats, Ints
+from protofl_common.runs.folder import RoundRow, RunFolder
+from protofl_common.runs.over_clients import figures_of, in_percent
+
+Methods = Mapping[str, Sequence[str | Path]]
+"""A method's name -> the folders of its finished runs, one for each seed."""
+MOST_SAMPLES = 1000  # of a map; a t-SNE of so many takes a few seconds
+
+
+class HiddenClients(SettingsError):
+    """A run's figures are of all clients together."""
+
+
+def save_curves_and_boxes(methods: Methods, what: str, folder: Path, prefix: str = "") -> None:
+    """Write both figures; no boxes where secure aggregation hides the clients of a run."""
+    curves(methods, what).save(folder, f"{prefix}curves")
+    with suppress(HiddenClients):
+        boxes(methods, what).save(folder, f"{prefix}boxes")
+
+
+def curves(methods: Methods, what: str = "") -> plot.Drawing:
+    """Draw a figure over the rounds: the mean over the runs of each method, and a band.
+
+    The band is the standard deviation over the runs, where there are several. ``what`` is as in a
+    table: ``head``, ``prototype``, ``head/auc``, …; for "" it is the head's accuracy where a run
+    has that, and the prototypes' otherwise. SettingsError for a run that lacks the figure.
+    """
+    measured: dict[str, list[dict[int, float]]] = {}
+    for name, folders in methods.items():
+        measured[name] = [_means_of_rounds(Path(folder), what) for folder in folders]
+    rounds: set[int] = set()
+    for runs in measured.values():
+        for run in runs:
+            rounds |= run.keys()
+    places = sorted(rounds)
+
+    lines = {}
+    bands = {}
+    for name, runs in measured.items():
+        values_RN = np.array([[run.get(place, math.nan) for run in runs] for place in places])
+        lines[name] = values_RN.mean(axis=1).tolist()  # of rounds that all runs have
+        if len(runs) > 1:
+            deviations_R = values_RN.std(axis=1, ddof=1)
+            bands[name] = (lines[name] - deviations_R, lines[name] + deviations_R)
+    return plot.line_chart(
+        "curves",
+        "Over the rounds",
+        "Mean over the clients and seeds; the band is the standard deviation over the seeds.",
+        places,
+        lines,
+        _label(what),
+        bands=bands,
+    )
+
+
+def boxes(methods: Methods, what: str = "") -> plot.Drawing:
+    """Draw how a figure is spread over the clients after the last round: a box for each method.
+
+    A box goes from the first to the third quartile, with the median in it; its whiskers end at the
+    farthest client within one and a half times its length. Every client of every run is a point.
+    ``what`` is as for `curves`; HiddenClients for a run of secure aggregation.
+    """
+    values = {}
+    for name, folders in methods.items():
+        values[name] = [value for folder in folders for value in _of_clients(Path(folder), what)]
+    names = [plot.short(name, 24) for name in values]
+    with plot.canvas(max(plot.WIDTH, 1.2 + 0.6 * len(names)), plot.HEIGHT) as (figure, axes):
+        ink = {"color": plot.INK}
+        axes.boxplot(
+            list(values.values()),
+            widths=0.6,
+            showfliers=False,
+            boxprops=ink,
+            whiskerprops=ink,
+            capprops=ink,
+            medianprops={"color": plot.INK, "linewidth": 2},
+        )
+        generator = np.random.default_rng(0)
+        for place, of_method in enumerate(values.values(), start=1):
+            aside = generator.uniform(-0.15, 0.15, len(of_method))
+            colour = plot.COLOURS[(place - 1) % len(plot.COLOURS)]
+            axes.plot(place + aside, of_method, "o", color=colour, markersize=3.5, alpha=0.7)
+        turned = len(names) > 4 or max(map(len, names)) > 10
+        axes.set_xticks(range(1, len(names) + 1), names, **(TURNED if turned else {}))
+        axes.set_ylabel(_label(what))
+        return plot.Drawing(
+            figure,
+            "boxes",
+            "Over the clients",
+            "A point for each client and seed after the last round; the box has the quartiles and "
+            "the median.",
+        )
+
+
+def confusion(labels_N: Ints, predicted_N: Ints, classes: Sequence[str]) -> plot.Drawing:
+    """Draw the confusion matrix: how many percent of a class's samples are predicted as which."""
+    counts_CC = np.zeros((len(classes), len(classes)))
+    np.add.at(counts_CC, (labels_N, predicted_N), 1)
+    samples_C = np.maximum(1, counts_CC.sum(axis=1, keepdims=True))
+    counts_CC[counts_CC == 0] = np.nan
+    return plot.heat_map(
+        "confusion",
+        "Confusion matrix",
+        "Percent of the test samples of each class (row) that are predicted as each (column); "
+        "blank: none.",
+        100 * counts_CC / samples_C,
+        classes,
+        classes,
+        "% of the class's samples",
+        "predicted class",
+        "class",
+    )
+
+
+def features(
+    features_ND: Floats, labels_N: Ints, classes: Sequence[str], clients_N: Ints | None = None
+) -> plot.Drawing:
+    """Draw a map of samples by their features: t-SNE, or principal components of few samples.
+
+    A point has the colour of its class and, with ``clients_N``, the marker of its client; markers
+    repeat after eight clients. With many samples `MOST_SAMPLES` are drawn, chosen at random by a
+    fixed seed.
+    """
+    chosen = positions(labels_N, MOST_SAMPLES)
+    places_N2, method = places_in_map(features_ND[chosen])
+    labels_N = labels_N[chosen]
+    owners_N = np.zeros_like(labels_N) if clients_N is None else clients_N[chosen]
+    with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
+        colours = CLASS_COLOURS.take(labels_N, mode="wrap")
+        for owner in np.unique(owners_N):
+            is_its = owners_N == owner
+            marker = plot.MARKERS[owner % len(plot.MARKERS)]
+            look: dict[str, Any] = {"s": 14, "alpha": 0.75, "linewidths": 0}
+            axes.scatter(*places_N2[is_its].T, c=colours[is_its], marker=marker, **look)
+        present = np.unique(labels_N).tolist()
+        if len(present) <= NAMED_CLASSES:
+            for label in present:
+                middle = np.median(places_N2[labels_N == label], axis=0)
+                box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
+                look = {"fontsize": 9, "weight": "bold", "ha": "center", "va": "center"}
+                axes.text(*middle, plot.short(classes[label]), bbox=box, **look)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+        shown = ""
+        if len(chosen) < len(features_ND):
+            shown = f" {len(chosen):,} of {len(features_ND):,} samples."
+        caption = f"{method} of the features of test samples, coloured by class.{shown}"
+        return plot.Drawing(figure, "features", "Features of test samples", caption)
+
+
+TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+
+
+def _label(what: str) -> str:
+    """Return the words at the axis of a figure."""
+    if not what:
+        return "test accuracy, %"
+    return f"{what}, %" if in_percent(what) else what
+
+
+def _means_of_rounds(folder: Path, what: str) -> dict[int, float]:
+    """Return a run's figure over the clients after each round in which it was measured."""
+    means = {}
+    for row in RunFolder(folder).rows():
+        name = what or _usual(row)
+        if name in figures_of(row):
+            mean = figures_of(row)[name]["mean"]
+            means[row["evaluated-after-round"]] = 100 * mean if in_percent(name) else mean
+    if not means:
+        raise SettingsError(f"{folder}: no evaluation of {what or 'accuracy'}")
+    return means
+
+
+def _of_clients(folder: Path, what: str) -> list[float]:
+    """Return each client's figure at the run's last evaluation that has it."""
+    for row in RunFolder(folder).latest_rows():
+        name = what or _usual(row)
+        if name not in figures_of(row):
+            continue
+        values = []
+        for client in row["clients"].values():
+            value = figures_of(client).get(name)
+            if value is not None:
+                values.append(100 * value if in_percent(name) else value)
+        if not values:
+            raise HiddenClients(f"{folder}: secure aggregation hides single clients: no boxes")
+        return values
+    raise SettingsError(f"{folder}: no evaluation of {what or 'accuracy'}")
+
+
+def _usual(row: RoundRow) -> str:
+    return "head" if "head" in row["accuracy"] else "prototype"

@@ -1,0 +1,118 @@
+"""Links that are slow, far away or broken, between a site and the SuperLink."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import free_port
+from tests.support.relay import Relay
+from tests.support.standing import Standing
+
+pytestmark = [pytest.mark.system, pytest.mark.long]
+MBIT = 125_000.0
+"""Bytes per second."""
+DOOR = 5.0
+"""Seconds without a word, after which a door closes a connection."""
+
+
+class Sites(Standing):
+    """A federation whose sites reach the SuperLink by lines of their own."""
+
+    def __init__(self, folder: Path, running: ExitStack) -> None:
+        super().__init__(folder, running)
+        self.relays: dict[str, Relay] = {}
+
+    def begin(self, lines: dict[str, dict[str, float]], **config: Any) -> None:
+        """Start everything, and a run that waits for all sites in each round."""
+        self.start_superlink()
+        self.start_worker()
+        for number, (site, line) in enumerate(lines.items()):
+            relay = Relay(self.port, free_port(), **line)
+            self.relays[site] = self.running.enter_context(relay)
+            program = "protofl site run"
+            self.start_site(site, number, len(lines), program=program, port=relay.port)
+        waiting = {"num-clients": len(lines), "join-timeout": 600, "run-name": "links"}
+        self.submit({**waiting, **config})
+
+    def finish(self, timeout: float) -> list[dict[str, Any]]:
+        assert self.finished(timeout) == "finished:completed", self.logs()
+        return self.rows("links")
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[Sites]:
+    with ExitStack() as running:
+        yield Sites(tmp_path, running)
+
+
+@contextmanager
+def cut_every(seconds: float, relay: Relay) -> Iterator[None]:
+    """Break all connections of a line again and again."""
+    over = threading.Event()
+
+    def cut() -> None:
+        while not over.wait(seconds):
+            relay.cut()
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        yield
+    finally:
+        over.set()
+        cutter.join()
+
+
+def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
+    """One site is far away, one has a narrow line, one is cut off every two seconds.
+
+    One trains for longer than its door's time-out.
+    """
+    lines = {
+        "far": {"delay": 0.2},
+        "narrow": {"rate": MBIT},
+        "broken": {},
+        "patient": {"idle": DOOR},
+    }
+    sites.begin(lines, algo="fedavg", rounds=3)
+    with cut_every(2.0, sites.relays["broken"]):
+        sites.wait_for_rounds("links", 1)
+        client = sites.wait_for_client("patient")
+        client.suspend()
+        time.sleep(3 * DOOR)
+        client.resume()
+        rows = sites.finish(timeout=600)
+
+    assert [row["valid"] for row in rows] == [4, 4, 4, 4], sites.printed()
+    assert sites.relays["broken"].cuts > 5
+    training = rows[1]["seconds"]["total"]
+    assert training > 2 * DOOR
+
+
+def test_prototypes_of_a_large_network_pass_a_line_of_64_kbit(sites: Sites) -> None:
+    """Its weights would take an hour and a half each way."""
+    lines = {"north": {}, "south": {"rate": 0.064 * MBIT}}
+    sites.begin(lines, algo="fedproto", rounds=2, models="resnet18")
+    rows = sites.finish(timeout=1200)
+
+    assert [row["valid"] for row in rows] == [2, 2, 2], sites.printed()
+
+
+def test_a_reply_in_mid_push_outlives_the_superlink(sites: Sites) -> None:
+    sites.begin({"north": {}, "south": {}}, algo="fedavg", rounds=3)
+    relay = sites.relays["south"]
+    sites.wait_for_rounds("links", 1)
+    relay.rate = MBIT
+    sites.wait_for_upload("links", "south", 2)
+    sites.wait(partial(relay.has_sent, relay.bytes_up + MBIT))
+    sites.kill("superlink")
+    sites.start_superlink()
+    rows = sites.finish(timeout=600)
+
+    assert [row["valid"] for row in rows] == [2, 2, 2, 2], sites.printed()

@@ -1,0 +1,113 @@
+"""The figures of a paper show the numbers of the runs, and become files."""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from protofl_common.config.options import SettingsError
+from protofl_common.report import drawing, paper
+from protofl_common.runs.folder import RunFolder
+from tests.support.fakes import write_run
+
+
+def run_with(folder: Path, *accuracies: tuple[float, float], kind: str = "head") -> Path:
+    """Write a run of two clients with these accuracies after each round; return its folder."""
+    evaluations = [{"a": {kind: first}, "b": {kind: second}} for first, second in accuracies]
+    write_run(folder, {"algo": "fedproto"}, evaluations)
+    return folder
+
+
+@pytest.fixture
+def methods(tmp_path: Path) -> dict[str, list[Path]]:
+    return {
+        "ours": [
+            run_with(tmp_path / "one", (0.1, 0.3), (0.5, 0.7)),
+            run_with(tmp_path / "two", (0.2, 0.4), (0.7, 0.9)),
+        ],
+        "theirs": [run_with(tmp_path / "three", (0.3, 0.3), (0.4, 0.6), kind="prototype")],
+    }
+
+
+def test_curves_are_means_with_a_band_over_the_seeds(methods: dict[str, list[Path]]) -> None:
+    with patch.object(drawing, "line_chart", wraps=drawing.line_chart) as made:
+        paper.curves(methods)
+
+    _, _, _, places, lines, unit = made.call_args.args
+    assert places == [0, 1]
+    assert lines["ours"] == pytest.approx([25, 70])
+    assert lines["theirs"] == pytest.approx([30, 50])
+    assert unit == "test accuracy, %"
+    bands = made.call_args.kwargs["bands"]
+    assert list(bands) == ["ours"], "one seed has no deviation"
+    low, high = bands["ours"]
+    deviations = [np.std([20, 30], ddof=1), np.std([60, 80], ddof=1)]
+    np.testing.assert_allclose(high - low, 2 * np.array(deviations))
+
+
+def test_a_box_has_every_client_of_every_seed(methods: dict[str, list[Path]]) -> None:
+    with patch.object(Axes, "boxplot", autospec=True, side_effect=Axes.boxplot) as made:
+        drawn = paper.boxes(methods)
+
+    ours, theirs = made.call_args.args[1]
+    assert ours == pytest.approx([50, 70, 70, 90])
+    assert theirs == pytest.approx([40, 60])
+    names = [text.get_text() for text in drawn.figure.axes[0].get_xticklabels()]
+    assert names == ["ours", "theirs"]
+
+
+@pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
+def test_a_run_without_the_figure_is_named(draw: Any, methods: dict[str, list[Path]]) -> None:
+    with pytest.raises(SettingsError, match="no evaluation of head/auc"):
+        draw(methods, "head/auc")
+
+
+def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
+    def without_clients(folder: RunFolder) -> Any:
+        return iter([{"accuracy": {"head": {"mean": 0.5}}, "clients": {"a": {"accuracy": {}}}}])
+
+    refused = pytest.raises(SettingsError, match="secure aggregation hides single clients")
+    with patch.object(RunFolder, "latest_rows", without_clients), refused:
+        paper.boxes(methods)
+
+
+def test_a_confusion_matrix_has_percents_of_each_class() -> None:
+    labels = np.array([0, 0, 0, 0, 1])
+    predicted = np.array([0, 0, 0, 2, 1])
+    with patch.object(drawing, "heat_map", wraps=drawing.heat_map) as made:
+        paper.confusion(labels, predicted, ["x", "y", "z"])
+
+    values = made.call_args.args[3]
+    nothing = np.nan
+    wanted = [[75, nothing, 25], [nothing, 100, nothing], [nothing] * 3]
+    np.testing.assert_allclose(values, wanted)
+
+
+@pytest.mark.parametrize(("samples", "method"), [
+    (12, "The first two principal components"),
+    pytest.param(60, "t-SNE", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_map_of_samples_has_a_point_for_each(samples: int, method: str) -> None:
+    generator = np.random.default_rng(0)
+    labels = np.arange(samples) % 3
+    features = generator.normal(size=(samples, 5)) + 9 * labels[:, None]
+
+    drawn = paper.features(features, labels, ["x", "y", "z"], np.arange(samples) % 2)
+
+    clouds = [len(cloud.get_offsets()) for cloud in drawn.figure.axes[0].collections]
+    assert clouds == [samples // 2, samples // 2], "one for each client"
+    assert drawn.caption.startswith(method)
+
+
+def test_the_same_figure_gives_the_same_files(tmp_path: Path, methods: dict[str, Any]) -> None:
+    first = [file.read_bytes() for file in paper.curves(methods).save(tmp_path / "first")]
+    again = paper.curves(methods).save(str(tmp_path / "again"), "mine")
+
+    assert [file.name for file in again] == ["mine.svg", "mine.pdf"]
+    assert [file.read_bytes() for file in again] == first
+    assert first[0].startswith(b"<?xml")
+    assert first[1].startswith(b"%PDF-")
+    assert b"/Type3" not in first[1], "publishers refuse such fonts"
