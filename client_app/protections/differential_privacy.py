@@ -120,13 +120,17 @@ class DifferentialPrivacy(Protection, SampleUse):
 
         SettingsError for figures that `evaluation` has not given noise, and for other metrics.
         Seconds tell of samples: a server can send a model that is slow for inputs of one kind.
+        Where sites share noise, no validation figures leave either: a site that has no such samples
+        would add no noise to them.
         """
         samples = report.validation_samples
         tested = [evaluation.correct for evaluation in self.evaluations]
         validated = [evaluation.accuracies(samples) for evaluation in self.evaluations]
         has_noise = report.correct in tested and report.validation in validated
         self._released.check(has_noise and not report.metrics)
-        return replace(report, losses={}, seconds={}, epsilon=self.epsilon)
+        shares_noise = self.client.settings.privacy.dp_honest_sites > 1
+        validation = {} if shares_noise else report.validation
+        return replace(report, losses={}, seconds={}, validation=validation, epsilon=self.epsilon)
 
     # -- how an algorithm uses samples --------------------------------------------------------
     def begin(self, modules: Iterable[nn.Module]) -> None:

@@ -152,15 +152,18 @@ class PrivateStep(Step):
                 changes = f"this network changes {name} while it trains, without noise"
                 raise SettingsError(f"dp = {self.plan.privacy.dp!r}: {changes}")
         if terms:
-            weights = self._weights_of(terms)
+            weights = self._trained_weights()
             self._release(weights, self._sums(weights, (inputs, labels, index)))
         return terms
 
-    def _weights_of(self, terms: LossTerms) -> dict[str, nn.Parameter]:
-        """Return the weights that the loss depends on, by name; only these move and get noise."""
-        self.gradients(terms)  # of the batch; used only to see which weights have one
+    def _trained_weights(self) -> dict[str, nn.Parameter]:
+        """Return all weights that train, by name; each of them gets noise.
+
+        Which of them a batch touches could tell who is in it: a network may send its inputs to one
+        of several parts.
+        """
         named = self.alone.named_parameters()
-        return {name: weight for name, weight in named if weight.grad is not None}
+        return {name: weight for name, weight in named if weight.requires_grad}
 
     def _sums(self, weights: Mapping[str, nn.Parameter], batch: tuple[Tensor, ...]) -> Gradients:
         """Return the sum over persons of their gradients, each cut to the length C.

@@ -23,6 +23,7 @@ it send zeros, a sum of three sites could be one site's upload: a server can cho
 that the training of some diverges.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -46,8 +47,8 @@ from protofl_common.experiment.node import FEWEST_KNOWN
 from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks, shares, sums
-from protofl_common.privacy.release import unit_of_moments
-from protofl_common.wire.payloads import Payload
+from protofl_common.privacy.release import finest_unit_of_moments
+from protofl_common.wire.payloads import MAX_ADDEND, MAX_WEIGHT, Payload
 from protofl_common.wire.records import (
     FINAL,
     NEXT_SUM,
@@ -57,6 +58,9 @@ from protofl_common.wire.records import (
     unpack_by_site,
 )
 from protofl_common.wire.schema import RefusedMessage
+
+LARGEST_SHARED_CLIP = math.sqrt(MAX_ADDEND) / 4
+"""``dp-feature-clip`` where noise is shared: moments are up to its square, and need room for it."""
 
 
 @dataclass(frozen=True)
@@ -458,7 +462,10 @@ class SecureAggregation(Protection):
         With ``dp-honest-sites`` = k each site adds a part of the noise, so k honest sites are
         needed. A sum may have fewer that count: sites that this one does not know (``peers``) may
         be the server's own. And the sum must not be coarser than the noise: the numbers that sites
-        round to its steps would not add up to a sum with the noise of one client.
+        round to its steps would not add up to a sum with the noise of one client. Nor may a number
+        be too large for a sum: that a site drops out tells of its own number, which has a part of
+        the noise only. Nor may this site have more samples than a sum counts, as its noise would
+        count for as much less.
         """
         privacy = self.client.settings.privacy
         honest_sites = privacy.dp_honest_sites
@@ -473,11 +480,22 @@ class SecureAggregation(Protection):
                 f" {fewest} sites{known}; raise that, or choose {fewest} at most"
             )
         clip = privacy.dp_feature_clip
-        # second moments have the finest steps of all
-        if unit_of_moments("second", clip) * sums.scale(self.sum.num_sites) < 1:
+        if finest_unit_of_moments(clip) * sums.scale(self.sum.num_sites) < 1:
             raise SettingsError(
                 f"{shared}: the sum of {self.sum.num_sites} sites is too coarse for the noise of"
                 f" dp-feature-clip = {clip:g}; choose a larger one"
+            )
+        if clip > LARGEST_SHARED_CLIP:
+            raise SettingsError(
+                f"{shared}: class moments of features as long as dp-feature-clip = {clip:g} may be"
+                f" too large for a sum; choose {LARGEST_SHARED_CLIP:g} at most"
+            )
+        data = self.work.data
+        largest = max(map(len, (data.train_labels, data.test_labels, data.validation_labels)))
+        if largest > MAX_WEIGHT:
+            raise SettingsError(
+                f"{shared}: a site weighs at most {MAX_WEIGHT:g} samples in a sum, and this one has"
+                " more, so that its part of the noise would be too small; choose 1"
             )
 
     def reply(self, reply: Reply) -> Reply:
@@ -515,7 +533,11 @@ class SecureAggregation(Protection):
         figures = sums.to_whole(sums.weighted_figures(reply.report, samples, names), sites)
         # a server cannot check the length of a single site's prototypes in a sum, so the site does
         limits = replace(reply.limits, max_norm=settings.bounds.max_prototype_norm)
-        return np.concatenate([figures, sums.to_sums(upload, declared, limits, samples, sites)])
+        step = 0.0
+        if settings.privacy.dp_honest_sites > 1:
+            step = finest_unit_of_moments(settings.privacy.dp_feature_clip)
+        uploaded_sums = sums.to_sums(upload, declared, limits, samples, sites, step)
+        return np.concatenate([figures, uploaded_sums])
 
 
 def blank_secrets(folder: Path) -> None:

@@ -30,13 +30,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from protofl_common.privacy.shares import SHARE
+from protofl_common.privacy.shares import DIGEST, SHARE, digest_of
 
 FEWEST_SUMMED = 3  # clients whose sum hides one of them from the others
 SEALING, PAIR, OWN = range(3)  # which of a client's three keys
@@ -45,7 +46,8 @@ PUBLIC = 3 * KEY  # bytes of a site's public keys
 SIGNATURE = 64  # bytes of the signature of them, which follows
 SIGNED = PUBLIC + SIGNATURE
 NONCE = 12  # bytes, of AES-GCM
-SEALED = NONCE + 2 * SHARE + 16  # bytes of two shares under way, with AES-GCM's tag
+COMMITMENT = 2 * DIGEST  # bytes of the digests of a share of the PAIR and of the OWN key
+SEALED = NONCE + 2 * SHARE + 16 + COMMITMENT  # bytes of both under way, with AES-GCM's tag
 FIELD = 2**255 - 19  # X25519's field; a public key is a number below
 
 
@@ -159,13 +161,14 @@ def _agree(secret: bytes, public: bytes) -> bytes:
 def seal(
     name: SumName, secret: bytes, public: bytes, sender: str, receiver: str, text: bytes
 ) -> bytes:
-    """Encrypt ``text`` for a receiver, with all ``secret`` keys of the sender.
+    """Encrypt ``text``, two shares, for a receiver, with all ``secret`` keys of the sender.
 
-    The ``public`` keys are the receiver's. The server carries the result, and cannot read it.
+    The ``public`` keys are the receiver's. The server carries the result, and cannot read it, but
+    for the shares' digests at its end.
     """
     nonce = secrets.token_bytes(NONCE)
     cipher = _cipher_between(name, secret, public, sender, receiver)
-    return nonce + cipher.encrypt(nonce, text, None)
+    return nonce + cipher.encrypt(nonce, text, None) + _commitment_to(text)
 
 
 def unseal(
@@ -173,10 +176,23 @@ def unseal(
 ) -> bytes:
     """Decrypt what `seal` returned; the ``secret`` is the receiver's, the ``public`` the sender's.
 
-    It raises cryptography's InvalidTag if sum, sender, receiver, keys or text do not fit.
+    It raises cryptography's InvalidTag if sum, sender, receiver, keys, text or digests do not fit.
     """
     cipher = _cipher_between(name, secret, public, sender, receiver)
-    return cipher.decrypt(sealed[:NONCE], sealed[NONCE:], None)
+    text = cipher.decrypt(sealed[:NONCE], sealed[NONCE:-COMMITMENT], None)
+    if _commitment_to(text) != sealed[-COMMITMENT:]:
+        raise InvalidTag
+    return text
+
+
+def _commitment_to(text: bytes) -> bytes:
+    return digest_of(text[:SHARE]) + digest_of(text[SHARE:])
+
+
+def is_as_dealt(share: bytes, which: int, sealed: bytes) -> bool:
+    """Return whether a share is the one that was ``sealed``, of the key `PAIR` or `OWN`."""
+    of_pair, of_own = sealed[-COMMITMENT:-DIGEST], sealed[-DIGEST:]
+    return digest_of(share) == (of_own if which == OWN else of_pair)
 
 
 def _cipher_between(

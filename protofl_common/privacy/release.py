@@ -197,6 +197,11 @@ def unit_of_moments(name: str, clip: float) -> float:
     return unit
 
 
+def finest_unit_of_moments(clip: float) -> float:
+    """Return the step of which all class moments, and all whole numbers, are whole multiples."""
+    return min(1.0, *(unit_of_moments(name, clip) for name in MOMENT_PARTS))
+
+
 def step_of_features(clip: float) -> float:
     """Return the step to which features of the length ``clip`` are rounded: a power of two."""
     power_of_two: float = 2.0 ** math.floor(math.log2(clip))

@@ -72,28 +72,37 @@ def length(declared: Declared, limits: Limits) -> int:
 
 
 def to_sums(
-    payload: Payload, declared: Declared, limits: Limits, samples: int, clients: int
+    payload: Payload,
+    declared: Declared,
+    limits: Limits,
+    samples: int,
+    clients: int,
+    step: float = 0.0,
 ) -> np.ndarray:
     """Turn the upload of a client with ``samples`` training samples into a vector [L] uint64.
 
-    NotFinite for NaN or infinity.
+    `to_whole` says what ``step`` is. NotFinite for NaN or infinity.
     """
     n = min(samples, MAX_WEIGHT)
     parts = [np.array([n], dtype=np.float64)]
     for name, entry in declared.items():
         addends = codec_of(name, entry, limits).addends(payload.entries[name], n)
         parts += [addend.flatten().numpy() for addend in addends]
-    return to_whole(np.concatenate(parts), clients)
+    return to_whole(np.concatenate(parts), clients, step)
 
 
-def to_whole(numbers: NDArray[np.float64], clients: int) -> NDArray[np.uint64]:
+def to_whole(numbers: NDArray[np.float64], clients: int, step: float = 0.0) -> NDArray[np.uint64]:
     """Turn the numbers of one client into integers mod 2^64 whose sum over ``clients`` is exact.
 
-    Negative ones are in two's complement, as `from_whole` reads them. NotFinite for NaN or
-    infinity.
+    Negative ones are in two's complement, as `from_whole` reads them. Where clients share noise,
+    all numbers are whole multiples of its ``step``, a power of two, and are rounded to that: n · w
+    of a large mean w is a little beside, and what is beside it no noise hides in the sum. NotFinite
+    for NaN or infinity.
     """
     if not np.isfinite(numbers).all():
         raise NotFinite("NaN or infinity, or a weight beyond 65,536, in what would be sent")
+    if step:
+        numbers = np.rint(numbers / step) * step
     return np.rint(numbers * scale(clients)).astype(np.int64).view(np.uint64)
 
 

@@ -6,15 +6,15 @@ that is lost on the way costs only itself, as long as the threshold of sites sta
 upload the sum goes on without it, and afterwards the others' shares reveal its mask. The client's
 half is `client_app/protections/secure_sum.py`.
 
-A site that is caught lying is asked nothing more in the run. What counts as caught: an honest one
-would need more liars around it than there may be for a sum to keep its promises at all
-(`masks.most_liars`). A single wrong share proves nothing, for the one that dealt it may have sealed
-it so, nor do some that do not give a key together.
+A site that is caught lying is asked nothing more in the run. Each commits itself to the shares that
+it deals, so another share than it was dealt is a lie of who gives it, and shares that were dealt so
+and do not give the key are the dealer's (`privacy/shares.py`). A site that gives no share of one
+key says that it was dealt a wrong one: the dealer is out where more say so than there may be liars
+for a sum to keep its promises at all (`masks.most_liars`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from flwr.app import RecordDict
@@ -24,7 +24,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings
 from protofl_common.experiment.study import is_from_site, study_id
 from protofl_common.privacy import masks
-from protofl_common.privacy.shares import SHARE, Recovery, Unrecoverable
+from protofl_common.privacy.shares import SHARE, secret_of
 from protofl_common.privacy.sums import (
     MASKED,
     figure_names,
@@ -293,7 +293,7 @@ class SecureSum:
         study = study_id(self.settings.given)
         name = masks.SumName(study, self.sums.run_id, self.settings.run.algo, self.number)
         total = np.zeros(self.size, np.uint64)
-        for site, secret in self._secrets(begun.keys, shared, sent, shares).items():
+        for site, secret in self._secrets(begun, shared, sent, shares).items():
             if site in sent:
                 total += masks.own_mask(name, secret, site, self.size)
                 continue
@@ -305,7 +305,7 @@ class SecureSum:
 
     def _secrets(
         self,
-        keys: Mapping[str, bytes],
+        begun: BegunSum,
         shared: Collection[str],
         sent: Collection[str],
         shares: BySite,
@@ -313,40 +313,35 @@ class SecureSum:
         """Return one private key of each site that dealt shares, recovered from the shares.
 
         It is the OWN key of a site that sent a vector, else its PAIR key. VoidRound where the
-        shares of a key do not give it. Sites with wrong shares are refused, and expelled if they
-        contradict more sites than may lie.
+        shares of a key do not give it. Sites that give or have dealt wrong shares are expelled.
         """
-        threshold = self._needed(keys)
-        most_liars = masks.most_liars(len(keys), threshold)
-        points = masks.points_of(keys)
-        sites = {point: site for site, point in points.items()}
-        recovery = Recovery(threshold)
+        threshold = self._needed(begun.keys)
+        points = masks.points_of(begun.keys)
         secrets = {}
-        conflicts: dict[str, set[str]] = {}  # Site -> others of whom one lies, or it does
         for owner in shared:
-            public = masks.key_of(keys[owner], masks.OWN if owner in sent else masks.PAIR)
+            which = masks.OWN if owner in sent else masks.PAIR
+            givers = {site: its[owner] for site, its in shares.items() if owner in its}
             shares_of_key = {}
-            for peer, shares_of in shares.items():
-                if owner in shares_of:
-                    shares_of_key[points[peer]] = shares_of[owner]
-            try:
-                recovered = recovery.secret_of(shares_of_key, partial(masks.is_secret_of, public))
-            except Unrecoverable as failure:
-                # a site that reveals no share of this key, though it was dealt one, lies as well
-                fewest_liars = failure.fewest_liars + len(shares) - len(shares_of_key)
-                lie = f"the shares of {owner}'s keys do not give them"
-                lie += ": it, or others that have them, lie"
-                if fewest_liars > most_liars:  # too many, so the owner has dealt wrong shares
-                    self._expel([owner], lie)
-                raise VoidRound(f"secure aggregation: {lie}") from None
-            secrets[owner] = recovered.secret
-            for point in recovered.wrong:
-                peer = sites[point]
-                self._refuse([peer], f"a wrong share of a key of {owner}: one of the two lies")
-                conflicts.setdefault(peer, set()).add(owner)
-                conflicts.setdefault(owner, set()).add(peer)
-        caught = [site for site, others in conflicts.items() if len(others) > most_liars]
-        self._expel(caught, "wrong shares of keys")
+            for site, share in givers.items():
+                # a site's share of its own key comes with no digest: it speaks for itself
+                if site == owner or masks.is_as_dealt(share, which, begun.sealed[owner][site]):
+                    shares_of_key[points[site]] = share
+                else:
+                    gave = f"it gave another share of a key of {owner} than it was dealt"
+                    self._expel([site], gave)
+
+            if len(shares_of_key) < threshold:
+                few = f"{len(shares_of_key)} right shares of a key of {owner}"
+                lacks = f"{few}, fewer than the {threshold} needed"
+                # a site that gives none says that it was dealt a wrong one
+                if len(shares) - len(givers) > masks.most_liars(len(begun.keys), threshold):
+                    self._expel([owner], lacks)
+                raise VoidRound(f"secure aggregation: {lacks}")
+            secrets[owner] = secret_of(shares_of_key, threshold)
+            if not masks.is_secret_of(masks.key_of(begun.keys[owner], which), secrets[owner]):
+                lie = f"the shares that {owner} has dealt of its keys do not give them"
+                self._expel([owner], lie)
+                raise VoidRound(f"secure aggregation: {lie}")
         return secrets
 
     def _query(self, stage: str, contents: Mapping[str, Records]) -> Question:

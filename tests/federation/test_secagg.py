@@ -30,7 +30,14 @@ from client_app.protections import secure_sum as client_secagg
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.privacy.masks import KEY, PUBLIC, SEALED, SIGNATURE, new_secret, public_of
+from protofl_common.privacy.masks import (
+    COMMITMENT,
+    PUBLIC,
+    SEALED,
+    SIGNATURE,
+    new_secret,
+    public_of,
+)
 from protofl_common.privacy.shares import SHARE
 from protofl_common.runs.figures import HIDDEN
 from protofl_common.tools.tables.figure import Figure, NoFigure
@@ -331,7 +338,8 @@ def lies_about_shares(node: int) -> Tamper:
 
     def change(message: Message, reply: Message) -> Message:
         record = reply.content.config_records[SECAGG]
-        record.update(dict.fromkeys(record, bytes(SHARE - 1) + b"\7"))
+        others = record.keys() - {f"site-{node - 1000}"}
+        record.update(dict.fromkeys(others, bytes(SHARE - 1) + b"\7"))
         return reply
 
     return when(change, "query.unmask", node)
@@ -346,11 +354,9 @@ def test_one_wrong_share_is_named_and_its_liar_out(
 
     if rounds == 1:
         assert_same(found, plain["all"])
-
-    reason = "secure aggregation: wrong shares of keys; it takes no further part in this run"
-    refused = {f"site-{node - 1000}": reason}
-
-    assert [row["refused"] for row in found.rows] == [refused, *rounds * [{}]]
+    (reason,) = found.rows[0]["refused"].values()
+    assert "than it was dealt; it takes no further part in this run" in reason
+    assert [[*row["refused"]] for row in found.rows] == [[f"site-{node - 1000}"], *rounds * [[]]]
     assert asked_counts(found) == [4, *rounds * [3]]
     assert not any(voids(found))
 
@@ -375,38 +381,31 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(
     assert voids(found) == [stage != "train", False, False, False]
 
 
-def test_a_site_that_seals_wrong_shares_for_one_does_not_get_it_expelled(
-    tmp_path: Path, monkeypatch: Patch
+@pytest.mark.parametrize("commits_to_it", [True, False])
+def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
+    commits_to_it: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Nobody can tell which of the two lies: both stay."""
-    split = client_secagg.shares.split
-    new_secret = client_secagg.masks.new_secret
-    drawn: list[bytes] = []
-    keys_of_site_0: set[bytes] = set()
+    """If it commits itself to that, it is out.
 
-    def note_secret() -> bytes:
-        secret = new_secret()
-        if len(drawn) % CLIENTS == 0:  # site-0 is asked first
-            keys_of_site_0.update(secret[start : start + KEY] for start in range(0, 3 * KEY, KEY))
-        drawn.append(secret)
-        return secret
+    Else the peer does not keep it, and the others' shares are enough.
+    """
+    seal = client_secagg.masks.seal
+    false = bytes(2 * SHARE)
 
-    def split_wrong_for_one(secret: bytes, threshold: int, points: Any) -> dict[int, bytes]:
-        shares = split(secret, threshold, points)
-        if secret in keys_of_site_0:
-            shares[3] = bytes(SHARE)
-        return shares
+    def seal_wrong_for_one(*given: Any) -> bytes:
+        *about, sender, receiver, _ = given
+        sealed = seal(*given)
+        if (sender, receiver) != ("site-0", "site-2"):
+            return sealed
+        false_one = seal(*about, sender, receiver, false)
+        return false_one if commits_to_it else false_one[:-COMMITMENT] + sealed[-COMMITMENT:]
 
-    monkeypatch.setattr(client_secagg.shares, "split", split_wrong_for_one)
-    monkeypatch.setattr(client_secagg.masks, "new_secret", note_secret)
+    monkeypatch.setattr(client_secagg.masks, "seal", seal_wrong_for_one)
     found = federation(tmp_path, rounds=2)
 
-    assert [list(row["refused"]) for row in found.rows] == 3 * [["site-2"]]
-
-    reason = found.rows[0]["refused"]["site-2"]
-    assert "a wrong share of a key of site-0: one of the two lies" in reason
-    assert asked_counts(found) == 3 * [4]
-    assert not any(voids(found))
+    assert not any("site-2" in row["refused"] for row in found.rows)
+    assert voids(found) == [commits_to_it, False, False]
+    assert asked_counts(found) == ([4, 3, 3] if commits_to_it else [4, 4, 4])
 
 
 def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -435,17 +434,16 @@ def noise(message: Message, reply: Message) -> Message:
     return reply
 
 
-UNSOLVABLE = "the shares of site-0's keys do not give them: it, or others"
+TOO_FEW = "2 right shares of a key of site-0, fewer than the 3 needed"
 
 
 @pytest.mark.parametrize(("tamper", "reason"), [
-    (both(lies_about_shares(1002), lost("train", 1001)), UNSOLVABLE),
+    (both(lies_about_shares(1002), lost("train", 1001)), TOO_FEW),
     (by({1002: noise}), "void: secure aggregation: "),
 ], ids=["one of three shares is wrong, and three are needed", "an upload is noise"])  # fmt: skip
 def test_what_nobody_can_mend_costs_the_round(
     tamper: Tamper, reason: str, tmp_path: Path, capsys: Printed
 ) -> None:
-    """Nobody can tell whose share or upload is wrong."""
     found = federation(tmp_path, tamper)
 
     assert found.rows[0]["void"]

@@ -14,9 +14,7 @@ import torch
 from flwr.app import ConfigRecord, Message
 
 from client_app.algorithms.base import ClientAlgorithm, Payload
-from client_app.protections import secure_sum as client_secagg
 from protofl_common.privacy.masks import KEY, SIGNED
-from protofl_common.privacy.shares import SHARE
 from protofl_common.wire.records import SECAGG
 from server_app.network.membership import FederationError
 from server_app.protections.secure_sum import SecureSum
@@ -294,67 +292,58 @@ def rows_of_ten(folder: Path, owners: set[str], *liars: int) -> tuple[Any, Any]:
     return train, final
 
 
-def test_two_liars_do_not_get_a_third_site_expelled(tmp_path: Path) -> None:
-    """Each gives one wrong share of site-3's key. The sum is right; site-3 may have dealt them."""
-    train, final = rows_of_ten(tmp_path, {"site-3"}, 1000, 1005)
+@pytest.mark.parametrize("liars", [(1000, 1005), (1000, 1001, 1002)])
+def test_liars_about_a_key_are_out_and_its_owner_is_not(
+    liars: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Of ten, where seven must stay: three lie together, and no right share is to spare."""
+    train, final = rows_of_ten(tmp_path, {"site-3"}, *liars)
 
     assert not train["void"]
-    assert sorted(train["refused"]) == ["site-0", "site-5"]
+    assert sorted(train["refused"]) == [f"site-{node - 1000}" for node in liars]
     for reason in train["refused"].values():
-        assert "of a key of site-3: one of the two lies" in reason
-    assert (final["asked"], final["void"]) == (10, False)
+        assert "another share of a key of site-3 than it was dealt" in reason
+    assert (final["asked"], final["void"]) == (10 - len(liars), False)
 
 
-def test_two_liars_about_all_keys_are_named_and_out(tmp_path: Path) -> None:
-    train, final = rows_of_ten(tmp_path, {f"site-{i}" for i in range(10)}, 1000, 1005)
+def test_more_liars_than_a_sum_bears_have_no_honest_site_expelled(tmp_path: Path) -> None:
+    """Five of ten: a round is lost, and they are out."""
+    train, final = rows_of_ten(tmp_path, {"site-9"}, *range(1000, 1005))
 
-    assert not train["void"]
-    assert sorted(train["refused"]) == ["site-0", "site-5"]
-    assert (final["asked"], final["void"]) == (8, False)
-
-
-def test_as_many_liars_as_a_sum_bears_cost_nothing(tmp_path: Path) -> None:
-    """Three of ten, where seven must stay: who they are is not certain, so nobody is named."""
-    train, final = rows_of_ten(tmp_path, {"site-3"}, 1000, 1005, 1006)
-
-    assert not train["void"]
-    assert train["refused"] == {}
-    assert final["asked"] == 10
+    assert train["void"]
+    assert sorted(train["refused"]) == [f"site-{number}" for number in range(5)]
+    assert final["asked"] == 5
 
 
-def test_nobody_is_out_where_a_liar_alone_can_spoil_a_key(tmp_path: Path) -> None:
-    """Of seven shares that are left, where seven are needed, one is wrong."""
-    lie = by({1000: wrong_share_of({"site-3"})}, "query.unmask")
+def without_share_of(owner: str) -> Callable[[Message, Message], Message]:
+    def change(message: Message, reply: Message) -> Message:
+        del reply.content.config_records[SECAGG][owner]
+        return reply
+
+    return change
+
+
+@pytest.mark.parametrize("deniers", [3, 4])
+def test_who_is_said_by_many_to_have_dealt_wrong_shares_is_out(
+    deniers: int, tmp_path: Path
+) -> None:
+    """Three of ten may lie. With three more lost, seven shares are left, as many as are needed."""
+    deny = by(
+        dict.fromkeys(range(1000, 1000 + deniers), without_share_of("site-9")), "query.unmask"
+    )
+    train, final = rows_of(tmp_path, deny, clients=10, rounds=1)
+
+    assert train["void"] == (deniers > 3)
+    assert list(train["refused"]) == ["site-9"] * (deniers > 3)
+    assert final["asked"] == 10 - (deniers > 3)
+
+
+def test_nobody_is_out_where_few_can_have_lied(tmp_path: Path) -> None:
+    """Of seven shares that are left, where seven are needed, one is not given."""
+    deny = by({1000: without_share_of("site-3")}, "query.unmask")
     gone = by(dict.fromkeys((1007, 1008, 1009), silent), "query.unmask")
-    train, final = rows_of(tmp_path, both(lie, gone), clients=10, rounds=1)
+    train, final = rows_of(tmp_path, both(deny, gone), clients=10, rounds=1)
 
     assert train["void"]
     assert train["refused"] == {}
-    assert final["asked"] == 10
-
-
-def test_two_owners_do_not_get_an_honest_peer_expelled(tmp_path: Path, monkeypatch: Patch) -> None:
-    """They seal wrong shares for it, which it then gives back."""
-    new_secret = client_secagg.masks.new_secret
-    split = client_secagg.shares.split
-    drawn: list[bytes] = []
-
-    def note_secret() -> bytes:
-        drawn.append(new_secret())
-        return drawn[-1]
-
-    def split_wrong_for_site_5(secret: bytes, threshold: int, points: Any) -> dict[int, bytes]:
-        shares = split(secret, threshold, points)
-        owner = next(n for n, keys in enumerate(drawn) if secret in keys) % 10
-        if owner < 2:
-            shares[6] = bytes(SHARE)
-        return shares
-
-    monkeypatch.setattr(client_secagg.masks, "new_secret", note_secret)
-    monkeypatch.setattr(client_secagg.shares, "split", split_wrong_for_site_5)
-    train, final = rows_of_ten(tmp_path, set())
-
-    assert not train["void"]
-    assert list(train["refused"]) == ["site-5"]
-    assert "one of the two lies" in train["refused"]["site-5"]
     assert final["asked"] == 10

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.protections import differential_privacy
+from client_app.protections import differential_privacy, secure_sum
 from protofl_common.experiment.settings import Settings
 from protofl_common.maths.gaussian import ClassMoments
 from protofl_common.privacy import release, sums
@@ -32,21 +32,32 @@ PRIVATE: dict[str, Any] = {
 def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The deviations that sites draw with add up to the planned one; ε and accuracy are shown."""
+    """The deviations that sites draw with add up to the planned one; ε and accuracy are shown.
+
+    All that is summed lies on the grid of the noise.
+    """
     drawn: list[float] = []
     measure = release.private_moments
+    steps: list[float] = []
+    to_sums = sums.to_sums
+
+    def noted_step(*arguments: Any) -> Any:
+        steps.append(arguments[-1])
+        return to_sums(*arguments)
 
     def noted(*arguments: Any) -> None:
         drawn.append(arguments[4])
         measure(*arguments)
 
     monkeypatch.setattr(differential_privacy.release, "private_moments", noted)
+    monkeypatch.setattr(secure_sum.sums, "to_sums", noted_step)
     config = run_config(tmp_path, **PRIVATE, dp_honest_sites=SITES - 1)
     outcome = run_federation(config, SITES)
 
     plan = Settings.from_run_config(config).plan(100)
     assert isinstance(plan, Plan)
     assert len(drawn) == SITES
+    assert steps[:SITES] == SITES * [release.finest_unit_of_moments(1.0)]
     honest = drawn[: SITES - 1]
     assert math.sqrt(sum(noise**2 for noise in honest)) == pytest.approx(plan.table_noise)
     assert not any(outcome.summary["trouble"].values())
@@ -55,21 +66,27 @@ def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum
 
 
 @pytest.mark.parametrize("head", ["lda", "qda", "naive-bayes"])
-@pytest.mark.parametrize("clip", [1.0, 3.7])
-def test_a_sum_adds_up_what_sites_send_to_the_step(head: str, clip: float) -> None:
+@pytest.mark.parametrize(("clip", "samples"), [
+    (1.0, [37, 61, 50]),
+    (3.7, [37, 61, 50]),
+    (250.0, [99_991, 61, 50]),  # n · w of a mean w has lowest bits that are no whole step
+])  # fmt: skip
+def test_a_sum_adds_up_what_sites_send_to_the_step(
+    head: str, clip: float, samples: list[int]
+) -> None:
     """No site's numbers are rounded to another grid, for their noise is whole in the sum alone."""
     torch.manual_seed(0)
-    samples = [37, 61, 50]
+    step = release.finest_unit_of_moments(clip)
     totals: dict[str, np.ndarray[Any, Any]] = {}
     exact: dict[str, np.ndarray[Any, Any]] = {}
     for n in samples:
         moments = ClassMoments(3, 5, head)
-        features = torch.randn(n, 5) * 2
+        features = torch.randn(n, 5) * 2 * clip
         labels = torch.arange(n) % 3
         release.private_moments(moments, features, labels, clip, 3.0, release.fresh_draw())
         for name, value in moments.named_buffers():
             unit = release.unit_of_moments(name, clip)
-            whole = sums.to_whole((n * value).numpy(), len(samples))
+            whole = sums.to_whole((n * value).numpy(), len(samples), step)
             totals[name] = totals.get(name, 0) + whole
             exact[name] = exact.get(name, 0) + np.rint((n * value / unit).numpy()) * unit
     for name, total in totals.items():
@@ -110,6 +127,7 @@ def test_noise_is_shared_only_where_the_sum_is_all_that_is_seen(
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"dp_honest_sites": SITES}, "with secagg-threshold = 0.67 a sum may have 3 sites"),
     ({"dp_honest_sites": 3, "dp_feature_clip": 1e-5}, "too coarse for the noise"),
+    ({"dp_honest_sites": 3, "dp_feature_clip": 65.0}, "too large for a sum; choose 64 at most"),
 ])  # fmt: skip
 def test_a_site_takes_no_part_in_a_sum_that_would_not_hide_enough(
     changes: dict[str, Any], reason: str, tmp_path: Path
@@ -118,6 +136,15 @@ def test_a_site_takes_no_part_in_a_sum_that_would_not_hide_enough(
     failures = [text for row in rows for text in row["failed"].values()]
     assert failures
     assert all(reason in text for text in failures)
+
+
+def test_a_site_whose_noise_would_weigh_less_than_its_samples_takes_no_part(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Of a million samples more are a part of one each in a sum, and so is their noise."""
+    monkeypatch.setattr(secure_sum, "MAX_WEIGHT", 20)
+    rows = rows_without_a_reply(run_config(tmp_path, **PRIVATE, dp_honest_sites=3), SITES)
+    assert "its part of the noise would be too small" in str(rows[0]["failed"])
 
 
 def test_a_site_counts_on_others_only_where_its_operator_has_said_so(tmp_path: Path) -> None:

@@ -123,6 +123,22 @@ def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
         masks.unseal(replace(THIS, number=4), receiver, public, "a", "b", sealed)
 
 
+def test_a_share_that_does_not_fit_its_digest_is_not_kept() -> None:
+    """Else its receiver would give it back, and seem to lie."""
+    sender, receiver = secrets_of(2).values()
+    of_pair, of_own = bytes(SHARE), bytes([1]) * SHARE
+    sealed = masks.seal(THIS, sender, masks.public_of(receiver), "a", "b", of_pair + of_own)
+
+    assert masks.is_as_dealt(of_pair, masks.PAIR, sealed)
+    assert masks.is_as_dealt(of_own, masks.OWN, sealed)
+    assert not masks.is_as_dealt(of_own, masks.PAIR, sealed)
+    for place in (-1, -masks.COMMITMENT):
+        changed = bytearray(sealed)
+        changed[place] ^= 1
+        with pytest.raises(InvalidTag):
+            masks.unseal(THIS, receiver, masks.public_of(sender), "a", "b", bytes(changed))
+
+
 def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None:
     """A key of zeros agrees on the same secret with everybody: no honest site has it.
 

@@ -1,0 +1,139 @@
+"""Accuracy against ε where persons have several images: noise for an image, and for a person.
+
+    python -m tests.bench.noise_of_persons --data-dir FOLDER [--seeds 1 2 3]
+
+Four sites with Gaussian heads behind one embedded backbone (glyphs), under secure aggregation, one
+exchange. A person is one image of MNIST and four more views of it: shifted by up to 3 pixels, with
+noise. ``--data-dir`` holds MNIST/raw. Tests are 2,000 images of other persons, as they are, with
+the model that the run leaves.
+
+The data of the rows "a sample" and "five images" have no column ``client``. All five images of a
+person count there, and ε is of one of them. Five images that pull in one direction shift a sum five
+times as far, so what a person really has is the ε of a fifth of the noise, which stands in
+brackets. In the row "five images" the noise is so large that *this* ε is the column's: a site could
+choose it if it knew that nobody has more than five.
+"""
+
+import argparse
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from torchvision.datasets import MNIST
+
+from protofl_common.models.trained import TrainedModel
+from protofl_common.privacy.plan import Mechanism, epsilon, least_noise
+from tests.bench.shared_noise import COMMON, SITES, hits
+from tests.support.harness import CACHE, client_of, run_config, run_federation
+
+PERSONS = 200  # at a site
+IMAGES = 5  # of each
+TESTED = 2000
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+DELTA = 1e-5
+CLASSES = ",".join(str(digit) for digit in range(10))
+Images = np.ndarray[Any, Any]
+
+
+def views(image: Images, draw: np.random.Generator) -> list[Images]:
+    """The image of a person, and four more views of it."""
+    images = [image]
+    for _ in range(IMAGES - 1):
+        shift = tuple(draw.integers(-3, 4, size=2))
+        noisy = np.roll(image, shift, axis=(0, 1)) + draw.normal(scale=25, size=image.shape)
+        images.append(noisy.clip(0, 255).astype(np.uint8))
+    return images
+
+
+def write_site(folder: Path, site: int, data_dir: str, seed: int, names_persons: bool) -> None:
+    """The images of one site's persons, and beside them a part of the test images."""
+    draw = np.random.default_rng([seed, site])
+    people = MNIST(data_dir, train=True)
+    chosen = np.random.default_rng(seed).permutation(len(people))[site::SITES][:PERSONS]
+    inputs = []
+    for row in chosen:
+        inputs += views(people.data[row].numpy(), draw)
+    owners = [f"person {row}" for row in chosen for _ in range(IMAGES)]
+
+    others = MNIST(data_dir, train=False)
+    tested = np.arange(site, TESTED, SITES)
+    inputs += [others.data[row].numpy() for row in tested]
+    owners += [f"tested {row}" for row in tested]
+    labels = [*people.targets[chosen].repeat_interleave(IMAGES), *others.targets[tested]]
+    arrays = {
+        "inputs": np.stack(inputs)[:, None],
+        "labels": np.array([str(int(label)) for label in labels]),
+        "split": np.array(["train"] * PERSONS * IMAGES + ["test"] * len(tested)),
+    }
+    if names_persons:
+        arrays["client"] = np.array(owners)
+    np.savez(folder / f"site-{site}.npz", **arrays)
+
+
+def exact_accuracy(settings: dict[str, Any], data_dir: str, seed: int) -> float:
+    """Run once, and test the head that the run leaves on the test images of all sites."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        nodes: dict[int, dict[str, Any]] = {}
+        for site in range(SITES):
+            write_site(folder, site, data_dir, seed, settings["dp"] == "person")
+            nodes[site + 1] = {
+                "site-name": f"site-{site}",
+                "dataset": "arrays",
+                "classes": CLASSES,
+                "data-dir": str(folder / f"site-{site}.npz"),
+                "test-from": "official-own",
+                "state-dir": str(folder / f"state-{site}"),
+                "approve": False,
+                **CACHE,
+            }
+        own = {"dataset": "arrays", "partition": "own", "num_clients": SITES, "seed": seed}
+        config = run_config(folder, **COMMON | own | settings)
+        run_federation(config, nodes=nodes)
+        (left,) = (folder / "state-0").glob("*/clients/site-0/model.safetensors")
+        model = TrainedModel.read(left).build().double()
+        parts = [client_of(config, **node).test_set for node in nodes.values()]
+        return sum(int(hits(model, part).sum()) for part in parts) / TESTED
+
+
+def of_a_person(sample_epsilon: float) -> float:
+    """ε of a person with `IMAGES` images in a run in which ε of one of them is this.
+
+    Nothing in the run is sampled (q = 1), so it costs as much as one sum with some noise σ; and
+    what is told of a person is told by σ / `IMAGES`.
+    """
+    noise = least_noise(lambda noise: [Mechanism(1.0, noise, 1)], DELTA, sample_epsilon, "ε")
+    return epsilon([Mechanism(1.0, noise / IMAGES, 1)], DELTA)
+
+
+def of_a_sample(person_epsilon: float) -> float:
+    """ε of one image with which a person has this ε."""
+    noise = least_noise(lambda noise: [Mechanism(1.0, noise, 1)], DELTA, person_epsilon, "ε")
+    return epsilon([Mechanism(1.0, noise * IMAGES, 1)], DELTA)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    arguments = parser.parse_args()
+
+    def cell(settings: dict[str, Any]) -> str:
+        found = [100 * exact_accuracy(settings, arguments.data_dir, s) for s in arguments.seeds]
+        return f"{np.mean(found):.1f} ± {np.std(found, ddof=1):.1f}"
+
+    print("| noise for | " + " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS) + " |")
+    print("|---" * (len(EPSILONS) + 1) + "|")
+    print(f"none: {cell({'dp': 'none'})}", flush=True)
+    persons = [cell({"dp": "person", "dp_epsilon": e}) for e in EPSILONS]
+    print("| a person | " + " | ".join(persons) + " |", flush=True)
+    samples = [cell({"dp": "sample", "dp_epsilon": of_a_sample(e)}) for e in EPSILONS]
+    print("| five images | " + " | ".join(samples) + " |", flush=True)
+    samples = [cell({"dp": "sample", "dp_epsilon": e}) for e in EPSILONS]
+    samples = [f"{c} ({of_a_person(e):.1f})" for c, e in zip(samples, EPSILONS, strict=True)]
+    print("| a sample (ε of a person) | " + " | ".join(samples) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
