@@ -290,9 +290,9 @@ def test_a_feature_without_a_value_at_a_client_is_nought_there(
     (
         np.eye(60, 3),
         r"the first label is array\(\[1\., 0\., 0\.\]\)"
-        r": several labels of a sample \(multi-label\)",
+        r": several labels of a sample need task",
     ),
-    ([["a"], ["a", "b"]] * 30, r"several labels of a sample \(multi-label\)"),
+    ([["a"], ["a", "b"]] * 30, r"several labels of a sample need task"),
 ])  # fmt: skip
 def test_labels_that_are_no_classes_are_refused_by_name(labels: Any, said: str) -> None:
     with pytest.raises(DataError, match=said):
