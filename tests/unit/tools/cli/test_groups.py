@@ -148,7 +148,7 @@ def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
 
     note = "left out, without a partner: 3 of the seeds; one pair: may be chance"
     assert ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–", "–", note] in rows
-    costs = ["0", "1.0 kB", "2.0 kB", "61.0", "1.5"]
+    costs = ["1", "1.0 kB", "2.0 kB", "61.0", "1.5"]
     assert ["local lr=0.1", *costs] in rows
 
 
