@@ -14,11 +14,10 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from client_app.learning import together, training
+from client_app.learning import training
 from client_app.learning.data import Samples
 from client_app.learning.evaluation import features_of
 from client_app.learning.sample_use import SampleUse
-from client_app.learning.together import Training, reads_only
 from client_app.learning.training import (
     Batch,
     Correction,
@@ -58,7 +57,6 @@ __all__ = [  # what an algorithm's file needs
     "Step",
     "by_class",
     "client_half",
-    "reads_only",
 ]
 
 H = TypeVar("H", bound=Hparams)
@@ -206,7 +204,6 @@ class ClientAlgorithm(Generic[H]):
     def optimizer(self) -> torch.optim.Optimizer:
         return training.make_optimizer(self.modules, self.training)
 
-    @reads_only()
     def loss(self, batch: Batch) -> LossTerms:
         """Return the named scalar terms of a batch of labelled samples; their sum is minimised."""
         return {"cross-entropy": self.task.loss(batch.logits, batch.labels)}
@@ -308,8 +305,7 @@ class ClientAlgorithm(Generic[H]):
         if data is None:
             data = self.training_set
         seed = self.client.seed_for(purpose, self.round)
-        checks = self.client.reports_failed_training
-        return together.train(Training(step, data, settings, seed, checks))
+        return training.train(step, data, settings, seed, self.client.reports_failed_training)
 
     # -- after training --------------------------------------------------------------------------
     def upload(self) -> Payload:

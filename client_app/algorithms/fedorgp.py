@@ -16,7 +16,7 @@ by the head. Since July 2025 it weighs both terms by similarity and leaves outli
 means. The first round has no second term.
 """
 
-from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms, reads_only
+from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms
 from protofl_common.algorithms.fedorgp import FedORGPHparams
 from protofl_common.maths.losses import angular_alignment
 
@@ -26,7 +26,6 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
 
     similarity = "cosine"
 
-    @reads_only("global_prototypes")
     def loss(self, batch: Batch) -> LossTerms:
         """Return the cross-entropy and, once there are global prototypes, the angular term."""
         terms = super().loss(batch)

@@ -38,7 +38,6 @@ from client_app.algorithms.base import (
     Prototypes,
     Samples,
     by_class,
-    reads_only,
 )
 from protofl_common.algorithms.fedpcl import FedPCLHparams
 from protofl_common.maths.losses import prototype_contrast, supervised_contrast
@@ -72,9 +71,9 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """
         if self.settings.privacy.dp != "none":
             return super().prototypes_for_prediction()
-        return chosen(self.local_prototypes(), self.client.large_classes).to(self.client.device)
+        own = self.local_prototypes()
+        return chosen(own, self.client.large_classes).to(self.client.device)
 
-    @reads_only("global_prototypes", "tables")
     def loss(self, batch: Batch) -> LossTerms:
         """Return the loss of Eq. 10, or that of an ablation (``loss``)."""
         hparams = self.hparams
@@ -97,12 +96,13 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         """Return L_g and L_p, or one of them (``prototypes``); {} before there are prototypes."""
         if self.global_prototypes is None:
             return {}
-        with_own = self.hparams.denominator == "all"
+        hparams = self.hparams
+        with_own = hparams.denominator == "all"
         terms: LossTerms = {}
         for name, (sets_MCD, mask_MC) in self.tables.items():
-            if self.hparams.prototypes in (name, "both"):
+            if hparams.prototypes in (name, "both"):
                 terms[name] = prototype_contrast(
-                    z_BD, labels_B, sets_MCD, mask_MC, self.hparams.temperature, with_own
+                    z_BD, labels_B, sets_MCD, mask_MC, hparams.temperature, with_own
                 )
         return terms
 

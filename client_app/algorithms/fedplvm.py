@@ -25,7 +25,7 @@ cross-entropy. A λ as large as the paper's 100 wants ``drop-last``: batch norma
 last batch upsets it (docs/algorithms).
 """
 
-from client_app.algorithms.base import Batch, LossTerms, Prototypes, reads_only
+from client_app.algorithms.base import Batch, LossTerms, Prototypes
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.algorithms.fedplvm import FedPLVMHparams
 from protofl_common.maths import losses
@@ -35,7 +35,6 @@ from protofl_common.maths.prototypes import cluster_classes
 class FedPLVM(FedAvg[FedPLVMHparams]):
     """Cross-entropy plus λ times the α-sparsity prototype loss; uploads clusters of features."""
 
-    @reads_only("global_prototypes")
     def loss(self, batch: Batch) -> LossTerms:
         """Return the terms of Eq. 10; before there are prototypes, only the cross-entropy."""
         terms = super().loss(batch)

@@ -25,7 +25,7 @@ of the labelled samples alone; the unlabelled ones have FedPU's term of weight `
 (`client_app/algorithms/base.py`).
 """
 
-from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms, reads_only
+from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms
 from protofl_common.algorithms.base import AlignmentHparams
 from protofl_common.maths.losses import prototype_alignment
 
@@ -33,7 +33,6 @@ from protofl_common.maths.losses import prototype_alignment
 class FedProto(ClientAlgorithm[AlignmentHparams]):
     """Cross-entropy plus λ times the distance to the global prototypes."""
 
-    @reads_only("global_prototypes")
     def loss(self, batch: Batch) -> LossTerms:
         """Return the cross-entropy and, once there are global prototypes, λ times the distance."""
         terms = super().loss(batch)

@@ -21,7 +21,7 @@ count 0. U follows from P, and is not sent. The authors' code takes c^k from the
 last epoch while it trains. The first round has no prototypes, and so only the cross-entropy.
 """
 
-from client_app.algorithms.base import Batch, LossTerms, Payload, by_class, reads_only
+from client_app.algorithms.base import Batch, LossTerms, Payload, by_class
 from client_app.algorithms.fedavg import FedAvg
 from protofl_common.algorithms.fpl import FPLHparams
 from protofl_common.maths.losses import prototype_alignment, sparse_contrast, sparse_similarity
@@ -40,7 +40,6 @@ class FPL(FedAvg[FPLHparams]):
             unbiased = class_means(clusters.means, clusters.labels, num_classes)
             self.unbiased_CD, self.mask_C = by_class(unbiased.to(self.client.device), num_classes)
 
-    @reads_only("global_prototypes")
     def loss(self, batch: Batch) -> LossTerms:
         """Return the terms of Eq. 12; before there are prototypes, only the cross-entropy."""
         terms = super().loss(batch)

@@ -323,27 +323,13 @@ def shuffled_batches(
     one. ``no_single`` joins a last batch of one sample to the one before it: batch normalisation
     cannot use it alone.
     """
-    batches = rows_of_batches(
-        len(data), batch_size, generator, no_single=no_single, drop_last=drop_last
-    )
-    for rows in batches:
-        yield data.batch(rows.to(data.labels.device), generator)
-
-
-def rows_of_batches(
-    samples: int, batch_size: int, generator: torch.Generator, *, no_single: bool, drop_last: bool
-) -> Sequence[Tensor]:
-    """Draw which of the ``samples`` are in each of the batches that `shuffled_batches` describes.
-
-    The rows are on the CPU.
-    """
-    whole, rest = divmod(samples, batch_size)
+    whole, rest = divmod(len(data), batch_size)
     sizes = [batch_size] * whole
     if rest and not (drop_last and sizes):
         if rest == 1 and no_single and sizes:
             sizes[-1] += 1
         else:
             sizes.append(rest)
-    order = torch.randperm(samples, generator=generator)[: sum(sizes)]
-    rows: Sequence[Tensor] = order.split(sizes)
-    return rows
+    order = torch.randperm(len(data), generator=generator).to(data.labels.device)[: sum(sizes)]
+    for rows in order.split(sizes):
+        yield data.batch(rows, generator)

@@ -953,15 +953,6 @@ class MachineSettings(Table):
         affects="machine",
         help="intra-op threads of a client; 0: the CPUs Flower grants it, else torch's own choice",
     )
-    clients_at_once: int = option(
-        default=1,
-        minimum=1,
-        affects="machine",
-        help=(
-            "clients whose trainings a process of `protofl run` makes one, where it can"
-            " (docs/speed.md); figures are then equal up to rounding; 1: each trains alone"
-        ),
-    )
     state_dir: str = option(
         default="",
         affects="machine",

@@ -6,13 +6,11 @@ their traceback, and ``breakpoint()`` works where one process does all.
 """
 
 import gc
-import math
 import secrets
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from multiprocessing import active_children, current_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,18 +35,13 @@ if TYPE_CHECKING:
 class Executor(Protocol):
     """Other processes, which call `answer`: the pool on this machine, or a cluster."""
 
-    def submit(self, function: Any, /, *arguments: Any) -> Future[Any]: ...
-
-
-Task = tuple[Message, int, Values, Values, int]
-"""What `answer` is called with."""
+    def submit(self, function: Any, /, *arguments: Any) -> Future[Message]: ...
 
 
 class LocalGrid(Grid):
     """Flower's grid of messages, for clients that all are simulated.
 
-    They are handled in this process, or by those of an ``executor``, which are as many as
-    ``workers``. Each handles up to ``at_once`` messages of a round at once.
+    They are handled in this process, or by those of an ``executor``.
     """
 
     def __init__(
@@ -58,8 +51,6 @@ class LocalGrid(Grid):
         run_id: int,
         executor: Executor | None = None,
         threads: int = 1,
-        workers: int = 1,
-        at_once: int = 1,
     ) -> None:
         """Become the server of a run of these ``nodes``: node id -> its node config.
 
@@ -71,8 +62,6 @@ class LocalGrid(Grid):
         self.nodes = dict(nodes)
         self.threads = threads
         self._executor = executor
-        self._workers = workers
-        self._at_once = at_once
         self._replies: dict[str, Future[Message]] = {}
 
     def set_run(self, run: Any) -> None:
@@ -91,49 +80,18 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Let clients answer, and return the messages' ids; without an executor they do it now."""
         keys = []
-        tasks: list[Task] = []
         for message in list(messages):
             key = str(uuid.uuid4())
             set_message_id(message, key)
             node = self.nodes[message.metadata.dst_node_id]
-            tasks.append((message, self.run_id, node, self.run_config, self.threads))
-            keys.append(key)
-        if self._at_once > 1 and tasks and all(map(_is_training, tasks)):
-            self._submit_together(keys, tasks)
-            return keys
-        for key, task in zip(keys, tasks, strict=True):
+            task = (message, self.run_id, node, self.run_config, self.threads)
             if self._executor:
                 self._replies[key] = self._executor.submit(answer, *task)
             else:
                 self._replies[key] = Future[Message]()
                 self._replies[key].set_result(answer(*task))
+            keys.append(key)
         return keys
-
-    def _submit_together(self, keys: list[str], tasks: list[Task]) -> None:
-        """Let each process answer several messages at once."""
-        size = min(self._at_once, math.ceil(len(tasks) / self._workers))
-        for start in range(0, len(tasks), size):
-            some = slice(start, start + size)
-            for key in keys[some]:
-                self._replies[key] = Future[Message]()
-            hand_over = partial(self._hand_over, keys[some])
-            if self._executor:
-                self._executor.submit(answer_together, tasks[some]).add_done_callback(hand_over)
-            else:
-                done = Future[list[Message]]()
-                done.set_result(answer_together(tasks[some]))
-                hand_over(done)
-
-    def _hand_over(self, keys: list[str], done: Future[list[Message]]) -> None:
-        """Give each key its reply, or the error of all."""
-        futures = [self._replies[key] for key in keys]
-        error = done.exception()
-        if error:
-            for future in futures:
-                future.set_exception(error)
-            return
-        for future, reply in zip(futures, done.result(), strict=True):
-            future.set_result(reply)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return, once, the replies to these messages that are there."""
@@ -186,25 +144,6 @@ def answer(
     return reply
 
 
-def answer_together(tasks: Sequence[Task]) -> list[Message]:
-    """Return the replies of several clients, whose trainings become one where they can."""
-    from client_app.learning.together import visit_together
-    from client_app.site.log import log_once
-
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(tasks[0][-1])
-    try:
-        works = [partial(answer, *task) for task in tasks]
-        return visit_together(works, say=partial(log_once, "INFO"))
-    finally:
-        torch.set_num_threads(threads_before)
-
-
-def _is_training(task: Task) -> bool:
-    message, *_ = task
-    return message.metadata.message_type == MessageType.TRAIN
-
-
 def introduced(run_config: Values, node: Values) -> SiteCard:
     """Let the client of a ``node`` introduce itself, as before the first round; return its card.
 
@@ -248,8 +187,7 @@ def simulate(
     executor: Executor | None = cluster
     if workers > 1 and not cluster:
         executor = pool(workers)
-    at_once = 1 if cluster else int(run_config["clients-at-once"])
-    grid = LocalGrid(run_config, nodes, run_id, executor, threads, workers, at_once)
+    grid = LocalGrid(run_config, nodes, run_id, executor, threads)
     # frozen objects, here all of PyTorch's, are not searched for garbage, which would take a tenth
     # of a client's time beside training; garbage itself must go before, or it would stay
     gc.collect()

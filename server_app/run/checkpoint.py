@@ -129,7 +129,7 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
             f"the run's last round was made by {newest.code}, this is {code}"
         )
     config = to_run_config(settings)
-    for key in ("device", "precision", "threads", "clients-at-once"):
+    for key in ("device", "precision", "threads"):
         before = newest.settings[key]
         if config[key] != before:
             say(

@@ -64,7 +64,6 @@ ELSEWHERE = {
     ),
     "test_forget": "gaussian.revocable gaussian.start-from",
     "test_algorithm: any value gives the same figures, up to rounding": "eval-batch-size",
-    "test_together: what it changes is rounding": "clients-at-once",
     "test_federation, test_gpu, tests/system: the client's machine": (
         "device precision threads state-dir"
     ),

@@ -258,8 +258,7 @@ def test_there_is_one_training_loop() -> None:
     for path in files_of("client_app"):
         if GRADIENTS.search(path.read_text("utf-8")):
             loops.add(str(path.relative_to(client_app)))
-    of_several_clients = "learning/together.py"  # by the same losses, and to the same weights
-    assert loops == {"learning/training.py", of_several_clients, *OWN_RULE}
+    assert loops == {"learning/training.py", *OWN_RULE}
 
 
 @pytest.mark.parametrize(("line", "takes_gradients"), [
