@@ -65,7 +65,6 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
     """
     settings = {
         "feature_dim": 16,
-        "train_samples": 25,
         "lr": 0.02,
         "liars": 0,
         "fedgh__server_epochs": epochs,

@@ -98,7 +98,6 @@ def test_two_rounds_equal_an_independent_script(
     settings: dict[str, Any] = {
         "feature_dim": 16,
         "lr": 0.003,
-        "train_samples": 20,
         "fpl__lambda": 2.0,
         "fpl__temperature": tau,
         "fpl__consistency": consistency,

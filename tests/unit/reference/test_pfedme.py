@@ -45,7 +45,6 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
         "lr": 0.02,
         "momentum": 0.3,
         "feature_dim": 16,
-        "train_samples": 25,
         "pfedme__lambda": 5.0,
         "pfedme__eta": 0.03,
         "pfedme__beta": beta,
