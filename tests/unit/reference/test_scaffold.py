@@ -78,4 +78,6 @@ def test_three_rounds_equal_an_independent_script(
             c + sum(of_all) / plain.CLIENTS for c, of_all in zip(common, changes, strict=True)
         ]
 
-    plain.assert_close(load_file(outcome.folder / "weights.safetensors"), weights)
+    left = load_file(outcome.folder / "weights.safetensors")
+    floats = {name: value for name, value in left.items() if value.is_floating_point()}
+    plain.assert_close(floats, {name: weights[name] for name in floats})
