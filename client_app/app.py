@@ -251,18 +251,19 @@ def fit(algorithm: ClientAlgorithm[Any]) -> dict[str, float]:
 def save_state(
     client: Client, algorithm: ClientAlgorithm[Any], state_before: Mapping[str, Tensor]
 ) -> None:
-    """Store the algorithm's state after this round.
+    """Store the state after this round of an algorithm that keeps any between rounds (`lasting`).
 
-    An empty state is stored, too, as it shows that this round was trained. A site that hides a
-    failed training stores ``state_before`` if the state is no longer finite.
+    A state without tensors is stored, too, as it shows that this round was trained. A site that
+    hides a failed training stores ``state_before`` if the state is no longer finite.
     """
+    if not algorithm.lasting:
+        return
     state = algorithm.packed_state()
     if not client.reports_failed_training and not _is_finite(state):
         broken = "the state has NaN or infinity after training; that of before stays"
         log("ERROR", f"run {client.run_id}: {broken}")
         state = dict(state_before)
-    if algorithm.lasting:
-        client.states.save(client.instructions.round, client.arch, state)
+    client.states.save(client.instructions.round, client.arch, state)
 
 
 def _is_finite(state: Mapping[str, Tensor]) -> bool:

@@ -100,14 +100,15 @@ class DifferentialPrivacy(Protection, SampleUse):
         return upload
 
     def evaluation(self, evaluation: Evaluation, samples: int) -> Evaluation:
-        """Add noise to the numbers of right predictions, and drop all other figures.
+        """Return an evaluation with noisy numbers of right predictions and no other figure.
 
-        SettingsError for more evaluations than the ledger was charged for.
+        It is also noted in `evaluations`, as `report` lets only noted numbers leave. SettingsError
+        for more evaluations than the ledger was charged for.
         """
         if evaluation.correct:
             self._released.use_evaluation()
         noise = self._plan.figure_noise
-        part = self._plan.part_of_each  # of the deviation, where sites share the noise of a sum
+        part = self._plan.part_of_each  # of the deviation; below 1 where sites of a sum share it
         noisy_correct = release.private_correct(
             evaluation.correct, samples, noise, fresh_draw(), part
         )

@@ -31,9 +31,10 @@ class Hparams:
 
     @property
     def needs_last_round(self) -> str:
-        """Name the setting that lets a run stop before its last round; "" if it may as it is.
+        """Return "" if a run may stop early; else the setting that would let it, with its value.
 
-        A run may not stop early if the algorithm does a part of its work in the last round only.
+        A run may not stop early if the algorithm does a part of its work in the last round only:
+        ProtoFed returns ``protofed.prototypes = 'every-round'``.
         """
         return ""
 

@@ -1068,14 +1068,15 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
         fewest_tested = max(FEWEST_TESTED, int(min_class_samples))
         lines.append(
             "small classes: nothing is sent of classes and clusters of fewer than"
-            f" {min_class_samples} training samples, nor figures of fewer than {fewest_tested} test"
-            " samples;"
-            " metrics are of classes with as many test samples alone"
+            f" {min_class_samples} training samples. No figure is sent of fewer than"
+            f" {fewest_tested} test samples. Metrics count only classes with at least"
+            f" {fewest_tested} test samples"
         )
     if settings.get("secagg", False):
         lines.append(
             "secure aggregation: the server learns sums over the clients, not one client's upload,"
-            f" figures or classes; {PROMISE_OF_SUMS}; no bound on single sites (liars) can act"
+            f" figures or classes; {PROMISE_OF_SUMS}. As the server sees no single upload, it"
+            " cannot bound what one site sends (liars)"
         )
     if settings.get("dp", "none") != "none":
         units = {"sample": "sample of a client", "person": "person of a client (all samples of it)"}
@@ -1085,8 +1086,9 @@ def protections(settings: Mapping[str, Scalar]) -> list[str]:
             " of all that the client sends,"
             f"{_on_honest_sites(settings)}"
             " with noise: weights, prototypes, class moments, numbers of right predictions;"
-            " not covered: numbers of samples, times of replies;"
-            " a line's ε ≤ is what was planned for the client that the run costs most; where"
-            " clients tell what their own ledgers count for this run, the largest stands beside it"
+            " not covered: numbers of samples, times of replies."
+            " A round's line shows ε as planned for the client that the run costs most."
+            " Clients may also tell the ε that their own ledgers count for this run: then the"
+            " largest of these stands beside it"
         )
     return lines

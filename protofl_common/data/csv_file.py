@@ -1,7 +1,7 @@
 """CSV files: PyArrow reads the plain ones, Python's reader all others, to the same texts.
 
 PyArrow is twenty times as fast, and less strict: so it only gets files in which both see the same
-rows (`_is_plain`). What it refuses Python's reader reads again, and names the line.
+rows (`_plain_lines`). What it refuses Python's reader reads again, and names the line.
 """
 
 import csv
@@ -60,7 +60,11 @@ class ArrowTexts(Sequence[str]):
             yield from map(texts.__getitem__, encoded.indices.to_numpy().tolist())
 
     def numbers(self) -> NDArray[np.float64]:
-        """Return the number that each text spells, as `door.number` does; else NaN."""
+        """Return the number that each text spells, NaN for others, as `door.number` does.
+
+        PyArrow casts a column at once, but refuses all of it if a single text spells no number. So
+        it is tried as it is, then without spaces and with gaps as NaN; then each text by itself.
+        """
         import pyarrow  # not for every command
         from pyarrow import compute
 
@@ -74,7 +78,7 @@ class ArrowTexts(Sequence[str]):
         return np.array([number(text) for text in self])
 
     def with_points(self) -> Sequence[str]:
-        """Return the column as `_with_points` does."""
+        """Return a column of numbers with decimal commas with points; other columns as they are."""
         from pyarrow import compute  # not for every command
 
         has_comma = compute.match_substring(self.texts, ",")
@@ -97,7 +101,10 @@ def read_csv(file: Path, header: list[str] | None = None) -> CsvContent:
 
 
 def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
-    """Read a CSV file by PyArrow; None if the other reader might see other rows, or refuses it."""
+    """Read a CSV file by PyArrow; None if Python's reader might see other rows, or refuse it.
+
+    None, too, where PyArrow fails: Python's reader then reads the file, or says what is wrong.
+    """
     import pyarrow  # not for every command
     from pyarrow import csv as arrow_csv
 
@@ -139,10 +146,11 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
 
 
 def _plain_lines(file: Path, separator: str) -> int:
-    """Return the number of lines in a file in which PyArrow and Python's reader see the same.
+    """Return the number of lines of a file, 0 if it is not plain.
 
-    0 for other files: every quote must enclose a whole value, without another quote or a line
-    break; and lines end with a line feed, or a carriage return before it.
+    PyArrow and Python's reader see the same rows in a plain file: every quote encloses a whole
+    value, without another quote or a line break; and lines end with a line feed, perhaps after a
+    carriage return.
     """
     sign = re.escape(separator.encode())
     in_quotes = re.compile(rb'(?:^|(?<=[\n%b]))"[^"\r\n]*"(?=[\r\n%b]|$)' % (sign, sign))
@@ -157,12 +165,17 @@ def _plain_lines(file: Path, separator: str) -> int:
             lines += chunk.count(b"\n") + (not chunk.endswith(b"\n"))
             has_other_signs = b"\0" in chunk or chunk.count(b"\r") > chunk.count(b"\r\n")
             quotes = chunk.count(b'"')
-            if has_other_signs or (quotes and quotes > 2 * len(in_quotes.findall(chunk))):
+            has_other_quotes = bool(quotes) and quotes > 2 * len(in_quotes.findall(chunk))
+            if has_other_signs or has_other_quotes:
                 return 0
 
 
 def _may_be_refused(names: list[str], table: Any) -> bool:
-    """True if a row may be that of the names again, or a value too long for Python's reader."""
+    """Return whether `_by_python` may refuse the table, which then has to read it.
+
+    It refuses a row that has the columns' names again, which a column "label" would show, and a
+    value that is too long for Python's reader.
+    """
     from pyarrow import compute  # not for every command
 
     longest = csv.field_size_limit()
@@ -175,11 +188,11 @@ def _may_be_refused(names: list[str], table: Any) -> bool:
 
 
 def _by_python(file: Path, header: list[str] | None) -> CsvContent:
-    """Read a CSV file row by row."""
+    """Read a CSV file by Python's reader, without empty lines; DataError as for `read_csv`."""
     lines: list[int] = []
     rows: list[list[str]] = []
     texts: dict[str, str] = {}  # so that equal values are one text in memory
-    last = 0  # the last line read, not counting ``lines_before``
+    last = 0  # the last line read, not counting `lines_before`, which the reader does not see
     try:
         with file.open(newline="", encoding="utf-8-sig") as opened:
             separator, lines_before = _separator(opened)
@@ -223,8 +236,9 @@ def _separator(opened: TextIO) -> tuple[str, int]:
     first row.
     """
     first = re.sub('"[^"]*"', "", opened.readline())  # without texts in quotes
-    if re.fullmatch(r"sep=.\s*", first):
-        return first[4], 1
+    excel = re.fullmatch(r"sep=(.)\s*", first)
+    if excel:
+        return excel[1], 1
     opened.seek(0)
     signs = re.findall("[;\t|]", first)
     if "," in first or not signs:

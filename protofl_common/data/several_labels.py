@@ -5,6 +5,7 @@ has looked for. Names decide, not their order: a label of the run that the data 
 unknown for all samples. What else is in the data is named, with its place and a cure.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -64,7 +65,13 @@ class SeveralLabels:
     def in_table(
         self, columns: Mapping[str, Sequence[Any]], where: str
     ) -> tuple[dict[str, Any], set[str]]:
-        """Return the arrays ``labels`` and ``classes``, and the columns that are no inputs."""
+        """Return a table's labels for `read`, and the names of the columns that are no inputs.
+
+        One column may join the names of each sample's labels (``a|b``): it is the array ``labels``
+        alone. Otherwise each label has a column: ``labels`` [samples, labels] has their values, and
+        ``classes`` their names. DataError where there are none, and for a column of ``label-map``
+        that is missing.
+        """
         for name in JOINED:
             if name in columns:
                 return {"labels": columns[name]}, {name}
@@ -75,20 +82,22 @@ class SeveralLabels:
             if name not in columns:
                 has = f"the data have no column {name!r}; their columns: {first_of(columns)}"
                 raise DataError(f"label-map: {where}: {has}")
-        own = [name for name in columns if self.meaning.get(name, name) in self.names]
-        if not own:
+        of_labels = [name for name in columns if self.meaning.get(name, name) in self.names]
+        if not of_labels:
             none = f"classes = {as_list(self.names)!r} names no column"
             raise DataError(f"{where}: {none}; its columns: {first_of(columns)}")
-        values = np.empty((len(columns[own[0]]), len(own)), dtype=object)
-        for position, name in enumerate(own):
+        values = np.empty((len(columns[of_labels[0]]), len(of_labels)), dtype=object)
+        for position, name in enumerate(of_labels):
             values[:, position] = list(columns[name])
-        return {"labels": values, "classes": own}, {*own, *self.meaning}
+        return {"labels": values, "classes": of_labels}, {*of_labels, *self.meaning}
 
     # -- of arrays
-    def read(self, values: Any, own: Any, where: str, place: Place) -> ReadLabels:
-        """Read a matrix whose columns are the labels ``own``, or the names that hold of a sample.
+    def read(self, values: Any, columns: Any, where: str, place: Place) -> ReadLabels:
+        """Read a matrix [samples, labels], or the names of the labels that each sample has.
 
-        DataError for what is neither.
+        ``columns`` are the names of the matrix's columns, if they have any. ``where`` names the
+        data in errors, ``place`` a sample in them. DataError for labels of another form, and for a
+        sample of which no label is known.
         """
         if hasattr(values, "detach"):
             values = values.detach().cpu().numpy()
@@ -96,10 +105,10 @@ class SeveralLabels:
         if not rows:
             raise DataError(f"{where}: has no samples")
         if _are_names(rows):
-            read = self._joined(rows, where, place)
+            read = self._from_names(rows, where, place)
         else:
-            names = tuple(as_array(own, f"{where}: classes").astype(str).tolist())
-            read = self._matrix(rows, names, where, place)
+            names = tuple(as_array(columns, f"{where}: classes").astype(str).tolist())
+            read = self._from_matrix(rows, names, where, place)
         unknown = np.flatnonzero((read.labels == UNLABELLED).all(1))
         if len(unknown):
             many = f"{len(unknown)} of {len(rows)} samples"
@@ -107,38 +116,37 @@ class SeveralLabels:
             raise DataError(f"{where}: {place(int(unknown[0]))}: {why}")
         return read
 
-    def _matrix(
-        self, rows: Sequence[Any], own: Sequence[str], where: str, place: Place
+    def _from_matrix(
+        self, rows: Sequence[Any], columns: Sequence[str], where: str, place: Place
     ) -> ReadLabels:
-        own = own or self.names
-        widths = {np.size(row) for row in rows}
-        if not own:
-            cure = "name them: classes, in the order of the columns"
-            raise DataError(f"{where}: the labels [samples, labels] have no names; {cure}")
-        if len(set(own)) < len(own):
-            raise DataError(f"{where}: classes = {list(own)!r}: a name stands there twice")
-        if widths != {len(own)}:
-            shape = f"of {first_of(map(str, sorted(widths)))} labels a sample"
-            raise DataError(f"{where}: labels {shape}, and {len(own)} names: {first_of(own)}")
-        given: NDArray[Any] = np.array([list(np.ravel(row)) for row in rows], dtype=object)
+        """Read rows with a number for each label; ``columns`` are the labels' names in the data.
 
-        meanings = [self.meaning.get(name, name) for name in own]
+        Without names the columns are the run's labels. A column that stands for none of these is
+        left out, and a label of the run without a column is unknown for all samples: its owner is
+        told of both.
+        """
+        columns = columns or self.names
+        values = self._checked_matrix(rows, columns, where)
+        meanings = [self.meaning.get(name, name) for name in columns]
         names = self.names or tuple(dict.fromkeys(filter(None, meanings)))
         check_class_names(names, f"{where}: the labels {first_of(names)}", "two or more")
         labels = np.full((len(rows), len(names)), UNLABELLED, np.int64)
-        left_out = [name for name, label in zip(own, meanings, strict=True) if label not in names]
-        for label in names:
-            columns = [column for column, meaning in enumerate(meanings) if meaning == label]
-            if len(columns) > 1:
-                several = ", ".join(repr(own[column]) for column in columns)
+        for position, label in enumerate(names):
+            places = [column for column, meaning in enumerate(meanings) if meaning == label]
+            if len(places) > 1:
+                several = ", ".join(repr(columns[column]) for column in places)
                 raise DataError(f"{where}: {several} all stand for the label {label!r}")
-            for column in columns:
-                what = f"label {own[column]!r}"
-                read = self._column(given[:, column], what, where, place)
-                labels[:, names.index(label)] = read
-        if len(left_out) == len(own):
+            for column in places:
+                what = f"label {columns[column]!r}"
+                labels[:, position] = self._column(values[:, column], what, where, place)
+
+        left_out = []
+        for name, label in zip(columns, meanings, strict=True):
+            if label not in names:
+                left_out.append(name)
+        if len(left_out) == len(columns):
             asked = f"classes = {as_list(names)!r}"
-            raise DataError(f"{where}: has no label of {asked}, only {first_of(own)}")
+            raise DataError(f"{where}: has no label of {asked}, only {first_of(columns)}")
         notes = []
         for name, label in self.meaning.items():
             if label:
@@ -150,15 +158,40 @@ class SeveralLabels:
             notes.append(f"{where}: lacks the labels {first_of(unknown)}: they count as not known")
         return ReadLabels(labels, names, tuple(notes))
 
+    @staticmethod
+    def _checked_matrix(rows: Sequence[Any], columns: Sequence[str], where: str) -> NDArray[Any]:
+        """Return the rows as an array of objects [samples, labels].
+
+        DataError unless each row has a value for each of ``columns``, whose names differ.
+        """
+        widths = {np.size(row) for row in rows}
+        if not columns:
+            cure = "name them: classes, in the order of the columns"
+            raise DataError(f"{where}: the labels [samples, labels] have no names; {cure}")
+        if len(set(columns)) < len(columns):
+            raise DataError(f"{where}: classes = {list(columns)!r}: a name stands there twice")
+        if widths != {len(columns)}:
+            shape = f"of {first_of(map(str, sorted(widths)))} labels a sample"
+            names = f"{len(columns)} names: {first_of(columns)}"
+            raise DataError(f"{where}: labels {shape}, and {names}")
+        return np.array([list(np.ravel(row)) for row in rows], dtype=object)
+
     def _column(self, values: NDArray[Any], what: str, where: str, place: Place) -> Ints:
-        """One label of all samples."""
+        """Read one label of all samples: 1, 0, or `UNLABELLED` for a gap, [N].
+
+        `UNCERTAIN` is read as the setting ``uncertain`` says: refused, a gap, 0 or 1. ``what``
+        names the label. DataError for any other value.
+        """
         is_gap_N = np.array([_is_gap(value) for value in values])
-        numbers_N = np.array(
-            [0.0 if gap else number(v) for v, gap in zip(values, is_gap_N, strict=True)]
-        )
+        numbers_N = np.zeros(len(values))  # gaps stay 0, and become `UNLABELLED` at the end
+        for row in np.flatnonzero(~is_gap_N).tolist():
+            numbers_N[row] = number(values[row])
         is_uncertain_N = numbers_N == UNCERTAIN
-        if self.uncertain != "refuse":
-            numbers_N[is_uncertain_N] = 0 if self.uncertain == "missing" else float(self.uncertain)
+        if self.uncertain == "missing":
+            numbers_N[is_uncertain_N] = 0
+            is_gap_N |= is_uncertain_N
+        elif self.uncertain != "refuse":
+            numbers_N[is_uncertain_N] = float(self.uncertain)
         wrong = np.flatnonzero(~np.isin(numbers_N, (0, 1)))
         if len(wrong):
             row = int(wrong[0])
@@ -167,44 +200,57 @@ class SeveralLabels:
             if is_uncertain_N.any():
                 why += "; set uncertain where -1 means that it is not certain"
             raise DataError(f"{where}: {place(row)}, {what}: {why}")
-        if self.uncertain == "missing":
-            is_gap_N |= is_uncertain_N
         return np.where(is_gap_N, UNLABELLED, numbers_N).astype(np.int64)
 
-    def _joined(self, rows: Sequence[Any], where: str, place: Place) -> ReadLabels:
-        held: list[set[str]] = []
+    def _from_names(self, rows: Sequence[Any], where: str, place: Place) -> ReadLabels:
+        """Read rows that name the labels of a sample: texts ``a|b``, or lists of names.
+
+        A label that some sample has does not hold for those that do not name it. One that no
+        sample has is unknown for all, as nobody may have looked for it: its owner is told.
+        DataError for a name that is no label of the run.
+        """
+        held: list[set[str]] = []  # the labels of each sample
         for row, value in enumerate(rows):
-            parts = value.split(JOINT) if isinstance(value, str) else list(value)
-            given = {str(part).strip() for part in parts}
-            is_none = {name.lower() for name in given} == {NO_FINDING}
-            if isinstance(value, str) and any(name.lower() in GAPS for name in given):
+            names_of_sample = _names_in(value)
+            is_gap = any(name.lower() in GAPS for name in names_of_sample)
+            if is_gap and isinstance(value, str):
                 cure = "write 'No Finding' where none of the labels holds"
                 raise DataError(f"{where}: {place(row)} has the labels {value!r}; {cure}")
-            names = set() if is_none and not self.names_a_label(given) else given
-            held.append({self.meaning.get(name, name) for name in names} - {""})
+            held.append(self._labels_named(names_of_sample))
 
-        found: set[str] = set().union(*held)
-        labels_of_run: tuple[str, ...] = self.names or tuple(sorted(found))
-        check_class_names(
-            labels_of_run, f"{where}: the labels {first_of(labels_of_run)}", "two or more"
-        )
-        foreign = sorted(found - {*labels_of_run})
+        named: set[str] = set().union(*held)  # by any sample
+        names: tuple[str, ...] = self.names or tuple(sorted(named))
+        check_class_names(names, f"{where}: the labels {first_of(names)}", "two or more")
+        foreign = sorted(named - {*names})
         if foreign:
-            row = next(row for row, labels in enumerate(held) if foreign[0] in labels)
-            which = f"{place(row)} has the label '{printable(foreign[0], 40)}'"
-            cure = f"name it there, or in label-map: '{printable(foreign[0], 40)}=' leaves it out"
-            raise DataError(f"{where}: {which}, which is none of {first_of(labels_of_run)}; {cure}")
-        labels = np.full((len(rows), len(labels_of_run)), UNLABELLED, np.int64)
-        for column, name in enumerate(labels_of_run):
-            if name in found:
+            first = foreign[0]
+            row = next(row for row, of_sample in enumerate(held) if first in of_sample)
+            shown = printable(first, 40)
+            which = f"{place(row)} has the label '{shown}', which is none of {first_of(names)}"
+            cure = f"name it there, or in label-map: '{shown}=' leaves it out"
+            raise DataError(f"{where}: {which}; {cure}")
+        labels = np.full((len(rows), len(names)), UNLABELLED, np.int64)
+        absent = []
+        for column, name in enumerate(names):
+            if name in named:
                 labels[:, column] = [name in of_sample for of_sample in held]
-        absent = [name for name in labels_of_run if name not in found]
-        missing = f"{where}: no sample has the labels {first_of(absent)}: they count as not known"
-        return ReadLabels(labels, labels_of_run, (missing,) if absent else ())
+            else:
+                absent.append(name)
+        notes = []
+        if absent:
+            missing = f"no sample has the labels {first_of(absent)}"
+            notes.append(f"{where}: {missing}: they count as not known")
+        return ReadLabels(labels, names, tuple(notes))
 
-    def names_a_label(self, given: set[str]) -> bool:
-        """Whether one of these names is a label of the run, as "No Finding" may be."""
-        return bool(given & {*self.names, *self.meaning})
+    def _labels_named(self, names: set[str]) -> set[str]:
+        """Return the labels that a sample's names stand for, by ``label-map``.
+
+        None for "No Finding" alone, unless the run or the map has a label of that name.
+        """
+        says_none = {name.lower() for name in names} == {NO_FINDING}
+        if says_none and names.isdisjoint((*self.names, *self.meaning)):
+            return set()
+        return {self.meaning.get(name, name) for name in names} - {""}
 
 
 def parse_label_map(text: str) -> dict[str, str]:
@@ -221,8 +267,14 @@ def parse_label_map(text: str) -> dict[str, str]:
     return meaning
 
 
+def _names_in(value: Any) -> set[str]:
+    """Return the names in a text that joins them (``a|b``), or in a list of them."""
+    parts = value.split(JOINT) if isinstance(value, str) else value
+    return {str(part).strip() for part in parts}
+
+
 def _are_names(rows: Sequence[Any]) -> bool:
-    """Whether each row is a text, or a list of texts, and not of numbers."""
+    """Return whether each row is a text, or a list of texts that are no numbers and no gaps."""
     if all(isinstance(row, str) for row in rows):
         return True
     if any(isinstance(row, str) or not np.iterable(row) for row in rows):
@@ -232,8 +284,10 @@ def _are_names(rows: Sequence[Any]) -> bool:
 
 
 def _is_number_or_gap(text: str) -> bool:
-    return _is_gap(text) or number(text) == number(text)
+    return _is_gap(text) or not math.isnan(number(text))
 
 
 def _is_gap(value: Any) -> bool:
-    return value is None or value != value or str(value).strip().lower() in GAPS
+    """Return whether a value says nothing: None, NaN, or a text such as "NA"."""
+    is_nan = value != value
+    return value is None or is_nan or str(value).strip().lower() in GAPS

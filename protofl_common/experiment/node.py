@@ -347,14 +347,20 @@ def asks_its_operator(node: Values) -> bool:
 
 
 def _lacks_peers(node: Values) -> bool:
-    """True if a site takes part in secure sums only, and its node config names no other site."""
+    """True if a site requires secure aggregation, but its node config lists no ``peers``.
+
+    It then knows the other sites of a sum only from what a run says of them.
+    """
     return bool(node.get(REQUIRE_SECAGG)) and not node.get("peers")
 
 
 def problem_of_peers(node: Values, config: Values) -> str:
     """Say why a site cannot know with whom a run would sum its uploads; "" if it can.
 
-    ``config`` are all settings of the run.
+    It knows the other sites from ``peers``, its own list of names and keys, or from the run's
+    ``study-sites``. A site that requires secure aggregation needs one of the two. With ``peers``,
+    at least `FEWEST_KNOWN` of them must be sites of a study whose uploads are summed. ``config``
+    are all settings of the run.
     """
     sites_of_study = keys_of_sites(str(config["study-sites"]))
     if _lacks_peers(node) and not sites_of_study:

@@ -331,10 +331,11 @@ def positive_unlabelled_risk(
 
     A sample without a label has the label -1. p_c(x) is the softmax of the logits. ``labelled_C``
     is the number n_c of the client's labelled samples of each class; K are the classes with any, at
-    least one. U are its samples without a label, ``unlabelled`` of them, and π_c is the part of
-    class c among U. The text that FedProto is reproduced from takes this loss from FedPU's
-    published code and prints no equation. The risk is that of unbiased learning from positive and
-    unlabelled data (du Plessis et al., NeurIPS 2014), for every class of K against the rest:
+    least one. U are its samples without a label, ``unlabelled`` of them, which must be at least 1
+    (with 0 the first expectation is 0 / 0), and π_c is the part of class c among U. The text that
+    FedProto is reproduced from takes this loss from FedPU's published code and prints no equation.
+    The risk is that of unbiased learning from positive and unlabelled data (du Plessis et al.,
+    NeurIPS 2014), for every class of K against the rest:
 
         R = 1/|K| · Σ_{c∈K} ( E_{x∈U} [ −log(1 − p_c(x)) ]
                               −  π_c · E_{x labelled c} [ −log(1 − p_c(x)) ] )
@@ -347,10 +348,11 @@ def positive_unlabelled_risk(
     bound: it falls for ever as the model gets surer of the samples whose labels it knows, and drags
     the features along. (The code also divides the first expectation by C in place of |K|.)
 
-    The expectations are the batch's sums over the numbers of U and of class c that a batch of B has
-    on average. So (without ``non_negative``) the mean over the batches of an epoch is the risk of
-    all samples, whatever the batch size; means over the batch itself would lose the second term
-    wherever no labelled sample falls into the batch.
+    Each expectation over U or over a class is the batch's sum, divided by the number of samples of
+    U, or of that class, that a random batch of B has on average. So (without ``non_negative``) the
+    mean over the batches of an epoch is the risk of all samples, whatever the batch size; means
+    over the batch itself would lose the second term wherever no labelled sample falls into the
+    batch.
 
     With ``non_negative``, each class's difference is replaced by 0 where it is negative (Kiryo et
     al., NeurIPS 2017): the risk itself is not negative, but its estimate is, once a model has
@@ -364,8 +366,10 @@ def positive_unlabelled_risk(
     is_of_class_BK = labels_B.unsqueeze(1) == classes_K
 
     part_in_batch = len(labels_B) / (labelled + unlabelled)
-    unlabelled_K = (losses_BK * is_unlabelled_B1).sum(0) / (part_in_batch * unlabelled)
-    positive_K = (losses_BK * is_of_class_BK).sum(0) / (part_in_batch * counts_K)
+    unlabelled_on_average = part_in_batch * unlabelled
+    positive_on_average_K = part_in_batch * counts_K
+    unlabelled_K = (losses_BK * is_unlabelled_B1).sum(0) / unlabelled_on_average
+    positive_K = (losses_BK * is_of_class_BK).sum(0) / positive_on_average_K
     part_of_class_K = counts_K / labelled  # π_c
     risk_K = unlabelled_K - part_of_class_K * positive_K
     if non_negative:

@@ -60,9 +60,11 @@ class Augmentation(nn.Module):
 
 
 def _moment_buffers(channels: int, *, initial_mean: float) -> nn.Module:
-    """Make a module of two buffers [C] for a stage: ``mean``, and ``std``, which begins with ones.
+    """Return a module with two buffers [C] for a stage with C channels: ``mean`` and ``std``.
 
-    They belong to the means and the standard deviations of the stage's maps.
+    They hold a number a channel for the means, and for the standard deviations, of the stage's
+    maps. Running averages start at a mean of 0 and a deviation of 1, as batch normalisation's do;
+    FedFA's coefficients γ start at 1 for both. So only the start of ``mean`` differs.
     """
     buffers = nn.Module()
     buffers.register_buffer("mean", torch.full((channels,), initial_mean))

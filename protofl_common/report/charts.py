@@ -66,17 +66,23 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
 
 
 def of_methods(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the mean accuracy of the run and of each of its baselines over the rounds."""
+    """Draw the mean accuracy of the run and of each of its baselines over the rounds.
+
+    Nothing is drawn of a run without baselines. They may be evaluated after other rounds than the
+    run: a line has a gap (NaN) where only another method was.
+    """
     methods = run.rows_of_baselines | {run.algorithm: run.rows}
     if len(methods) < 2:
         return
-    evaluated = {row["evaluated-after-round"] for rows in methods.values() for row in rows}
-    places = sorted(evaluated)
+    rounds: set[int] = set()
+    for rows in methods.values():
+        rounds.update(_rounds(rows))
+    places = sorted(rounds)
     lines = {}
     for name, rows in methods.items():
         kind = "head" if any("head" in row["accuracy"] for row in rows) else "prototype"
-        line = dict(zip(_rounds(rows), _over_rounds(rows, kind), strict=True))
-        lines[name] = [line.get(place, math.nan) for place in places]
+        accuracy_after = dict(zip(_rounds(rows), _over_rounds(rows, kind), strict=True))
+        lines[name] = [accuracy_after.get(place, math.nan) for place in places]
     yield plot.line_chart(
         "accuracy-of-methods",
         "The run and its baselines",
@@ -477,6 +483,7 @@ def spent(run: RecordedRun) -> Iterator[plot.Drawing]:
 
 
 def _rounds(rows: list[RoundRow]) -> list[int]:
+    """Return the round after which each row was measured: a chart's places from left to right."""
     return [row["evaluated-after-round"] for row in rows]
 
 

@@ -30,7 +30,7 @@ MOST_SAMPLES = 1000  # of a map; a t-SNE of so many takes a few seconds
 
 
 class HiddenClients(SettingsError):
-    """A run's figures are of all clients together."""
+    """Raised where single clients' figures are asked for, and a run has only their mean."""
 
 
 def save_curves_and_boxes(methods: Methods, what: str, folder: Path, prefix: str = "") -> None:
@@ -59,10 +59,11 @@ def curves(methods: Methods, what: str = "") -> plot.Drawing:
     lines = {}
     bands = {}
     for name, runs in measured.items():
-        values_RN = np.array([[run.get(place, math.nan) for run in runs] for place in places])
-        lines[name] = values_RN.mean(axis=1).tolist()  # of rounds that all runs have
+        # rounds R, runs S; a gap (NaN) where a run was not measured, so the mean has one there
+        values_RS = np.array([[run.get(place, math.nan) for run in runs] for place in places])
+        lines[name] = values_RS.mean(axis=1).tolist()
         if len(runs) > 1:
-            deviations_R = values_RN.std(axis=1, ddof=1)
+            deviations_R = values_RS.std(axis=1, ddof=1)
             bands[name] = (lines[name] - deviations_R, lines[name] + deviations_R)
     return plot.line_chart(
         "curves",
@@ -98,12 +99,12 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
             medianprops={"color": plot.INK, "linewidth": 2},
         )
         generator = np.random.default_rng(0)
-        for place, of_method in enumerate(values.values(), start=1):
-            aside = generator.uniform(-0.15, 0.15, len(of_method))
+        for place, of_method in enumerate(values.values(), start=1):  # boxes stand at 1, 2, …
+            aside = generator.uniform(-0.15, 0.15, len(of_method))  # lest points cover each other
             colour = plot.COLOURS[(place - 1) % len(plot.COLOURS)]
             axes.plot(place + aside, of_method, "o", color=colour, markersize=3.5, alpha=0.7)
-        turned = len(names) > 4 or max(map(len, names)) > 10
-        axes.set_xticks(range(1, len(names) + 1), names, **(TURNED if turned else {}))
+        need_room = len(names) > 4 or max(map(len, names)) > 10
+        axes.set_xticks(range(1, len(names) + 1), names, **(TURNED if need_room else {}))
         axes.set_ylabel(_label(what))
         return plot.Drawing(
             figure,
@@ -115,17 +116,17 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
 
 
 def confusion(labels_N: Ints, predicted_N: Ints, classes: Sequence[str]) -> plot.Drawing:
-    """Draw the confusion matrix: how many percent of a class's samples are predicted as which."""
+    """Draw the confusion matrix: which percentage of each class's samples is predicted as which."""
     counts_CC = np.zeros((len(classes), len(classes)))
     np.add.at(counts_CC, (labels_N, predicted_N), 1)
-    samples_C = np.maximum(1, counts_CC.sum(axis=1, keepdims=True))
-    counts_CC[counts_CC == 0] = np.nan
+    samples_C1 = np.maximum(1, counts_CC.sum(axis=1, keepdims=True))  # 1: a class may have none
+    counts_CC[counts_CC == 0] = np.nan  # blank
     return plot.heat_map(
         "confusion",
         "Confusion matrix",
         "Percent of the test samples of each class (row) that are predicted as each (column); "
         "blank: none.",
-        100 * counts_CC / samples_C,
+        100 * counts_CC / samples_C1,
         classes,
         classes,
         "% of the class's samples",
@@ -181,7 +182,10 @@ def _label(what: str) -> str:
 
 
 def _means_of_rounds(folder: Path, what: str) -> dict[int, float]:
-    """Return a run's figure over the clients after each round in which it was measured."""
+    """Return the mean of a run's figure over the clients, by the round after which it was measured.
+
+    Shares are in percent. SettingsError for a run that never measured it.
+    """
     means = {}
     for row in RunFolder(folder).rows():
         name = what or _usual(row)
@@ -194,7 +198,11 @@ def _means_of_rounds(folder: Path, what: str) -> dict[int, float]:
 
 
 def _of_clients(folder: Path, what: str) -> list[float]:
-    """Return each client's figure at the run's last evaluation that has it."""
+    """Return each client's figure at the run's last evaluation that has it, as an axis shows it.
+
+    Clients without the figure are left out. HiddenClients if none has it; SettingsError if no
+    evaluation has it at all.
+    """
     for row in RunFolder(folder).latest_rows():
         name = what or _usual(row)
         if name not in figures_of(row):
@@ -211,4 +219,5 @@ def _of_clients(folder: Path, what: str) -> list[float]:
 
 
 def _usual(row: RoundRow) -> str:
+    """Return the way to predict that is drawn by default: the head where the run has one."""
     return "head" if "head" in row["accuracy"] else "prototype"

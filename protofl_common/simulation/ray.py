@@ -101,12 +101,14 @@ class Worker:
     """A process on a node, which answers for one client at a time."""
 
     def __init__(self, folder: str, copies: str) -> None:
-        """Prepare the process: a folder for copies, locked as in use.
+        """Prepare the process: import path, working folder, and a place for clients' folders.
 
         ``folder`` is where the command runs; the process works in it if this machine has it, as
-        paths of settings may be relative. ``copies`` is the name of a temporary folder.
+        paths of settings may be relative. ``copies`` names the temporary folder for this node's
+        copies of the clients' folders. A lock says that it is in use, lest another process remove
+        it as abandoned.
         """
-        with_halves()
+        with_halves()  # makes client_app importable
         if os.path.isdir(folder):
             os.chdir(folder)
         remove_abandoned(Path(gettempdir()))
@@ -268,7 +270,10 @@ class Cluster:
             ray.wait(removals, num_returns=len(removals), timeout=WAIT_SECONDS)
 
     def stop(self) -> None:
-        """End all processes at once, whatever they do."""
+        """End all processes at once, whatever they do, and leave the cluster.
+
+        `cluster_at` then connects anew.
+        """
         with self._changed:
             nodes = list(self.nodes.values())
             self.nodes = {}
@@ -502,18 +507,20 @@ class Cluster:
 
 
 _clusters: dict[tuple[str, int, float | None], Cluster] = {}
-"""The one that this process uses, by what it was asked for."""
+"""The cluster that this process uses, by the arguments of `cluster_at`: one at most."""
 
 
 def cluster_at(address: str, cpus: int, gpus: float | None) -> Cluster:
     """Return the cluster of Ray's head at ``address``; SettingsError if it cannot be reached.
 
-    It is connected with once. Another one that this process has used is stopped.
+    ``cpus`` and ``gpus`` (a share; None: not set) are what each client gets. The first call with
+    these arguments connects, later ones return the same cluster. A process uses one at a time: a
+    cluster that was asked for with other arguments is stopped.
     """
     asked = (address, cpus, gpus)
     if asked not in _clusters:
         for other in list(_clusters.values()):
-            other.stop()
+            other.stop()  # this empties _clusters
         _clusters[asked] = Cluster(*asked)
     return _clusters[asked]
 

@@ -5,7 +5,6 @@ with it (FedMLP, Sun et al., MICCAI 2024). A sample belongs to one of the two fo
 is known.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -75,17 +74,25 @@ class MultiLabel(Task):
         return (labels != UNLABELLED).any(1)
 
     def strata(self, labels: Labels) -> Labels:
-        """Return the rarest label that each sample has, L for none: so each part gets rare ones."""
+        """Return the rarest label that each sample has, L for none, [N].
+
+        Data are divided by these, so that every part gets samples of rare labels.
+        """
         holds_NL = labels == 1
-        rarity_NL = np.where(holds_NL, holds_NL.sum(0), len(labels) + 1)
-        return np.where(holds_NL.any(1), rarity_NL.argmin(1), len(self.classes))
+        counts_L = holds_NL.sum(0)
+        counts_NL = np.where(holds_NL, counts_L, len(labels) + 1)  # others: above any count
+        return np.where(holds_NL.any(1), counts_NL.argmin(1), len(self.classes))
 
     def are_uneven(self, labels: Labels) -> bool:
-        """Always: few samples have a label, and a prediction is right if all labels are."""
+        """Return True: few samples have any one label, and all of them must be right at once."""
         return True
 
     # -- learning ----------------------------------------------------------------------------------
     def loss(self, outputs_BO: "Tensor", labels: "Tensor") -> "Tensor":
+        """Return the mean binary cross-entropy over all known labels of the batch; 0 without any.
+
+        ``outputs_BO`` are logits, one for each label: O = L.
+        """
         from torch.nn.functional import binary_cross_entropy_with_logits
 
         is_known_BL = labels != UNLABELLED
@@ -96,23 +103,33 @@ class MultiLabel(Task):
     # -- which prototypes a sample belongs to ------------------------------------------------------
     def assigned(self, vectors: "Tensor", labels: "Tensor") -> "tuple[Tensor, Tensor]":
         rows_M, labels_M = (labels != UNLABELLED).nonzero(as_tuple=True)
-        return vectors[rows_M], 2 * labels_M + labels[rows_M, labels_M]
+        values_M = labels[rows_M, labels_M]
+        return vectors[rows_M], 2 * labels_M + values_M  # class 2 l + value
 
     def labels_of(self, classes_P: "Tensor") -> "Tensor":
         labels_PL = classes_P.new_full((len(classes_P), len(self.classes)), UNLABELLED)
-        return labels_PL.scatter_(1, (classes_P // 2)[:, None], (classes_P % 2)[:, None])
+        label_P1 = (classes_P // 2)[:, None]  # class 2 l + value
+        value_P1 = (classes_P % 2)[:, None]
+        return labels_PL.scatter_(1, label_P1, value_P1)
 
     def rivals(self, classes_M: "Tensor", classes_P: "Tensor") -> "Tensor":
-        """The two classes of the same label; a sample may have another label as well."""
+        """Return which classes P are of the same label as each class M, [M, P].
+
+        Another label is no rival: a sample may have both.
+        """
         return classes_M[:, None] // 2 == classes_P // 2
 
     def combined(self, scores_NC: "Tensor") -> "Tensor":
-        """Score of the class of samples with each label − score of that of samples without it.
+        """Return for each label how much more its class "has it" scores than "has it not", [N, L].
 
-        A label is not predicted where nothing is known of samples that have it.
+        A class of which nothing is known scores −∞, so a difference may be infinite, or NaN where
+        neither class is known. It becomes ± `LARGEST_SCORE`; negative for NaN: a label is not
+        predicted where nothing is known of samples that have it.
         """
-        scores_NL = scores_NC[:, 1::2] - scores_NC[:, ::2]
-        return scores_NL.nan_to_num(-LARGEST_SCORE, LARGEST_SCORE, -LARGEST_SCORE)
+        with_label_NL = scores_NC[:, 1::2]  # classes 2 l + 1
+        without_label_NL = scores_NC[:, ::2]  # classes 2 l
+        scores_NL = with_label_NL - without_label_NL
+        return scores_NL.nan_to_num(nan=-LARGEST_SCORE, posinf=LARGEST_SCORE, neginf=-LARGEST_SCORE)
 
     # -- prediction --------------------------------------------------------------------------------
     def predicted(self, scores_NO: "Tensor") -> "Tensor":
@@ -122,11 +139,11 @@ class MultiLabel(Task):
         return self.predicted(self.scores(distances_NP, classes_P))
 
     def correct(self, predicted: "Tensor", labels: "Tensor") -> "Tensor":
-        """Return of how many samples all known labels are right."""
+        """Return the number of samples of which every known label is predicted right; a scalar."""
         return ((predicted == labels) | (labels == UNLABELLED)).all(1).sum()
 
     def probabilities(self, scores_NO: "Tensor", predicted: "Tensor") -> "Tensor":
-        """Return how likely the least certain label of each prediction is."""
+        """Return the probability of each prediction's least certain label, [N]."""
         likely_NL = scores_NO.sigmoid()
         return likely_NL.where(predicted == 1, 1 - likely_NL).amin(1)
 
@@ -135,74 +152,86 @@ class MultiLabel(Task):
         return [dict(zip(self.classes, row, strict=True)) for row in rows]
 
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
-        """Search for T, as for a single label; scores of labels without prototypes do not count."""
+        """Return the T for which `loss` of scores / T is least, of 161 tried; O = L.
+
+        T lies within four powers of ten of the scores' mean magnitude, as their unit is arbitrary
+        (squared distances). Unknown labels do not count, nor do scores of labels without prototypes
+        (± `LARGEST_SCORE`). T is 1 if no score is left, or all are 0.
+        """
         import torch
 
-        usable_NL = (scores_NO.abs() < LARGEST_SCORE) & (labels != UNLABELLED)
-        if not bool(usable_NL.any()):
+        is_used_NL = (scores_NO.abs() < LARGEST_SCORE) & (labels != UNLABELLED)
+        if not bool(is_used_NL.any()):
             return 1.0
-        scale = float(scores_NO[usable_NL].abs().mean())
-        if scale <= 0:
+        mean_magnitude = float(scores_NO[is_used_NL].abs().mean())
+        if mean_magnitude <= 0:
             return 1.0
-        counted = labels.where(usable_NL, UNLABELLED)
-        choices = torch.logspace(-4, 4, 161)
-        losses = [self.loss(scores_NO / (scale * t), counted) for t in choices]
-        return scale * float(choices[torch.stack(losses).argmin()])
+        labels_NL = labels.where(is_used_NL, UNLABELLED)  # `loss` leaves these out
+        factors = torch.logspace(-4, 4, 161)  # 20 for each power of ten
+        losses = [self.loss(scores_NO / (mean_magnitude * t), labels_NL) for t in factors]
+        return mean_magnitude * float(factors[torch.stack(losses).argmin()])
 
     # -- what may leave ----------------------------------------------------------------------------
     def large_classes(self, labels: Labels, least: int) -> Labels:
-        """Return both classes of the labels of which something may leave, in ascending order.
+        """Return the classes of which something may leave: both of some labels, ascending.
 
-        Each has ``least`` samples with and without the label. And however sums of these classes are
-        added and subtracted, what is left is nothing, or of ``least`` samples: samples of which
-        the same labels are known, and hold, form a group, and the groups of fewer must not differ
-        from combinations of the others. Labels go, the rarest first, until that is so.
+        Such a label is known to hold for ``least`` samples, and not to hold for as many. And sums
+        over these classes, however they are added and subtracted, never show fewer than ``least``
+        samples (`_hides_small_groups`). Labels are left out, the rarest first, until that is so.
         """
-        counts_L = np.minimum((labels == 1).sum(0), (labels == 0).sum(0))
-        rarest_first = [int(label) for label in np.argsort(counts_L, kind="stable")]
-        kept = [label for label in rarest_first if counts_L[label] >= least]
+        smaller_L = np.minimum((labels == 1).sum(0), (labels == 0).sum(0))  # of a label's classes
+        rarest_first = np.argsort(smaller_L, kind="stable").tolist()
+        kept = [label for label in rarest_first if smaller_L[label] >= least]
         while kept and not _hides_small_groups(labels[:, kept], least):
             kept.pop(0)
-        classes = [2 * label + side for label in sorted(kept) for side in (0, 1)]
+        classes: list[int] = []
+        for label in sorted(kept):
+            classes += [2 * label, 2 * label + 1]  # samples without the label, and with it
         return np.array(classes, dtype=np.int64)
 
     def only_of(self, labels: Labels, classes: Labels) -> Labels:
-        belongs_to_NL = np.where(labels == UNLABELLED, UNLABELLED, self._classes(labels))
-        return np.where(np.isin(belongs_to_NL, classes), labels, UNLABELLED)
-
-    def _classes(self, labels: Labels) -> Labels:
-        return 2 * np.arange(len(self.classes)) + labels
+        classes_NL = 2 * np.arange(len(self.classes)) + labels  # class 2 l + value
+        is_kept_NL = (labels != UNLABELLED) & np.isin(classes_NL, classes)
+        return np.where(is_kept_NL, labels, UNLABELLED)
 
     # -- metrics -----------------------------------------------------------------------------------
     def figures(
         self, names: Iterable[str], scores_NO: Scores, labels: Labels, least: int = 1
     ) -> dict[str, float]:
+        """Compute the metrics of these names; with ``least`` above 1 none tells of fewer samples.
+
+        Then only labels with enough test samples of both classes count (`large_classes`), and
+        figures are rounded to steps that no fewer than ``least`` samples make. {} without such.
+        """
         if least <= 1:
             return evaluate_metrics(names, self.metrics, scores_NO, labels)
         tested = self.only_of(labels, self.large_classes(labels, max(least, FEWEST_TESTED)))
-        counts_L = np.minimum((tested == 1).sum(0), (tested == 0).sum(0))
-        if not counts_L.any():
+        smaller_L = np.minimum((tested == 1).sum(0), (tested == 0).sum(0))  # of a label's classes
+        if not smaller_L.any():
             return {}
         exact = evaluate_metrics(names, self.metrics, scores_NO, tested)
-        smallest = int(counts_L[counts_L > 0].min())
+        smallest = int(smaller_L[smaller_L > 0].min())
         step = least / smallest  # a sample moves a figure of the rarest label by 1 / its samples
         rounded = {}
         for name, value in exact.items():
             nearest = step * round(value / step)
+            # rounding lifts no share above 1; a user's metric may be above it
             rounded[name] = min(1.0, nearest) if value <= 1 else nearest
         return rounded
 
 
 def _hides_small_groups(labels: Labels, least: int) -> bool:
-    """Whether sums over classes, combined at will, leave no group of fewer than ``least`` samples.
+    """Return whether no combination of sums over classes shows fewer than ``least`` samples.
 
-    A combination weighs a sample by what is known of its labels. One that is 0 for every group of
-    ``least`` samples is 0 for the smaller ones if these lie in the span of the larger.
+    Samples with the same row of ``labels`` [N, L] form a group. A linear combination of the sums
+    over the 2 L classes weighs all samples of a group alike, by the classes that they belong to. It
+    would show a small group if it were 0 for every large one, and not for that. There is no such
+    combination if the small groups' memberships lie in the span of the large groups'.
     """
-    groups, counts = np.unique(labels, axis=0, return_counts=True)
-    memberships: NDArray[np.float64] = np.concatenate([groups == 0, groups == 1], axis=1) * 1.0
-    large = memberships[counts >= least]
+    groups_GL, counts_G = np.unique(labels, axis=0, return_counts=True)
+    belongs_G2L = np.concatenate([groups_GL == 0, groups_GL == 1], axis=1)
+    memberships_G2L: NDArray[np.float64] = belongs_G2L * 1.0
+    large = memberships_G2L[counts_G >= least]
     if not len(large):
         return False
-    ranks = np.linalg.matrix_rank(large), np.linalg.matrix_rank(memberships)
-    return math.isclose(*ranks)
+    return bool(np.linalg.matrix_rank(large) == np.linalg.matrix_rank(memberships_G2L))

@@ -398,15 +398,20 @@ def _check_figures(
 
 
 def is_share(name: str) -> bool:
-    """Return whether a figure, such as ``head`` or ``head/auc``, must lie in [0, 1].
+    """Return whether the figure ``name`` must lie in [0, 1].
 
-    All accuracies and `METRICS` must. Of users' own metrics nothing is known: False.
+    A name is a way to predict (`KINDS`) alone, ``head``, for its accuracy, or with a metric behind
+    it, ``head/auc``, and perhaps a class, ``head/recall/3``. Accuracies and all built-in metrics
+    must lie there. Of users' own metrics nothing is known: False.
     """
-    kind, _, metric = name.partition("/")
+    kind, _, metric_and_class = name.partition("/")
     if kind not in KINDS:
         return False
-    own = {name for task in TASKS.values() for name in task.metric_choices()}
-    return not metric or metric.partition("/")[0] in own
+    metric = metric_and_class.partition("/")[0]
+    built_in: set[str] = set()
+    for task in TASKS.values():
+        built_in.update(task.metric_choices())
+    return not metric_and_class or metric in built_in
 
 
 def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:

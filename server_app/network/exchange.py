@@ -299,7 +299,10 @@ class MessageExchange:
                 raise FederationError(f"{reason}. This round does not count")
 
     def _awaits_late(self, result: Exchanged) -> bool:
-        """Return whether a round has too few replies that late ones may yet complete (``late``)."""
+        """Return whether a round has too few replies, and replies to earlier rounds may fill it up.
+
+        Only where the setting ``late`` lets these count, and never in the final evaluation.
+        """
         if result.final or not self.federation.settings.federation.late_replies_count:
             return False
         replies = len(self._replies) + len(self.late.arrived)

@@ -381,11 +381,12 @@ class SecureSum:
             raise VoidRound(f"secure aggregation: {few} ({setting})")
 
 
-def _to_unmask(sent: Collection[str], keys_of_next: Mapping[str, bytes]) -> dict[str, Records]:
-    """Return the question for shares, for each site that has sent a vector.
+def _to_unmask(senders: Collection[str], keys_of_next: Mapping[str, bytes]) -> dict[str, Records]:
+    """Return the question for shares to each site of ``senders``, which have sent their vectors.
 
-    It names all those sites, and for a site that has begun the next sum it has that sum's keys.
+    Every question names all senders. The question to a site that has sent its key for the next sum
+    also holds ``keys_of_next``, the keys of all sites that have; {} where none begins.
     """
-    senders = pack_by_site(dict.fromkeys(sent, b""))  # names alone
-    with_keys = {**senders, **pack_by_site(keys_of_next, NEXT_SUM)}
-    return {site: with_keys if site in keys_of_next else senders for site in sent}
+    names = pack_by_site(dict.fromkeys(senders, b""))  # no bytes for them
+    names_and_keys = {**names, **pack_by_site(keys_of_next, NEXT_SUM)}
+    return {site: names_and_keys if site in keys_of_next else names for site in senders}

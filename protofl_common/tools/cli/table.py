@@ -122,15 +122,7 @@ def act(arguments: argparse.Namespace) -> int | None:
         return None
 
     resources = partial(with_resources, arguments=arguments, clients=None)
-    unfinished: list[Run] = []
-    for _, cells in planned:
-        unfinished += [run for run in runs_of(cells) if not runs.finished(run)]
-    if unfinished:
-        from protofl_common.simulation.machine import engine_for  # PyTorch, two seconds
-
-        # starts the processes of clients, before a thread draws on the screen
-        # (`simulation/pool.py`)
-        engine_for(resources(unfinished[0].federation), str(overrides.get("device", "auto")))
+    _start_engine(planned, runs, resources, str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
     status = execute(planned, runs, launch_here, out, console, trials, shard)
     if arguments.figures:
@@ -141,6 +133,26 @@ def act(arguments: argparse.Namespace) -> int | None:
         written = [out / f"{table.name}.json" for table, _ in planned]
         print_json("table", {"tables": [json.loads(path.read_text()) for path in written]})
     return status
+
+
+def _start_engine(
+    planned: Planned, runs: Runs, resources: Callable[[Config], Config], device: str
+) -> None:
+    """Start the processes that simulate clients; nothing where all runs are finished.
+
+    They must start before a thread draws on the screen (`simulation/pool.py`). ``resources`` adds
+    what a client gets of this machine to a federation config. The runs of other shards count as
+    well: at worst processes are started that have nothing to do.
+    """
+    for _, cells in planned:
+        for run in runs_of(cells):
+            if runs.finished(run):
+                continue
+            from protofl_common.simulation.machine import engine_for  # PyTorch, two seconds
+
+            # one for all runs with the same CPUs and GPUs a client: each run asks for it again
+            engine_for(resources(run.federation), device)
+            return
 
 
 def _check_words(arguments: argparse.Namespace, files: list[str], overrides: Config) -> None:
