@@ -218,9 +218,12 @@ class PrivateStep(Step):
         all_are_finite = bool(lengths_B.isfinite().all())
         sums = {}
         for name, gradient in gradients.items():
-            finite = gradient if all_are_finite else gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0·∞: NaN
+            # of a weight that the loss does not touch, all numbers are one zero in memory
+            own_numbers = gradient.contiguous()
+            if not all_are_finite:
+                own_numbers.nan_to_num_(0.0, 0.0, 0.0)  # 0·∞ would be NaN
             factors = factors_B.view(-1, *[1] * (gradient.dim() - 1))
-            sums[name] = _exact_sum(finite.mul_(factors).round_())
+            sums[name] = _exact_sum(own_numbers.mul_(factors).round_())
         return sums
 
     def _release(self, weights: Mapping[str, nn.Parameter], sums: Gradients) -> None:

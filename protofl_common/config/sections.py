@@ -259,9 +259,10 @@ class FederationSettings(Table):
         choices=("discard", "next-round"),
         with_secagg=Needed("discard", HIDES_UPLOADS),
         help=(
-            "what becomes of a reply that comes after its round: discard, or next-round: it counts"
-            " in the round that is open then, by staleness. A round is then closed after grace"
-            " times the median, without regard to slower clients, and no client is asked again"
+            "what becomes of a reply that comes after its round. discard: it is dropped."
+            " next-round: it counts in the round that is under way when it comes, with the weight"
+            " that staleness leaves it. With next-round a round ends after grace times the median"
+            " time of its replies, however slow the others are, and no client is asked again"
             " while it works"
         ),
     )
@@ -294,10 +295,10 @@ class FederationSettings(Table):
         maximum=2,
         with_secagg=Needed(0, HIDES_UPLOADS),
         help=(
-            "sites that may lie and yet decide nothing, 0, 1 or 2: replies, changes of weights"
-            " and claims of samples are bounded, and that many values trimmed from each end of a"
-            " mean of prototypes; -1: 1 where sites with operators take part and a round asks"
-            " three or more, 0 among simulated clients"
+            "how many lying sites the server guards against, 0, 1 or 2: it bounds replies,"
+            " changes of weights and claims of samples, and leaves that many values out at each"
+            " end of a mean of prototypes; -1: 1 where sites with operators take part and a round"
+            " asks three or more, 0 among simulated clients"
         ),
     )
 
@@ -477,8 +478,8 @@ class DataSettings(Table):
         default="",
         affects="data",
         site=(
-            "what its own data call the labels of a run: `Effusion=Pleural Effusion`, with commas;"
-            " their name first. Only with several labels a sample"
+            "what its own data call the labels of a run: `Effusion=Pleural Effusion`, the name in"
+            " the data first; several with commas. Only with several labels a sample"
         ),
         help=(
             "several labels a sample: names in the data, and those of the run that they stand for,"
@@ -491,16 +492,16 @@ class DataSettings(Table):
         affects="data",
         site="what a label of -1 means in its data; if not set, as the run says",
         help=(
-            "several labels a sample: what a label of -1 stands for, as CheXpert has it: missing,"
-            " 0, 1; refuse: it is an error"
+            "several labels a sample: what -1 stands for, CheXpert's mark of an uncertain label:"
+            " missing, 0 or 1; refuse: it is an error"
         ),
     )
     annotated_labels: int = option(
         default=0,
         minimum=0,
         help=(
-            "several labels a sample, simulated: how many of them a client has annotated; it trains"
-            " on these alone, and is tested on all; 0: all"
+            "several labels a sample, in a simulation: how many of the labels each client has"
+            " annotated; it trains on these alone, and is tested on all labels; 0: all"
         ),
     )
     columns: str = option(
@@ -612,7 +613,10 @@ class DataSettings(Table):
         default=0.75,
         above=0,
         maximum=0.99,
-        site="likewise",
+        site=(
+            "the part of its own samples that is for training; with data of its own only, and"
+            " never as the run says; if not set, 0.75"
+        ),
         help=(
             'test-from = "split": part of a client\'s share used for training; "balanced": part of'
             " all samples"
@@ -622,7 +626,10 @@ class DataSettings(Table):
         default=0.0,
         minimum=0,
         maximum=0.9,
-        site="likewise",
+        site=(
+            "the part of its training samples that is for validation; with data of its own only,"
+            " and never as the run says; if not set, 0"
+        ),
         help=(
             "part of a client's training samples set aside to choose by (best round, early"
             " stopping); 0: chosen on test data; a split `validation` of your own data is used as"
@@ -753,12 +760,16 @@ class TrainingSettings(Table):
         default="constant",
         choices=("constant", "cosine", "step"),
         help=(
-            "of the rounds: constant; cosine: from lr towards 0; step: times lr-decay after every"
-            " lr-step rounds"
+            "the learning rate over the rounds: constant; cosine: falls from lr towards 0; step:"
+            " is multiplied by lr-decay after every lr-step rounds"
         ),
     )
-    lr_step: int = option(default=10, minimum=1, help="step: rounds")
-    lr_decay: float = option(default=0.1, above=0, maximum=1, help="step: factor")
+    lr_step: int = option(
+        default=10, minimum=1, help="lr-schedule = step: rounds between two changes of the rate"
+    )
+    lr_decay: float = option(
+        default=0.1, above=0, maximum=1, help="lr-schedule = step: the factor of each change"
+    )
     momentum: float = option(default=0.5, minimum=0, maximum=0.9999, help="sgd")
     weight_decay: float = option(
         default=0.0,
@@ -807,8 +818,8 @@ class TrainingSettings(Table):
         default="unbiased",
         choices=("unbiased", "non-negative"),
         help=(
-            "that risk: unbiased (FedPU), non-negative (each class's part counts as 0 where it"
-            " falls below)"
+            "how FedPU's risk (pu-weight) is estimated: unbiased, as in FedPU, or non-negative, in"
+            " which a class's part that falls below 0 counts as 0"
         ),
     )
 

@@ -89,8 +89,10 @@ NODE_ROWS: dict[str, NodeKey] = {
     ON_TROUBLE: NodeKey(
         default="",
         help=(
-            "likewise, with one word: `refused` (a message), `disk` (less than 1 GB is free where"
-            " it writes) or `certificate` (one ends within 30 days); for each word once a day"
+            "a program of the operator's that is started when something is wrong, at most once a"
+            " day for each word that it is given: `refused` (the site refused a message), `disk`"
+            " (less than 1 GB is free where it writes) or `certificate` (one ends within 30 days)."
+            " It is started as that of `on-request` is"
         ),
     ),
     "allow-download": NodeKey(
@@ -150,8 +152,8 @@ NODE_ROWS: dict[str, NodeKey] = {
         default=2000,
         help="this bounds the time of a run, not the number of runs",
     ),
-    "max-epochs": NodeKey(default=100, help="likewise"),
-    "max-steps": NodeKey(default=10_000, help="likewise"),
+    "max-epochs": NodeKey(default=100, help="this bounds the time of a round"),
+    "max-steps": NodeKey(default=10_000, help="this bounds the time of a round"),
     "max-batch-size": NodeKey(
         default=1024,
         help=(
@@ -166,8 +168,8 @@ NODE_ROWS: dict[str, NodeKey] = {
             " count on; 1: on nobody's"
         ),
     ),
-    "max-image-size": NodeKey(default=512, help="likewise"),
-    "max-text-length": NodeKey(default=4096, help="likewise"),
+    "max-image-size": NodeKey(default=512, help="this bounds memory and time"),
+    "max-text-length": NodeKey(default=4096, help="this bounds memory and time"),
     "min-class-samples": NodeKey(
         default=1,
         help=(

@@ -384,7 +384,11 @@ def exact_in_place_of_noisy(monkeypatch: Patch, pays: bool) -> None:
         return labels_N.bincount(minlength=num_classes)
 
     def measure(
-        self: DifferentialPrivacy, moments: ClassMoments, features_NF: Tensor, labels_N: Tensor
+        self: DifferentialPrivacy,
+        moments: ClassMoments,
+        features_NF: Tensor,
+        labels_N: Tensor,
+        samples: int,
     ) -> None:
         if pays:
             noisy_measure(self, moments, features_NF, labels_N)
@@ -416,7 +420,7 @@ def test_an_exact_table_in_the_place_of_a_noisy_one_is_refused_by_name(
     failures = failures_of(small_config(tmp_path, algo, rounds=1, **of_ten_classes))
 
     refused = f"dp = 'sample': {algo} sends {TABLES[algo]} that {NOT_COVERED}"
-    assert all(refused in failure for failure in failures)
+    assert all(refused in failure for failure in failures), failures
 
 
 @pytest.mark.parametrize("what", ["counts", "one number of a mean", "weights"])
@@ -445,7 +449,7 @@ def test_no_number_of_what_is_released_can_be_changed(
     entry = "weights" if what == "weights" else "prototypes"
     refused = f"fedproto-avg sends {entry} that {NOT_COVERED}"
 
-    assert all(refused in failure for failure in failures)
+    assert all(refused in failure for failure in failures), failures
 
 
 @pytest.mark.parametrize("exact", [
@@ -541,8 +545,9 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
     assert 7.7 < spent[-1] <= 8
 
     (figure,) = spent_on_page(RecordedRun(outcome.folder))
-    assert "ε of the client that the run costs most" in figure
-    assert "<path" in figure
+    html = figure.as_html()
+    assert "ε of the client that the run costs most" in html
+    assert "<path" in html
 
     *_, lines, _, _ = drawn(spent_on_page, outcome.folder, "line_chart")
     for kind, figures in outcome.summary["accuracy"].items():

@@ -58,6 +58,8 @@ def test_a_recipe_takes_two_rounds(recipe: Path, algo: str, tmp_path: Path) -> N
     config["dataset"] = "digits"
     if DATASETS[str(wanted["dataset"])].has_domains:
         config["dataset"] = "digit-domains"
+    if wanted.get("task") == "multi-label":
+        config |= {"dataset": wanted["dataset"], "test-from": wanted["test-from"]}
     config["classes-per-client"] = min(10, int(wanted.get("classes-per-client", 2)))
     if wanted.get("models") in ("table3", "signal3", "text3"):  # the data are images here
         config |= {"models": "small3", "lr": 0.01}

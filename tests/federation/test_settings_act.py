@@ -62,6 +62,7 @@ ELSEWHERE = {
     "test_privacy: noise without a seed": (
         "dp dp-epsilon dp-delta dp-clip dp-feature-clip gradient-noise"
     ),
+    "test_several_labels: which labels are known": "task label-map uncertain annotated-labels",
     "test_forget": "gaussian.revocable gaussian.start-from",
     "test_algorithm: any value gives the same figures, up to rounding": "eval-batch-size",
     "test_federation, test_gpu, tests/system: the client's machine": (

@@ -61,6 +61,7 @@ SITE = {
     "real": bool,
     "signature": str,
     "columns": str,
+    "task_kind": str,
 }
 """The fields of a client's introduction, in order, and their types."""
 

@@ -8,7 +8,7 @@ import torch
 from tests.support import plain
 from tests.support.declaration import Declared
 
-DECLARED = Declared(weights=True, keeps=("own", "change"), acts={"alpha": 1.0})
+DECLARED = Declared(weights=True, keeps=("own", "change"), acts={"alpha": 0.1})
 
 Gradient = list[torch.Tensor]
 
