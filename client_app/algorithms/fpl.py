@@ -41,7 +41,7 @@ class FPL(FedAvg[FPLHparams]):
             self.unbiased_CD, self.mask_C = by_class(unbiased.to(self.client.device), num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the terms of Eq. 12; before there are prototypes, only the cross-entropy."""
+        """Return the terms of Eq. 12; the cross-entropy alone without prototypes, or with λ = 0."""
         terms = super().loss(batch)
         hparams = self.hparams
         clusters = self.global_prototypes
@@ -58,7 +58,12 @@ class FPL(FedAvg[FPLHparams]):
             terms["contrast"] = hparams.lambda_ * contrast
         if hparams.consistency != "none":
             consistency = prototype_alignment(
-                z_MD, classes_M, self.unbiased_CD, self.mask_C, hparams.consistency, "sample"
+                z_MD,
+                classes_M,
+                self.unbiased_CD,  # U, a row for each class
+                self.mask_C,  # the classes that have a U
+                hparams.consistency,
+                granularity="sample",
             )
             terms["consistency"] = hparams.lambda_ * consistency
         return terms

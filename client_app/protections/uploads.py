@@ -55,11 +55,11 @@ class SmallClasses(Protection):
             count_evaluation(client.site_folder, client.study, client.node)
 
     def charge(self) -> None:
-        """SettingsError where no class of this client has k samples; nothing is charged here.
+        """Raise SettingsError where no class of this client has k samples; no ledger is charged.
 
-        An introduction raises it, too, but a server may leave introductions out. With secure
-        aggregation the server learns sums over clients only, none of which shows a small class of
-        this one.
+        A client checks this already when it introduces itself, but a server may leave introductions
+        out. Not checked with secure aggregation, as the server then learns sums over clients only,
+        none of which shows a small class of this one; nor under ``dp``, where noise hides them.
         """
         if not self.client.settings.privacy.sums_only:
             self.work.require_large_classes()

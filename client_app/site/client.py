@@ -87,7 +87,8 @@ class Client:
     def own_file(self, run_name: str, name: str) -> Path:
         """Return the path of a client's file ``name``, in the folder of a run.
 
-        The server chooses ``run_name``: what must be one file whatever it says needs another place.
+        The server chooses ``run_name``, so with another name it makes the client begin a new file:
+        what a site must not forget from run to run is kept elsewhere.
         """
         return self.root / run_name / "clients" / self.name / name
 

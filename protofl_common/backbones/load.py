@@ -148,9 +148,10 @@ def _from_json(name: BackboneName) -> Parts:
 
 
 def _from_package(name: BackboneName) -> Parts:
-    """Read EfficientNet-Lite0 with ImageNet's weights.
+    """Read EfficientNet-Lite0 with ImageNet's weights, from the two installed `PACKAGES`.
 
-    They are read as a file of their package, which is never imported.
+    The weights are read as a file of their package, which is never imported. ImportError where a
+    package is not installed, ValueError where the file is missing or not the one of `PACKAGED`.
     """
     package_of_code, package_of_weights = PACKAGES
     path, wanted_sha256 = PACKAGED
@@ -168,11 +169,13 @@ def _from_package(name: BackboneName) -> Parts:
             f"{file}: SHA-256 {sha256} is not {wanted_sha256}; install the package anew"
         )
     efficient_net = import_module(package_of_code).EfficientNet
-    size = name.size or IMAGENET[0]  # the network pads as for this size
+    default_size, mean, std = IMAGENET
+    size = name.size or default_size
+    # the network fixes its padding for images of this size when it is built
     network = efficient_net.from_name(name.arch, image_size=size)
     network.load_state_dict(torch.load(io.BytesIO(content), weights_only=True))
     network._fc = nn.Identity()  # in the place of the classifier
-    return network, *IMAGENET
+    return network, size, mean, std
 
 
 def _from_torchvision(name: BackboneName) -> Parts:

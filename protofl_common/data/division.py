@@ -122,8 +122,10 @@ class Division:
         self.by_client = several and names_persons(data, settings, domain)
         self.domains = np.zeros_like(self.owners) if self.by_client else self.owners
 
-        self.marked = self.official == VALIDATION
-        self.reserved = self.marked  # for validation; `_reserve_…` choose if none are marked
+        # for each row, bool: in the validation part that the data set has, if it has one
+        self.official_validation: NDArray[np.bool_] = self.official == VALIDATION
+        # for each row, bool: for validation before the pool is dealt; `shares` decides it
+        self.reserved = self.official_validation
         self.is_keyed = settings.test_from == KEYED
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
 
@@ -133,32 +135,26 @@ class Division:
     def shares(self, clients: int) -> list[Share]:
         """Return each client's share; DataError if the data do not suffice for so many clients.
 
-        Samples are marked for testing, or reserved for validation, before the pool is dealt if that
-        depends on more than a single share. What each client is dealt is split afterwards.
+        Each client's share is split into its parts once it has been dealt (`_share`). What must not
+        depend on who is dealt a sample comes before: tests that are in nobody's share, and, where
+        samples of one person stay together, clients may share samples, or a hash decides, also
+        which of the dealt samples are for training, testing and validation.
         """
-        settings = self.settings
+        test_from = self.settings.test_from
         pool = self._pool()
-        least = 1 if settings.test_from in COMMON_TESTS else 2  # with one to test on
+        least = 1 if test_from in COMMON_TESTS else 2  # with one to test on
         if len(pool.rows) < least * clients:
             raise self._too_few(f"{len(pool.rows)} samples are too few for {clients} clients")
-        if self.partition.shares_samples:  # a sample marked for validation is in nobody's share
-            pool = pool.take(np.flatnonzero(~self.marked[pool.rows]))
+        if self.partition.shares_samples:  # then nobody is dealt the data set's validation part
+            pool = pool.take(np.flatnonzero(~self.official_validation[pool.rows]))
         pool = replace(pool, for_training=self._for_training(pool))
 
-        tests = np.flatnonzero(self.official == 1)
-        if settings.test_from == "official-all":
-            rng = self.random("official-all")
-            tests = tests[proportional(self.labels[tests], settings.test_samples, rng)[0]]
-        if settings.test_from == "balanced" and pool.for_training is not None:
-            tests = np.sort(pool.rows[~pool.for_training])
+        tests = self._tests_outside_shares(pool)
+        if test_from == "balanced" and pool.for_training is not None:
             pool = pool.take(np.flatnonzero(pool.for_training))
-            least = 1
+            least = 1  # the tests have just left the pool
+        self.reserved = self._for_validation(pool)
 
-        if settings.validation_fraction and not self.marked.any():
-            if self.is_keyed:
-                self._reserve_by_hash(pool)
-            elif self.by_client:
-                self._reserve_clients(pool)
         dealt = self._dealt(pool, clients)
         for client, positions in enumerate(dealt):
             count = int((~self.reserved[pool.rows[positions]]).sum())
@@ -244,7 +240,7 @@ class Division:
         if not (is_balanced or self.by_client or self.partition.shares_samples):
             return None
 
-        free = pool.take(np.flatnonzero(~self.marked[pool.rows]))
+        free = pool.take(np.flatnonzero(~self.official_validation[pool.rows]))
         groups = free.labels
         if is_balanced:  # a number for each pair of domain and class
             groups = free.domains * len(self.strata_names) + free.labels
@@ -275,23 +271,47 @@ class Division:
         ]
         return np.frombuffer(b"".join(hashes), "<u8") / 2**64
 
-    def _reserve_by_hash(self, pool: Pool) -> None:
-        """Reserve about ``validation-fraction`` of the training samples by their hashes."""
-        assert pool.for_training is not None
-        rows = pool.rows[pool.for_training]
-        is_reserved = self._hashes("validation", rows) < self.settings.validation_fraction
-        self.reserved = np.zeros_like(self.marked)
-        self.reserved[rows[is_reserved]] = True
+    def _tests_outside_shares(self, pool: Pool) -> Ints:
+        """Return the rows that clients are tested on though nobody is dealt them.
 
-    def _reserve_clients(self, pool: Pool) -> None:
-        """Reserve about ``validation-fraction`` of the training samples: those of whole clients."""
+        ``test-from = "balanced"`` has the pool's rows that are not for training, which are still in
+        the pool, and "official-all" a draw of the data set's test part. Else it is all of that
+        part; where the tests are a part of each share, `_share` does not use it.
+        """
+        settings = self.settings
+        if settings.test_from == "balanced" and pool.for_training is not None:
+            return np.sort(pool.rows[~pool.for_training])
+        tests = np.flatnonzero(self.official == 1)
+        if settings.test_from == "official-all":
+            rng = self.random("official-all")
+            chosen, _ = proportional(self.labels[tests], settings.test_samples, rng)
+            tests = tests[chosen]
+        return tests
+
+    def _for_validation(self, pool: Pool) -> NDArray[np.bool_]:
+        """Decide which samples are for validation before the pool is dealt, bool over all rows.
+
+        A validation part that the data set has counts as it stands. Without one, about
+        ``validation-fraction`` of the training samples are chosen here if a hash decides, or if
+        samples of one person stay together; else `_validated` chooses in each share by itself.
+        """
+        fraction = self.settings.validation_fraction
+        has_official = self.official_validation.any()
+        if has_official or not fraction or not (self.is_keyed or self.by_client):
+            return self.official_validation
+
         rows = pool.rows
         if pool.for_training is not None:
             rows = rows[pool.for_training]
-        rng = self.random("validation", 0, self.domain)  # 0: once for all clients
-        aside = set_aside(self.labels[rows], self.settings.validation_fraction, rng)[1]
-        self.reserved = np.zeros_like(self.marked)
-        self.reserved[self._rows_aside(rows, aside, rng)] = True
+        if self.is_keyed:
+            chosen = rows[self._hashes("validation", rows) < fraction]
+        else:
+            rng = self.random("validation", 0, self.domain)  # 0: once for all clients
+            _, aside = set_aside(self.labels[rows], fraction, rng)
+            chosen = self._rows_aside(rows, aside, rng)
+        is_chosen = np.zeros(len(self.labels), dtype=bool)
+        is_chosen[chosen] = True
+        return is_chosen
 
     def _rows_aside(
         self, rows: Ints, aside: Ints, rng: Generator, *, for_testing: bool = False
@@ -468,14 +488,14 @@ class Division:
         otherwise ``validation-fraction`` of ``train`` is set aside here.
         """
         settings = self.settings
-        is_marked = self.marked.any()
-        if is_marked and self._validates_in_common():
-            validation = np.flatnonzero(self.marked)
+        has_official = self.official_validation.any()
+        if has_official and self._validates_in_common():
+            validation = np.flatnonzero(self.official_validation)
             if settings.test_from != "official-all":
                 of_classes = np.isin(self.labels[validation], self.labels[train])
                 validation = validation[of_classes]
             return train, validation
-        if is_marked or self.by_client or self.is_keyed:
+        if has_official or self.by_client or self.is_keyed:
             return train, np.sort(share[self.reserved[share]])
         if not settings.validation_fraction:
             return train, train[:0]
@@ -484,7 +504,7 @@ class Division:
         return train[stay], train[go]
 
     def _validates_in_common(self) -> bool:
-        """True if the samples marked for validation are in nobody's share."""
+        """True if the data set's validation part is in nobody's share."""
         return self.settings.test_from in COMMON_TESTS or self.partition.shares_samples
 
     def _too_few(self, what: str) -> DataError:

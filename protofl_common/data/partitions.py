@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 Generator = np.random.Generator
 Shares = list[Ints]  # positions in the pool of each client's samples
 TRIES = 220  # draws of Dirichlet partitions, before the richest clients fill up the poorest
-TINY = 1e-300  # a proportion where none was drawn; it changes no other one
+TINY = 1e-300  # in the place of a proportion of 0, where a sum divides; changes no other one
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,11 @@ def _dirichlet(
     least: int,
     full: float = math.inf,
 ) -> Shares:
-    """Divide each class among the clients in proportions from Dir(alpha).
+    """Divide each class (C) among the clients (N) in proportions from Dir(alpha).
 
     Draw anew until each client has ``least`` samples; after `TRIES` draws in vain samples of the
-    richest clients go to the poorest. A client of ``full`` samples gets none of further classes.
+    richest clients go to the poorest. The classes are dealt one after another: a client that has
+    ``full`` samples by then gets none of the classes that remain.
     """
     class_sizes = np.unique(pool.labels, return_counts=True)[1].tolist()
     for _ in range(TRIES):
@@ -108,6 +109,8 @@ def _dirichlet(
         if counts_CN.sum(0).min() >= least:
             break
     else:  # no draw gave each client enough: mend the last one
+        # for a client whose proportions are all 0, tiny random ones stand in: any class may fill
+        # it up, and their sum divides
         positive_CN = drawn_CN + TINY * rng.random(drawn_CN.shape)
         counts_CN = _filled_up(counts_CN, positive_CN, least)
 
@@ -134,6 +137,7 @@ def _counts_drawn(
     for size in class_sizes:
         proportions_N = rng.dirichlet(alpha_N)
         if full < math.inf:
+            # at least TINY: those that are not full may all have drawn 0, and their sum divides
             proportions_N = np.maximum(proportions_N, TINY) * (total_N < full)
             proportions_N /= proportions_N.sum()
         cuts = (np.cumsum(proportions_N) * size).astype(np.int64)[:-1]

@@ -451,11 +451,12 @@ def refusals(node: Values, config: Values, asked: Values) -> list[str]:
 
     allowed = allowed_by(node)
     from_run = {key: value for key, value in config.items() if key not in node}
+    about_data = _about_own_data if has_own_data(node) else _about_divided_data
     lines = [
         *_unmet_dp_demand(node, config),
         *_beyond_limits(allowed, from_run),
         *_too_many_evaluations(allowed, config),
-        *_about_data(node, config),
+        *about_data(node, config),
         *_not_permitted(allowed, config, from_run),
     ]
     for key in TABLE:  # a run may repeat what the operator says of a table, or leave it out
@@ -569,54 +570,59 @@ def _too_many_evaluations(allowed: Values, config: Values) -> Iterator[str]:
         )
 
 
-def _about_data(node: Values, config: Values) -> Iterator[str]:
-    """Yield a line for each setting with which a run would decide how a site's files are read.
+def _about_own_data(node: Values, config: Values) -> Iterator[str]:
+    """Yield a line for each refused setting of a run at a site that has data of its own.
 
-    And one for each key about data that its node config lacks, or that has no effect there.
+    With these the run would decide how the site's files are divided, or which clients there are.
+    Also a line for each key about data that the site's node config lacks.
     """
-    dataset = str(config["dataset"])
-    has_own = has_own_data(node)
-
-    if has_own and "dataset" not in node:
+    if "dataset" not in node:
         formats = ", ".join(OWN_FORMATS)
         yield (
             "node-config: dataset: missing;"
             f" with data of its own a site says how they are read: {formats}"
         )
-    elif not has_own and is_own(dataset) and "dataset" not in node:
-        yield f"dataset = {dataset!r}: {_NOT_ALLOWED} name it as dataset (node config)"
-
-    if has_own:
-        if config.get("partition") != "own":
-            partition = config.get("partition")
-            yield f"partition = {partition!r}: this site has data of its own; choose 'own'"
-        for key in SIMULATED:
-            if config.get(key):
-                yield (
-                    f"{key} = {config[key]!r}: only for clients that divide a data set;"
-                    " this site has its own; leave it out"
-                )
-
+    partition = config.get("partition")
+    if partition != "own":
+        yield f"partition = {partition!r}: this site has data of its own; choose 'own'"
+    for key in SIMULATED:
+        if config.get(key):
+            yield (
+                f"{key} = {config[key]!r}: only for clients that divide a data set;"
+                " this site has its own; leave it out"
+            )
     demands = [key for key in STRICT if node.get(key)]
-    if demands and is_own(dataset) and "dataset" in node:
-        if not has_own:
-            yield (
-                f"node-config: partition-id: with {demands[0]} a site divides its data itself,"
-                " not the run; leave it out"
-            )
-        elif "classes" not in node:
-            yield (
-                f"node-config: classes: missing; with {demands[0]} a site names its classes itself,"
-                " in label order"
-            )
+    is_in_own_format = "dataset" in node and is_own(str(config["dataset"]))
+    if demands and is_in_own_format and "classes" not in node:
+        yield (
+            f"node-config: classes: missing; with {demands[0]} a site names its classes itself,"
+            " in label order"
+        )
 
-    if not has_own:
-        for key in DIVISION:
-            if key in node:
-                yield (
-                    f"node-config: {key}: only at a site with data of its own:"
-                    " with data-dir, without partition-id"
-                )
+
+def _about_divided_data(node: Values, config: Values) -> Iterator[str]:
+    """Yield a line for each setting about data that is refused at a node without data of its own.
+
+    Such a node has a share of a data set that the run divides (`has_own_data` is false). A data set
+    of files of one's own (`is_own`) must stand in the node config, which must then demand nothing
+    of runs. Keys of the node config that have no effect here are refused, too.
+    """
+    dataset = str(config["dataset"])
+    demands = [key for key in STRICT if node.get(key)]
+    if is_own(dataset) and "dataset" not in node:
+        yield f"dataset = {dataset!r}: {_NOT_ALLOWED} name it as dataset (node config)"
+    elif is_own(dataset) and demands:
+        # without partition-id it would have data of its own, as it names a data set
+        yield (
+            f"node-config: partition-id: with {demands[0]} a site divides its data itself,"
+            " not the run; leave it out"
+        )
+    for key in DIVISION:
+        if key in node:
+            yield (
+                f"node-config: {key}: only at a site with data of its own:"
+                " with data-dir, without partition-id"
+            )
 
 
 def _not_permitted(allowed: Values, config: Values, from_run: Values) -> Iterator[str]:

@@ -362,7 +362,7 @@ def digest_of(run_config: Values) -> str:
 def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
     """Return the configuration of a run's baseline: the same run with the algorithm ``algo``.
 
-    Settings that do not apply to it go back to their defaults.
+    Settings that do not apply to it get values without effect.
     """
     config = {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": ""}
     if not CATALOG[algo].exchange.up:  # then the server merges nothing

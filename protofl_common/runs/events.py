@@ -99,9 +99,14 @@ class Waiting(Event):
             if slowest:
                 earlier = f"took up to {human_seconds(slowest)} before"
             awaited.append(f"{site} ({earlier})")
-        so_far = f"  round {self.round}: waiting for {', '.join(awaited)} for"
-        closes = f"closes without in {human_seconds(max(0.0, self.seconds_left))}"
-        return f"{so_far} {human_seconds(self.seconds)}; {closes}"
+        names = ", ".join(awaited)
+        waited = human_seconds(self.seconds)
+        left = human_seconds(max(0.0, self.seconds_left))
+        them = "it" if len(self.sites) == 1 else "them"
+        return (
+            f"  round {self.round}: waiting for {names} for {waited};"
+            f" closes without {them} in {left}"
+        )
 
 
 @dataclass(frozen=True)

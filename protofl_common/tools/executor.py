@@ -50,11 +50,12 @@ class Executor(SubprocessExecutor):
             self.forking = self._start_process()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start a process for a task, and tell it the task's arguments on its standard input.
+        """Give a task to the process that forks for each, if there is one, else to a new process.
 
-        Not on its command line, which any user of the machine may read: whoever reads the token
-        among them could answer in the task's place. Flower's option to install what an app depends
-        on is not passed on.
+        The process reads the task's arguments from its standard input. They are not on its command
+        line, which any user of the machine may read: whoever reads the token among them could
+        answer in the task's place. Flower's option to install what an app depends on is not passed
+        on. The result is a failure for a task of another kind, and if the process has ended.
         """
         if spec.task_type != self.kind:
             reason = f"a task of kind {spec.task_type}: only those of kind {self.kind} run here"
@@ -63,7 +64,7 @@ class Executor(SubprocessExecutor):
         assert process.stdin is not None
         try:
             print(written_task(_arguments(spec)), file=process.stdin, flush=True)
-            if process is not self.forking:  # that one takes further tasks
+            if process is not self.forking:  # which reads further tasks from its input
                 process.stdin.close()
         except BrokenPipeError:
             return LaunchResult.failed("the process of the task ended before it had read the task")

@@ -514,7 +514,11 @@ class MomentsCodec(WeightsCodec):
     """Class moments: tensors that are refused where no samples can have such moments."""
 
     def checked(self, arrays: StateDict) -> StateDict:
-        """Return the moments; RefusedMessage where no samples, and no noise on them, give these."""
+        """Return the arrays unchanged; RefusedMessage if no set of samples has such moments.
+
+        Where clients add noise for differential privacy, moments that this noise can bring about
+        are taken, too.
+        """
         moments = ClassMoments.of(super().checked(arrays))
         # the limit is of a sum over samples, and moments are means
         noise = self.limits.moment_noise / max(1.0, self.limits.samples)

@@ -222,13 +222,18 @@ class Exchange:
 
     @property
     def needs_one_architecture(self) -> bool:
-        """Whether weights of the body travel, so that all clients must have the same network."""
+        """True if weights of the model's body travel, so that all clients need the same network.
+
+        Each of an entry's ``parts`` is how the names of its weights begin. So "" is all of the
+        model, the body with it, and "body.stem." is a part of the body.
+        """
         for entry in (*weights_in(self.down).values(), *weights_in(self.up).values()):
             if entry.of != "model":
                 continue
             for part in entry.parts:
-                has_body = "body.".startswith(part)  # as "", all of the model, has
-                if has_body or part.startswith("body."):
+                includes_body = "body.".startswith(part)
+                is_in_body = part.startswith("body.")
+                if includes_body or is_in_body:
                     return True
         return False
 

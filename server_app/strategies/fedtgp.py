@@ -36,8 +36,7 @@ from server_app.learning.training import server_device, train
 from server_app.strategies.base import Federation, Prototypes, ServerStrategy, Upload, all_vectors
 
 T = TypeVar("T", bound=ServerTrainingHparams)
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of client prototypes [B, D], the row [B] of P̂ that each belongs to, and P̂ [K, D]."""
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # (P_i^c [B, D], their rows of P̂, P̂ [K, D])
 
 
 class TrainedPrototypes(ServerStrategy[T]):
@@ -94,10 +93,12 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         return super().network(dim) if self.hparams.transform else nn.Sequential()
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
+        """Train P̂ on the clients' prototypes (Eq. 10); return the mean loss and the margin δ."""
         samples_PD, labels_P = all_vectors(uploads)
         margin = self.margin(samples_PD, labels_P)
 
         def loss(samples_BD: Tensor, rows_B: Tensor, targets_KD: Tensor) -> Tensor:
+            # targets_KD: P̂ of each class seen, by label; rows_B: the row of each sample's class
             labels_K = torch.nonzero(self.seen_C).flatten().to(targets_KD.device)
             rivals_BK = self.task.rivals(labels_K[rows_B], labels_K)
             return margin_contrast(samples_BD, rows_B, targets_KD, margin, rivals_BK)  # Eq. 10
@@ -113,8 +114,7 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         centres_KD = class_means(samples_PD, labels_P, self.num_classes).means  # Q
         if len(centres_KD) < 2:
             return 0.0
-        if kind == "adaptive":
-            distances = torch.cdist(centres_KD, centres_KD)
-        else:
+        distances = torch.cdist(centres_KD, centres_KD)
+        if kind == "nearest":
             distances = nearest_distances(centres_KD)
         return min(float(distances.max()), threshold)

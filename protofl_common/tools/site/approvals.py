@@ -216,8 +216,9 @@ def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str
 def _changed(with_baselines: list[Settings]) -> Iterator[str]:
     """Yield a line for each setting of a run, or of a baseline of it, that is not the default.
 
-    ``with_baselines`` begins with the run: where a baseline differs in a setting, the run's value
-    is shown.
+    ``with_baselines`` begins with the run. A baseline adds only the keys that the run lacks: its
+    algorithm's own. For all other keys the run's value is shown, and hides nothing: the site makes
+    a baseline's settings itself (`baseline_config`), where only settings without effect differ.
     """
     values: dict[str, Scalar] = {}
     for settings in reversed(with_baselines):  # the run comes last: its values replace the others

@@ -161,7 +161,7 @@ def test_for_whom_a_round_waits_is_told(
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
     command = ["status", "here", "--runs", str(run.parent)]
     text = f"{run}: round 2: waiting for south (took up to 1m35s before), west (no reply before) "
-    text += "for 40s; closes without in 1m20s\n"
+    text += "for 40s; closes without them in 1m20s\n"
 
     assert text not in output(capsys, *command, status=SOMEBODY_IS_NEEDED).out
 

@@ -8,6 +8,7 @@ from protofl_common.config.options import Scalar, SettingsError, flatten
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import (
     Settings,
+    baselines_of,
     check_settings_act,
     default_run_config,
     known_keys,
@@ -173,6 +174,24 @@ def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_ac
 
     with pytest.raises(SettingsError, match=said):
         check({"shots": 5, "alpha": 0.1}, partition="dirichlet")
+
+
+def test_a_baseline_has_no_value_that_its_run_does_not_show() -> None:
+    """So an operator who is shown the run's values, and its baselines' own keys, sees all."""
+    chosen = {"lr": 0.3, "max-update-ratio": 2.0, "merging": "median"}
+    baselines = "fedbn, fedprox, local"
+    run = Settings.from_run_config(
+        default_run_config() | chosen | {"algo": "fedavg", "baselines": baselines}
+    )
+    shown = to_run_config(run)
+
+    for algo, baseline in baselines_of(run, run.given).items():
+        values = to_run_config(baseline)
+        added = values.keys() - shown.keys()
+        differing = {key for key in values.keys() & shown.keys() if values[key] != shown[key]}
+        assert all(key.startswith(f"{algo}.") for key in added)
+        of_merging = set() if baseline.exchange.up else {"merging", "max-update-ratio"}
+        assert differing == {"algo", "baselines"} | of_merging
 
 
 def test_a_node_may_override_its_own_facts_only() -> None:
