@@ -256,14 +256,13 @@ def save_state(
     A state without tensors is stored, too, as it shows that this round was trained. A site that
     hides a failed training stores ``state_before`` if the state is no longer finite.
     """
-    if not algorithm.lasting:
-        return
     state = algorithm.packed_state()
     if not client.reports_failed_training and not _is_finite(state):
         broken = "the state has NaN or infinity after training; that of before stays"
         log("ERROR", f"run {client.run_id}: {broken}")
         state = dict(state_before)
-    client.states.save(client.instructions.round, client.arch, state)
+    if algorithm.lasting:
+        client.states.save(client.instructions.round, client.arch, state)
 
 
 def _is_finite(state: Mapping[str, Tensor]) -> bool:

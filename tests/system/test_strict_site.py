@@ -42,6 +42,7 @@ def facts(folder: Path, site: str) -> str:
             "max-image-size=64 max-text-length=64 min-class-samples=5 accept-weights=true",
             'max-evaluations=9 max-honest-sites=1 operators="" on-request=""',
             'on-trouble="" max-unreadable=0',
+            'label-map="" uncertain="refuse"',
             'columns="x,y,z" drop="" one-hot="" impute="none" standardise="auto"',
             'require-secagg=true require-dp="epsilon<=8 delta<=1e-4"',
         ]

@@ -67,7 +67,7 @@ def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path
     for process in (undisturbed, *jobs):
         assert process.wait(600) == 0
     assert len(list((parts / "runs").glob("*/summary.json"))) == 4
-    kinds = ("yaml", "md", "tex", "against.tex", "csv", "json")
+    kinds = ("yaml", "md", "tex", "against.tex", "costs.tex", "csv", "json")
     assert set(files_of(whole)) == {f"mine.{kind}" for kind in kinds}
     assert files_of(parts) == files_of(whole), "the last one that ends knows all runs"
     for run in whole.glob("runs/*"):

@@ -169,7 +169,10 @@ def _run_for_programs(config: Config, federation: Config, quiet: bool) -> Path |
         if not quiet or isinstance(event, Finished | Failed):
             print(json.dumps(event.for_programs(), default=str), file=stdout, flush=True)
 
-    with redirect_stdout(sys.stderr):  # what the user's own code prints is no JSON
+    if federation.get("cluster"):
+        # a thread of Ray's prints what the nodes say until this process ends: that is no JSON
+        sys.stdout = sys.stderr
+    with redirect_stdout(sys.stderr):  # what the user's own code prints is no JSON either
         return attempt(config, federation, on_event)
 
 
