@@ -408,10 +408,8 @@ def is_share(name: str) -> bool:
     if kind not in KINDS:
         return False
     metric = metric_and_class.partition("/")[0]
-    built_in: set[str] = set()
-    for task in TASKS.values():
-        built_in.update(task.metric_choices())
-    return not metric_and_class or metric in built_in
+    is_built_in = any(metric in task.metric_choices() for task in TASKS.values())
+    return not metric_and_class or is_built_in
 
 
 def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str, Collection[str]]:

@@ -96,12 +96,12 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         """Train P̂ on the clients' prototypes (Eq. 10); return the mean loss and the margin δ."""
         samples_PD, labels_P = all_vectors(uploads)
         margin = self.margin(samples_PD, labels_P)
+        self.seen_C[labels_P] = True
+        labels_K = torch.nonzero(self.seen_C).flatten().to(self.vectors_CD.device)
+        rivals_KK = self.task.rivals(labels_K, labels_K)
 
-        def loss(samples_BD: Tensor, rows_B: Tensor, targets_KD: Tensor) -> Tensor:
-            # targets_KD: P̂ of each class seen, by label; rows_B: the row of each sample's class
-            labels_K = torch.nonzero(self.seen_C).flatten().to(targets_KD.device)
-            rivals_BK = self.task.rivals(labels_K[rows_B], labels_K)
-            return margin_contrast(samples_BD, rows_B, targets_KD, margin, rivals_BK)  # Eq. 10
+        def loss(samples_BD: Tensor, rows_B: Tensor, targets_KD: Tensor) -> Tensor:  # Eq. 10
+            return margin_contrast(samples_BD, rows_B, targets_KD, margin, rivals_KK[rows_B])
 
         return {"server-loss": self.train_on(samples_PD, labels_P, loss), "margin": margin}
 
@@ -109,12 +109,12 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         """Return δ of the round (Eq. 9), or what an ablation (setting ``margin``) has instead."""
         kind = self.hparams.margin
         threshold = self.hparams.margin_threshold  # τ
-        if kind in ("none", "fixed"):
-            return threshold if kind == "fixed" else 0.0
+        constants = {"none": 0.0, "fixed": threshold}
+        if kind in constants:
+            return constants[kind]
         centres_KD = class_means(samples_PD, labels_P, self.num_classes).means  # Q
         if len(centres_KD) < 2:
             return 0.0
-        distances = torch.cdist(centres_KD, centres_KD)
         if kind == "nearest":
-            distances = nearest_distances(centres_KD)
-        return min(float(distances.max()), threshold)
+            return min(float(nearest_distances(centres_KD).max()), threshold)
+        return min(float(torch.cdist(centres_KD, centres_KD).max()), threshold)

@@ -17,7 +17,7 @@ from protofl_common.runs.figures import by_head
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.tables.plan import plan
 from protofl_common.tools.tables.spec import read_table
-from tests.bench.printing import markdown
+from tests.bench.printing import markdown, with_content
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "configs" / "tables" / "hundred-rounds.yaml"
@@ -81,9 +81,8 @@ def main() -> None:
     heads = [""]
     for column in table.columns:
         heads += [f"{column}: best", "fall", "end"]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    text = f"{before}{BEGIN}{markdown(heads, cells.values())}\n{END}{after}"
+    page = PAGE.read_text(encoding="utf-8")
+    text = with_content(page, BEGIN, f"{markdown(heads, cells.values())}\n", END)
     PAGE.write_text(text, encoding="utf-8")
 
 

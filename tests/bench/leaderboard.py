@@ -18,7 +18,7 @@ from protofl_common.basics.text import human_bytes
 from protofl_common.runs.folder import RoundRow, RunFolder
 from protofl_common.tools.tables.plan import Cell, plan
 from protofl_common.tools.tables.spec import TableFile, read_table
-from tests.bench.printing import markdown
+from tests.bench.printing import markdown, with_content
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "configs" / "tables" / "pfllib-fmnist.yaml"
@@ -185,9 +185,8 @@ def main() -> None:
     table = read_table(TABLE)
     measured = update(plan(table, data_dir=options.data_dir), options.out / "runs")
     write_measured(measured.values())
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    text = f"{before}{BEGIN}\n{written(table, measured)}{END}{after}"
+    page = PAGE.read_text(encoding="utf-8")
+    text = with_content(page, BEGIN, f"\n{written(table, measured)}", END)
     PAGE.write_text(text, encoding="utf-8")
 
 

@@ -12,5 +12,12 @@ def of_seeds(values: Sequence[float], digits: int = 1) -> str:
     return f"{statistics.fmean(values):.{digits}f}{spread}" if values else "–"
 
 
+def with_content(page: str, begin: str, content: str, end: str) -> str:
+    """Return the page with ``content`` in place of what stands between its two marks."""
+    before, _, rest = page.partition(begin)
+    after = rest.partition(end)[2]
+    return f"{before}{begin}{content}{end}{after}"
+
+
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(Table(heads, list(rows)).as_markdown())

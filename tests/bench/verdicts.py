@@ -23,6 +23,7 @@ from protofl_common.config.options import key_of
 from protofl_common.runs.figures import Table
 from protofl_common.tools.tables.groups import CONFIDENCE
 from protofl_common.tools.tables.spec import read_table
+from tests.bench.printing import with_content
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -356,9 +357,8 @@ def written(exploration: bool) -> str:
 
 def with_list(page: Path, exploration: bool) -> str:
     """Return the page as it is to be."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    return f"{before}{BEGIN}\n{written(exploration)}{END}{after}"
+    text = page.read_text(encoding="utf-8")
+    return with_content(text, BEGIN, f"\n{written(exploration)}", END)
 
 
 def main() -> None:

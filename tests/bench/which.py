@@ -24,7 +24,7 @@ from protofl_common.basics.text import human_bytes
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.tables.plan import Run, plan
 from protofl_common.tools.tables.spec import read_table
-from tests.bench.printing import markdown, of_seeds
+from tests.bench.printing import markdown, of_seeds, with_content
 from tests.support.harness import run_federation
 
 HERE = Path(__file__).parents[2]
@@ -100,10 +100,8 @@ def main() -> None:
     if arguments.what == "draw":
         points = {situation: found for situation in SITUATIONS if (found := points_of(situation))}
         draw(points)
-        before, _, after = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        PAGE.write_text(
-            before + BEGIN + table(points) + END + after.partition(END)[2], encoding="utf-8"
-        )
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(with_content(page, BEGIN, table(points), END), encoding="utf-8")
     else:
         for seed in range(1, SEEDS + 1):
             measure(arguments.data_dir, seed, arguments.situation or SITUATIONS, *arguments.part)

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -41,6 +40,7 @@ from protofl_common.wire.records import pack_settings
 from protofl_common.wire.refusal import Refusal, pack_refusal
 from tests.support.attacks import raw
 from tests.support.given import Patch
+from tests.support.hangs import computes_at_most
 from tests.support.rubbish import TEXTS, VALUES, arrays, floats
 
 RUN = 4711
@@ -201,7 +201,7 @@ class SiteOnDisk:
         message = Message(content, 7, kind, group_id="1")
         message.metadata.__dict__["_message_id"] = "m"
         context = Context(RUN, 7, self.node, RecordDict(), config)
-        with self.watch() as odd, not_for_ever():
+        with self.watch() as odd, computes_at_most(HANG, "a site that never answers"):
             reply: Message = client_app.app.app(message, context)
         assert not odd, odd[:5]
         return reply
@@ -233,20 +233,6 @@ class SiteOnDisk:
         folder = next(iter(self.model)).parent
         there = [path.read_bytes() for path in folder.iterdir()]
         assert [path for path, content in self.model.items() if content not in there] == []
-
-
-@contextmanager
-def not_for_ever() -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt("a site that never answers")
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, HANG)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 @pytest.fixture(scope="module")

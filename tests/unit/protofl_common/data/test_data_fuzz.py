@@ -4,9 +4,7 @@
 """
 
 import io
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +23,7 @@ from protofl_common.data.images import read_folder
 from protofl_common.data.own import read_arrays, read_manifest, read_text
 from protofl_common.data.raw import DataError, RawData
 from protofl_common.tools.cli.predict import read_batches
+from tests.support.hangs import computes_at_most
 
 EXAMPLES = max(15, settings().max_examples // 10)  # of each kind
 HANG = 30
@@ -118,22 +117,6 @@ CONTENTS = {
 KINDS = [*CONTENTS, "x.png", "x.jpg", "x.tif", "x.gif", "x.bmp", "x.webp", "x.ppm"]
 
 
-@contextmanager
-def ends() -> Iterator[None]:
-    """KeyboardInterrupt if what is inside computes for longer than `HANG`."""
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt("a file that is never read")
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, HANG)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
 def read(kind: str, folder: Path, damaged: Callable[[bytes], bytes]) -> RawData | None:
     """Damage a file of this kind, and read it as training, or prediction, does."""
     if kind in CONTENTS:
@@ -180,7 +163,7 @@ def test_a_damaged_file_is_read_as_samples_or_refused_in_a_line(
     data = None
     refusal = ""
     try:
-        with ends():
+        with computes_at_most(HANG, "a file that is never read"):
             data = read(kind, folder, damaged)
     except DataError as error:
         refusal = str(error)
