@@ -347,7 +347,6 @@ UNPAID = [
     PlainTeacher,
     ASecondLoop,
 ]
-UNPAID += [PlainBefore, PlainAfter, PlainBeforeTheTable, PlainTeacher, ASecondLoop]
 
 
 @pytest.mark.parametrize("half", UNPAID)

@@ -51,7 +51,7 @@ from tests.support.harness import (
     run_config,
     run_federation,
 )
-from tests.support.hostile_replies import HOSTILE_REPLIES
+from tests.support.hostile import ATTACKS
 from tests.support.sites import real_sites
 
 CLIENTS, ROUNDS = 3, 2
@@ -322,7 +322,7 @@ def test_a_client_that_sends_more_is_found_out(
     attack: str, honest: Outcome, tmp_path: Path
 ) -> None:
     """So the test above can see it. The server refuses it, too (test_hostile)."""
-    change, _ = HOSTILE_REPLIES[attack]
+    change, _ = ATTACKS[MessageType.TRAIN][attack]
     message, reply = honest.exchanged(number=1)[0]
 
     sent = change(message, Message(deepcopy(reply.content), reply_to=message))
