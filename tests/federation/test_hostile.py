@@ -40,7 +40,7 @@ from tests.support.attacks import (
 )
 from tests.support.declared import DECLARED
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
+from tests.support.harness import LocalGrid, Outcome, Tamper, run_config, run_federation
 from tests.support.hostile import ATTACKS
 from tests.support.sites import Three, real_sites
 
@@ -116,16 +116,19 @@ def site_of(node: int) -> str:
     return f"site-{node - 1000}"
 
 
-def with_hostile_sites(folder: Path, tamper: Change, absent: Collection[int] = ()) -> Outcome:
-    """Run three honest sites and a hostile one for each attack, which have data of one client."""
+def with_hostile_sites(folder: Path, hostile: Collection[int], tamper: Tamper | None) -> Outcome:
+    """Run three honest sites and these, which all have the data of the fourth client.
+
+    With ``liars = 0`` nothing protects the honest but that replies are refused.
+    """
     nodes = real_sites(len(HONEST) + len(NODES))
     for number, node in enumerate(nodes.values()):
         node |= {"partition-id": min(number, 3), "num-partitions": 4}
-    for node in absent:
+    for node in {*NODES.values()} - {*hostile}:
         del nodes[node]
-    joining = len(nodes) if absent else len(nodes) - len(ATTACKS[MessageType.QUERY])
-    config = run_config(folder, rounds=ROUNDS, num_clients=joining, **HALF_OF_THE_DIGITS)
-    return run_federation(config, nodes=nodes, tamper=tamper)
+    joining = len(nodes) - len(nodes.keys() & nodes_of(MessageType.QUERY))
+    facts = HALF_OF_THE_DIGITS | {"rounds": ROUNDS, "num_clients": joining, "liars": 0}
+    return run_federation(run_config(folder, **facts), nodes=nodes, tamper=tamper)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +143,8 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, str]:
         return reply
 
     with redirect_stdout(StringIO()) as said:
-        outcome = with_hostile_sites(tmp_path_factory.mktemp("attacked"), attack)
+        folder = tmp_path_factory.mktemp("attacked")
+        outcome = with_hostile_sites(folder, NODES.values(), attack)
     return outcome, said.getvalue()
 
 
@@ -189,10 +193,10 @@ def test_the_others_learn_what_they_learn_without_the_hostile(
     attacked: tuple[Outcome, str], tmp_path: Path
 ) -> None:
     outcome, _ = attacked
-    unheard = by(dict.fromkeys(nodes_of(MessageType.TRAIN), silent))
-    without_them = with_hostile_sites(tmp_path, unheard, absent=nodes_of(MessageType.QUERY))
+    honest_until_the_end = nodes_of(MessageType.EVALUATE)
+    without_the_others = with_hostile_sites(tmp_path, honest_until_the_end, None)
 
-    assert_unharmed(outcome, without_them)
+    assert_unharmed(outcome, without_the_others)
 
 
 # -- attacks of one run each ---------------------------------------------------------------------
@@ -447,48 +451,51 @@ def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: Printed) -> None:
 
 # -- introductions -------------------------------------------------------------------------------
 
-FIVE_MODELS = "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"
-
-
-@pytest.mark.parametrize(
-    ("algo", "claim", "line"),
-    [
-        ("fedavg", {"arch": "htcnn-1"}, "the sites differ in arch"),
+FALSE_CLAIMS: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "fedavg": [
+        ({"arch": "htcnn-1"}, "the sites differ in arch"),
+        ({"input_shape": [1, 4096, 4096]}, "the sites differ in the shape of their inputs"),
+        ({"input_shape": [7]}, "the sites differ in the shape of their inputs"),
+        ({"weights": "0123456789abcdef"}, "the sites differ in weights"),
+    ],
+    "fedproto": [
+        ({"classes": ["x", "y"], "present": [0, 1]}, "the sites differ in classes"),
+        ({"num_partitions": 9}, "the sites differ in num-partitions"),
+    ],
+    "lg-fedavg": [
+        ({"arch": "zzz"}, "arch is 'zzz'"),
         (
-            "fedavg",
-            {"input_shape": [1, 4096, 4096]},
-            "the sites differ in the shape of their inputs",
-        ),
-        ("fedavg", {"input_shape": [7]}, "the sites differ in the shape of their inputs"),
-        ("fedavg", {"weights": "0123456789abcdef"}, "the sites differ in weights"),
-        ("fedproto", {"classes": ["x", "y"], "present": [0, 1]}, "the sites differ in classes"),
-        ("fedproto", {"num_partitions": 7}, "the sites differ in num-partitions"),
-        ("lg-fedavg", {"arch": "zzz"}, "arch is 'zzz'"),
-        (
-            "lg-fedavg",
             {"arch": "resnet34-imagenet-stem+fc512"},
             "its arch and input_shape do not give the weights",
         ),
-        ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
     ],
-)
-def test_the_first_decides_nothing(
-    algo: str, claim: dict[str, Any], line: str, tmp_path: Path, capsys: Printed
-) -> None:
-    """Of five sites four suffice; one claims the others' digest, and another model or division.
+    "fedgh": [({"arch": "zzz"}, "arch is 'zzz'")],
+}
+"""Algorithm -> what a site claims to be, and what the server says of it."""
+FIVE_MODELS = "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"
+
+
+@pytest.mark.parametrize("algo", FALSE_CLAIMS)
+def test_the_first_decide_nothing(algo: str, tmp_path: Path, capsys: Printed) -> None:
+    """Four honest sites suffice; the others claim their digest, and another model or division.
 
     All architectures share their heads: only what is built from a claim shows that its digest is
     false.
     """
+    claims = FALSE_CLAIMS[algo]
     models = "cnn4" if algo == "fedavg" else FIVE_MODELS
     config = run_config(tmp_path, algo=algo, rounds=1, min_clients=4, models=models, **DIGITS)
+    lies = {1000 + number: card_with(**claim) for number, (claim, _) in enumerate(claims)}
 
-    tamper = by({1000: card_with(**claim)}, MessageType.QUERY)
-    outcome = run_federation(config, nodes=real_sites(5), tamper=tamper)
+    nodes = real_sites(len(claims) + 4)
+    outcome = run_federation(config, nodes=nodes, tamper=by(lies, MessageType.QUERY))
 
-    assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-3", "site-4"]
+    honest = [f"site-{number}" for number in range(len(claims), len(nodes))]
+    assert sorted(outcome.summary["clients"]) == honest
     assert [row["valid"] for row in outcome.rows] == [4, 4]
-    assert f"site-0: {line}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    for number, (_, line) in enumerate(claims):
+        assert f"site-{number}: {line}" in said
 
 
 def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: Printed) -> None:

@@ -250,6 +250,6 @@ def test_the_attack_finds_a_fault_that_is_planted(
 ) -> None:
     victim = Victim(tmp_path, part, monkeypatch)
     fault(monkeypatch)
-    least, _ = advantage(victim, 150 if fault is a_tenth else 30, monkeypatch)
+    least, _ = advantage(victim, 60 if fault is a_tenth else 30, monkeypatch)
 
     assert least > BOUND

@@ -136,14 +136,13 @@ def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
 
 
 @pytest.mark.parametrize(("record", "key", "value"), [
-    ("round", "run_name", "other"),
-    ("round", "counted", 1),
     ("round", "part", 0.5),
     ("counted", "site-3", 1),
 ])  # fmt: skip
 def test_masks_depend_on_every_instruction(
     record: str, key: str, value: Any, tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
+    """Of each record one; `test_privacy_sums.py` has the others."""
     change_sent(monkeypatch, VICTIM, 1, instruct(key, value, record))
 
     assert all(row["void"] for row in rows_of(tmp_path, nodes=sites, algo="fedavg"))

@@ -1370,19 +1370,3 @@ def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatc
     assert "AuditError (state-dir): its audit log cannot be written" in reason
     assert hospitals.capsys.readouterr().err.count("sent site") == 1
     assert hospitals.answer("north", config) == ""
-
-
-def test_a_log_of_a_hundred_thousand_lines_is_read_line_by_line(tmp_path: Path) -> None:
-    path = tmp_path / audit.FILE
-    before = audit.START
-    with path.open("wb") as log:
-        for number in range(100_000):
-            entry = {"study": "s", "round": number, "sent": {"report": 9}, "before": before}
-            line = json.dumps(entry).encode()
-            log.write(line + b"\n")
-            before = audit.hash_of(line)
-
-    assert not problems_in(path)
-
-    head = audit.append(tmp_path, study="s")
-    assert head == [head for head, _, _ in audit.entries(path)][-1]
