@@ -235,8 +235,10 @@ def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
 
 def test_a_round_without_an_evaluation_has_no_figures_of_one(tmp_path: Path) -> None:
     """They would be those of the round, for nobody else has any."""
-    figures = {1002: {"correct__head": 60}, HOSTILE: {"metrics__head/auc": 1.0}}
-    lies = {node: report_with(**figure) for node, figure in figures.items()}
+    lies = {
+        1002: report_with(correct__head=60),
+        HOSTILE: report_with(**{"metrics__head/auc": 1.0}),
+    }
     config = run_config(tmp_path, rounds=2, evaluate_every=2, metrics="auc", **HALF_OF_THE_DIGITS)
 
     evaluated, unevaluated, _ = run_federation(config, CLIENTS, by(lies)).rows

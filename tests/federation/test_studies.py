@@ -1249,8 +1249,8 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
 
     false_heads: list[Any] = ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]]
     for head in false_heads:
-        records = {**message.content, SEEN: ConfigRecord({"north": head})}
-        lie = Message(RecordDict(records), 2, MessageType.TRAIN)
+        content = RecordDict({**message.content, SEEN: ConfigRecord({"north": head})})
+        lie = Message(content, 2, MessageType.TRAIN)
         assert f"{SEEN}.north" in reason_in(grid.asked(lie)), head
 
     assert not [path for path in OPENED if str(hospitals.folder / "north" / "data") in path]
