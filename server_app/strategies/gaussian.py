@@ -11,7 +11,8 @@ are divided, but for bounds on single clients: with ``liars`` a client weighs at
 
 With ``revocable`` the checkpoint has what each site sent, so that a site can be taken out
 (``protofl forget``), and a later run (``start-from``) can add sites: its sum begins with the stored
-ones, of which those that take part count anew.
+ones, of which those that take part count anew. It may have further classes, or labels, of which
+the stored ones know nothing.
 """
 
 import math
@@ -85,14 +86,33 @@ class Gaussian(ServerStrategy[GaussianHparams]):
             if before != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {before!r}")
         stored = RunFolder(run).sites().get("classes")
+        if not stored:
+            raise SettingsError(f"{what}: it has no names of classes (sites.json)")
         now = list(self.task.class_names)
-        if stored != now:
-            raise SettingsError(f"{what}: its classes are {stored}, and those of this run {now}")
+        missing = [name for name in stored if name not in now]
+        if missing:
+            lacks = f"this run lacks its classes {', '.join(missing)}"
+            raise SettingsError(f"{what}: {lacks}; name them in classes")
         sent = sent_in(earlier.state)
         if not sent:
             how = "make it with gaussian.revocable = true"
             raise SettingsError(f"{what}: what its sites sent is not stored; {how}")
-        return sent
+        places = [now.index(name) for name in stored]
+        return {site: _with_classes(of_site, places, len(now)) for site, of_site in sent.items()}
+
+
+def _with_classes(tensors: StateDict, places: list[int], num_classes: int) -> StateDict:
+    """Return a site's moments with ``num_classes`` rows: its classes at ``places``, others zero."""
+    spread: StateDict = {}
+    for name, value in tensors.items():
+        is_by_class = name == "shares" or value.dim() == 2  # else of all classes together
+        if is_by_class:
+            rows = value.new_zeros(num_classes, *value.shape[1:])
+            rows[places] = value
+            spread[name] = rows
+        else:
+            spread[name] = value
+    return spread
 
 
 def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict, Tensor]:
