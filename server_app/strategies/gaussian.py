@@ -26,7 +26,7 @@ from protofl_common.algorithms.gaussian import GaussianHparams
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import MEAN
-from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.maths.gaussian import ClassMoments, with_classes
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import dictionary_in
 from protofl_common.runs.folder import RunFolder
@@ -85,34 +85,15 @@ class Gaussian(ServerStrategy[GaussianHparams]):
             before = earlier.settings.get(key)
             if before != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {before!r}")
-        stored = RunFolder(run).sites().get("classes")
-        if not stored:
-            raise SettingsError(f"{what}: it has no names of classes (sites.json)")
+        stored = RunFolder(run).sites().get("classes", [])
         now = list(self.task.class_names)
-        missing = [name for name in stored if name not in now]
-        if missing:
-            lacks = f"this run lacks its classes {', '.join(missing)}"
-            raise SettingsError(f"{what}: {lacks}; name them in classes")
+        if not stored or not set(stored) <= set(now):
+            raise SettingsError(f"{what}: its classes are {stored}; this run lacks some: {now}")
         sent = sent_in(earlier.state)
         if not sent:
             how = "make it with gaussian.revocable = true"
             raise SettingsError(f"{what}: what its sites sent is not stored; {how}")
-        places = [now.index(name) for name in stored]
-        return {site: _with_classes(of_site, places, len(now)) for site, of_site in sent.items()}
-
-
-def _with_classes(tensors: StateDict, places: list[int], num_classes: int) -> StateDict:
-    """Return a site's moments with ``num_classes`` rows: its classes at ``places``, others zero."""
-    spread: StateDict = {}
-    for name, value in tensors.items():
-        is_by_class = name == "shares" or value.dim() == 2  # else of all classes together
-        if is_by_class:
-            rows = value.new_zeros(num_classes, *value.shape[1:])
-            rows[places] = value
-            spread[name] = rows
-        else:
-            spread[name] = value
-    return spread
+        return {site: with_classes(of_site, stored, now) for site, of_site in sent.items()}
 
 
 def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict, Tensor]:
