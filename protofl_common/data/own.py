@@ -401,6 +401,7 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             raise DataError(f"{where}: cannot be read ({what}){hint}") from error
 
         several = SeveralLabels.of(settings)
+        labels: Any
         if several is None:
             label, classes = _label_column(datasets, whole.features, where)
             labels = np.array(whole[label][:])
