@@ -21,8 +21,8 @@ from server_app.protections.outliers import outliers
 from server_app.protections.samples import BoundSamples, most_samples
 from server_app.round import view_of
 from server_app.run.bounds import Bounds
-from server_app.run.replies import Upload, check_claims
-from tests.support.fakes import server_of
+from server_app.run.replies import check_claims
+from tests.support.fakes import server_of, upload
 
 CARD = SiteCard(
     "north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu"
@@ -48,9 +48,8 @@ def test_far_above_the_median_of_three_or_more() -> None:
     assert outliers(payloads, 500) == {"c": said}
     assert outliers(payloads, 501) == {}
 
-
-def test_of_two_uploads_none_is_out_of_proportion() -> None:
-    assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
+    of_two = {"a": of_norm(2), "c": of_norm(1e9)}
+    assert outliers(of_two, 500) == {}, "of two none is out of proportion"
 
 
 def test_uploads_of_zeros_only_are_no_measure_of_the_others() -> None:
@@ -142,9 +141,9 @@ def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning(
     samples: int, warnings: set[str]
 ) -> None:
     """The others are divided anew: half of what it is tested on was trained on before."""
-    upload = Upload("north", Payload(), Report(1, samples, 0))
+    sent = [upload("north", samples)]
 
-    reduced = BoundSamples().accept([upload], view_of_north()).reduced
+    reduced = BoundSamples().accept(sent, view_of_north()).reduced
 
     assert {text.partition(", and")[0] for text in reduced} == warnings
 
@@ -161,6 +160,7 @@ At least one is taken for a liar's.
     ([30, 30, 30, 10**15, 10**15], 0, (240.0, "max-samples-ratio")),  # each hides the other's lead
     ([30, 30, 30, 10**15, 10**15], 2, (60.0, "max-samples-lead")),
     ([30, 10**15], 0, (240.0, "max-samples-ratio")),  # nobody tells the two apart
+    ([0, 0, 0, 5], 0, (1.0, "max-samples-lead")),  # one sample may always count
 ])  # fmt: skip
 def test_most_samples_that_a_claim_may_weigh(
     claims: list[int], liars: int, most: tuple[float, str]
@@ -169,16 +169,12 @@ def test_most_samples_that_a_claim_may_weigh(
     assert most_samples(claims, replace(LIMITS, liars=liars)) == most
 
 
-def test_one_sample_may_count_even_if_most_claim_none() -> None:
-    assert most_samples([0, 0, 0, 5], LIMITS)[0] == 1.0
-
-
 def test_label_counts_weigh_no_more_than_the_settings_say() -> None:
     """A claim of 3 · 10⁹ samples is cut to 60, twice the usual 30, in the same proportions."""
     claimed = torch.tensor([10**9, 0, 2 * 10**9])
-    upload = Upload("north", Payload(label_counts=claimed), Report(1, 3 * 10**9, 0))
+    sent = [upload("north", 3 * 10**9, label_counts=claimed)]
 
-    (accepted,) = BoundSamples().accept([upload], view_of_north()).kept
+    (accepted,) = BoundSamples().accept(sent, view_of_north()).kept
 
     assert accepted.payload.counts("label_counts").tolist() == [20, 0, 40]
 
