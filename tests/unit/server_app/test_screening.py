@@ -35,9 +35,10 @@ def of_norm(norm: float) -> Payload:
     return Payload(prototypes=Prototypes(means, torch.tensor([0, 2])))
 
 
-def of_weights(*values: float, counter: int = 0) -> Payload:
-    """A model of these weights and an integer buffer."""
-    return Payload(weights={"w": torch.tensor(values), "seen": torch.tensor(counter)})
+def of_weights(value: float, counter: int = 0) -> Payload:
+    """A model of four equal weights, of twice their norm, and an integer buffer."""
+    model = {"w": torch.full((4,), value), "seen": torch.tensor(counter)}
+    return Payload(weights=model)
 
 
 def test_far_above_the_median_of_three_or_more() -> None:
@@ -54,19 +55,21 @@ def test_far_above_the_median_of_three_or_more() -> None:
 
 def test_uploads_of_zeros_only_are_no_measure_of_the_others() -> None:
     """The median is that of the lengths above zero, if there are three."""
-    zeros = {name: of_weights(0.0) for name in "defgh"}
-    assert outliers({**zeros, "a": of_weights(1.0)}, 5) == {}
+    payloads = {name: of_weights(0.0) for name in "defgh"}
+    payloads["a"] = of_weights(1.0)
+    assert outliers(payloads, 5) == {}
 
-    others = {"a": of_weights(1.0), "b": of_weights(1.0), "c": of_weights(10.0)}
-    assert list(outliers({**zeros, **others}, 5)) == ["c"]
+    payloads["b"] = of_weights(1.0)
+    payloads["c"] = of_weights(10.0)
+    assert list(outliers(payloads, 5)) == ["c"]
 
 
 def test_the_norm_of_weights_leaves_out_whole_numbers() -> None:
     """The second model's counter is huge, and the third model is the one that is named."""
     payloads = {
-        "a": of_weights(*4 * [1.0], counter=9),
-        "b": of_weights(*4 * [2.0], counter=10**9),
-        "c": of_weights(*4 * [-3000.0], counter=9),
+        "a": of_weights(1.0, counter=9),
+        "b": of_weights(2.0, counter=10**9),
+        "c": of_weights(-3000.0, counter=9),
     }
 
     said = "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
@@ -120,7 +123,8 @@ def test_a_site_is_held_to_its_introduction(
 
     ``said``: the reason of the refusal, or "" where the claims are taken.
     """
-    claims = Report(**{"round": 1, "train_samples": 30, "test_samples": 20} | report)
+    as_it_joined = {"round": 1, "train_samples": 30, "test_samples": 20}
+    claims = Report(**as_it_joined | report)
     refusal = pytest.raises(RefusedMessage, match=re.escape(said)) if said else nullcontext()
     with refusal:
         check_claims(claims, payload, CARD, training=True)
@@ -184,12 +188,14 @@ SITES = [f"site-{i}" for i in range(20)]
 
 def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
-    assert sample_sites(SITES, 0.3, 42, 5) == sample_sites(reversed(SITES), 0.3, 42, 5)
+    drawn = sample_sites(SITES, 0.3, 42, 5)
+    assert sample_sites(reversed(SITES), 0.3, 42, 5) == drawn
 
     samples = set()
     for seed in (1, 2):
         for number in range(1, 6):
-            samples.add(tuple(sample_sites(SITES, 0.3, seed, number)))
+            drawn = sample_sites(SITES, 0.3, seed, number)
+            samples.add(tuple(drawn))
     assert len(samples) == 10
 
 
