@@ -53,11 +53,10 @@ def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
 
     down = server.payload_down()
 
-    both = [EAST, [0.0, 3.0]]
-    assert down.vectors().means.tolist() == both
-    of_site_0, of_site_1 = down.sets("local_sets")  # each completed by the global prototypes
-    assert of_site_0.means.tolist() == both
-    assert of_site_1.means.tolist() == both
+    assert by_class(down.vectors()) == {0: EAST, 1: [0.0, 3.0]}
+    of_site_0, of_site_1 = down.sets("local_sets")
+    assert by_class(of_site_0) == {0: EAST}
+    assert by_class(of_site_1) == {1: [0.0, 3.0]}
 
 
 def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
