@@ -157,6 +157,11 @@ def run_named(run: str) -> Path:
     raise SettingsError(f"{run}: no such folder, neither here nor in {RUNS}/")
 
 
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    results = "the folder of results; default: runs"
+    parser.add_argument("--runs", type=Path, default=RUNS, help=results)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="the same as an object of JSON, for programs"
