@@ -168,22 +168,16 @@ def _torch(planned: Planned) -> Results:
         cure = f"{sys.executable} -m pip install --force-reinstall torch torchvision"
         yield WRONG, f"PyTorch cannot be loaded ({error})", cure
         return
-    has_cuda = torch.cuda.is_available()
+    installed = f"PyTorch {torch.__version__}, built for CUDA {torch.version.cuda}"
     device = str(planned.settings.get("device", ""))
-    if device.startswith("cuda") and not has_cuda:
-        built = "is built without CUDA"
-        if torch.version.cuda:
-            built = f"is built for CUDA {torch.version.cuda}"
-        what = f"device = {device!r}: PyTorch {torch.__version__} {built} and sees no GPU"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        what = f"device = {device!r}: {installed}, sees no GPU"
         cure = (
             "nvidia-smi must list a GPU; take device=cpu, or the PyTorch of "
             "https://pytorch.org for its driver"
         )
         yield WRONG, what, cure
-    gpus = "no GPU"
-    if has_cuda:
-        gpus = f"{torch.cuda.device_count()} GPUs, which protofl run uses"
-    yield FACT, f"PyTorch {torch.__version__}, {gpus}", ""
+    yield FACT, f"{installed}, sees {torch.cuda.device_count()} GPUs", ""
 
 
 def _memory(planned: Planned) -> Results:

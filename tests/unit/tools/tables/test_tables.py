@@ -34,6 +34,7 @@ from protofl_common.tools.tables.plan import (
 )
 from protofl_common.tools.tables.spec import read_table
 from server_app.run.checkpoint import CannotResume
+from tests.support.commands import output
 from tests.support.fakes import Accuracies, write_run
 from tests.support.fakes import row as round_row
 from tests.support.given import Patch, Printed
@@ -230,11 +231,9 @@ def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
     run = planned(small)[0].runs[1]
 
     assert run.federation["num-supernodes"] == 10
-    assert to_run_config(run.settings)["lr"] == defaults["lr"]
+    assert run.settings.training.lr == defaults["lr"]
 
-
-def test_a_number_that_is_a_text_to_yaml_is_a_number(small: Path) -> None:
-    edit(small, "rounds: 2,", "rounds: 2, lr: 1e-3,")
+    edit(small, "rounds: 2,", "rounds: 2, lr: 1e-3,")  # a text to YAML
     assert {run.settings.training.lr for run in runs_of(planned(small))} == {0.001}
 
 
@@ -496,6 +495,10 @@ def test_a_table_in_another_encoding_is_refused(small: Path) -> None:
 
 
 def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Path) -> None:
+    """What the whole table shares may be another row's."""
+    edit(small, "rounds: 2,", "rounds: 2, fedtgp.lambda: 1,")
+    planned(small)
+
     edit(small, "algo: local}", "algo: local, fedproto.lambda: 2}")
     with pytest.raises(SettingsError) as error:
         planned(small)
@@ -504,11 +507,6 @@ def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Pat
     assert str(error.value).splitlines() == [
         f"small: Local / {column}: {reason}" for column in ("all", "first", "few")
     ]
-
-
-def test_a_setting_that_the_whole_table_shares_may_be_another_rows(small: Path) -> None:
-    edit(small, "rounds: 2,", "rounds: 2, fedtgp.lambda: 1,")
-    planned(small)
 
 
 def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None:
@@ -633,22 +631,21 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
 
 
 # -- the command ----------------------------------------------------------------------------------
-def test_the_command_shows_what_would_run(small: Path, capsys: Printed, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+def test_the_command_shows_what_would_run(small: Path, capsys: Printed) -> None:
     edit(small, "train-samples: 10", "train-samples: 10, positive-rate: 0.5")
     out = small.parent / "out"
+    chosen = ("--only", "Local", "--seeds", "7", "rounds=3")
 
-    chosen = ["--only", "Local", "--seeds", "7", "rounds=3"]
-    assert main(["table", str(small), "--dry-run", *chosen, "--out", str(out)]) == 0
+    shown = output(capsys, "table", small, "--dry-run", *chosen, "--out", out).out
 
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "small: A small table"
-    assert [line.split() for line in lines[2:5]] == [  # 1.0 is the default of positive-rate
-        ["Local", "all", "7", "–", "20", "3", "train-samples=0", "positive-rate=1.0"],
-        ["Local", "first", "7", "–", "20", "3", "train-samples=0", "positive-rate=1.0"],
-        ["Local", "few", "7", "–", "3", "3", "train-samples=10", "positive-rate=0.5"],
+    twenty = "seeds to run 7; 20 clients; train-samples=0; positive-rate=1.0"  # the default
+    assert shown.splitlines() == [
+        "small: A small table",
+        f"Local / all: {twenty}",
+        f"Local / first: {twenty}",
+        "Local / few: seeds to run 7; 3 clients; train-samples=10; positive-rate=0.5",
+        "2 runs to make, 6 rounds in all",
     ]
-    assert lines[5:] == ["2 runs to make, 6 rounds in all; 0 runs are finished"]
     assert not out.exists()
 
 
@@ -668,30 +665,28 @@ def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small: Path
     assert main(command) == 0
 
 
+SHARD = "must be I/N with I from 1 to N"
+
+
 @pytest.mark.parametrize(("words", "expected"), [
-    (["--only", "FedTGP"], "--only 'FedTGP': choose among Local, FedProto, MNIST"),
-    (["--seeds", "a"], "--seeds 'a': must be whole numbers"),
-    (["lr=fast"], "small: Local / all: lr = 'fast': must be a number above 0"),
-    (["seed=9"], "seed = 9: a table has several; say --seeds 9"),
-    (["./small.yaml"], "small.yaml ./small.yaml"),
-    (["--json"], "--json: a plan has no JSON; leave it out, or --dry-run"),
+    ("small.yaml --only FedTGP", "--only 'FedTGP': choose among Local, FedProto, MNIST"),
+    ("small.yaml --seeds a", "--seeds 'a': must be whole numbers"),
+    ("small.yaml lr=fast", "small: Local / all: lr = 'fast': must be a number above 0"),
+    ("small.yaml seed=9", "seed = 9: a table has several; say --seeds 9"),
+    ("small.yaml ./small.yaml", "small.yaml ./small.yaml"),
+    ("small.yaml --json", "--json: a plan has no JSON; leave it out, or --dry-run"),
+    ("rounds=3", "which table? Give a YAML file"),
+    ("small.yaml --shard 0/4", f"--shard '0/4': {SHARD}"),
+    ("small.yaml --shard 5/4", f"--shard '5/4': {SHARD}"),
+    ("small.yaml --shard 2", f"--shard '2': {SHARD}"),
+    ("small.yaml --shard a/b", f"--shard 'a/b': {SHARD}"),
+    ("small.yaml --shard 1/2/3", f"--shard '1/2/3': {SHARD}"),
 ])  # fmt: skip
 def test_a_wrong_command_line_is_named(
-    words: list[str], expected: str, small: Path, capsys: Printed
+    words: str, expected: str, small: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    assert main(["table", str(small), "--dry-run", *words]) == 1
-    assert expected in capsys.readouterr().err
-
-
-def test_a_command_line_without_a_table_is_named(capsys: Printed) -> None:
-    assert main(["table", "rounds=3"]) == 1
-    assert "which table? Give a YAML file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shard", ["0/4", "5/4", "2", "a/b", "1/2/3"])
-def test_a_wrong_shard_is_named(shard: str, small: Path, capsys: Printed) -> None:
-    assert main(["table", str(small), "--dry-run", "--shard", shard]) == 1
-    assert f"--shard {shard!r}: must be I/N with I from 1 to N" in capsys.readouterr().err
+    monkeypatch.chdir(small.parent)
+    assert expected in output(capsys, "table", "--dry-run", *words.split(), status=1).err
 
 
 def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
