@@ -392,25 +392,24 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
             "has the site answered yet, and is this its state-dir?"
         )
     lines = list(audit.entries(path))
+    rows = [row for _, row, _ in lines]
+    problems = [wrong for _, _, wrong in lines if wrong]
+    for number, row in enumerate(rows, 1):
+        if not row.get("signature"):
+            continue
+        signer = str(row.get("by"))  # NAME:KEY
+        signed = signed_decision(site_name(node), str(row["study"]), row)
+        if not is_signed(signer.rpartition(":")[2], str(row["signature"]), signed):
+            problems.append(f"line {number} is not what {signer} has signed")
+
     latest = ""
     num_earlier = 0  # lines before the day
-    for number, (_, row, _) in enumerate(lines, 1):
+    for number, row in enumerate(rows, 1):
         latest = max(latest, str(row.get("time", "")))
         is_dated_back = latest != row.get("time")  # then its time does not tell the day
         if not is_dated_back and latest < since:
             num_earlier = number
-    rows = [row for _, row, _ in lines[num_earlier:]]
-    problems = [wrong for _, _, wrong in lines if wrong]
-    for number, (_, row, _) in enumerate(lines, 1):
-        if row.get("signature") and not _is_signed_by_its_operator(row, site_name(node)):
-            problems.append(f"line {number} is not what {row.get('by')} has signed")
-    return rows, problems
-
-
-def _is_signed_by_its_operator(row: Mapping[str, Any], site: str) -> bool:
-    """Return whether a decision in the log has a signature by the key in its ``by`` (NAME:KEY)."""
-    key = str(row.get("by")).rpartition(":")[2]
-    return is_signed(key, str(row["signature"]), signed_decision(site, str(row["study"]), row))
+    return rows[num_earlier:], problems
 
 
 def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, list[str]]:

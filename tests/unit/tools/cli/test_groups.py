@@ -15,7 +15,7 @@ from protofl_common.report.drawing import FORMATS
 from protofl_common.runs.figures import Table
 from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.tables.groups import ABOUT_P, Estimate, holm
-from tests.support.commands import output, told
+from tests.support.commands import cells_of, output, told
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
 
@@ -139,10 +139,8 @@ def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)
     local = write(tmp_path, "local", LOCAL)
 
-    printed = output(capsys, "compare", tmp_path, "--against", local[0]).out
+    rows = cells_of(output(capsys, "compare", tmp_path, "--against", local[0]).out)
 
-    lines = printed.splitlines()
-    rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in lines]
     assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "–", "–", "–", "–", ""] in rows
     ours = ["4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", "0.014", ""]
     assert ["fedproto lr=0.1", *ours] in rows
@@ -184,9 +182,7 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
 
 def p_cells(printed: str, name: str) -> list[str]:
     """The two p of a group in the printed table, without and with correction."""
-    lines = [line.strip("│").split("│") for line in printed.splitlines() if "│" in line]
-    rows = [[cell.strip() for cell in line] for line in lines]
-    (row,) = [row for row in rows if row[0] == name and len(row) == 9]
+    (row,) = [row for row in cells_of(printed) if row[0] == name and len(row) == 9]
     return row[6:8]
 
 

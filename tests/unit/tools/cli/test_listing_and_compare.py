@@ -20,7 +20,7 @@ from protofl_common.experiment.catalog import CATALOG
 from protofl_common.report import charts
 from protofl_common.tools.cli import main, program
 from protofl_common.wire.schema import Exchange, Weights
-from tests.support.commands import output, told
+from tests.support.commands import cells_of, output, told
 from tests.support.fakes import row, write, write_run
 from tests.support.given import Patch, Printed
 
@@ -108,10 +108,7 @@ def two_runs(tmp_path: Path) -> list[str]:
 def test_compare_shows_figures_and_the_settings_that_differ(
     two_runs: list[str], capsys: Printed
 ) -> None:
-    assert main(["compare", *two_runs]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in lines]
+    rows = cells_of(output(capsys, "compare", *two_runs).out)
 
     assert ["head: mean", "50.00", "25.00"] in rows
     assert ["prototype: best", "–", "75.00 @1 (chosen on test data)"] in rows
