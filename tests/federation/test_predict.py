@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -27,7 +28,7 @@ from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.run.checkpoint import locked_run
 from tests.support import ROOT
-from tests.support.commands import output
+from tests.support.commands import SCHEMA, output, told
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, run_config, run_federation
@@ -507,6 +508,9 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     assert [line["file"] for line in lines] == files
     assert "a sample is float32 [2]; the model takes float32 [13]" in lines[3]["error"]
     assert "sample 1 has nan at [0]" in lines[5]["error"]
+    for line in lines:
+        jsonschema.validate(line, SCHEMA)
+    assert told(capsys, "predict", str(run))["rows"] > 0
 
 
 def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(

@@ -40,6 +40,7 @@ from protofl_common.flower import TRIED_ON
 from protofl_common.tools.arguments import (
     add_allow_python,
     add_json,
+    add_run_settings,
     check_settings,
     read_assignments,
     read_recipe,
@@ -63,11 +64,7 @@ RAY_NOTE = Path("/tmp/ray/ray_current_cluster")  # where Ray notes the address o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    settings = "settings of the run that shall work"
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=settings)
-    recipe = "a TOML file, or one of configs/recipes, below these"
-    parser.add_argument("--recipe", metavar="NAME", help=recipe)
-    parser.add_argument("--clients", type=int, metavar="N", help="its clients")
+    add_run_settings(parser)
     add_allow_python(parser, "the recipe")
     add_json(parser)
 

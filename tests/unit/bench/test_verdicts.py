@@ -75,6 +75,7 @@ def test_intervals_are_paired_where_the_seeds_are_known_and_by_welch_where_they_
 
     # Welch: variances 1/3 and 4/5, df = (1/3 + 4/5)² / ((1/3)²/2 + (4/5)²/4) = 5.958, t = 2.4512
     unpaired = interval_of([of_means(12.0, 1.0)], [of_means(10.0, 2.0, seeds=5)])
+
     assert unpaired.half_width == pytest.approx(2.4512 * math.sqrt(1 / 3 + 4 / 5), abs=1e-3)
 
 
@@ -92,6 +93,7 @@ def test_a_row_that_was_not_measured_leaves_best_undecided_unless_it_is_refuted(
     cells |= {(name, "average"): of_seeds(50.0, 51.1, 52.0) for name in names}
 
     (line,) = lines_of(claim, {"fedplvm-office10": cells})
+
     assert (line.paper, line.verdict) == ("ahead by 1.66", "undecided")
     assert "not measured: FedFA" in line.ours
 

@@ -36,10 +36,12 @@ def resumed(folder: Path, *flowers_runs: Any) -> list[str]:
 
 def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
     stopped(tmp_path / "first", RunHistory(7), last=0)
+
     assert resumed(tmp_path, submission(7)) == ["first"]
     assert resumed(tmp_path, submission(7, "", "")) == []  # the SuperLink still waits for it
 
     again = submission(8, "", run_name="first", resume=True)
+
     assert resumed(tmp_path, submission(7), again) == []
     assert resumed(tmp_path) == []
 

@@ -142,12 +142,17 @@ def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
     rows = cells_of(output(capsys, "compare", tmp_path, "--against", local[0]).out)
 
     assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "–", "–", "–", "–", ""] in rows
+
     ours = ["4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", "0.014", ""]
+
     assert ["fedproto lr=0.1", *ours] in rows
 
     note = "one pair: may be chance"
+
     assert ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–", "–", note] in rows
+
     costs = ["1", "1.0 kB", "2.0 kB", "61.0", "1.5"]
+
     assert ["local lr=0.1", *costs] in rows
 
 
@@ -159,6 +164,7 @@ def test_estimates_without_spread_and_of_one_figure() -> None:
 
 def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Printed) -> None:
     corrected = holm({"a": 0.04, "b": 0.01, "one pair": math.nan, "c": 0.03})
+
     assert corrected == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
 
     local = write(tmp_path, "local", LOCAL)
@@ -168,6 +174,7 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
     p_fedavg = stats.ttest_rel(LOCAL[::-1], LOCAL).pvalue
 
     printed = output(capsys, "compare", tmp_path, "--against", local[0]).out
+
     assert p_cells(printed, "fedproto") == [f"{p_fedproto:.3f}", f"{2 * p_fedproto:.3f}"]
     assert p_cells(printed, "fedavg") == [f"{p_fedavg:.3f}"] * 2
 
@@ -223,7 +230,9 @@ def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
     (local,) = write(tmp_path, "local", LOCAL[:1])
 
     warning = "One run each: a difference may be chance."
+
     assert warning in output(capsys, "compare", ours, local).out
+
     for options in (["--against", local], ["--what", "head", "--when", "best"]):
         assert "difference" in output(capsys, "compare", tmp_path, *options).out
 
@@ -255,6 +264,7 @@ def test_the_values_and_the_figure(tmp_path: Path, capsys: Printed) -> None:
     assert local["values"] == pytest.approx({"1": 50, "2": 58})
     assert local["difference"]["n"] == 2
     assert local["difference"]["mean"] == pytest.approx(-3.5)
+
     svg = (figures / "intervals.svg").read_text(encoding="utf-8")
     tag = svg.partition("<svg ")[2].partition(">")[0]
 
@@ -276,6 +286,7 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     origin = "Over the clients that have them, of test data unless it says otherwise: final head."
 
     latest = "Of runs with the same settings and seed the latest counts."
+
     assert lines[0] == f"% {origin} {latest} {ABOUT_P}"
     assert lines[4:7] == [
         r"\begin{tabular}{lrrrrrrrl}",
@@ -284,11 +295,14 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     ]
 
     name = r"local models=my\_net:50\%\&\$x"
-    row = rf"{name} & 4 & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & -- & "
+    row = rf"{name} & 4 (1 paired) & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & -- & "
+
     assert row in "\n".join(lines)
     assert r"group & rounds & up & down & seconds & seconds per round \\" in lines
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+
     wanted = {f"{name}.{kind}" for name in ("boxes", "curves", "intervals") for kind in FORMATS}
+
     assert {file.name for file in figures.iterdir()} == wanted
 
 

@@ -39,6 +39,7 @@ def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
     listed = {line.strip().partition("  ")[0]: line.rstrip() for line in lines}
 
     assert {*CATALOG, *DATASETS, *PARTITIONS, *GROUPS, *ARCHITECTURES, *EMBEDDED} <= set(listed)
+
     for name, explained in (DATASETS | PARTITIONS).items():
         assert listed[name].endswith(explained.help)
     for name, text in (ARCHITECTURES | EMBEDDED).items():
@@ -166,10 +167,13 @@ def test_a_strangers_run_writes_no_escapes_on_the_terminal(
     strangers_runs: Path, capsys: Printed
 ) -> None:
     listed = output(capsys, "runs", strangers_runs)
+
     assert "left out: " in listed.err
 
     compared = output(capsys, "compare", strangers_runs / "one", strangers_runs / "[/b]two")
+
     assert "left out: " not in compared.err
+
     for printed in (listed.out, compared.out):
         assert "owned" in printed
         assert "\x1b" not in printed
@@ -215,10 +219,12 @@ def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
     assert expected.items() <= older.items()
 
     files = [path for path in (runs / "older").rglob("*") if path.is_file()]
+
     assert older["bytes"] == sum(file.stat().st_size for file in files)
     assert round(older["days"]) == 20
 
     printed = output(capsys, "runs").out
+
     assert "head 45.00 @1 (chosen on test data)" in " ".join(printed.split())
     assert "local · digits · seed 20" in printed
 
@@ -238,6 +244,7 @@ def test_a_report_of_a_folder_and_of_a_name_in_runs(
     printed = output(capsys, "report", one, "two").out
 
     assert printed.splitlines() == [str(one / "report.html"), "runs/two/report.html"]
+
     for folder in (one, two):
         assert (folder / "report.html").stat().st_size > 1000
 
@@ -253,6 +260,7 @@ def test_no_run_and_no_page_to_write_are_named(
     assert "nowhere: no such folder, neither here nor in runs/" in refusal_of("nowhere")
 
     (tmp_path / "empty").mkdir()
+
     assert "empty: no settings.toml in it; give the folder of a run" in refusal_of("empty")
 
     folder = write(tmp_path / "run", [row(1, ["a"])])
@@ -261,4 +269,5 @@ def test_no_run_and_no_page_to_write_are_named(
     assert "the page cannot be written" in refusal_of(folder)
 
     (folder / "metrics.jsonl").write_text('{"accuracy": 3}')
+
     assert f"{folder}: the page cannot be written: KeyError: " in refusal_of(folder)

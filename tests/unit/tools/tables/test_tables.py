@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
@@ -33,11 +32,12 @@ from protofl_common.tools.tables.plan import (
     runs_of,
 )
 from protofl_common.tools.tables.spec import read_table
-from server_app.run.checkpoint import CannotResume
+from tests.support import launches
 from tests.support.commands import output
 from tests.support.fakes import Accuracies, write_run
 from tests.support.fakes import row as round_row
 from tests.support.given import Patch, Printed
+from tests.support.launches import none
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
 SMALL = """
@@ -87,51 +87,30 @@ def result(table: Path, suffix: str) -> str:
     return table.with_suffix(suffix).read_text(encoding="utf-8")
 
 
-class Launcher:
-    """Stands for Flower. Runs of ``fedproto`` with seed 2 fail; one run may be interrupted."""
+def second_of_fedproto(run: Run) -> bool:
+    return run.name.startswith("fedproto-digits-s2")
 
-    broken = "fedproto-digits-s2"
-    lost: tuple[str, ...] = ()
-    """Runs that would else fail end with these warnings of lost replies."""
-    interrupt_at = 0
-    damaged = False
+
+class Launcher(launches.Launcher):
+    """Runs of ``fedproto`` are better, and unless told otherwise that with seed 2 fails."""
+
+    lost: tuple[str, ...] = ()  # warnings of lost replies, of all runs of ``fedproto``
     models = False
 
-    def __init__(self, **changes: Any) -> None:
-        self.launched: list[str] = []
-        self.resumed: list[str] = []
-        vars(self).update(changes)
+    def __init__(self, broken: launches.Which = second_of_fedproto, **changes: Any) -> None:
+        super().__init__(broken, **changes)
 
-    def __call__(
-        self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
-    ) -> Failed | None:
-        run_folder = folder / run.name
-        assert run_folder.exists() is resume
-        self.launched.append(run.name)
-        if resume:
-            self.resumed.append(run.name)
-        if resume and self.damaged:
-            return Failed(CannotResume.__name__, "the run was started with other settings")
-        if len(self.launched) == self.interrupt_at:
-            (run_folder / "checkpoints").mkdir(parents=True)
-            (run_folder / "checkpoints/000001.safetensors").touch()
-            raise KeyboardInterrupt
-        is_broken = bool(self.broken) and run.name.startswith(self.broken)
-        if is_broken and not self.lost:
-            return Failed("OSError", "it exploded")
-
-        on_round(1)
+    def finish(self, run: Run, folder: Path) -> None:
         if self.models:
-            (run_folder / "clients/site-0").mkdir(parents=True)
-            (run_folder / "checkpoints").mkdir()
-        accuracy = 0.5 if run.settings.run.algo == "local" else 0.75
-        accuracy += 0.01 * run.settings.run.seed
+            (folder / "clients/site-0").mkdir(parents=True)
+            (folder / "checkpoints").mkdir()
+        is_local = run.settings.run.algo == "local"
+        accuracy = (0.5 if is_local else 0.75) + 0.01 * run.settings.run.seed
         clients = int(run.federation["num-supernodes"])
         sites = {str(site): {"head": accuracy} for site in range(clients)}
         domains = dict.fromkeys(sites, "a")
-        warnings = self.lost if is_broken else ()
-        write_run(run_folder, to_run_config(run.settings), [sites] * 3, domains, warnings=warnings)
-        return None
+        warnings = () if is_local else self.lost
+        write_run(folder, to_run_config(run.settings), [sites] * 3, domains, warnings=warnings)
 
 
 def run_table(
@@ -325,7 +304,7 @@ def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
     assert goes_on.launched[: len(begins)] == begins
     assert not set(goes_on.launched) & set(finished)
 
-    repaired = Launcher(broken="")
+    repaired = Launcher(none)
     assert run_table(small, repaired) == 0
     assert [name.rpartition("-")[0] for name in repaired.launched] == ["fedproto-digits-s2"] * 2
 
@@ -527,7 +506,7 @@ def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None
 
 def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
     lost = "2 of 40 replies failed or were refused, the last: ValueError: mine"
-    assert run_table(small, Launcher(lost=(lost,), broken="fedproto")) == 0
+    assert run_table(small, Launcher(none, lost=(lost,))) == 0
 
     notes = [line for line in result(small, ".md").splitlines() if line.startswith("- ")]
     assert len(notes) == 2
@@ -578,7 +557,7 @@ def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
 
 
 def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
-    run_table(small, Launcher(broken=""))
+    run_table(small, Launcher(none))
 
     latex = "\n".join(latex_lines(small, ".tex"))
     assert r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & " in latex
@@ -593,7 +572,7 @@ def test_nothing_is_bold_where_less_is_better(figure: str, small: Path) -> None:
     without_domain = small.read_text(encoding="utf-8").replace("{figure: {domain: a}}", "")
     small.write_text(without_domain, encoding="utf-8")
 
-    run_table(small, Launcher(broken=""))
+    run_table(small, Launcher(none))
 
     assert "textbf" not in result(small, ".tex")
 
@@ -605,7 +584,7 @@ def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
     assert rf"Local & few & {of_local}" in latex_lines(small, ".against.tex")
 
     small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
-    run_table(small, Launcher(broken=""))
+    run_table(small, Launcher(none))
     lines = latex_lines(small, ".against.tex")
 
     assert lines[0] == "% A note."
@@ -619,7 +598,7 @@ def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
 
 
 def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
-    launcher = Launcher(broken="")
+    launcher = Launcher(none)
     run_table(small, launcher)
     before = result(small, ".md")
 
