@@ -259,12 +259,16 @@ def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | No
     """Return the cell with the settings that are best on validation data.
 
     If the cell is asked for, ``make`` makes the trials that are left; otherwise, and without
-    ``make``, the cell is skipped unless its search is finished. Without ``trials``, or where it has
-    no runs or nothing to search for, the cell is returned as it is.
+    ``make``, the cell is skipped unless its search is finished, as it is if no trial ends well.
+    Without ``trials``, or where it has no runs or nothing to search for, the cell is returned as it
+    is.
     """
     if not trials or not cell.runs or not cell.spaces:
         return cell
-    return Search(table, cell, trials).tuned(make if cell.asked else None)
+    try:
+        return Search(table, cell, trials).tuned(make if cell.asked else None)
+    except SettingsError as error:
+        return replace(cell, runs={}, skipped=f"search: {error}")
 
 
 def show_plan(planned: Planned, runs: Runs, trials: Runs | None, console: Console) -> None:

@@ -220,11 +220,7 @@ def markdown(table: TableFile, results: Results) -> str:
     ]
     if "chosen on test data" in figures:
         lines.append("What was chosen on test data is too good: it was picked by what it reports.")
-    if table.trials and not any(result.cell.found for result in results.values()):
-        lines.append("The settings are those of the table's file; --search looks for better ones.")
-    notes = _notes(results)
-    if notes:
-        lines += ["", *notes]
+    lines += ["", *_notes(results)]
     if table.against:
         lines += ["", f"## Against {table.against}", "", DIFFERENCES, ""]
         lines += differences(table, results).as_markdown()

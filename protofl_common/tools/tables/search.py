@@ -42,17 +42,6 @@ class Search:
         what = cell.figure.what.removeprefix("validation/")
         self.figure = replace(cell.figure, what=f"validation/{what}")
 
-    def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
-        """Return the cell with the runs of the best settings, after ``make`` has made the trials.
-
-        Finished trials are not made again. Without ``make`` none is made: the cell is skipped if
-        any is left. It is also skipped if no trial ended well.
-        """
-        try:
-            return self._tuned(make)
-        except SettingsError as error:
-            return replace(self.cell, runs={}, skipped=f"search: {error}")
-
     def runs_of(self, number: int) -> list[Run]:
         """Return the runs of the trial with this number, one for each trial seed."""
         settings = self.settings_of(number) | {"report": False, "baselines": ""}
@@ -72,11 +61,12 @@ class Search:
         kinds = _kinds(settings)
         return {key: _drawn(key, space, number, kinds[key]) for key, space in spaces.items()}
 
-    def _tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
-        """Do the work of `tuned`, but raise SettingsError for a cell that will be skipped.
+    def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
+        """Return the cell with the runs of the best settings, after ``make`` has made the trials.
 
-        NoFigure, a kind of it, where trials are left and ``make`` is None, or where the row has no
-        such figure on validation data. Else it says why the last trial failed.
+        Finished trials are not made again. SettingsError where trials are left and ``make`` is
+        None, where the row has no such figure on validation data, or where no trial ended well:
+        then it says why the last one failed.
         """
         count = self.table.trials
         values: dict[int, float] = {}

@@ -242,9 +242,7 @@ def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method: s
     command = [sys.executable, "-c", tasks]
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
 
-    assert re.search(
-        r"this machine needed 3[5-9] s to start .*, and Flower allows 30: ", done.stderr
-    )
+    assert re.search(r"this machine needed \d+ s to start .*, and Flower allows 30: ", done.stderr)
     assert done.stdout == ("['soon']\n" if method == "fork" else "")
 
 
@@ -505,9 +503,9 @@ FIGURES = "numbers of samples and of right predictions"
     (' require-secagg=true require-dp="epsilon<=8"',
         f"; {FIGURES}, in the sum alone; its number of training samples, exact"),
 ])  # fmt: skip
-@pytest.mark.usefixtures("site")
-def test_what_always_leaves_follows_from_the_demands(demands: str, more: str) -> None:
-    texts = [finding.text for finding in _algorithms(node_config(NODE + demands))]
+def test_what_always_leaves_follows_from_the_demands(demands: str, more: str, site: Path) -> None:
+    node = NODE.replace('"state"', f'"{site / "state"}"')
+    texts = [finding.text for finding in _algorithms(node_config(node + demands))]
     always = [text for text in texts if text.startswith("always")]
     assert always == [f"{ALWAYS}, class names{more}"]
 
