@@ -268,11 +268,8 @@ def _rows_of_samples(samples: Samples, predictor: "Predictor", by: str) -> list[
 def _table_line(row: Row) -> str:
     """Return a row as a line of the table on the screen."""
     answer = f"unknown ({row['name']}?)" if row["unknown"] else row["name"]
-    nearest = "–"
-    distance = "–"
-    if row["distance"] is not None:
-        nearest = row["nearest"]
-        distance = f"{row['distance']:.4g}"
+    nearest = row["nearest"] or "–"
+    distance = "–" if row["distance"] is None else f"{row['distance']:.4g}"
     probability = f"{row['probability']:.3f}"
     return LINE.format(answer, probability, nearest, distance, _one_line(row["file"]))
 

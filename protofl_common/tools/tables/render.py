@@ -301,11 +301,8 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
     if not rows:
         return
     seeds = ", ".join(map(str, table.trial_seeds))
-    yield ""
-    yield "## The search"
-    yield ""
-    yield f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}."
-    yield ""
+    text = f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}."
+    yield from ("", "## The search", "", text, "")
     heads = ("", "column", "chosen", "on validation data", "trials", "failed")
     yield from Table(heads, rows).as_markdown()
 
