@@ -35,6 +35,18 @@ DEFAULT_FEDERATION: Config = {"num-supernodes": 10, "client-resources-num-cpus":
 """Ten clients, a process of one thread per core: small models at small batches run best so."""
 
 
+def add_run_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the settings of a run: KEY=VALUE, a recipe below them, and how many clients."""
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run")
+    recipe = "a recipe, or a TOML file, below the settings"
+    parser.add_argument("--recipe", default="", metavar="NAME", help=recipe)
+    clients = (
+        "number of clients (the recipe's, else 10, or as many as your data name for "
+        "partition=natural)"
+    )
+    parser.add_argument("--clients", type=int, metavar="N", help=clients)
+
+
 def add_allow_python(
     parser: argparse.ArgumentParser, source: str, *, backbones: bool = False
 ) -> None:
@@ -155,6 +167,11 @@ def run_named(run: str) -> Path:
         if folder.is_dir():
             return folder
     raise SettingsError(f"{run}: no such folder, neither here nor in {RUNS}/")
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    results = "the folder of results; default: runs"
+    parser.add_argument("--runs", type=Path, default=RUNS, help=results)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.request import getproxies, getproxies_environment
+from urllib.request import getproxies_environment
 
 from protofl_common.tools.flower import ExecutionSpec, LaunchResult, SubprocessExecutor, TaskType
 from protofl_common.tools.task_process import written_task
@@ -95,16 +95,9 @@ def environment_of_own_code() -> dict[str, str]:
     They import the code that this process imports, and never that of the working directory; they
     use no proxy for loopback, and Flower's loop asks for tasks ten times a second.
     """
-    proxies = getproxies_environment()
-    system_proxies = {}
-    if not proxies:
-        # macOS has proxies outside of the environment, which are ignored once it has a no_proxy
-        system_proxies = {f"{scheme}_proxy": url for scheme, url in getproxies().items()}
-
-    hosts_without_proxy = proxies.get("no", "")
+    hosts_without_proxy = getproxies_environment().get("no", "")
     if hosts_without_proxy != "*":  # which stands for all
         hosts_without_proxy = f"127.0.0.1,localhost,::1,{hosts_without_proxy}".rstrip(",")
     paths = [path for path in sys.path if os.path.isabs(path)]  # "" is the working directory
     ours = {"PYTHONPATH": os.pathsep.join(paths), "no_proxy": hosts_without_proxy}
-    defaults = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", **system_proxies}
-    return {**defaults, **os.environ, **ours}
+    return {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", **os.environ, **ours}

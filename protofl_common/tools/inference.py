@@ -6,7 +6,7 @@ It predicts by its head or by prototypes, and can be exported as ONNX.
 import json
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -134,8 +134,8 @@ class Predictor:
         """
         by = self.chosen_inference(by)
         predictions: list[Prediction] = []
-        for scores, distances_NP in self._batches(inputs, batch_size):
-            predictions += self._predictions(scores, distances_NP, by)
+        for batch in self._batches(inputs, batch_size):
+            predictions += self._predictions(batch, by)
         return predictions
 
     def scores(self, inputs: Any, batch_size: int = 256) -> dict[str, Tensor]:
@@ -145,33 +145,26 @@ class Predictor:
         prototype of the class and T the card's temperature; −∞ for a class without prototypes.
         Of several labels [N, L]: above 0 where the label is predicted.
         """
-        batches = [scores for scores, _ in self._batches(inputs, batch_size)]
+        batches = [self.outputs(batch)[0] for batch in self._batches(inputs, batch_size)]
         return {name: torch.cat([scores[name] for scores in batches]) for name in self.inferences}
 
     @torch.inference_mode()
     def features(self, inputs: Any, batch_size: int = 256) -> Tensor:
         """Return the features [N, D] of inputs [N, …], which head and prototypes predict from."""
-        values = inputs_for(self.card, inputs)
-        parts = []
-        for start in range(0, max(1, len(values)), batch_size):
-            batch = self.values(values[start : start + batch_size])
-            parts.append(self.model.body(batch).cpu())
-        return torch.cat(parts)
+        batches = self._batches(inputs, batch_size)
+        return torch.cat([self.model.body(self.values(batch)).cpu() for batch in batches])
 
-    def _batches(self, inputs: Any, size: int) -> Iterator[Outputs]:
-        """Yield the outputs of one batch after another.
+    def _batches(self, inputs: Any, size: int) -> Iterator[Inputs]:
+        """Yield the inputs in batches.
 
         Without inputs there is one empty batch, so that results have their number of classes.
         """
         inputs = inputs_for(self.card, inputs)
         for start in range(0, max(1, len(inputs)), size):
-            yield self._outputs(inputs[start : start + size])
-
-    def outputs(self, inputs: Any) -> Outputs:
-        return self._outputs(inputs_for(self.card, inputs))
+            yield inputs[start : start + size]
 
     @torch.inference_mode()
-    def _outputs(self, inputs: Inputs) -> Outputs:
+    def outputs(self, inputs: Inputs) -> Outputs:
         """Return scores and distances of one batch of inputs [N, …] that are not normalised."""
         features_ND = self.model.body(self.values(inputs))
         scores = {"head": self.model.head(features_ND).cpu()}
@@ -195,38 +188,36 @@ class Predictor:
             return extract_features(inputs, card.backbones, self.device).to(self.device)
         return normalised(inputs, card.mean, card.std, self.device)
 
-    def _predictions(
-        self, scores: dict[str, Tensor], distances_NP: Tensor | None, by: str
-    ) -> list[Prediction]:
-        """Turn the outputs of one batch into predictions ``by`` "head" or "prototype"."""
+    def _predictions(self, batch: Inputs, by: str) -> list[Prediction]:
+        """Predict one batch of inputs ``by`` "head" or "prototype"."""
         task = self.card.task
+        scores, distances_NP = self.outputs(batch)
         labels_N = task.predicted(scores[by])
-        nearest_N: Tensor | None = None
+        names_of_nearest: list[str | None] = [None] * len(batch)
+        least: list[float | None] = [None] * len(batch)
         if self.prototypes is not None and distances_NP is not None:
             nearest_N = task.nearest(distances_NP, self.prototypes.labels.cpu())
+            names_of_nearest = [*task.names(nearest_N)]
+            least = distances_NP.amin(1).tolist()
             if by == "prototype":
                 labels_N = nearest_N
 
-        labels = labels_N.tolist()
-        names = task.names(labels_N)
-        probabilities = task.probabilities(scores[by], labels_N).tolist()
-        of_each = task.of_each(scores[by])
+        columns = (
+            labels_N.tolist(),
+            task.names(labels_N),
+            task.probabilities(scores[by], labels_N).tolist(),
+            names_of_nearest,
+            least,
+            task.of_each(scores[by]),
+        )
         predictions = []
-        for label, name, probability, each in zip(
-            labels, names, probabilities, of_each, strict=True
-        ):
-            predictions.append(Prediction(label, name, probability, probabilities=each))
-        if nearest_N is None or distances_NP is None:
-            return predictions
-
-        least = distances_NP.amin(1).tolist()
-        whole = []
-        for prediction, nearest, distance in zip(
-            predictions, task.names(nearest_N), least, strict=True
-        ):
-            unknown = not distance <= self.threshold  # true for a distance of NaN, too
-            whole.append(replace(prediction, nearest=nearest, distance=distance, unknown=unknown))
-        return whole
+        for label, name, probability, nearest, distance, of_each in zip(*columns, strict=True):
+            # true for a distance of NaN, too
+            unknown = distance is not None and not distance <= self.threshold
+            predictions.append(
+                Prediction(label, name, probability, nearest, distance, unknown, of_each)
+            )
+        return predictions
 
 
 class _ModelForOnnx(nn.Module):

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ SECONDS_PER_DAY = 86400
 class KnownSite:
     """What a run's checkpoint and metrics tell of one site."""
 
-    node: int  # Flower's number; 0: not known
+    node: int = 0  # Flower's number; 0: not known
     last: int = 0  # the round of its last valid reply; 0: none
     trouble: dict[str, int] = field(default_factory=dict)  # kind of trouble -> how often
     reason: str = ""  # of the latest trouble
@@ -77,23 +78,22 @@ class KnownRun(RunFolder):
 
     def known_sites(self) -> dict[str, KnownSite]:
         """Return the run's sites by name, from its newest checkpoint and its metrics."""
-        sites: dict[str, KnownSite] = {}
-        for site, node in self.checkpoint_facts().get("owners", {}).items():
-            sites[site] = KnownSite(node)
+        sites: dict[str, KnownSite] = defaultdict(KnownSite)
+        for name, node in self.checkpoint_facts().get("owners", {}).items():
+            sites[name].node = node
 
         for row in self.rows():
             for name in row["clients"]:
-                site = sites.setdefault(name, KnownSite(0))
-                site.last = row["round"]
-            for kind, name, reason in unused_replies(row):
-                site = sites.setdefault(name, KnownSite(0))
+                sites[name].last = row["round"]
+            troubles: list[tuple[str, str, str]] = [*unused_replies(row)]
+            for name, answered_round in row.get("counted-late", {}).items():
+                sites[name].last = answered_round
+                reason = f"its reply to round {answered_round} counted"
+                troubles.append(("counted late", name, reason))
+            for kind, name, reason in troubles:
+                site = sites[name]
                 site.trouble[kind] = site.trouble.get(kind, 0) + 1
                 site.reason = f"round {row['round']}: {reason}"
-            for name, answered_round in row.get("counted-late", {}).items():
-                site = sites.setdefault(name, KnownSite(0))
-                site.last = answered_round
-                site.trouble["counted late"] = site.trouble.get("counted late", 0) + 1
-                site.reason = f"round {row['round']}: its reply to round {answered_round} counted"
         return sites
 
 

@@ -245,15 +245,12 @@ def _settings_of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
     content, suffix = _as_file(data)
     file = cache_folder(cache_dir) / f"arrays-{sha256(content).hexdigest()[:16]}{suffix}"
 
-    def already_there() -> Path | None:
-        return file if file.exists() else None
-
     def written() -> Path:
         with replacing(file, private=True) as temporary:
             temporary.write_bytes(content)
         return file
 
-    cached(file, already_there, written)
+    cached(file, lambda: file if file.exists() else None, written)
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}
 
 

@@ -66,19 +66,16 @@ def days_ago(days: int) -> float:
 def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
     """Remove the folders of finished runs that ended ``before``, and yield a line for each.
 
-    ``before`` is in seconds since 1970. Before these, yield a line for each unfinished run that was
-    last changed before it, and stays. With ``dry_run`` nothing is removed.
+    ``before`` is in seconds since 1970. Yield a line also for each unfinished run that was last
+    changed before it, and stays. With ``dry_run`` nothing is removed.
     """
     runs = runs_in(folder)
     for run in runs:
-        is_old = run.age > time.time() - before
-        if is_old and not _is_finished(run, runs):
-            yield f"kept     {run.path}: not finished"
-    for run in runs:
-        summary = run.summary()
-        if not summary or not _is_finished(run, runs):
+        if not _is_finished(run, runs):
+            if run.age > time.time() - before:
+                yield f"kept     {run.path}: not finished"
             continue
-        ended = summary.get("ended", (run.path / SUMMARY).stat().st_mtime)
+        ended = run.finished_summary().get("ended", (run.path / SUMMARY).stat().st_mtime)
         if ended < before:
             files = [file for file in run.path.rglob("*") if file.is_file()]
             size = sum(file.stat().st_size for file in files)

@@ -10,8 +10,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib import import_module
 
+from protofl_common.experiment.catalog import half
 from protofl_common.tools.flower import TASK_START_SECONDS
 
 Handle = Callable[[list[str]], None]
@@ -31,6 +34,19 @@ def handle_tasks(method: str, prepare: Callable[[], None], handle: Handle) -> No
         return
     prepare()
     _fork_for_each_task(handle)
+
+
+def import_ahead(modules: Iterable[str], load: Callable[[], object], halves: Iterable[str]) -> None:
+    """Import what every task needs: these modules, what ``load`` imports, the algorithms' halves.
+
+    What cannot be imported is left for a task to say.
+    """
+    with suppress(Exception):  # the task will meet the same error, and end with it
+        for name in modules:
+            import_module(name)
+        load()
+        for path in halves:
+            half(path, object)
 
 
 def written_task(arguments: list[str]) -> str:

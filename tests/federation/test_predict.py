@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -27,7 +28,7 @@ from protofl_common.tools.cli import export, main, predict
 from protofl_common.tools.inference import Predictor, TrainedModel
 from server_app.run.checkpoint import locked_run
 from tests.support import ROOT
-from tests.support.commands import output
+from tests.support.commands import SCHEMA, output, told
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
 from tests.support.harness import Outcome, client_of, run_config, run_federation
@@ -199,10 +200,9 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
         "| network | htcnn-2 |",
         "| data | digit-domains, partition feature-shift, 2 clients |",
         "local-epochs",
-        f"An input farther than {limit} from every prototype is called unknown.",
+        f"| unknown | what is farther than {limit} from every prototype |",
         f"| right by head | {100 * card['accuracy']['head']:.2f} % |",
         "Chosen on these same test samples: that it predicts by",
-        "and the limit above which an input is unknown",
         "What was chosen on test data makes these figures a little too high.",
     ):
         assert text in about
@@ -391,7 +391,7 @@ def test_a_thousand_files_of_which_ten_are_broken(
 
     *reasons, count = printed.err.splitlines()
     assert [line.split(": ")[1] for line in reasons] == [str(images / name) for name in broken]
-    assert count == f"990 files read, 10 left out; {out}"
+    assert count == "990 files read, 10 left out"
 
     rows = list(csv.DictReader(out.open(encoding="utf-8")))
     assert [row["file"] for row in rows] == good
@@ -508,6 +508,9 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     assert [line["file"] for line in lines] == files
     assert "a sample is float32 [2]; the model takes float32 [13]" in lines[3]["error"]
     assert "sample 1 has nan at [0]" in lines[5]["error"]
+    for line in lines:
+        jsonschema.validate(line, SCHEMA)
+    assert told(capsys, "predict", str(run))["rows"] > 0
 
 
 def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(

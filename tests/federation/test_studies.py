@@ -478,7 +478,7 @@ def test_an_approval_ends_with_its_runs_and_its_days(
     assert hospitals.operator("north", "approve", study, "--until", YESTERDAY) == 1
 
     hospitals.decide(config, words=("approve", "--runs", "1", "--until", str(TODAY)))
-    approved = f", until {TODAY}, 1 runs, in {hospitals.consent('north')}/studies"
+    approved = f", until {TODAY}; 0 of 1 runs so far; in {hospitals.consent('north')}/studies"
 
     assert approved in hospitals.capsys.readouterr().out
     assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
@@ -607,7 +607,7 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
     wide = ("approve", "--runs", "9", "--until", "2099-01-01")
     hospitals.ask_and_decide(config, "north", words=wide)
 
-    assert f", until {TOMORROW}, 2 runs, in " in hospitals.capsys.readouterr().out
+    assert f", until {TOMORROW}; 0 of 2 runs so far; in " in hospitals.capsys.readouterr().out
 
     *_, entry = hospitals.lines()
     assert entry.items() >= {**limits, "decision": "approved", "purpose": purpose}.items()

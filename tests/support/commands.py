@@ -31,6 +31,12 @@ def output(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) 
     return capsys.readouterr()
 
 
+def cells_of(printed: str) -> list[list[str]]:
+    """The rows of the tables that a command prints on a terminal."""
+    lines = [line.strip("│┃").split("│") for line in printed.splitlines()]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     """With ``--json``, whatever its exit status: all of it is one object of the schema."""
     capsys.readouterr()

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor import ExecutionSpec
 from safetensors.numpy import save_file
 
 from protofl_common.config.options import Scalar
@@ -43,6 +45,24 @@ def server_of(algo: str, classes: Iterable[Any] = "ab", **changes: Any) -> Any:
 def upload(site: str, samples: int = 10, **entries: Any) -> Upload:
     """A site's valid upload in round 1, after training on so many samples."""
     return Upload(site, Payload(**entries), Report(1, samples, 0))
+
+
+def task(kind: TaskType, authority: str | None = None) -> ExecutionSpec:
+    """A task as Flower hands it out; insecure without the certificate of an ``authority``."""
+    insecure = authority is None
+    return ExecutionSpec(kind, "127.0.0.1:1", "token", insecure, authority, True, 1, False, 1)
+
+
+def submission(run_id: int, sub_status: str = "failed", details: str = "", **config: Any) -> Any:
+    """A run that was submitted, as a SuperLink knows it: the larger its number, the later."""
+    return SimpleNamespace(
+        run_id=run_id,
+        pending_at=f"2026-11-22T10:{run_id // 60:02}:{run_id % 60:02}+00:00",
+        fab_hash="6f3a91c2" * 8,
+        status=SimpleNamespace(status="finished", sub_status=sub_status, details=details),
+        override_config={key.replace("_", "-"): value for key, value in config.items()},
+        account_name="none",
+    )
 
 
 def write_run(

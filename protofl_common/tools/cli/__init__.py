@@ -135,7 +135,7 @@ def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
     Flower: then they are in the result as ``flowers``.
     """
     parser = parser_of(command)
-    if command in FOR_FLOWER or command in WITH_ACTIONS:
+    if command in WITH_ACTIONS:
         result, unknown = parser.parse_known_args(arguments)
     else:  # options and settings in any order, which argparse refuses to parsers with actions
         result, unknown = parser.parse_known_intermixed_args(arguments)

@@ -121,12 +121,8 @@ def finding(groups: Iterable[Candidates]) -> Finding | None:
     )
 
 
-class Scored(NamedTuple):
-    """The candidates of one class of one client, scored by an attack."""
-
-    attack: str
-    samples: int  # training samples of the class
-    candidates: Candidates
+Scored = tuple[str, Candidates]
+"""An attack, and the candidates of one class of one client, as it scored them."""
 
 
 def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
@@ -179,14 +175,13 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
 
 def _rows(scored: list[Scored]) -> list[dict[str, Any]]:
     """Return a row for each attack and range of class sizes (`SIZES`) that has candidates."""
+    of_attacks: dict[str, list[Candidates]] = {}
+    for attack, candidates in scored:
+        of_attacks.setdefault(attack, []).append(candidates)
     rows = []
-    for attack in dict.fromkeys(entry.attack for entry in scored):
+    for attack, groups in of_attacks.items():
         for size, (least, most) in SIZES.items():
-            groups = []
-            for entry in scored:
-                if entry.attack == attack and least <= entry.samples <= most:
-                    groups.append(entry.candidates)
-            result = finding(groups)
+            result = finding(group for group in groups if least <= len(group.members) <= most)
             if result is not None:
                 row = {"attack": attack, "samples": size, **result._asdict()}
                 rows.append({**row, "above_chance": result.above_chance})
@@ -296,5 +291,4 @@ def _scores(
         is_member = is_member_N[chosen.numpy()]
         for attack, score in scores.items():
             numbers = score.double().numpy()
-            candidates = Candidates(numbers[is_member], numbers[~is_member])
-            yield Scored(attack, int(is_member.sum()), candidates)
+            yield attack, Candidates(numbers[is_member], numbers[~is_member])

@@ -13,8 +13,8 @@ rounds, with a band over the seeds) and boxes (over the clients).
 """
 
 import argparse
-import math
 import sys
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -33,11 +33,11 @@ from protofl_common.tools.tables.groups import (
     COSTS,
     ESTIMATED,
     Estimate,
+    Estimated,
     Group,
     cost_cells,
-    estimate_cells,
+    estimate_rows,
     grouped,
-    holm,
     intervals,
     run_folders,
 )
@@ -88,7 +88,6 @@ def act(arguments: argparse.Namespace) -> None:
     else:
         Console().print(table_of(groups).on_terminal())
         Console().print(costs_of(groups).on_terminal())
-        _print_repeated(folders, groups)
 
     if arguments.latex:
         tables = (table_of(groups), costs_of(groups))
@@ -111,12 +110,11 @@ def _draw(groups: list[Group], folder: Path, what: str) -> None:
 
 def _units(groups: list[Group]) -> str:
     """Return the label of the figure's axis: which figures the groups have, a line each."""
-    units: dict[str, None] = {}  # each once, in order
+    units = []
     for group in groups:
         is_percent = group.digits == 2  # a count has 1 digit, a metric in [0, 1] has 4
-        unit = f"{group.figure}, %" if is_percent else group.figure
-        units[unit] = None
-    return "\n".join(units)
+        units.append(f"{group.figure}, %" if is_percent else group.figure)
+    return "\n".join(dict.fromkeys(units))  # each once
 
 
 def _group_of(name: str, folders: list[Path], figure: Figure | None) -> Group:
@@ -128,50 +126,27 @@ def _group_of(name: str, folders: list[Path], figure: Figure | None) -> Group:
     return group
 
 
-def _print_repeated(folders: list[Path], groups: list[Group]) -> None:
-    """Say how many runs do not count."""
-    repeated = len(folders) - sum(len(group.runs) for group in groups)
-    if repeated:
-        print(
-            f"{repeated} runs repeat another with the same settings and seed; "
-            "of each the latest counts."
-        )
-
-
 def table_of(groups: list[Group]) -> Table:
     """Return the table of groups, a row for each; differences are from the first group."""
-    reference = groups[0]
-    p_values = {}
-    for group in groups[1:]:
-        difference, _ = group.difference_from(reference)
-        if difference:
-            p_values[group.name] = difference.p
-    corrected = holm(p_values)
-
-    rows = []
+    entries = []
+    notes = []
     for group in groups:
-        difference, note = group.difference_from(reference)
-        p = corrected.get(group.name, math.nan)
-        cells = estimate_cells(group.values.values(), difference, group.digits, p)
-        if group is reference:
-            cells = [*cells[:3], "", "", "", ""]  # no difference from itself
-            note = "one seed" if len(group.values) == 1 else ""
-        rows.append([printable(group.name), *cells, note])
+        gain, note = group.difference_from(groups[0])
+        name = [printable(group.name)]
+        entries.append(Estimated(name, group.values.values(), group.digits, gain))
+        notes.append(note)
+    rows = [[*cells, note] for cells, note in zip(estimate_rows(entries), notes, strict=True)]
 
-    figures: dict[str, None] = {}  # each once, in order
-    for group in groups:
-        figures |= dict.fromkeys(group.figures.values())
-    names = ", ".join(figures)
+    figures = chain(*(group.figures.values() for group in groups))
+    names = ", ".join(dict.fromkeys(figures))  # each once
     note = (
         "Over the clients that have them, of test data unless it says otherwise: "
-        f"{printable(names)}."
+        f"{printable(names)}. Of runs with the same settings and seed the latest counts."
     )
     if "chosen on test" in names:
         note += " What was chosen on test data is too good."
-    if corrected:
-        note += f" {ABOUT_P}"
     columns = ("group", *ESTIMATED, "")
-    return Table(columns, rows, note, words=(0, len(columns) - 1))
+    return Table(columns, rows, f"{note} {ABOUT_P}", words=(0, len(columns) - 1))
 
 
 def costs_of(groups: list[Group]) -> Table:
@@ -182,11 +157,7 @@ def costs_of(groups: list[Group]) -> Table:
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:
     """Return a group for JSON, with its difference from the ``reference``; None for that itself."""
-    difference = None
-    note = ""
-    if group is not reference:
-        estimate, note = group.difference_from(reference)
-        difference = estimate and estimate.as_dict(test=True)
+    gain, note = group.difference_from(reference)
     return {
         "name": group.name,
         "settings": group.settings,
@@ -195,7 +166,7 @@ def _as_dict(group: Group, reference: Group) -> dict[str, object]:
         "runs": {str(seed): str(folder) for seed, folder in group.runs.items()},
         "values": {str(seed): value for seed, value in group.values.items()},
         **Estimate.of(group.values.values()).as_dict(),
-        "difference": difference,
+        "difference": gain and gain.as_dict(test=True),
         "note": note,
     }
 
@@ -229,15 +200,12 @@ def _different_settings(settings: list[Config]) -> list[list[str]]:
 
     Left out are settings that only name a run.
     """
-    keys: dict[str, None] = {}  # each once, in order
-    for run_settings in settings:
-        keys |= dict.fromkeys(run_settings)
+    keys = dict.fromkeys(chain(*settings))  # each once, in order
     rows = []
     for key in keys:
-        values = [run_settings.get(key) for run_settings in settings]
-        is_same = all(value == values[0] for value in values)
-        if not is_same and key not in keys_that_change("name"):
-            rows.append([key, *("–" if value is None else str(value) for value in values)])
+        values = [str(run_settings.get(key, "–")) for run_settings in settings]
+        if len(set(values)) > 1 and key not in keys_that_change("name"):
+            rows.append([key, *values])
     return rows
 
 

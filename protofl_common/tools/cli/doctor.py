@@ -40,6 +40,7 @@ from protofl_common.flower import TRIED_ON
 from protofl_common.tools.arguments import (
     add_allow_python,
     add_json,
+    add_run_settings,
     check_settings,
     read_assignments,
     read_recipe,
@@ -63,11 +64,7 @@ RAY_NOTE = Path("/tmp/ray/ray_current_cluster")  # where Ray notes the address o
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    settings = "settings of the run that shall work"
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=settings)
-    recipe = "a TOML file, or one of configs/recipes, below these"
-    parser.add_argument("--recipe", metavar="NAME", help=recipe)
-    parser.add_argument("--clients", type=int, metavar="N", help="its clients")
+    add_run_settings(parser)
     add_allow_python(parser, "the recipe")
     add_json(parser)
 
@@ -168,22 +165,16 @@ def _torch(planned: Planned) -> Results:
         cure = f"{sys.executable} -m pip install --force-reinstall torch torchvision"
         yield WRONG, f"PyTorch cannot be loaded ({error})", cure
         return
-    has_cuda = torch.cuda.is_available()
+    installed = f"PyTorch {torch.__version__}, built for CUDA {torch.version.cuda}"
     device = str(planned.settings.get("device", ""))
-    if device.startswith("cuda") and not has_cuda:
-        built = "is built without CUDA"
-        if torch.version.cuda:
-            built = f"is built for CUDA {torch.version.cuda}"
-        what = f"device = {device!r}: PyTorch {torch.__version__} {built} and sees no GPU"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        what = f"device = {device!r}: {installed}, sees no GPU"
         cure = (
             "nvidia-smi must list a GPU; take device=cpu, or the PyTorch of "
             "https://pytorch.org for its driver"
         )
         yield WRONG, what, cure
-    gpus = "no GPU"
-    if has_cuda:
-        gpus = f"{torch.cuda.device_count()} GPUs, which protofl run uses"
-    yield FACT, f"PyTorch {torch.__version__}, {gpus}", ""
+    yield FACT, f"{installed}, sees {torch.cuda.device_count()} GPUs", ""
 
 
 def _memory(planned: Planned) -> Results:

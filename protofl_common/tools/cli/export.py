@@ -84,15 +84,12 @@ def act(arguments: argparse.Namespace) -> None:
         written.append(ONNX)
     model.export(arguments.out, limit)
     facts = _facts(model.card, RunFolder(run).summary())
-    write_text(arguments.out / README, _readme(model.card, limit, facts))
+    if math.isfinite(limit):  # not where no input is called so, or too few samples tell a limit
+        facts["unknown"] = f"what is farther than {limit:.4g} from every prototype"
+    write_text(arguments.out / README, _readme(model.card, facts))
 
-    on_screen = {name: facts[name] for name in ("trained at", "network", "method", "run")}
-    on_screen |= _accuracies(model.card) or {"right": UNTESTED}
-    on_screen["predicts by"] = model.card.inference
-    if model.prototypes is not None:
-        on_screen["unknown"] = _unknown(limit, arguments.unknown, len(model.distances))
-    for name, fact in on_screen.items():
-        print(f"{name}: {fact}")
+    for name, fact in (facts | _accuracies(model.card)).items():
+        print(f"{name}: {printable(fact)}")
     print(f"{arguments.out}: {', '.join(written)}")
     own = ""
     if is_python_name(model.card.arch):
@@ -101,23 +98,10 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def _accuracies(card: "ModelCard") -> dict[str, str]:
-    """Say how many test samples each way to predict gets right; {} without such samples."""
+    """Say how many test samples each way to predict gets right; why nothing is known otherwise."""
     if not card.test_samples:
-        return {}
+        return {"right": UNTESTED}
     return {f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()}
-
-
-def _unknown(limit: float, share: float, samples: int) -> str:
-    """Say which inputs the model calls unknown.
-
-    Those farther than ``limit`` from every prototype. It was sought for this ``share`` of inputs
-    like the site's own, by so many ``samples`` of them; infinite: they were too few, or share is 0.
-    """
-    if math.isfinite(limit):
-        return f"farther than {limit:.4g} from every prototype"
-    if share:
-        return f"nothing: its {samples} samples are too few to find a limit"
-    return "nothing"
 
 
 def _folder_of_run(path: Path) -> Path:
@@ -191,7 +175,6 @@ PAGE = """\
 ## Intended use
 
 Inputs like those of {site}, of the {noun} above; {says}.
-{unknown}
 Nothing has been measured of inputs from elsewhere, of other groups of people or devices, or of
 later times. Measure on samples of your own before anything depends on it; it is no substitute for a
 person's judgement.
@@ -204,25 +187,14 @@ person's judgement.
 """
 
 
-def _readme(card: "ModelCard", unknown_above: float, facts: Mapping[str, str]) -> str:
-    """Return the README.md of an exported model.
-
-    ``unknown_above`` is the distance above which an input is called unknown; inf: none is. The
-    ``facts`` are those of `_facts`.
-    """
-    unknown = ""
-    if math.isfinite(unknown_above):
-        unknown = (
-            f"An input farther than {unknown_above:.4g} from every prototype is called unknown."
-        )
-    figures = _figures(card, has_limit=bool(unknown))
+def _readme(card: "ModelCard", facts: Mapping[str, str]) -> str:
+    """Return the README.md of an exported model, with these facts."""
     return PAGE.format(
         site=card.site,
         facts=_table(facts),
         noun=card.task.noun,
         says=card.task.says,
-        unknown=unknown,
-        figures=figures,
+        figures=_figures(card),
     )
 
 
@@ -251,6 +223,7 @@ def _facts(card: "ModelCard", summary: Summary | None) -> dict[str, str]:
         "trained at": site,
         "inputs": f"{card.input_type} {list(card.input_shape)}",
         card.task.noun: f"{len(card.classes)}: {', '.join(card.classes)}",
+        "predicts by": card.inference,
     }
     if summary:
         facts |= _facts_of_run(summary)
@@ -277,11 +250,8 @@ def _facts_of_run(summary: Summary) -> dict[str, str]:
     }
 
 
-def _figures(card: "ModelCard", has_limit: bool) -> str:
-    """Return the text on a model's accuracy: on which samples, and what else was chosen on them.
-
-    ``has_limit``: some inputs are called unknown.
-    """
+def _figures(card: "ModelCard") -> str:
+    """Return the text on a model's accuracy: on which samples, and what else was chosen on them."""
     if not card.test_samples:
         return f"{card.site}: {UNTESTED}"
     when = "the last round"
@@ -290,12 +260,11 @@ def _figures(card: "ModelCard", has_limit: bool) -> str:
     where = "these same test samples"
     if card.calibrated_on == "validation":
         where = "the site's validation samples"
-    limit = ", and the limit above which an input is unknown" if has_limit else ""
     text = (
         f"On {card.test_samples} test samples of {card.site}, after {when}:\n\n"
         f"{_table(_accuracies(card))}\n\n"
         f"Chosen on {where}: that it predicts by {card.inference}, the scale of\n"
-        f"probabilities by prototype{limit}."
+        "probabilities by prototype, and the limit of distance if there is one."
     )
     if "test" in (card.calibrated_on, card.chosen_on):
         text += "\nWhat was chosen on test data makes these figures a little too high."

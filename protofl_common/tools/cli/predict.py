@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from protofl_common.models.trained import ModelCard, TrainedModel  # PyTorch, seconds
     from protofl_common.tools.inference import Predictor
 
-UNKNOWN = "unknown"
+LINE = "{:20}  {:>11}  {:10} {:>9}  {}"  # of the table on the screen
 SOME_LEFT_OUT = 3  # exit status
 # another processor's rounding may change a prediction or two of hundreds
 ACCURACY_TOLERANCE = 0.005
@@ -142,14 +142,13 @@ def _predict_files(arguments: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", module="PIL")
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
     by = predictor.chosen_inference(arguments.by)
-    width = max(map(len, predictor.card.classes)) + len(f"{UNKNOWN} (?)")  # of a class's column
     shows_table = not arguments.json and not arguments.out
     hides_progress = not console.is_terminal or (not arguments.out and sys.stdout.isatty())
 
     problems: dict[str, str] = {}
     with rows_file(arguments.out) if arguments.out else nullcontext() as add_rows:
         if shows_table:
-            print(_line(f"class (by {by})", "probability", "nearest", "distance", "file", width))
+            print(LINE.format(f"class (by {by})", "probability", "nearest", "distance", "file"))
         batches = read_batches(files, predictor.card)
         count = math.ceil(len(files) / FILES_PER_BATCH)
         for samples in track(batches, "files", count, console=console, disable=hides_progress):
@@ -164,17 +163,14 @@ def _predict_files(arguments: argparse.Namespace) -> int:
                     print(json.dumps({"file": file, "error": reason}))
             elif shows_table:
                 for row in rows:
-                    print(_table_line(row, width))
+                    print(_table_line(row))
         for file, reason in problems.items():
-            reason = reason.removeprefix(f"{file} ")  # the line begins with the file
             print(f"left out: {_one_line(file)}: {_one_line(reason)}", file=sys.stderr)
         if len(problems) == len(files):
             raise SettingsError("none of these files could be read")
 
-    if problems or arguments.out:
-        where = f"; {arguments.out}" if arguments.out else ""
-        read = len(files) - len(problems)
-        print(f"{read:,} files read, {len(problems):,} left out{where}", file=sys.stderr)
+    read = len(files) - len(problems)
+    print(f"{read:,} files read, {len(problems):,} left out", file=sys.stderr)
     return SOME_LEFT_OUT if problems else 0
 
 
@@ -269,21 +265,13 @@ def _rows_of_samples(samples: Samples, predictor: "Predictor", by: str) -> list[
     return rows
 
 
-def _table_line(row: Row, width: int) -> str:
-    """Return a row as a line of the table on the screen; ``width`` is that of its first column."""
-    answer = f"{UNKNOWN} ({row['name']}?)" if row["unknown"] else row["name"]
-    nearest = "–"
-    distance = "–"
-    if row["distance"] is not None:
-        nearest = row["nearest"]
-        distance = f"{row['distance']:.4g}"
+def _table_line(row: Row) -> str:
+    """Return a row as a line of the table on the screen."""
+    answer = f"unknown ({row['name']}?)" if row["unknown"] else row["name"]
+    nearest = row["nearest"] or "–"
+    distance = "–" if row["distance"] is None else f"{row['distance']:.4g}"
     probability = f"{row['probability']:.3f}"
-    return _line(answer, probability, nearest, distance, _one_line(row["file"]), width)
-
-
-def _line(answer: str, probability: str, nearest: str, distance: str, file: str, width: int) -> str:
-    narrower = width - len(UNKNOWN)  # a nearest class never is "unknown (CLASS?)"
-    return f"{answer:{width}} {probability:>11}  {nearest:{narrower}} {distance:>9}  {file}"
+    return LINE.format(answer, probability, nearest, distance, _one_line(row["file"]))
 
 
 def _one_line(text: str) -> str:
@@ -311,7 +299,8 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     # in the run's folder a resumption would remove what is being written
     is_inside = out.absolute().parent == run.absolute()
     count = 0
-    drawn = []  # of each client
+    kept: list[Row] = []  # for the features and figures, if they are asked for
+    features = []
     with locked_run(run) if is_inside else nullcontext(), rows_file(out) as add_rows:
         for site in in_order(files):
             clients = int(recipe.federation["num-supernodes"])
@@ -321,9 +310,10 @@ def _predict_run(arguments: argparse.Namespace) -> int:
                 add_rows(rows)
             count += len(rows)
             if arguments.features or arguments.figures:
-                drawn.append(_tested(client, rows))
-    if drawn:
-        _keep(drawn, arguments)
+                kept += rows
+                features.append(client.predictor.features(client.inputs).numpy())
+    if kept:
+        _keep(kept, np.concatenate(features), client.predictor.card.classes, arguments)
     if arguments.json:
         print_json("predict", {"file": str(out), "rows": count, "clients": in_order(files)})
     else:
@@ -390,40 +380,27 @@ def _rows_of_client(client: Client) -> list[Row]:
     return rows
 
 
-class Tested(NamedTuple):
-    """What is drawn of a client's test samples."""
-
-    site: str
-    classes: Sequence[str]
-    features_ND: np.ndarray
-    labels_N: np.ndarray
-    samples_N: np.ndarray  # rows of the data set
-    predicted: dict[str, np.ndarray]  # way -> labels [N]
+def _column(rows: Sequence[Row], name: str) -> np.ndarray:
+    return np.array([row[name] for row in rows])
 
 
-def _tested(client: Client, rows: Sequence[Row]) -> Tested:
-    predicted = {}
-    for way in client.predictor.inferences:
-        predicted[way] = np.array([row[way] for row in rows], dtype=np.int64)
-    card = client.predictor.card
-    features_ND = client.predictor.features(client.inputs).numpy()
-    return Tested(card.site, card.classes, features_ND, client.labels_N, client.rows_N, predicted)
+def _keep(
+    rows: Sequence[Row],
+    features_ND: np.ndarray,
+    classes: Sequence[str],
+    arguments: argparse.Namespace,
+) -> None:
+    """Write the features of all clients' test samples, and draw the figures, as asked.
 
-
-def _keep(clients: Sequence[Tested], arguments: argparse.Namespace) -> None:
-    """Write the features of all clients' test samples, and draw the figures, as asked."""
-    sites = [client.site for client in clients]
-    features_ND = np.concatenate([client.features_ND for client in clients])
-    labels_N = np.concatenate([client.labels_N for client in clients])
-    owners_N = np.repeat(range(len(clients)), [len(client.labels_N) for client in clients])
+    ``rows`` are those of `_rows_of_client` for each sample.
+    """
+    labels_N = _column(rows, "label")
+    sites_N = _column(rows, "client")
     if arguments.features:
+        samples_N = _column(rows, "sample")
         with replacing(arguments.features) as beside, beside.open("wb") as file:
             np.savez_compressed(
-                file,
-                features=features_ND,
-                label=labels_N,
-                client=np.array(sites)[owners_N],
-                sample=np.concatenate([client.samples_N for client in clients]),
+                file, features=features_ND, label=labels_N, client=sites_N, sample=samples_N
             )
         print(arguments.features, file=sys.stderr)
     if not arguments.figures:
@@ -433,15 +410,12 @@ def _keep(clients: Sequence[Tested], arguments: argparse.Namespace) -> None:
 
     from protofl_common.report import paper  # matplotlib, half a second
 
-    classes = clients[0].classes
     for way in KINDS:
-        having = [client for client in clients if way in client.predicted]
-        if having:
-            right_N = np.concatenate([client.labels_N for client in having])
-            predicted_N = np.concatenate([client.predicted[way] for client in having])
-            paper.confusion(right_N, predicted_N, classes).save(
-                arguments.figures, f"confusion-{way}"
-            )
+        predicted = [row for row in rows if way in row]
+        if predicted:
+            drawing = paper.confusion(_column(predicted, "label"), _column(predicted, way), classes)
+            drawing.save(arguments.figures, f"confusion-{way}")
+    _, owners_N = np.unique(sites_N, return_inverse=True)
     paper.features(features_ND, labels_N, classes, owners_N).save(arguments.figures)
     print(arguments.figures, file=sys.stderr)
 

@@ -10,6 +10,7 @@ retain.
 import argparse
 from pathlib import Path
 
+from protofl_common.tools.arguments import add_runs
 from protofl_common.tools.retention import (
     add_days,
     days_ago,
@@ -21,8 +22,7 @@ from protofl_common.tools.retention import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_days(parser)
-    results = "the folder of results; default: runs"
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help=results)
+    add_runs(parser)
     database = "of the SuperLink, as its --database; without it messages stay"
     parser.add_argument("--database", type=Path, metavar="FILE", help=database)
 

@@ -39,22 +39,17 @@ from protofl_common.runs.events import (
 )
 from protofl_common.tools.arguments import (
     add_allow_python,
+    add_run_settings,
     check_settings,
     read_assignments,
     read_recipe,
 )
 
 MOST_RECENT = 40  # lines that are shown of a run that fails with --quiet
-_CLIENTS = (
-    "number of clients (the recipe's, else 10, or as many as your data name for partition=natural)"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of the run")
-    recipe = "a recipe, or a TOML file, below the settings"
-    parser.add_argument("--recipe", default="", metavar="NAME", help=recipe)
-    parser.add_argument("--clients", type=int, metavar="N", help=_CLIENTS)
+    add_run_settings(parser)
     parser.add_argument("--quiet", action="store_true", help="show the result only")
     add_resources(parser)
     add_allow_python(parser, "the recipe")

@@ -19,10 +19,7 @@ from protofl_common.runs.folder import MALFORMED
 from protofl_common.tools.arguments import RUNS, add_json, print_json
 from protofl_common.tools.known_runs import SECONDS_PER_DAY, KnownRun, runs_in
 
-NOTE = (
-    "Mean test accuracy over the clients, %; @ after which round.\n"
-    "* chosen on test data, and so too good."
-)
+NOTE = "Mean test accuracy over the clients, %; @ after which round."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,24 +91,18 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _table(runs: list[dict[str, Any]]) -> Table:
-    """Return the table of runs for a terminal, each with its facts in three lines."""
-    columns = ("run", "final", "best")
+    """Return the table of runs for a terminal."""
+    columns = ("run", "final", "best", "size")
     table = Table(*columns, box=SIMPLE, pad_edge=False, caption=NOTE, caption_justify="left")
     for run in runs:
-        facts = f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}"
-        rounds = f"{run['rounds']}/{run['wanted']} rounds"
-        if run["state"] != "finished":
-            rounds += f", {run['state']}"
-        size = f"{rounds} · {human_bytes(run['bytes'])}"
-        name = f"{plain(run['name'])}\n[dim]{plain(facts)}\n{plain(size)}"
-        best = run["best"].replace(" (chosen on test data)", "*")
-        best = best.replace(" (chosen on validation data)", "")
-        table.add_row(name, _a_line_each(run["final"]), _a_line_each(best))
+        name = plain(run["name"])
+        facts = plain(f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}")
+        rounds = plain(f"{run['rounds']}/{run['wanted']} rounds, {run['state']}")
+        final = plain(run["final"]).replace(", ", "\n")
+        best = plain(run["best"]).replace(", ", "\n")
+        size = human_bytes(run["bytes"])
+        table.add_row(f"{name}\n[dim]{facts}\n{rounds}", final, best, size)
     return table
-
-
-def _a_line_each(figures: str) -> str:
-    return plain(figures).replace(", ", "\n")
 
 
 def plain(text: object) -> str:

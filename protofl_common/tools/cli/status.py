@@ -11,14 +11,13 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from protofl_common.basics.text import printable
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.events import Waiting
-from protofl_common.tools.arguments import add_json, print_json
+from protofl_common.tools.arguments import add_json, add_runs, print_json
 from protofl_common.tools.federation import FEW_DAYS, Federation, ask
 from protofl_common.tools.flower import Run
 from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in, stopped_runs
@@ -29,8 +28,7 @@ SOMEBODY_IS_NEEDED = 3  # exit status
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     superlink = "a SuperLink in Flower's config.toml"
     parser.add_argument("federation", metavar="FEDERATION", help=superlink)
-    results = "the folder of results; default: runs"
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help=results)
+    add_runs(parser)
     number = "only Flower's number of this site, to unregister it"
     parser.add_argument("--node", metavar="NAME", help=number)
     add_json(parser)
@@ -67,9 +65,9 @@ def needs(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
 
     Of the submissions only the latest counts: what failed before it may have been mended.
     """
-    for name, node, state in _nodes(federation, runs):
-        if state != "online":
-            yield f"{name} ({node}) is {state}"
+    for site in _sites(federation, runs):
+        if site.state != "online":
+            yield f"{site.name} ({site.node}) is {site.state}"
     for submission in federation.submissions[:1]:  # none, or the latest
         if submission.status.sub_status == "failed":
             yield f"run {submission.run_id} failed"
@@ -106,13 +104,9 @@ def _escaped(label: object) -> str:
 def _as_dict(federation: Federation, runs: list[KnownRun], problems: list[str]) -> dict[str, Any]:
     """Return the status for JSON; ``problems`` are the lines of `needs`."""
     sites = []
-    runs_of_sites = _known_sites(runs)
-    for name, node, state in _nodes(federation, runs):
-        in_runs = {}
-        for run_name, known_sites in runs_of_sites.items():
-            if name in known_sites:
-                in_runs[run_name] = asdict(known_sites[name])
-        sites.append({"name": name, "node": str(node), "state": state, "runs": in_runs})
+    for site in _sites(federation, runs):
+        in_runs = {name: asdict(known) for name, known in site.runs.items()}
+        sites.append({**site._asdict(), "node": str(site.node), "runs": in_runs})
     waiting = []
     for run, event in _waiting(runs):
         fields = event.for_programs()
@@ -139,7 +133,7 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     """
     numbers = [node.node_id for node in federation.nodes if node.name == name]
     if not numbers:
-        numbers = [node for site, node, _ in _nodes(federation, runs) if site == name]
+        numbers = [site.node for site in _sites(federation, runs) if site.name == name]
     if len(numbers) != 1:
         names = sorted({node.name or str(node.node_id) for node in federation.nodes})
         choices = f"choose from {', '.join(names)}"
@@ -149,17 +143,13 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
 
 def status_lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     """Yield a line for each site, submission, run that waits or stopped, and the certificate."""
-    runs_of_sites = _known_sites(runs)
-    for name, node, state in _nodes(federation, runs):
+    for site in _sites(federation, runs):
         replies = []
-        for run_name, known_sites in runs_of_sites.items():
-            site = known_sites.get(name)
-            if site and site.last:
-                replies.append(f"last reply: round {site.last} of {run_name}{_trouble(site)}")
-            elif site and site.trouble:
-                replies.append(f"no reply yet in {run_name}{_trouble(site)}")
+        for run_name, known in site.runs.items():
+            last = f"last reply: round {known.last} of" if known.last else "no reply yet in"
+            replies.append(f"{last} {run_name}{_trouble(known)}")
         text = "; ".join(replies) or "no reply yet"
-        yield f"{name:20} {node:>20}  {state:10}  {text}"
+        yield f"{site.name:20} {site.node:>20}  {site.state:10}  {text}"
 
     for submission in federation.submissions:
         yield _submission_line(submission)
@@ -212,35 +202,31 @@ def _state(run: Run) -> str:
 
 def _trouble(site: KnownSite) -> str:
     """Say how often a site's replies were lost in a run, and why the latest; "" if none was."""
-    if not site.trouble:
-        return ""
     numbers = [f"{number} {kind}" for kind, number in site.trouble.items()]
-    return f"  {', '.join(numbers)}; {site.reason}"
+    return f"  {', '.join(numbers)}; {site.reason}" if numbers else ""
 
 
-def _known_sites(runs: list[KnownRun]) -> dict[str, dict[str, KnownSite]]:
-    """Return for each run that is under way, or else the latest, what it knows of its sites.
+class Site(NamedTuple):
+    name: str  # by which a run knows it, else that of its registration, or "?"
+    node: int  # Flower's number
+    state: str
+    runs: dict[str, KnownSite]  # name of a run -> what the run knows of the site
 
-    The keys are the names of runs, and then of sites. ``runs`` begin with the latest.
+
+def _sites(federation: Federation, runs: list[KnownRun]) -> list[Site]:
+    """Return the registered sites, sorted by name.
+
+    ``runs`` begin with the latest. Those count that are under way; if none is, the latest.
     """
-    chosen = [run for run in runs if run.is_under_way]
-    if not chosen:
-        chosen = runs[:1]
-    return {run.path.name: run.known_sites() for run in chosen}
-
-
-def _nodes(federation: Federation, runs: list[KnownRun]) -> list[tuple[str, int, str]]:
-    """Return the nodes, sorted by name: the site's name, Flower's number, and its state.
-
-    The name is that by which a run (`_known_sites`) knows the node, else that of its registration,
-    or "?".
-    """
+    chosen = [run for run in runs if run.is_under_way] or runs[:1]
+    known = {run.path.name: run.known_sites() for run in chosen}
     names = {}
-    for sites in _known_sites(runs).values():
+    for sites in known.values():
         for name, site in sites.items():
             names[site.node] = name
     rows = []
     for node in federation.nodes:
         name = names.get(node.node_id) or node.name or "?"
-        rows.append((name, node.node_id, node.status))
-    return sorted(rows)
+        in_runs = {run: sites[name] for run, sites in known.items() if name in sites}
+        rows.append(Site(name, node.node_id, node.status, in_runs))
+    return sorted(rows, key=lambda site: (site.name, site.node))

@@ -23,7 +23,6 @@ import argparse
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -31,9 +30,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
 
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import as_file_name
@@ -262,86 +259,49 @@ def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | No
     """Return the cell with the settings that are best on validation data.
 
     If the cell is asked for, ``make`` makes the trials that are left; otherwise, and without
-    ``make``, the cell is skipped unless its search is finished. Without ``trials``, or where it has
-    no runs or nothing to search for, the cell is returned as it is.
+    ``make``, the cell is skipped unless its search is finished, as it is if no trial ends well.
+    Without ``trials``, or where it has no runs or nothing to search for, the cell is returned as it
+    is.
     """
     if not trials or not cell.runs or not cell.spaces:
         return cell
-    return Search(table, cell, trials).tuned(make if cell.asked else None)
+    try:
+        return Search(table, cell, trials).tuned(make if cell.asked else None)
+    except SettingsError as error:
+        return replace(cell, runs={}, skipped=f"search: {error}")
 
 
 def show_plan(planned: Planned, runs: Runs, trials: Runs | None, console: Console) -> None:
-    """Print a line for each cell: its seeds to run and finished ones, and how its settings differ.
+    """Print a line for each cell: its seeds to run, and how its settings differ from others'.
 
-    Then how many runs and, with ``trials``, trials of a search are left. Nothing is run.
+    Or why it is skipped: with ``trials``, because trials of a search are left. Then how many runs
+    are left. Nothing is run.
     """
+    show = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     for table, planned_cells in planned:
-        asked = [cell for cell in planned_cells if cell.asked]
-        cells = [_searched(table, cell, trials, None) for cell in asked]
-        heads = ("row", "column", "to run: seed", "finished", "clients", "rounds")
-        settings = Column("settings", overflow="fold")
-        shown = Table(*heads, settings, box=None, pad_edge=False)
+        cells = [_searched(table, cell, trials, None) for cell in planned_cells if cell.asked]
+        show(f"{table.name}: {table.title}")
         for cell in cells:
+            about = f"skipped: {cell.skipped}"
             if cell.runs:
-                shown.add_row(*map(escape, _plan_row(cell, cells, runs)))
-        heading = f"[bold]{escape(table.name)}[/bold]: {escape(table.title)}"
-        console.print(heading, highlight=False)
-        if shown.row_count:
-            console.print(shown)
-        for reason, count in Counter(cell.skipped for cell in cells if cell.skipped).items():
-            text = f"{count} cells are skipped: {reason}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-        every_run = runs_of(cells)
-        left = [run for run in every_run if not runs.finished(run)]
+                about = _plan_of(cell, cells, runs)
+            show(f"{cell.row} / {cell.column}: {about}")
+        left = [run for run in runs_of(cells) if not runs.finished(run)]
         rounds = sum(run.settings.run.rounds for run in left)
-        text = f"{len(left)} runs to make, {rounds:,} rounds in all"
-        console.print(f"{text}; {len(every_run) - len(left)} runs are finished", highlight=False)
-        if trials:
-            _show_search(table, asked, cells, trials, console)
+        show(f"{len(left)} runs to make, {rounds:,} rounds in all")
 
 
-def _show_search(
-    table: TableFile, asked: list[Cell], searched: list[Cell], trials: Runs, console: Console
-) -> None:
-    """Print how many runs of trials are left, and how many runs then follow; nothing if none is.
-
-    ``searched`` are the cells that are ``asked`` for, after the search: one whose search is not
-    finished has lost its runs.
-    """
-    waiting = []
-    for before, after in zip(asked, searched, strict=True):
-        if before.runs and not after.runs:
-            waiting.append(before)
-    if waiting:
-        made = sum(Search(table, cell, trials).made for cell in waiting)
-        left = (len(waiting) * table.trials - made) * len(table.trial_seeds)
-        final = len(runs_of(waiting))
-        console.print(f"to search: {left} runs of trials; then {final} runs of what they choose")
-
-
-def _plan_row(cell: Cell, cells: list[Cell], runs: Runs) -> list[str]:
-    """Return a cell's row of the plan: it ends with the settings in which cells differ."""
-    left: list[str] = []
-    finished: list[str] = []
-    for seed, run in cell.runs.items():
-        seeds = finished if runs.finished(run) else left
-        seeds.append(str(seed))
-
+def _plan_of(cell: Cell, cells: list[Cell], runs: Runs) -> str:
+    """Say which seeds of a cell are to run, and the settings in which ``cells`` differ."""
+    left = [str(seed) for seed, run in cell.runs.items() if not runs.finished(run)]
+    first = cell.first_run
     configs = [other.first_run.settings.given for other in cells if other.runs]
-    differing = []
-    for key, value in cell.first_run.settings.given.items():
+    facts = [f"seeds to run {', '.join(left) or 'none'}"]
+    facts.append(f"{first.federation['num-supernodes']} clients")
+    for key, value in first.settings.given.items():
         if any(config.get(key) != value for config in configs):
-            differing.append(f"{key}={value}")
-    return [
-        cell.row,
-        cell.column,
-        ", ".join(left) or "–",
-        ", ".join(finished) or "–",
-        str(cell.first_run.federation["num-supernodes"]),
-        str(cell.first_run.settings.run.rounds),
-        " ".join(differing),
-    ]
+            facts.append(f"{key}={value}")
+    return "; ".join(facts)
 
 
 def _make_one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:

@@ -13,9 +13,8 @@ import argparse
 import os
 import re
 import sys
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from protofl_common.basics.files import make_private
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allow_only
-from protofl_common.experiment.catalog import CATALOG, half
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import app_folder, default_run_config
 from protofl_common.tools.arguments import add_allow_python
 
@@ -92,18 +91,6 @@ def _run_installed(grid: Any, context: Any, **_: Any) -> Any:
     return context
 
 
-def import_ahead() -> None:
-    """Import what every run needs; what cannot be imported is left for the run to say."""
-    from protofl_common.tools.flower import require_for_worker
-
-    with suppress(Exception):  # the run will meet the same error, and end with it
-        for name in AHEAD:
-            import_module(name)
-        require_for_worker()
-        for row in CATALOG.values():
-            half(row.server, object)  # imports the module of the algorithm's server half
-
-
 def handle(out_dir: str, arguments: list[str]) -> None:
     """Handle one run: be ``flwr-serverapp`` with these arguments, with the installed code."""
     from protofl_common.tools.flower import console_script
@@ -116,9 +103,12 @@ def handle(out_dir: str, arguments: list[str]) -> None:
 if __name__ == "__main__":
     # The process of a run: python -P worker.py OUT-DIR MODULES fork|spawn. Its settings may name
     # MODULES (with commas) and no others, and only this user can read what it writes.
-    from protofl_common.tools.task_process import handle_tasks
+    from protofl_common.tools.flower import require_for_worker
+    from protofl_common.tools.task_process import handle_tasks, import_ahead
 
     _, folder, allowed, start_method = sys.argv
     os.umask(0o077)
     allow_only(names_in(allowed))
-    handle_tasks(start_method, import_ahead, partial(handle, folder))
+    halves = [row.server for row in CATALOG.values()]
+    prepare = partial(import_ahead, AHEAD, require_for_worker, halves)
+    handle_tasks(start_method, prepare, partial(handle, folder))

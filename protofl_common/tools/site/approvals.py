@@ -64,6 +64,7 @@ from protofl_common.experiment.study import (
 from protofl_common.runs.folder import heads_in
 from protofl_common.tools.arguments import read_recipe
 from protofl_common.tools.ssh_key import private_key
+from protofl_common.wire.schema import Exchange
 
 
 def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
@@ -187,30 +188,40 @@ def _signed(study: Study) -> str:
 def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str]:
     """Say what leaves a site: of the model by each algorithm, at its introduction, as figures."""
     for each in with_baselines:
-        entries = [entry.words for entry in each.exchange.up.values()]
-        sent = " and ".join(entries) or "nothing of the model"
+        sent = sent_of_model(each.exchange)
         yield printable(f"leaves     {each.row.title}: in each round {sent}", LONGEST_IN_LOG)
+    for line in sent_always(settings):
+        yield f"           {line}"
+    yield f"           metrics: {printable(settings.run.metrics) or 'accuracy alone'}"
 
+
+def sent_of_model(exchange: Exchange) -> str:
+    """Say what a client sends of its model in each round."""
+    entries = [entry.words for entry in exchange.up.values()]
+    return " and ".join(entries) or "nothing of the model"
+
+
+def sent_always(settings: Settings) -> tuple[str, str]:
+    """Say what a site sends in any run with these protections: at its introduction, and figures."""
     privacy = settings.privacy
     is_exact = privacy.dp == "none"
     introduced = (
         "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, "
         "class names"
     )
-    if is_exact:
-        introduced += ", seconds"
-    yield f"           {introduced}"
-
     figures = "numbers of samples and of right predictions"
     if is_exact:
+        introduced += ", seconds"
         least = privacy.min_class_samples
-        figures += ", and losses" if least == 1 else f", rounded to multiples of {least}"
+        figures += ", losses" if least == 1 else f", rounded to multiples of {least}"
+        figures += ", metrics"
     if privacy.sums_only:
         figures += ", in the sum alone"
-        if not settings.hides_sample_counts:
+        if not is_exact:
             figures += "; its number of training samples, exact"
-    yield f"           {figures}"
-    yield f"           metrics: {printable(settings.run.metrics) or 'accuracy alone'}"
+    elif is_exact:
+        introduced += ", which classes it has"
+    return introduced, figures
 
 
 def _changed(with_baselines: list[Settings]) -> Iterator[str]:
@@ -303,15 +314,7 @@ def decide(
         )
         write(path, decided)
 
-    limits = ""
-    if decision == APPROVED:
-        if bounded.until:
-            limits += f", until {bounded.until}"
-        if bounded.runs:
-            limits += f", {bounded.runs} runs"
-        if later == PATCH:
-            limits += f", also for later patches of {RELEASE}"
-    return f"{name}: {decision}: {study}{limits}, in {path.parent.absolute()}"
+    return f"{name}: {decision}: {study}; {state_of(decided)}; in {path.parent.absolute()}"
 
 
 def _check_acceptable(request: Request, node: Mapping[str, Scalar]) -> None:
@@ -389,25 +392,24 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
             "has the site answered yet, and is this its state-dir?"
         )
     lines = list(audit.entries(path))
+    rows = [row for _, row, _ in lines]
+    problems = [wrong for _, _, wrong in lines if wrong]
+    for number, row in enumerate(rows, 1):
+        if not row.get("signature"):
+            continue
+        signer = str(row.get("by"))  # NAME:KEY
+        signed = signed_decision(site_name(node), str(row["study"]), row)
+        if not is_signed(signer.rpartition(":")[2], str(row["signature"]), signed):
+            problems.append(f"line {number} is not what {signer} has signed")
+
     latest = ""
     num_earlier = 0  # lines before the day
-    for number, (_, row, _) in enumerate(lines, 1):
+    for number, row in enumerate(rows, 1):
         latest = max(latest, str(row.get("time", "")))
         is_dated_back = latest != row.get("time")  # then its time does not tell the day
         if not is_dated_back and latest < since:
             num_earlier = number
-    rows = [row for _, row, _ in lines[num_earlier:]]
-    problems = [wrong for _, _, wrong in lines if wrong]
-    for number, (_, row, _) in enumerate(lines, 1):
-        if row.get("signature") and not _is_signed_by_its_operator(row, site_name(node)):
-            problems.append(f"line {number} is not what {row.get('by')} has signed")
-    return rows, problems
-
-
-def _is_signed_by_its_operator(row: Mapping[str, Any], site: str) -> bool:
-    """Return whether a decision in the log has a signature by the key in its ``by`` (NAME:KEY)."""
-    key = str(row.get("by")).rpartition(":")[2]
-    return is_signed(key, str(row["signature"]), signed_decision(site, str(row["study"]), row))
+    return rows[num_earlier:], problems
 
 
 def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, list[str]]:

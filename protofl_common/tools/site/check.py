@@ -10,7 +10,7 @@ import shutil
 import ssl
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +50,7 @@ from protofl_common.tools.findings import (
     worst_first,
 )
 from protofl_common.tools.flower import TIMESTAMP_TOLERANCE, get_flwr_home
+from protofl_common.tools.site.approvals import sent_always, sent_of_model
 from protofl_common.tools.site.node import (
     allowed_algorithms,
     least_demanding_settings,
@@ -210,7 +211,7 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Say which folders the site reads and writes, whether it can, and who else may look in."""
     data = str(node.get("data-dir", ""))
     if data:
-        yield from _read_folder("data-dir", Path(data).expanduser())
+        yield _folder("reads", "data-dir", Path(data).expanduser())
         if "partition-id" in node:
             shared = (
                 "data-dir is a share of a common data set, and runs choose the test samples; "
@@ -228,9 +229,14 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
             yield Finding(WRONG, "state", lost)
 
     state_dir, cache_dir = site_folders(node)
-    yield from _written_folder("state-dir", state_dir)
-    yield from _written_folder("cache-dir", cache_dir)
-    yield from _written_folder("FLWR_HOME", get_flwr_home())
+    written = {"state-dir": state_dir, "cache-dir": cache_dir, "FLWR_HOME": get_flwr_home()}
+    for key, folder in written.items():
+        yield _folder("writes", key, folder)
+        free = shutil.disk_usage(nearest_existing(folder)).free
+        if free < FEW_BYTES:
+            level = WRONG if free < FULL_BYTES else WARNING
+            text = f"{key} {folder.absolute()}: {free / 1e6:.0f} MB free"
+            yield Finding(level, FREE_SPACE, text)
     yield from _files(node)
 
 
@@ -245,17 +251,13 @@ def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     for run in runs:
         tops += [path.absolute() for path in run.paths]
 
-    for path in (*tops, *_inside(tops)):
+    paths = list(tops)
+    for top in tops:
+        for folder, subfolders, files in os.walk(top):  # but for folders that it may not list
+            paths += [Path(folder, name) for name in (*subfolders, *files)]
+    for path in paths:
         with suppress(OSError):  # a site at work replaces its files meanwhile
             yield from _file_access(path, state_dir)
-
-
-def _inside(tops: Iterable[Path]) -> Iterator[Path]:
-    """Yield all files and folders below the folders ``tops``, but for those it may not list."""
-    for top in tops:
-        for folder, subfolders, files in os.walk(top):
-            for name in (*subfolders, *files):
-                yield Path(folder, name)
 
 
 def _file_access(path: Path, state_dir: Path) -> Iterator[Finding]:
@@ -276,33 +278,25 @@ def _file_access(path: Path, state_dir: Path) -> Iterator[Finding]:
         yield Finding(WRONG, "writes", readable)
 
 
-def _read_folder(key: str, folder: Path) -> Iterator[Finding]:
-    """Say whether the folder that ``key`` names can be read, and warn if all users may look in."""
+def _folder(topic: str, key: str, folder: Path) -> Finding:
+    """Say whether a folder that the site "reads" or "writes" can be used, and who else may look in.
+
+    ``key`` is the setting that names it. The group may look into what the site reads.
+    """
+    is_read = topic == "reads"
     nearest = nearest_existing(folder)
     name = f"{key} {folder.absolute()}"
-    if not _has_access(nearest, os.R_OK):
-        yield Finding(WRONG, "reads", f"{name}: cannot be read")
-    elif nearest != folder.absolute():
-        yield Finding(WRONG, "reads", f"{name}: there is none")
-    else:
-        yield _privacy_of_folder("reads", name, nearest, by=0o007)
-
-
-def _written_folder(key: str, folder: Path) -> Iterator[Finding]:
-    """Say whether the folder that ``key`` names can be written, is private, and has space left."""
-    nearest = nearest_existing(folder)
-    name = f"{key} {folder.absolute()}"
-    if not _has_access(nearest, os.W_OK):
-        yield Finding(WRONG, "writes", f"{name}: cannot be written")
-    elif nearest != folder.absolute():
-        yield Finding(FACT, "writes", f"{name}: will be made, for this user only")
-    else:
-        yield _privacy_of_folder("writes", name, nearest, by=0o077)
-
-    free = shutil.disk_usage(nearest).free
-    if free < FEW_BYTES:
-        level = WRONG if free < FULL_BYTES else WARNING
-        yield Finding(level, FREE_SPACE, f"{name}: {free / 1e6:.0f} MB free")
+    if not _has_access(nearest, os.R_OK if is_read else os.W_OK):
+        return Finding(WRONG, topic, f"{name}: cannot be {'read' if is_read else 'written'}")
+    if nearest != folder.absolute():
+        if is_read:
+            return Finding(WRONG, topic, f"{name}: there is none")
+        return Finding(FACT, topic, f"{name}: will be made, for this user only")
+    mode = stat.S_IMODE(nearest.stat().st_mode)
+    if mode & (0o007 if is_read else 0o077):
+        readable = f"{name}: other users of this machine may look in (mode {mode:04o})"
+        return Finding(WARNING, topic, readable)
+    return Finding(FACT, topic, f"{name} (mode {mode:04o})")
 
 
 def _has_access(path: Path, mode: int) -> bool:
@@ -310,15 +304,6 @@ def _has_access(path: Path, mode: int) -> bool:
     if path.is_dir():
         mode |= os.X_OK  # without it nothing in a folder can be reached
     return os.access(path, mode)
-
-
-def _privacy_of_folder(topic: str, name: str, folder: Path, by: int) -> Finding:
-    """Warn if the folder gives any right to those whose mode bits are ``by``, such as 0o077."""
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & by:
-        readable = f"{name}: other users of this machine may look in (mode {mode:04o})"
-        return Finding(WARNING, topic, readable)
-    return Finding(FACT, topic, f"{name} (mode {mode:04o})")
 
 
 def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
@@ -353,9 +338,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         elif isinstance(least_demanding_settings(node, name), Settings):
             # the site refuses any run of the others, as they cannot meet its demands
             exchange = CATALOG[name].exchange
-            entries = [entry.words for entry in exchange.up.values()]
-            sent = " and ".join(entries) or "nothing of the model"
-            by_upload.setdefault(sent, []).append(name)
+            by_upload.setdefault(sent_of_model(exchange), []).append(name)
             if exchange.sends_weights:
                 with_weights.append(name)
 
@@ -366,8 +349,7 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         declared = f"whatever packages of others declare: {', '.join(of_packages)}"
         yield Finding(WARNING, "sends", declared)
 
-    is_private = "require-dp" in node
-    if with_weights and not is_private:
+    if with_weights and "require-dp" not in node:
         cure = f"refuse them by {ACCEPT_WEIGHTS} = false, or set require-dp"
         danger = f"{DANGER_OF_WEIGHTS}; {cure}: {', '.join(with_weights)}"
         yield Finding(WARNING, "weights", danger)
@@ -383,19 +365,8 @@ def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         else:
             unknown = "none: the site cannot know who the others are; compare the keys of a study"
             yield Finding(WARNING, "peers", f"{unknown} by phone, and name them in peers")
-        always = ["the number of training samples" if is_private else "seconds"]
-    else:
-        always = ["numbers of samples", "numbers of right predictions"]
-        if not is_private:
-            always += ["which classes it has", "metrics"]
-            if node.get("min-class-samples", 1) == 1:
-                always.append("losses")
-            always.append("seconds")
-    introduced = (
-        "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, "
-        "the class names given"
-    )
-    yield Finding(FACT, "sends", f"always: {', '.join([introduced, *always])}")
+    always = "; ".join(sent_always(site_settings(node)))
+    yield Finding(FACT, "sends", f"always: {always}")
 
 
 def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:

@@ -9,15 +9,13 @@ each (`tools/task_process.py`).
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from flwr.clientapp import ClientApp
 
 from protofl_common.basics.text import printable
-from protofl_common.experiment.catalog import CATALOG, half
+from protofl_common.experiment.catalog import CATALOG
 from protofl_common.tools.flower import (
     clientapp_process,
     console_script,
@@ -27,7 +25,7 @@ from protofl_common.tools.flower import (
     keep_log_short,
     pull_parts,
 )
-from protofl_common.tools.task_process import handle_tasks
+from protofl_common.tools.task_process import handle_tasks, import_ahead
 
 LARGEST = 2**32 + 2**28  # bytes of arrays in a message: two models of 2 GiB, and vectors
 AHEAD = ("torch", "torch._dynamo", "httpcore", "filelock", "numpy.ma")
@@ -77,17 +75,10 @@ def handle(app: str, arguments: list[str]) -> None:
         flwr_clientapp()
 
 
-def import_ahead(app: str) -> None:
-    """Import what every message needs; what cannot be imported is left for a message to say."""
-    with suppress(Exception):  # the child will meet the same error, and answer with it
-        for name in AHEAD:
-            import_module(name)
-        installed_code(app)("", "", "")  # loads the ClientApp
-        for row in CATALOG.values():
-            half(row.client, object)  # imports the module of the algorithm's client half
-
-
 if __name__ == "__main__":
     _, folder, start_method = sys.argv
     keep_log_short()
-    handle_tasks(start_method, partial(import_ahead, folder), partial(handle, folder))
+    load = partial(installed_code(folder), "", "", "")
+    halves = [row.client for row in CATALOG.values()]
+    prepare = partial(import_ahead, AHEAD, load, halves)
+    handle_tasks(start_method, prepare, partial(handle, folder))

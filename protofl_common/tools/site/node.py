@@ -81,10 +81,6 @@ def node_config(text: str) -> dict[str, Scalar]:
         cure = ""
         if reason.startswith("The value for key"):  # Flower's words for a value that is a list
             cure = '; write names as one text with commas, as in classes="a,b"'
-        elif isinstance(error, ValueError):
-            first_byte = Path(text).expanduser().read_bytes()[:1]
-            if first_byte > b"\x7f":  # no key begins so: it is of a byte order mark
-                cure = "; save it as UTF-8 without a byte order mark"
         raise SettingsError(f"--node-config {text!r}: {reason}{cure}") from error
 
     # each key that was read has one =, but for those inside quoted values

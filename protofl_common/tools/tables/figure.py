@@ -83,10 +83,7 @@ class Figure:
         It is the largest value over the rounds for "best", else the mean over the last ones.
         """
         run = RunFolder(folder)
-        if self.when == "best":
-            rows = [row for row in self._candidates(run.rows()) if self._is_in(row)]
-        else:
-            rows = list(islice(filter(self._is_in, run.latest_rows()), self._num_last))
+        rows, _ = self._rows(run)
         if not rows:
             raise NoFigure(f"no evaluation of {self.what}")
 
@@ -97,11 +94,6 @@ class Figure:
             is_count = self.what in COUNTS
             values.append(self._count(row) if is_count else self._accuracy(row, domains))
         return max(values) if self.when == "best" else statistics.fmean(values)
-
-    @property
-    def _num_last(self) -> int:
-        """The number of evaluations at the end of a run of which it is the mean."""
-        return 1 if self.when == "final" else int(self.when.removeprefix("last-"))
 
     def described(self, folder: Path) -> str:
         """Return the figure's name, with what a reader must know of it in this finished run.
@@ -116,29 +108,34 @@ class Figure:
         hides_clients = any("std" not in figures for figures in accuracies)
         if hides_clients and self.what not in COUNTS:
             name += " over all samples"
-        if self.when == "final":
-            return name
-        if self.when == "best":
-            return name + self._choice(run.rows())
-        rows = run.rows()
-        count = sum(map(self._is_in, rows))
-        return f"{name}, of {count} evaluations" if rows and count < self._num_last else name
+        _, choice = self._rows(run)
+        return name + choice
 
-    def _choice(self, rows: list[RoundRow]) -> str:
-        """Say by which data the best round was chosen, and among which rounds if not all.
+    def _rows(self, run: RunFolder) -> tuple[list[RoundRow], str]:
+        """Return the rows that it is read from, and what a reader must know of their choice.
 
-        "" where no round was evaluated.
+        The best round is one row where validation data choose it, and for a deviation over clients,
+        which is no better for being larger. Else the largest value over every round that all
+        clients evaluated is the best.
         """
-        evaluations = [row for row in rows if self._kind in over_clients.figures_of(row)]
-        if not evaluations:
-            return ""
-        _, data = over_clients.best_evaluation(evaluations, self._kind)
-        text = f", its round chosen on {data} data"
-        comparable = len(over_clients.comparable_rounds(evaluations))
-        if comparable < len(evaluations):
-            count = f"{comparable} of {len(evaluations)}"
-            text += f", among the {count} evaluations that all clients made"
-        return text
+        if self.when != "best":
+            wanted = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
+            rows = list(islice(filter(self._is_in, run.latest_rows()), wanted))
+            is_less = 0 < len(rows) < wanted
+            return rows, f", of {len(rows)} evaluations" if is_less else ""
+
+        evaluations = [row for row in run.rows() if self._kind in over_clients.figures_of(row)]
+        best, data = over_clients.best_evaluation(evaluations, self._kind)
+        if best is None:
+            return [], ""
+        choice = f", its round chosen on {data} data"
+        candidates = over_clients.comparable_rounds(evaluations)
+        if len(candidates) < len(evaluations):
+            count = f"{len(candidates)} of {len(evaluations)}"
+            choice += f", among the {count} evaluations that all clients made"
+        if data == "validation" or self.over == "std":
+            candidates = [best]
+        return [row for row in candidates if self._is_in(row)], choice
 
     def _is_in(self, row: RoundRow) -> bool:
         """Return whether the row has the figure."""
@@ -150,17 +147,6 @@ class Figure:
     def _kind(self) -> str:
         """The accuracy or metric, without the word for validation data."""
         return self.what.removeprefix("validation/")
-
-    def _candidates(self, rows: list[RoundRow]) -> list[RoundRow]:
-        """Return the rounds of which the largest figure is the best one.
-
-        That is one round where validation data choose it, and for a deviation over clients, which
-        is no better for being larger. Else it is every round that all clients evaluated.
-        """
-        best, data = over_clients.best_evaluation(rows, self._kind)
-        if data == "test" and self.over != "std":
-            return over_clients.comparable_rounds(rows)
-        return [best] if best else []
 
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
         """Return the accuracy in percent, or the metric, over the clients of the domain.

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scipy.special import stdtr, stdtrit
 
@@ -31,7 +31,7 @@ CONFIDENCE = 0.95
 SIGNIFICANT = 0.05  # p below which a lead is shown as one
 OF_ALL_RUNS = ("protofl", "python", "flwr", "torch", "numpy")  # Every run notes their versions
 ESTIMATED = ("n", "mean", "95 % interval", "difference", "95 % interval", "p", "p (Holm)")
-"""Heads of the cells of `estimate_cells`."""
+"""Heads of the cells of `estimate_rows`, behind those of the names."""
 COSTS = ("rounds", "up", "down", "seconds", "seconds per round")
 """Heads of the cells of `cost_cells`."""
 ABOUT_COSTS = (
@@ -93,20 +93,32 @@ class Estimate:
         return content
 
 
-def estimate_cells(
-    figures: Iterable[float], gain: Estimate | None, digits: int, corrected: float = math.nan
-) -> list[str]:
-    """Return a table's cells (`ESTIMATED`) for the mean of ``figures``, with so many decimals.
+class Estimated(NamedTuple):
+    """What a row of a table of estimates is about."""
 
-    ``gain`` estimates how much more they are than those of another row; None: nothing is compared.
-    ``corrected`` is its p, corrected for the number of comparisons (`holm`).
-    """
-    estimate = Estimate.of(figures)
-    cells = [str(estimate.n), f"{estimate.mean:.{digits}f}", estimate.interval(digits)]
-    if gain is None:
-        return [*cells, "–", "–", "–", "–"]
-    difference = [f"{gain.mean:+.{digits}f}", gain.interval(digits)]
-    return [*cells, *difference, _p_cell(gain.p), _p_cell(corrected)]
+    names: list[str]  # of its first cells
+    figures: Iterable[float]
+    digits: int  # decimals that are shown
+    gain: Estimate | None  # how much more they are than another row's; None: nothing is compared
+
+
+def estimate_rows(entries: Sequence[Estimated]) -> list[list[str]]:
+    """Return the cells of a table's rows: the names, and behind them those of `ESTIMATED`."""
+    p_values = {number: entry.gain.p for number, entry in enumerate(entries) if entry.gain}
+    corrected = holm(p_values)
+    rows = []
+    for number, (names, figures, digits, gain) in enumerate(entries):
+        estimate = Estimate.of(figures)
+        count = str(estimate.n)
+        difference = ["–", "–", "–", "–"]
+        if gain:
+            p_cells = [_p_cell(gain.p), _p_cell(corrected.get(number, math.nan))]
+            difference = [f"{gain.mean:+.{digits}f}", gain.interval(digits), *p_cells]
+            if gain.n < estimate.n:
+                count += f" ({gain.n} paired)"
+        mean = f"{estimate.mean:.{digits}f}"
+        rows.append([*names, count, mean, estimate.interval(digits), *difference])
+    return rows
 
 
 def _p_cell(p: float) -> str:
@@ -189,8 +201,10 @@ class Group:
         """Estimate how much more this group's figure is, over the seeds that both groups have.
 
         Return the estimate, and a note for people: why there is none (then it is None), or what
-        must be known of it, such as how many seeds are left out; "" if nothing.
+        must be known of it; "" if nothing. None also for the ``reference`` itself.
         """
+        if self is reference:
+            return None, ""
         if self.data != reference.data:
             return None, "not paired: other data, or divided otherwise"
         gain = difference(self.values, reference.values)
@@ -198,9 +212,6 @@ class Group:
             return None, "not paired: no seed in common"
 
         notes = []
-        left_out = len(self.values.keys() | reference.values.keys()) - gain.n
-        if left_out:
-            notes.append(f"left out, without a partner: {left_out} of the seeds")
         if gain.n == 1:
             notes.append("one pair: may be chance")
         if self.figure != reference.figure:

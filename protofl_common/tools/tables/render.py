@@ -17,9 +17,10 @@ from protofl_common.tools.tables.groups import (
     ESTIMATED,
     SIGNIFICANT,
     Estimate,
+    Estimated,
     cost_cells,
     difference,
-    estimate_cells,
+    estimate_rows,
     holm,
 )
 from protofl_common.tools.tables.plan import Cell, Runs
@@ -219,11 +220,7 @@ def markdown(table: TableFile, results: Results) -> str:
     ]
     if "chosen on test data" in figures:
         lines.append("What was chosen on test data is too good: it was picked by what it reports.")
-    if table.trials and not any(result.cell.found for result in results.values()):
-        lines.append("The settings are those of the table's file; --search looks for better ones.")
-    notes = _notes(results)
-    if notes:
-        lines += ["", *notes]
+    lines += ["", *_notes(results)]
     if table.against:
         lines += ["", f"## Against {table.against}", "", DIFFERENCES, ""]
         lines += differences(table, results).as_markdown()
@@ -258,24 +255,14 @@ def differences(table: TableFile, results: Results) -> Table:
 
     That is the cell in the same column of the row that the table names as ``against``.
     """
-    gains = {}
-    for name, column in results:
-        gain = _gain(table, name, column, results)
-        if gain:
-            gains[name, column] = gain
-    corrected = holm({place: gain.p for place, gain in gains.items()})
-
-    rows = []
+    entries = []
     for (name, column), result in results.items():
-        if not result.values:
-            continue
-        gain = gains.get((name, column))
-        p = corrected.get((name, column), math.nan)
-        count, *rest = estimate_cells(result.values.values(), gain, result.decimals, p)
-        if gain and gain.n < len(result.values):
-            count += f" ({gain.n} paired)"
-        rows.append([name, column, count, *rest])
-    return Table(("", "column", *ESTIMATED), rows, table.note, words=(0, 1))
+        if result.values:
+            gain = _gain(table, name, column, results)
+            figures = result.values.values()
+            entries.append(Estimated([name, column], figures, result.decimals, gain))
+    heads = ("", "column", *ESTIMATED)
+    return Table(heads, estimate_rows(entries), table.note, words=(0, 1))
 
 
 def costs(table: TableFile, results: Results) -> Table:
@@ -314,11 +301,8 @@ def _searches(table: TableFile, results: Results) -> Iterator[str]:
     if not rows:
         return
     seeds = ", ".join(map(str, table.trial_seeds))
-    yield ""
-    yield "## The search"
-    yield ""
-    yield f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}."
-    yield ""
+    text = f"{SEARCHED} {table.trials} trials for each cell, of seed {seeds}."
+    yield from ("", "## The search", "", text, "")
     heads = ("", "column", "chosen", "on validation data", "trials", "failed")
     yield from Table(heads, rows).as_markdown()
 

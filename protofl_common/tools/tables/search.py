@@ -42,26 +42,6 @@ class Search:
         what = cell.figure.what.removeprefix("validation/")
         self.figure = replace(cell.figure, what=f"validation/{what}")
 
-    def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
-        """Return the cell with the runs of the best settings, after ``make`` has made the trials.
-
-        Finished trials are not made again. Without ``make`` none is made: the cell is skipped if
-        any is left. It is also skipped if no trial ended well.
-        """
-        try:
-            return self._tuned(make)
-        except SettingsError as error:
-            return replace(self.cell, runs={}, skipped=f"search: {error}")
-
-    @property
-    def made(self) -> int:
-        """The number of trials of which all runs are finished."""
-        count = 0
-        for number in self._numbers:
-            if all(self.runs.finished(run) for run in self.runs_of(number)):
-                count += 1
-        return count
-
     def runs_of(self, number: int) -> list[Run]:
         """Return the runs of the trial with this number, one for each trial seed."""
         settings = self.settings_of(number) | {"report": False, "baselines": ""}
@@ -81,27 +61,23 @@ class Search:
         kinds = _kinds(settings)
         return {key: _drawn(key, space, number, kinds[key]) for key, space in spaces.items()}
 
-    @property
-    def _numbers(self) -> range:
-        """The numbers of all trials, from 0."""
-        return range(self.table.trials)
+    def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
+        """Return the cell with the runs of the best settings, after ``make`` has made the trials.
 
-    def _tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
-        """Do the work of `tuned`, but raise SettingsError for a cell that will be skipped.
-
-        NoFigure, a kind of it, where trials are left and ``make`` is None, or where the row has no
-        such figure on validation data. Else it says why the last trial failed.
+        Finished trials are not made again. SettingsError where trials are left and ``make`` is
+        None, where the row has no such figure on validation data, or where no trial ended well:
+        then it says why the last one failed.
         """
-        left = self.table.trials - self.made
-        if left and make is None:
-            raise NoFigure(f"{left} of {self.table.trials} trials are to be made first")
+        count = self.table.trials
         values: dict[int, float] = {}
         reason = ""
-        for number in self._numbers:
+        for number in range(count):
             runs = self.runs_of(number)
-            if make is not None:
-                for run in runs:
+            for run in runs:
+                if make:
                     make(run, self.runs)
+                elif not self.runs.finished(run):
+                    raise NoFigure(f"its {count} trials are to be made first")
             failures = [self.runs.failed[run.name] for run in runs if run.name in self.runs.failed]
             if failures:
                 reason = "; ".join(failures)
@@ -115,7 +91,6 @@ class Search:
                 continue
             values[number] = statistics.fmean(figures)
 
-        count = self.table.trials
         if not values:
             raise SettingsError(f"none of {count} trials ended well: {reason}")
         best = max(values, key=lambda number: values[number])

@@ -66,7 +66,8 @@ def test_a_number(mean: float, half_width: float, verdict: str) -> None:
 
 def test_intervals_are_paired_where_the_seeds_are_known_and_by_welch_where_they_are_not() -> None:
     """By hand: of 1, 2, 3 the deviation is 1, and t with 2 degrees of freedom is 4.3027."""
-    one, other = of_seeds(11.0, 22.0, 33.0), of_seeds(10.0, 20.0, 30.0, 40.0)
+    one = of_seeds(11.0, 22.0, 33.0)
+    other = of_seeds(10.0, 20.0, 30.0, 40.0)
     paired = interval_of([one], [other])
 
     assert (paired.mean, paired.seeds) == (2.0, 3)
@@ -74,6 +75,7 @@ def test_intervals_are_paired_where_the_seeds_are_known_and_by_welch_where_they_
 
     # Welch: variances 1/3 and 4/5, df = (1/3 + 4/5)² / ((1/3)²/2 + (4/5)²/4) = 5.958, t = 2.4512
     unpaired = interval_of([of_means(12.0, 1.0)], [of_means(10.0, 2.0, seeds=5)])
+
     assert unpaired.half_width == pytest.approx(2.4512 * math.sqrt(1 / 3 + 4 / 5), abs=1e-3)
 
 
@@ -91,6 +93,7 @@ def test_a_row_that_was_not_measured_leaves_best_undecided_unless_it_is_refuted(
     cells |= {(name, "average"): of_seeds(50.0, 51.1, 52.0) for name in names}
 
     (line,) = lines_of(claim, {"fedplvm-office10": cells})
+
     assert (line.paper, line.verdict) == ("ahead by 1.66", "undecided")
     assert "not measured: FedFA" in line.ours
 

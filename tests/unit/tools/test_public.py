@@ -44,12 +44,15 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
     assert run.summary["rounds"] == 2
 
     done = [event.row for event in seen if isinstance(event, public.events.RoundDone)]
+
     assert done == run.rounds[:2]
 
     result = figures.sentence([run.summary])
+
     assert seen[-1] == public.events.Finished(run.folder, run.summary, result, report="")
 
     (run.folder / "summary.json").unlink()
+
     with pytest.raises(public.SettingsError, match=r"summary\.json in it; give"):
         _ = run.accuracy
 
@@ -67,16 +70,20 @@ def patients() -> tuple[np.ndarray, np.ndarray]:
     return inputs, np.array(["ill", "well"], dtype=object)[labels]
 
 
+def run_on(data: Any, folder: Path, **settings: Any) -> public.Run:
+    """Run a federation of two clients on data of one's own, with the results in this folder."""
+    return public.run(data, clients=2, models="mlp-1", out_dir=str(folder), **settings)
+
+
 def test_arrays_are_data(tmp_path: Path, capsys: Printed) -> None:
     data = patients()
-    options = {"models": "mlp-1", "out_dir": str(tmp_path)}
-    run = public.run(data, algo="fedavg", clients=2, rounds=5, **options)
+    run = run_on(data, tmp_path, algo="fedavg", rounds=5)
 
     assert run.accuracy["head"] > 0.9
     assert RunFolder(run.folder).sites()["classes"] == ["ill", "well"]
     assert capsys.readouterr().out == ""
 
-    again = public.run(data, algo="local", rounds=1, seed=2, **options)
+    again = run_on(data, tmp_path, algo="local", rounds=1, seed=2)
     data_dir = run.summary["settings"]["data-dir"]
 
     assert again.summary["settings"]["data-dir"] == data_dir, "they can be compared"
@@ -84,18 +91,20 @@ def test_arrays_are_data(tmp_path: Path, capsys: Printed) -> None:
 
 def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
     inputs, names = patients()
-    options = {"models": "mlp-1", "out_dir": str(tmp_path)}
 
     tokens = inputs.astype(int) + 9  # to whole numbers, unlike floats, a network must be made
+
     with pytest.raises(FederationError, match=r"inputs int64 .* do not fit"):
-        public.run((tokens, names), algo="fedavg", **options)
+        run_on((tokens, names), tmp_path, algo="fedavg")
 
     with pytest.raises(DataError, match=r"data: labels has shape \[79\]; there are 80 inputs"):
-        public.run((inputs, names[1:]), **options)
+        run_on((inputs, names[1:]), tmp_path)
 
     names[40] = float("nan")
+
     with pytest.raises(DataError, match=r"data: sample 40 has no label \('nan'; 1 in all\)"):
-        public.run((inputs, names), **options)
+        run_on((inputs, names), tmp_path)
+
     for data in ([inputs, names, names], inputs, "ab", DataLoader([(1, 2)])):
         with pytest.raises(DataError, match=r"none of a file or folder, \(inputs, labels"):
             as_arrays(data)
@@ -104,18 +113,18 @@ def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
 def test_data_frames_and_parts_are_data(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     inputs, names = patients()
-    options = {"models": "mlp-1", "out_dir": str(tmp_path), "rounds": 1, "algo": "local"}
+    one_round: dict[str, Any] = {"rounds": 1, "algo": "local"}
     frame = pandas.DataFrame(inputs, columns=list("abcde"))
 
     for data in (frame.assign(label=names), (frame, pandas.Series(names))):
-        run = public.run(data, clients=2, **options)
+        run = run_on(data, tmp_path, **one_round)
         assert RunFolder(run.folder).sites()["classes"] == ["ill", "well"]
 
     with pytest.raises(DataError, match="data, row 0, column 'sex': 'f' is not a finite number"):
-        public.run(frame.assign(label=names, sex=["f", "m"] * 40), **options)
+        run_on(frame.assign(label=names, sex=["f", "m"] * 40), tmp_path, **one_round)
 
     parts = (inputs[:60], names[:60], inputs[60:], names[60:])
-    run = public.run(parts, clients=2, test_from="official-all", **options)
+    run = run_on(parts, tmp_path, test_from="official-all", **one_round)
 
     assert run.rounds[-1]["clients"]["site-0"]["test-samples"] == 20
 
@@ -135,6 +144,7 @@ def test_one_way_in_for_what_python_has() -> None:
         np.testing.assert_array_equal(as_array(found["labels"], "y"), labels)
 
     four = as_arrays(((inputs[:60], labels[:60]), (inputs[60:], labels[60:])))
+
     assert list(four) == ["x_train", "y_train", "x_test", "y_test"]
     assert list(as_arrays(inputs.tolist(), alone=True)) == ["inputs"]
 
@@ -144,8 +154,7 @@ def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     inputs, names = patients()
     frame = pandas.DataFrame(inputs, columns=list("abcde")).assign(label=names)
-    options: dict[str, Any] = {"models": "mlp-1", "out_dir": str(tmp_path), "rounds": 1}
-    run = public.run(frame, clients=2, algo="local", drop="e", **options)
+    run = run_on(frame, tmp_path, rounds=1, algo="local", drop="e")
     predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS))
 
     shuffled = frame[["d", "label", "a", "c", "b"]]
@@ -154,19 +163,20 @@ def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
 
     for data in (shuffled, dataset, inputs[:, :4].tolist(), {"inputs": inputs[:, :4]}):
         assert predictor.predict(data) == wanted
+
     with pytest.raises(DataError, match="inputs: has no column 'c'; the model takes a, b, c, d"):
         predictor.predict(frame[["a", "b", "d"]])
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
-    options = {"algo": "local", "models": "mlp-1", "rounds": 1, "out_dir": str(tmp_path)}
     for samples in (40, 60):
         rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
         file.write_text(f"x,label\n{rows}", encoding="utf-8")
 
-        clients = public.run(file, **options).rounds[-1]["clients"].values()
+        run = run_on(file, tmp_path, algo="local", rounds=1)
 
+        clients = run.rounds[-1]["clients"].values()
         used = [client["train-samples"] + client["test-samples"] for client in clients]
         assert sum(used) == samples
 
@@ -180,6 +190,7 @@ def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> N
     assert run.summary["settings"]["fedproto.lambda"] == 0.25
 
     refusal = r"fedproto\.lambda = 2: has no effect on fedavg"
+
     with pytest.raises(public.SettingsError, match=refusal):
         public.run(algo="fedavg", **{"fedproto.lambda": 2})
 
@@ -223,10 +234,12 @@ class SendsADictionary(Twice):
 
 def test_a_half_that_breaks_its_contract_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     undeclared = "odd is not declared for this direction; declared: prototypes"
+
     with pytest.raises(ValueError, match=undeclared):
         public.try_method(SendsUndeclared, **DATA)
 
     no_payload = r"upload\(\) and payload_down\(\) return a Payload, not a dict"
+
     with pytest.raises(TypeError, match=no_payload):
         public.try_method(SendsADictionary, **DATA)
 
@@ -260,6 +273,7 @@ def test_an_error_is_raised_where_it_is_made_before_a_client_is_asked(tmp_path: 
         public.run(tmp_path / "nothing.npz", out_dir=out_dir)
 
     other_number = r"num-clients = 20: this simulation has 2 \(--clients\)"
+
     with pytest.raises(public.SettingsError, match=other_number):
         public.run(algo="local", clients=2, num_clients=20, out_dir=out_dir, **SMALL)
 

@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 from subprocess import CalledProcessError
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from protofl_common.tools.flower import APP_ERROR
 from protofl_common.tools.known_runs import runs_in
 from protofl_common.tools.resuming import MOST_SECONDS, Resuming, crashed_runs
 from server_app.run.checkpoint import Checkpoint
+from tests.support.fakes import submission
 from tests.support.given import Patch, Printed
 
 
@@ -30,24 +30,19 @@ def stopped(folder: Path, history: RunHistory, last: int, code: str = "") -> Pat
     return folder
 
 
-def submitted(run_id: int, sub_status: str = "failed", details: str = "", **config: Any) -> Any:
-    status = SimpleNamespace(status="finished", sub_status=sub_status, details=details)
-    names = {key.replace("_", "-"): value for key, value in config.items()}
-    when = f"2026-11-22T10:00:{run_id:02}"
-    return SimpleNamespace(run_id=run_id, pending_at=when, status=status, override_config=names)
-
-
 def resumed(folder: Path, *flowers_runs: Any) -> list[str]:
     return [run.path.name for run in crashed_runs(runs_in(folder), list(flowers_runs))]
 
 
 def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
     stopped(tmp_path / "first", RunHistory(7), last=0)
-    assert resumed(tmp_path, submitted(7)) == ["first"]
-    assert resumed(tmp_path, submitted(7, "", "")) == []  # the SuperLink still waits for it
 
-    again = submitted(8, "", run_name="first", resume=True)
-    assert resumed(tmp_path, submitted(7), again) == []
+    assert resumed(tmp_path, submission(7)) == ["first"]
+    assert resumed(tmp_path, submission(7, "", "")) == []  # the SuperLink still waits for it
+
+    again = submission(8, "", run_name="first", resume=True)
+
+    assert resumed(tmp_path, submission(7), again) == []
     assert resumed(tmp_path) == []
 
 
@@ -58,7 +53,7 @@ def test_a_run_that_somebody_or_an_error_ended_does_not(
     sub_status: str, details: str, tmp_path: Path
 ) -> None:
     stopped(tmp_path / "first", RunHistory(7), last=2)
-    assert resumed(tmp_path, submitted(7, sub_status, details)) == []
+    assert resumed(tmp_path, submission(7, sub_status, details)) == []
 
 
 @pytest.mark.parametrize(("last", "names"), [(2, []), (3, ["first"])])
@@ -66,8 +61,8 @@ def test_a_run_that_crashes_again_must_have_come_further(
     last: int, names: list[str], tmp_path: Path
 ) -> None:
     stopped(tmp_path / "first", RunHistory(8, ((7, 2),)), last)
-    again = submitted(8, run_name="first", resume=True)
-    assert resumed(tmp_path, submitted(7), again) == names
+    again = submission(8, run_name="first", resume=True)
+    assert resumed(tmp_path, submission(7), again) == names
 
 
 def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
@@ -76,7 +71,7 @@ def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
     (checkpoint,) = RunFolder(old).checkpoints()
     os.utime(checkpoint, (0, checkpoint.stat().st_mtime - MOST_SECONDS - 1))
 
-    assert resumed(tmp_path, submitted(7), submitted(8)) == []
+    assert resumed(tmp_path, submission(7), submission(8)) == []
 
 
 def test_a_baseline_goes_on_with_its_run(tmp_path: Path) -> None:
@@ -86,13 +81,13 @@ def test_a_baseline_goes_on_with_its_run(tmp_path: Path) -> None:
     stopped(tmp_path / "first-local", RunHistory(7), last=2)
     stopped(tmp_path / "first-fedavg", RunHistory(7), last=1)
 
-    assert resumed(tmp_path, submitted(7)) == ["first"]
+    assert resumed(tmp_path, submission(7)) == ["first"]
 
     # the run, which had ended before, knows nothing of the Flower run that resumed it
     stopped(tmp_path / "first-fedprox", RunHistory(8), last=1)
-    again = submitted(8, run_name="first", resume=True)
+    again = submission(8, run_name="first", resume=True)
 
-    assert resumed(tmp_path, submitted(7), again) == ["first"]
+    assert resumed(tmp_path, submission(7), again) == ["first"]
 
 
 def test_a_run_that_cannot_be_submitted_does_not_hold_up_others(
@@ -108,7 +103,7 @@ def test_a_run_that_cannot_be_submitted_does_not_hold_up_others(
 
     monkeypatch.setattr(Resuming, "_submit", fails)
     module = "protofl_common.tools.resuming"
-    monkeypatch.setattr(f"{module}.submissions_of", lambda *_: [submitted(7), submitted(8)])
+    monkeypatch.setattr(f"{module}.submissions_of", lambda *_: [submission(7), submission(8)])
     resuming = Resuming(["--runtime-api-address", "127.0.0.1:1"], tmp_path)
     resuming.look()
     resuming.look()

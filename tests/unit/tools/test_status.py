@@ -25,6 +25,7 @@ from protofl_common.tools.known_runs import runs_in
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
 from tests.support.commands import SCHEMA, output, told
+from tests.support.fakes import submission
 from tests.support.given import Patch, Printed
 from tests.support.harness import run_config, run_federation
 from tests.support.processes import free_port, name_superlink, wait_until
@@ -35,14 +36,7 @@ from tests.support.sites import Three, found, level_of
 def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
     """A SuperLink that answered so: ``nodes`` have a number, a name and a state."""
     infos = [SimpleNamespace(node_id=node, name=name, status=state) for node, name, state in nodes]
-    run = SimpleNamespace(
-        run_id=77,
-        pending_at="2026-11-22T10:00:00+00:00",
-        fab_hash="6f3a91c2" * 8,
-        status=SimpleNamespace(status="finished", sub_status="failed", details=""),
-        override_config=override,
-        account_name="none",
-    )
+    run = submission(77, **override)
     return Federation(infos, [run], Endpoint(days=12, ahead=0.0))  # type: ignore[arg-type]
 
 
@@ -57,7 +51,7 @@ def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
     assert re.match("south .*offline     last reply: round 2 of first  1 failed; round 1: ", south)
     assert " ".join(west.split()) == "west 9 online no reply yet"
 
-    facts = ["run 77", "2026-11-22T10:00:00", "by none", "bundle 6f3a91c2…", "finished:failed"]
+    facts = ["run 77", "2026-11-22T10:01:17", "by none", "bundle 6f3a91c2…", "finished:failed"]
     assert run == "  ".join([*facts, "algo='fedtgp' rounds=2"])
     assert certificate == "certificate of the SuperLink: 12 days left; renew it"
 

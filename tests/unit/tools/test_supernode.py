@@ -21,6 +21,7 @@ from protofl_common.tools.flower import TaskType, supernode_process
 from protofl_common.tools.site import supernode
 from protofl_common.tools.site.supernode import LOST, Waits
 from tests.support.given import Patch
+from tests.support.processes import output_of
 
 RUN = 7
 
@@ -152,9 +153,7 @@ print([name for name in ("torch", "scipy", "matplotlib") if name in sys.modules]
 
 def test_a_supernode_has_no_pytorch_in_memory() -> None:
     """It waits, for months: with PyTorch it would take twice the memory."""
-    command = [sys.executable, "-c", IMPORTED]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert output_of([sys.executable, "-c", IMPORTED]) == "[]\n"
 
 
 LOGGED = """

@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -17,7 +16,7 @@ from unittest.mock import MagicMock
 import pytest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResultStatus
+from flwr.supercore.superexec.executor import LaunchResultStatus
 
 from protofl_common.experiment.settings import app_folder, default_run_config, digest_of
 from protofl_common.tools.cli import main, worker
@@ -25,15 +24,12 @@ from protofl_common.tools.executor import Executor
 from protofl_common.tools.resuming import Resuming
 from protofl_common.tools.site.supernode import CLIENT_PROCESS
 from protofl_common.tools.task_process import written_task
+from tests.support.fakes import task
 from tests.support.given import Patch, Printed
+from tests.support.processes import output_of, wait_until
 
 RUNTIME = "flwr.superlink.runtime.run_serverapp"
 OPTIONS = ["worker", "--runtime-api-address", "127.0.0.1:1"]
-
-
-def task(kind: TaskType, authority: str | None = None) -> ExecutionSpec:
-    insecure = authority is None
-    return ExecutionSpec(kind, "127.0.0.1:1", "token", insecure, authority, True, 1, False, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -124,14 +120,13 @@ threading.Thread(target=ask, args=({"dataset": "mynetsx:make"},)).start()
 
 
 def test_a_run_names_no_module_that_the_operator_did_not() -> None:
-    command = [sys.executable, "-c", NAMED]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    printed = output_of([sys.executable, "-c", NAMED])
 
     def refusal(module: str) -> str:
         operator = f"its operator may name {module} in protofl worker --allow-python"
         return f"not allowed at this server; {operator}"
 
-    assert done.stdout.splitlines() == [
+    assert printed.splitlines() == [
         f"callback = 'shutil:rmtree': {refusal('shutil')}",
         f"dataset = 'mynetsx:make': {refusal('mynetsx')}",
     ]
@@ -168,10 +163,7 @@ def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_pa
 
     assert executor.launch(secret).status == LaunchResultStatus.ACCEPTED
 
-    until = time.monotonic() + 60
-    while not (read.exists() and read.read_text().endswith("\n")):
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: read.exists() and read.read_text().endswith("\n"), timeout=60, pause=0.05)
 
     assert "--token=a-secret-token" in json.loads(read.read_text())["arguments"]
 

@@ -1,6 +1,7 @@
 """``protofl doctor``: each planted fault is found, and its cure is named."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -190,29 +191,23 @@ def test_patients_are_not_on_both_sides_where_their_column_means_sites(
     assert BOTH_SIDES not in str(found)
 
 
-def test_a_check_that_fails_hides_no_other(monkeypatch: Patch, capsys: Printed) -> None:
-    monkeypatch.setattr(doctor, "PROC", Path("/none"))
+@pytest.mark.parametrize(("name", "value", "topic", "text"), [
+    ("PROC", Path("/none"), "memory", r"cannot be told here \(FileNotFoundError\("),
+    ("check_settings", ord, "settings",
+        r"a fault of ProtoFL: TypeError: ord\(\) takes exactly one argument.*doctor.py, line"),
+])  # fmt: skip
+def test_a_check_that_fails_is_wrong_and_hides_no_other(
+    name: str, value: object, topic: str, text: str, monkeypatch: Patch, capsys: Printed
+) -> None:
+    monkeypatch.setattr(doctor, name, value)
     status, found = findings(capsys)
 
     assert status == 1
 
-    (of_memory,) = [finding for finding in found if finding["topic"] == "memory"]
-    assert of_memory["level"] == "wrong"
-    assert of_memory["text"].startswith("cannot be told here (FileNotFoundError(")
+    (failed,) = [finding for finding in found if finding["topic"] == topic]
+    assert failed["level"] == "wrong"
+    assert re.match(text, failed["text"])
     assert {"versions", "torch", "processes"} <= {finding["topic"] for finding in found}
-
-
-def test_a_fault_of_its_own_is_wrong(monkeypatch: Patch, capsys: Printed) -> None:
-    monkeypatch.setattr(doctor, "check_settings", ord)
-    status, found = findings(capsys)
-
-    assert status == 1
-
-    (fault,) = [finding for finding in found if finding["topic"] == "settings"]
-    assert fault["text"].startswith(
-        "a fault of ProtoFL: TypeError: ord() takes exactly one argument"
-    )
-    assert "doctor.py, line" in fault["text"]
 
 
 def test_any_command_ends_with_the_place_of_a_fault(monkeypatch: Patch, capsys: Printed) -> None:

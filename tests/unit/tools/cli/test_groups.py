@@ -14,8 +14,8 @@ from scipy import stats
 from protofl_common.report.drawing import FORMATS
 from protofl_common.runs.figures import Table
 from protofl_common.runs.folder import SUMMARY
-from protofl_common.tools.tables.groups import Estimate, holm
-from tests.support.commands import output, told
+from protofl_common.tools.tables.groups import ABOUT_P, Estimate, holm
+from tests.support.commands import cells_of, output, told
 from tests.support.fakes import write_run
 from tests.support.given import Patch, Printed
 
@@ -35,6 +35,7 @@ def write(
     accuracies: list[float],
     first_seed: int = 1,
     division: int = 1,
+    clients: int = 1,
     **settings: Any,
 ) -> list[Path]:
     """Write a run for each accuracy, of the seeds from ``first_seed`` on."""
@@ -42,7 +43,8 @@ def write(
     for seed, accuracy in enumerate(accuracies, first_seed):
         run = folder / f"{algo}-{seed}-{len(settings)}"
         config = {"dataset": "digits", "lr": 0.1, "algo": algo, "seed": seed, "run-name": str(seed)}
-        write_run(run, config | settings, [{"0": {"head": accuracy}}] * 2, division=division)
+        sites = {str(client): {"head": accuracy} for client in range(clients)}
+        write_run(run, config | settings, [sites] * 2, division=division)
         folders.append(run)
     return folders
 
@@ -90,8 +92,7 @@ def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: Print
     folders = [tmp_path / name for name in "abc"]
     ours_on_easy, ours_on_hard, local = compared(capsys, *folders)
 
-    assert ours_on_easy["n"] == 2
-    assert ours_on_hard["n"] == 2
+    assert ours_on_easy["n"] == ours_on_hard["n"] == 2
     assert ours_on_easy["name"].endswith("easy.csv")
     assert local["difference"] is None
     assert local["note"] == OTHER_DATA
@@ -138,17 +139,20 @@ def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)
     local = write(tmp_path, "local", LOCAL)
 
-    printed = output(capsys, "compare", tmp_path, "--against", local[0]).out
+    rows = cells_of(output(capsys, "compare", tmp_path, "--against", local[0]).out)
 
-    lines = printed.splitlines()
-    rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in lines]
-    assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "", "", "", "", ""] in rows
+    assert ["local lr=0.1", "4", "55.50", "47.65 … 63.35", "–", "–", "–", "–", ""] in rows
+
     ours = ["4", "60.00", "52.77 … 67.23", "+4.50", "1.74 … 7.26", "0.014", "0.014", ""]
+
     assert ["fedproto lr=0.1", *ours] in rows
 
-    note = "left out, without a partner: 3 of the seeds; one pair: may be chance"
+    note = "one pair: may be chance"
+
     assert ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–", "–", note] in rows
+
     costs = ["1", "1.0 kB", "2.0 kB", "61.0", "1.5"]
+
     assert ["local lr=0.1", *costs] in rows
 
 
@@ -160,6 +164,7 @@ def test_estimates_without_spread_and_of_one_figure() -> None:
 
 def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Printed) -> None:
     corrected = holm({"a": 0.04, "b": 0.01, "one pair": math.nan, "c": 0.03})
+
     assert corrected == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
 
     local = write(tmp_path, "local", LOCAL)
@@ -169,6 +174,7 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
     p_fedavg = stats.ttest_rel(LOCAL[::-1], LOCAL).pvalue
 
     printed = output(capsys, "compare", tmp_path, "--against", local[0]).out
+
     assert p_cells(printed, "fedproto") == [f"{p_fedproto:.3f}", f"{2 * p_fedproto:.3f}"]
     assert p_cells(printed, "fedavg") == [f"{p_fedavg:.3f}"] * 2
 
@@ -179,14 +185,11 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
     printed = output(capsys, "compare", tmp_path, other, "--against", local[0]).out
     for name in ("fedproto networks=1 × cnn4", "fedproto networks=1 × htcnn-1"):
         assert p_cells(printed, name) == [f"{p_fedproto:.3f}", f"{3 * p_fedproto:.3f}"]
-    assert p_cells(printed, "fedavg") == [f"{p_fedavg:.3f}"] * 2
 
 
 def p_cells(printed: str, name: str) -> list[str]:
     """The two p of a group in the printed table, without and with correction."""
-    lines = [line.strip("│").split("│") for line in printed.splitlines() if "│" in line]
-    rows = [[cell.strip() for cell in line] for line in lines]
-    (row,) = [row for row in rows if row[0] == name and len(row) == 9]
+    (row,) = [row for row in cells_of(printed) if row[0] == name and len(row) == 9]
     return row[6:8]
 
 
@@ -202,33 +205,22 @@ def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(
     assert group["figure"] == "last-9 head, of 4 evaluations or last-9 head"
 
 
-@pytest.mark.parametrize(("changes", "first_seed", "note"), [
-    ({"alpha": 0.5}, 1, OTHER_DATA),
-    ({"division": 2}, 1, OTHER_DATA),
-    ({}, 11, "not paired: no seed in common"),
+@pytest.mark.parametrize(("changes", "note"), [
+    ({"alpha": 0.5}, OTHER_DATA),
+    ({"division": 2}, OTHER_DATA),
+    ({"clients": 2}, OTHER_DATA),
+    ({"first_seed": 11}, "not paired: no seed in common"),
 ])  # fmt: skip
 def test_unpaired_runs_are_said(
-    tmp_path: Path, capsys: Printed, changes: dict[str, Any], first_seed: int, note: str
+    tmp_path: Path, capsys: Printed, changes: dict[str, Any], note: str
 ) -> None:
     ours = write(tmp_path, "fedproto", OURS)
-    others = write(tmp_path, "local", LOCAL, first_seed, **changes)
+    others = write(tmp_path, "local", LOCAL, **changes)
 
     _, local = compared(capsys, *ours, *others)
 
     assert local["difference"] is None
     assert local["note"] == note
-
-
-def test_runs_of_other_numbers_of_clients_are_not_paired(tmp_path: Path, capsys: Printed) -> None:
-    ours = write(tmp_path, "fedproto", OURS)
-    others = write(tmp_path, "local", LOCAL)
-    for run in others:
-        clients = json.loads((run / SUMMARY).read_text())["clients"]
-        edit_summary(run, clients=clients | {"1": clients["0"]})
-
-    _, local = compared(capsys, *ours, *others)
-
-    assert local["note"] == OTHER_DATA
 
 
 def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
@@ -238,7 +230,9 @@ def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
     (local,) = write(tmp_path, "local", LOCAL[:1])
 
     warning = "One run each: a difference may be chance."
+
     assert warning in output(capsys, "compare", ours, local).out
+
     for options in (["--against", local], ["--what", "head", "--when", "best"]):
         assert "difference" in output(capsys, "compare", tmp_path, *options).out
 
@@ -255,7 +249,7 @@ def test_a_group_without_the_others_figure_and_networks_is_not_paired(
     _, group = compared(capsys, ours, local)
 
     assert group["figure"] == "final prototype"
-    assert group["note"][25:] == "by final prototype; other networks"
+    assert group["note"] == "one pair: may be chance; by final prototype; other networks"
 
 
 def test_the_values_and_the_figure(tmp_path: Path, capsys: Printed) -> None:
@@ -270,6 +264,7 @@ def test_the_values_and_the_figure(tmp_path: Path, capsys: Printed) -> None:
     assert local["values"] == pytest.approx({"1": 50, "2": 58})
     assert local["difference"]["n"] == 2
     assert local["difference"]["mean"] == pytest.approx(-3.5)
+
     svg = (figures / "intervals.svg").read_text(encoding="utf-8")
     tag = svg.partition("<svg ")[2].partition(">")[0]
 
@@ -290,7 +285,9 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     lines = [" ".join(line.split()) for line in text.splitlines()]  # without aligned columns
     origin = "Over the clients that have them, of test data unless it says otherwise: final head."
 
-    assert lines[0] == f"% {origin}"
+    latest = "Of runs with the same settings and seed the latest counts."
+
+    assert lines[0] == f"% {origin} {latest} {ABOUT_P}"
     assert lines[4:7] == [
         r"\begin{tabular}{lrrrrrrrl}",
         r"\toprule",
@@ -298,11 +295,14 @@ def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
     ]
 
     name = r"local models=my\_net:50\%\&\$x"
-    row = rf"{name} & 4 & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & -- & "
+    row = rf"{name} & 4 (1 paired) & 55.50 & 47.65 \ldots{{}} 63.35 & +0.00 & -- & -- & -- & "
+
     assert row in "\n".join(lines)
     assert r"group & rounds & up & down & seconds & seconds per round \\" in lines
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+
     wanted = {f"{name}.{kind}" for name in ("boxes", "curves", "intervals") for kind in FORMATS}
+
     assert {file.name for file in figures.iterdir()} == wanted
 
 

@@ -9,10 +9,9 @@ import jsonschema
 from protofl_common.runs.events import Event, Failed, Finished, OnEvent, RoundDone
 from protofl_common.simulation import grid
 from protofl_common.tools.cli import COMMANDS, main
-from tests.support.commands import SCHEMA, output, parsers_of, told
+from tests.support.commands import SCHEMA, parsers_of, told
 from tests.support.fakes import row
 from tests.support.given import Patch, Printed
-from tests.support.harness import run_config, run_federation
 
 
 def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
@@ -27,6 +26,7 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
     assert able == parts
 
     events = {event.__name__ for event in Event.__subclasses__()}
+
     assert set(SCHEMA["$defs"]["run"]["properties"]["event"]["enum"]) == events
 
 
@@ -47,28 +47,6 @@ def test_what_a_site_keeps(tmp_path: Path, capsys: Printed) -> None:
 
     assert first == {"name": "first", "bytes": 10, "paths": [str(state)]}
     assert caches == {"name": "caches/", "bytes": 0, "paths": []}
-
-
-def test_predictions_line_by_line(tmp_path: Path, capsys: Printed) -> None:
-    config = run_config(tmp_path, models="table3", dataset="wine", partition="iid")
-    folder = run_federation(config, clients=2).folder
-
-    assert told(capsys, "predict", str(folder))["rows"] > 0
-
-    model = str(tmp_path / "model")
-    good = tmp_path / "good.csv"
-    bad = tmp_path / "bad.csv"
-    output(capsys, "export", folder, "--site", "site-0", "--out", model)
-    good.write_text(",".join("abcdefghijklm") + "\n" + ",".join("1" * 13) + "\n")
-    bad.write_text("a\n1\n")
-    capsys.readouterr()
-    main(["predict", model, str(good), str(bad), "--json"])
-
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
-
-    for line in lines:
-        jsonschema.validate(json.loads(line), SCHEMA)
 
 
 def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
@@ -98,5 +76,6 @@ def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
     assert lines("rounds=1", "--quiet") == [end]
 
     failed = {"event": "Failed", "kind": "SettingsError", "text": "a reason", "traceback": ""}
+
     assert lines("run-name=bad") == [done, failed]
     assert lines("run-name=bad", "--quiet") == [failed]

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config, to_run_config
-from protofl_common.runs.events import Failed
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.table import _shard, execute
 from protofl_common.tools.tables.plan import Run, Runs, plan
 from protofl_common.tools.tables.search import check_search
 from protofl_common.tools.tables.spec import read_table
+from tests.support import launches
 from tests.support.commands import SCHEMA
 from tests.support.fakes import Accuracies, write_run
 from tests.support.given import Printed
@@ -68,38 +68,15 @@ def lr_of(run: Run) -> float:
     return run.settings.training.lr
 
 
-def never(run: Run) -> bool:
-    return False
-
-
-class Launcher:
+class Launcher(launches.Launcher):
     """The smaller ``lr`` is, the better is a run on validation data, and the worse on test data."""
 
-    def __init__(
-        self,
-        stop_at: int = 0,
-        broken: Callable[[Run], bool] = never,
-        silent: Callable[[Run], bool] = never,
-    ) -> None:
+    def __init__(self, silent: launches.Which = launches.none, **options: Any) -> None:
         """``silent``: runs that have no figure on validation data."""
-        self.runs: list[Run] = []
-        self.stop_at = stop_at
-        self.broken = broken
+        super().__init__(**options)
         self.silent = silent
 
-    @property
-    def names(self) -> list[str]:
-        return [run.name for run in self.runs]
-
-    def __call__(
-        self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
-    ) -> Failed | None:
-        self.runs.append(run)
-        if len(self.runs) == self.stop_at:
-            raise KeyboardInterrupt
-        if self.broken(run):
-            return Failed("OSError", "it exploded")
-
+    def finish(self, run: Run, folder: Path) -> None:
         clients = int(run.federation["num-supernodes"])
         others: Accuracies = {str(site): {"head": 0.0} for site in range(1, clients)}
 
@@ -110,9 +87,7 @@ class Launcher:
         validated = both_evaluations(0.5 - lr_of(run))
         if self.silent(run):
             validated = [{}, {}]
-        config = to_run_config(run.settings)
-        write_run(folder / run.name, config, tested, validation=validated)
-        return None
+        write_run(folder, to_run_config(run.settings), tested, validation=validated)
 
 
 def search(path: Path, launcher: Launcher, shard: str = "1/1") -> int:
@@ -192,9 +167,9 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
     for shard in ("2/2", "1/2"):
         launcher = Launcher()
         search(in_parts, launcher, shard)
-        names += launcher.names
+        names += launcher.launched
 
-    assert sorted(names) == sorted(whole.names)
+    assert sorted(names) == sorted(whole.launched)
     assert in_parts.with_suffix(".md").read_text() == table.with_suffix(".md").read_text()
 
 
@@ -203,15 +178,15 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
     stop_at: int, table: Path, tmp_path: Path
 ) -> None:
-    stopped = Launcher(stop_at)
+    stopped = Launcher(interrupt_at=stop_at)
     with pytest.raises(KeyboardInterrupt):
         search(table, stopped)
 
     goes_on = Launcher()
     search(table, goes_on)
-    *finished, _ = stopped.names
+    *finished, _ = stopped.launched
 
-    assert finished[0] not in finished[1:] + goes_on.names
+    assert finished[0] not in finished[1:] + goes_on.launched
 
     nothing_left = Launcher()
     search(table, nothing_left)
@@ -306,9 +281,7 @@ def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
     command += ["--out", str(table.parent)]
     assert main([*command, "--search"]) == 0
 
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "7 of 7 trials are to be made first" in printed
-    assert printed.endswith("to search: 56 runs of trials; then 8 runs of what they choose")
+    assert "Local / all: skipped: search: its 7 trials" in capsys.readouterr().out
 
     search(table, Launcher())
     ignored = "tuned: without --search the settings of"

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
@@ -33,10 +32,12 @@ from protofl_common.tools.tables.plan import (
     runs_of,
 )
 from protofl_common.tools.tables.spec import read_table
-from server_app.run.checkpoint import CannotResume
+from tests.support import launches
+from tests.support.commands import output
 from tests.support.fakes import Accuracies, write_run
 from tests.support.fakes import row as round_row
 from tests.support.given import Patch, Printed
+from tests.support.launches import none
 
 TABLES = sorted((ROOT / "configs" / "tables").glob("*.yaml"))
 SMALL = """
@@ -86,51 +87,30 @@ def result(table: Path, suffix: str) -> str:
     return table.with_suffix(suffix).read_text(encoding="utf-8")
 
 
-class Launcher:
-    """Stands for Flower. Runs of ``fedproto`` with seed 2 fail; one run may be interrupted."""
+def second_of_fedproto(run: Run) -> bool:
+    return run.name.startswith("fedproto-digits-s2")
 
-    broken = "fedproto-digits-s2"
-    lost: tuple[str, ...] = ()
-    """Runs that would else fail end with these warnings of lost replies."""
-    interrupt_at = 0
-    damaged = False
+
+class Launcher(launches.Launcher):
+    """Runs of ``fedproto`` are better, and unless told otherwise that with seed 2 fails."""
+
+    lost: tuple[str, ...] = ()  # warnings of lost replies, of all runs of ``fedproto``
     models = False
 
-    def __init__(self, **changes: Any) -> None:
-        self.launched: list[str] = []
-        self.resumed: list[str] = []
-        vars(self).update(changes)
+    def __init__(self, broken: launches.Which = second_of_fedproto, **changes: Any) -> None:
+        super().__init__(broken, **changes)
 
-    def __call__(
-        self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
-    ) -> Failed | None:
-        run_folder = folder / run.name
-        assert run_folder.exists() is resume
-        self.launched.append(run.name)
-        if resume:
-            self.resumed.append(run.name)
-        if resume and self.damaged:
-            return Failed(CannotResume.__name__, "the run was started with other settings")
-        if len(self.launched) == self.interrupt_at:
-            (run_folder / "checkpoints").mkdir(parents=True)
-            (run_folder / "checkpoints/000001.safetensors").touch()
-            raise KeyboardInterrupt
-        is_broken = bool(self.broken) and run.name.startswith(self.broken)
-        if is_broken and not self.lost:
-            return Failed("OSError", "it exploded")
-
-        on_round(1)
+    def finish(self, run: Run, folder: Path) -> None:
         if self.models:
-            (run_folder / "clients/site-0").mkdir(parents=True)
-            (run_folder / "checkpoints").mkdir()
-        accuracy = 0.5 if run.settings.run.algo == "local" else 0.75
-        accuracy += 0.01 * run.settings.run.seed
+            (folder / "clients/site-0").mkdir(parents=True)
+            (folder / "checkpoints").mkdir()
+        is_local = run.settings.run.algo == "local"
+        accuracy = (0.5 if is_local else 0.75) + 0.01 * run.settings.run.seed
         clients = int(run.federation["num-supernodes"])
         sites = {str(site): {"head": accuracy} for site in range(clients)}
         domains = dict.fromkeys(sites, "a")
-        warnings = self.lost if is_broken else ()
-        write_run(run_folder, to_run_config(run.settings), [sites] * 3, domains, warnings=warnings)
-        return None
+        warnings = () if is_local else self.lost
+        write_run(folder, to_run_config(run.settings), [sites] * 3, domains, warnings=warnings)
 
 
 def run_table(
@@ -230,11 +210,9 @@ def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
     run = planned(small)[0].runs[1]
 
     assert run.federation["num-supernodes"] == 10
-    assert to_run_config(run.settings)["lr"] == defaults["lr"]
+    assert run.settings.training.lr == defaults["lr"]
 
-
-def test_a_number_that_is_a_text_to_yaml_is_a_number(small: Path) -> None:
-    edit(small, "rounds: 2,", "rounds: 2, lr: 1e-3,")
+    edit(small, "rounds: 2,", "rounds: 2, lr: 1e-3,")  # a text to YAML
     assert {run.settings.training.lr for run in runs_of(planned(small))} == {0.001}
 
 
@@ -326,7 +304,7 @@ def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
     assert goes_on.launched[: len(begins)] == begins
     assert not set(goes_on.launched) & set(finished)
 
-    repaired = Launcher(broken="")
+    repaired = Launcher(none)
     assert run_table(small, repaired) == 0
     assert [name.rpartition("-")[0] for name in repaired.launched] == ["fedproto-digits-s2"] * 2
 
@@ -496,6 +474,10 @@ def test_a_table_in_another_encoding_is_refused(small: Path) -> None:
 
 
 def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Path) -> None:
+    """What the whole table shares may be another row's."""
+    edit(small, "rounds: 2,", "rounds: 2, fedtgp.lambda: 1,")
+    planned(small)
+
     edit(small, "algo: local}", "algo: local, fedproto.lambda: 2}")
     with pytest.raises(SettingsError) as error:
         planned(small)
@@ -504,11 +486,6 @@ def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Pat
     assert str(error.value).splitlines() == [
         f"small: Local / {column}: {reason}" for column in ("all", "first", "few")
     ]
-
-
-def test_a_setting_that_the_whole_table_shares_may_be_another_rows(small: Path) -> None:
-    edit(small, "rounds: 2,", "rounds: 2, fedtgp.lambda: 1,")
-    planned(small)
 
 
 def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None:
@@ -529,7 +506,7 @@ def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None
 
 def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
     lost = "2 of 40 replies failed or were refused, the last: ValueError: mine"
-    assert run_table(small, Launcher(lost=(lost,), broken="fedproto")) == 0
+    assert run_table(small, Launcher(none, lost=(lost,))) == 0
 
     notes = [line for line in result(small, ".md").splitlines() if line.startswith("- ")]
     assert len(notes) == 2
@@ -580,7 +557,7 @@ def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
 
 
 def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
-    run_table(small, Launcher(broken=""))
+    run_table(small, Launcher(none))
 
     latex = "\n".join(latex_lines(small, ".tex"))
     assert r"Local & 51.50 $\pm$ 0.71 & 98.26 $\pm$ 0.40 & " in latex
@@ -595,7 +572,7 @@ def test_nothing_is_bold_where_less_is_better(figure: str, small: Path) -> None:
     without_domain = small.read_text(encoding="utf-8").replace("{figure: {domain: a}}", "")
     small.write_text(without_domain, encoding="utf-8")
 
-    run_table(small, Launcher(broken=""))
+    run_table(small, Launcher(none))
 
     assert "textbf" not in result(small, ".tex")
 
@@ -607,7 +584,7 @@ def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
     assert rf"Local & few & {of_local}" in latex_lines(small, ".against.tex")
 
     small.write_text(f"{SMALL}against: Local\n", encoding="utf-8")
-    run_table(small, Launcher(broken=""))
+    run_table(small, Launcher(none))
     lines = latex_lines(small, ".against.tex")
 
     assert lines[0] == "% A note."
@@ -621,7 +598,7 @@ def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
 
 
 def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
-    launcher = Launcher(broken="")
+    launcher = Launcher(none)
     run_table(small, launcher)
     before = result(small, ".md")
 
@@ -633,22 +610,21 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
 
 
 # -- the command ----------------------------------------------------------------------------------
-def test_the_command_shows_what_would_run(small: Path, capsys: Printed, monkeypatch: Patch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+def test_the_command_shows_what_would_run(small: Path, capsys: Printed) -> None:
     edit(small, "train-samples: 10", "train-samples: 10, positive-rate: 0.5")
     out = small.parent / "out"
+    chosen = ("--only", "Local", "--seeds", "7", "rounds=3")
 
-    chosen = ["--only", "Local", "--seeds", "7", "rounds=3"]
-    assert main(["table", str(small), "--dry-run", *chosen, "--out", str(out)]) == 0
+    shown = output(capsys, "table", small, "--dry-run", *chosen, "--out", out).out
 
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "small: A small table"
-    assert [line.split() for line in lines[2:5]] == [  # 1.0 is the default of positive-rate
-        ["Local", "all", "7", "–", "20", "3", "train-samples=0", "positive-rate=1.0"],
-        ["Local", "first", "7", "–", "20", "3", "train-samples=0", "positive-rate=1.0"],
-        ["Local", "few", "7", "–", "3", "3", "train-samples=10", "positive-rate=0.5"],
+    twenty = "seeds to run 7; 20 clients; train-samples=0; positive-rate=1.0"  # the default
+    assert shown.splitlines() == [
+        "small: A small table",
+        f"Local / all: {twenty}",
+        f"Local / first: {twenty}",
+        "Local / few: seeds to run 7; 3 clients; train-samples=10; positive-rate=0.5",
+        "2 runs to make, 6 rounds in all",
     ]
-    assert lines[5:] == ["2 runs to make, 6 rounds in all; 0 runs are finished"]
     assert not out.exists()
 
 
@@ -668,30 +644,28 @@ def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small: Path
     assert main(command) == 0
 
 
+SHARD = "must be I/N with I from 1 to N"
+
+
 @pytest.mark.parametrize(("words", "expected"), [
-    (["--only", "FedTGP"], "--only 'FedTGP': choose among Local, FedProto, MNIST"),
-    (["--seeds", "a"], "--seeds 'a': must be whole numbers"),
-    (["lr=fast"], "small: Local / all: lr = 'fast': must be a number above 0"),
-    (["seed=9"], "seed = 9: a table has several; say --seeds 9"),
-    (["./small.yaml"], "small.yaml ./small.yaml"),
-    (["--json"], "--json: a plan has no JSON; leave it out, or --dry-run"),
+    ("small.yaml --only FedTGP", "--only 'FedTGP': choose among Local, FedProto, MNIST"),
+    ("small.yaml --seeds a", "--seeds 'a': must be whole numbers"),
+    ("small.yaml lr=fast", "small: Local / all: lr = 'fast': must be a number above 0"),
+    ("small.yaml seed=9", "seed = 9: a table has several; say --seeds 9"),
+    ("small.yaml ./small.yaml", "small.yaml ./small.yaml"),
+    ("small.yaml --json", "--json: a plan has no JSON; leave it out, or --dry-run"),
+    ("rounds=3", "which table? Give a YAML file"),
+    ("small.yaml --shard 0/4", f"--shard '0/4': {SHARD}"),
+    ("small.yaml --shard 5/4", f"--shard '5/4': {SHARD}"),
+    ("small.yaml --shard 2", f"--shard '2': {SHARD}"),
+    ("small.yaml --shard a/b", f"--shard 'a/b': {SHARD}"),
+    ("small.yaml --shard 1/2/3", f"--shard '1/2/3': {SHARD}"),
 ])  # fmt: skip
 def test_a_wrong_command_line_is_named(
-    words: list[str], expected: str, small: Path, capsys: Printed
+    words: str, expected: str, small: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    assert main(["table", str(small), "--dry-run", *words]) == 1
-    assert expected in capsys.readouterr().err
-
-
-def test_a_command_line_without_a_table_is_named(capsys: Printed) -> None:
-    assert main(["table", "rounds=3"]) == 1
-    assert "which table? Give a YAML file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shard", ["0/4", "5/4", "2", "a/b", "1/2/3"])
-def test_a_wrong_shard_is_named(shard: str, small: Path, capsys: Printed) -> None:
-    assert main(["table", str(small), "--dry-run", "--shard", shard]) == 1
-    assert f"--shard {shard!r}: must be I/N with I from 1 to N" in capsys.readouterr().err
+    monkeypatch.chdir(small.parent)
+    assert expected in output(capsys, "table", "--dry-run", *words.split(), status=1).err
 
 
 def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
