@@ -294,7 +294,7 @@ def _check_all_runs(client: Client, spending: Spending) -> None:
     """
     if client.node.required_dp is None:
         return
-    lost = missing_records(client.root, client.name, remembers=True)
+    lost = missing_records(client.root, client.name)
     if lost:
         raise LedgerError(lost)
     limits = client.node.required_dp

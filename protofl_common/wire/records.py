@@ -162,19 +162,37 @@ def digest_of_message(content: Mapping[str, Any]) -> str:
     The record `SECAGG`, with the shares for this site alone, is left out. Of all else the sites of
     a sum are sent the same: masks of sites whose digests differ do not cancel.
     """
+    return _digest({name: record for name, record in content.items() if name != SECAGG})
+
+
+def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the size in bytes of each record of a message, and a SHA-256 digest of all of it.
+
+    Arrays count as they travel, other values as their text. A site's audit log has the result.
+    """
+    sizes = {}
+    for name, record in content.items():
+        sizes[name] = sum(len(_data_of(value)) for value in record.values())
+    return {"sent": sizes, "sha256": _digest(content)}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Return a digest of all records, with the kinds of their values, in any order."""
     digest = hashlib.sha256()
     for name, record in sorted(content.items()):
-        if name == SECAGG:
-            continue
         digest.update(json.dumps([name, type(record).__name__, len(record)]).encode())
         for key, value in sorted(record.items()):
+            kind = [type(value).__name__]
             if isinstance(value, Array):
-                kind, data = [value.stype, value.dtype, *value.shape], value.data
-            else:
-                kind, data = [type(value).__name__], repr(value).encode()
+                kind = [value.stype, value.dtype, *value.shape]
+            data = _data_of(value)
             digest.update(json.dumps([key, kind, len(data)]).encode())
             digest.update(data)
     return digest.hexdigest()
+
+
+def _data_of(value: object) -> bytes:
+    return value.data if isinstance(value, Array) else repr(value).encode()
 
 
 def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
