@@ -85,7 +85,9 @@ class DifferentialPrivacy(Protection, SampleUse):
             self._released.allow(evaluations=2)
 
     def step(self, step: Step) -> Step:
-        return PrivateStep.of(step, self._plan, self._released, self.work.persons)
+        return PrivateStep(
+            **vars(step), plan=self._plan, released=self._released, persons=self.work.persons
+        )
 
     def sample_use(self, use: SampleUse) -> SampleUse:
         """Return this protection, which counts trainings and tables and adds their noise.
@@ -311,13 +313,14 @@ def _check(spending: Spending, limits: PrivacyLimits, what: str, cure: str = "")
     sample. The text calls the limit ``what`` and ends in ``cure``.
     """
     if limits.unit == "person" and unit_of(spending) == "sample":
-        charges = "earlier charges in this client's ledger are of samples"
-        unknown = "what they cost a person is not known"
         raise SettingsError(
-            f"{what} = {limits.epsilon:g}: {charges}, and {unknown} (docs/privacy.md)"
+            f"{what} = {limits.epsilon:g}: earlier charges in this client's ledger are of samples,"
+            " and what they cost a person is not known (docs/privacy.md)"
         )
     epsilon = epsilon_of(spending, limits.delta)
     if epsilon > limits.epsilon:
-        would = f"this message would bring this client to ε = {epsilon:.3g}{limits.per_unit}"
-        raise SettingsError(f"{what} = {limits.epsilon:g}: {would} (δ = {limits.delta:g}){cure}")
+        raise SettingsError(
+            f"{what} = {limits.epsilon:g}: this message would bring this client to"
+            f" ε = {epsilon:.3g}{limits.per_unit} (δ = {limits.delta:g}){cure}"
+        )
     return epsilon

@@ -73,8 +73,10 @@ class Released:
         at the samples as well.
         """
         if "." in function.__qualname__ or function.__name__ == "<lambda>":
-            why = "is no function of a module, so it may know more than its inputs"
-            raise TypeError(f"{function.__qualname__} {why}")
+            raise TypeError(
+                f"{function.__qualname__} is no function of a module, so it may know more than its"
+                " inputs"
+            )
         self.check(self.covers([inputs, named]))
         result = function(*inputs, **named)
         self.add(result)
@@ -83,16 +85,19 @@ class Released:
     def check(self, covered: bool) -> None:
         """Raise SettingsError unless the ledger covers what this client is about to do."""
         if not covered:
-            does = f"{self.algo} makes use of training data that the privacy ledger does not cover"
-            raise SettingsError(f"dp = {self.dp!r}: {does}")
+            raise SettingsError(
+                f"dp = {self.dp!r}: {self.algo} makes use of training data that the privacy ledger"
+                " does not cover"
+            )
 
     def check_entries(self, entries: Mapping[str, object]) -> None:
         """Refuse an upload with an array that is not released: a SettingsError names its entry."""
         for name, value in entries.items():
             if not self.covers(value):
-                made = "neither private steps nor tables with noise have made them"
-                sends = f"{self.algo} sends {name} that the privacy ledger does not cover: {made}"
-                raise SettingsError(f"dp = {self.dp!r}: {sends}")
+                raise SettingsError(
+                    f"dp = {self.dp!r}: {self.algo} sends {name} that the privacy ledger does not"
+                    " cover: neither private steps nor tables with noise have made them"
+                )
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:

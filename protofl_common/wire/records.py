@@ -223,13 +223,10 @@ def check_settings(content: RecordDict, digest: str) -> None:
     """Refuse a message of a server whose settings are not the client's, which have this digest."""
     servers_digest = content.config_records.get("settings", ConfigRecord()).get("digest")
     if servers_digest != digest:
-        cure = (
-            "install the same version on both, and set with --run-config what was changed in "
-            "pyproject.toml"
-        )
         raise RefusedMessage(
             f"settings with the digest {servers_digest!r}, and {digest!r} here: other defaults; "
-            f"{cure}"
+            "install the same version on both, and set with --run-config what was changed in "
+            "pyproject.toml"
         )
 
 
@@ -278,12 +275,15 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
             if isinstance(text, str) and not is_short_and_printable(text):
                 # The error does not show the text: it may be rows of patients, as where a CSV file
                 # has a quote without its pair
-                unfit = f"too long or not printable ({len(text)} characters)"
-                raise RefusedMessage(f"site.{key} with a name that is {unfit}")
+                raise RefusedMessage(
+                    f"site.{key} with a name that is too long or not printable"
+                    f" ({len(text)} characters)"
+                )
 
     if not is_site_name(card.name):
-        signs = "ASCII letters, digits, '.', '_' and '-'"
-        raise RefusedMessage(f"site.name is {card.name!r}, not a name of {signs}")
+        raise RefusedMessage(
+            f"site.name is {card.name!r}, not a name of ASCII letters, digits, '.', '_' and '-'"
+        )
     if not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.classes is {list(card.classes)!r}, not a list of names")
     if not re.fullmatch("([0-9a-f]{128})?", card.signature):
