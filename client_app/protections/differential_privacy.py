@@ -79,10 +79,11 @@ class DifferentialPrivacy(Protection, SampleUse):
             costs = plan.costs_of_round(number, self.client.evaluates)
         self.epsilon = charge_ledgers(self.client, self.client.instructions.run_name, costs)
         if self.client.trains_now:
-            self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
+            self._released.allow("table", plan.tables[number - 1])
+            self._released.allow("step", plan.steps)
         if self.client.evaluates:
             # of test and validation part, which cost no more than one: no sample is in both
-            self._released.allow(evaluations=2)
+            self._released.allow("evaluation", 2)
 
     def step(self, step: Step) -> Step:
         return PrivateStep(
@@ -108,7 +109,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         for more evaluations than the ledger was charged for.
         """
         if evaluation.correct:
-            self._released.use_evaluation()
+            self._released.use("evaluation")
         noise = self._plan.figure_noise
         part = self._plan.part_of_each  # of the deviation; below 1 where sites of a sum share it
         noisy_correct = release.private_correct(
@@ -209,7 +210,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         released.check(self.has_trained or self.client.settings.row.one_shot)
         released.check_entries(upload.entries)
         released.check(released.covers([*modules]))
-        released.check(released.unused_tables == 0)
+        released.check(released.unused["table"] == 0)
 
     @property
     def _plan(self) -> Plan:
@@ -232,7 +233,7 @@ class DifferentialPrivacy(Protection, SampleUse):
 
         SettingsError where the ledger was charged for fewer tables.
         """
-        self._released.use_table()
+        self._released.use("table")
         return self._plan.table_noise
 
 

@@ -215,7 +215,7 @@ class PrivateStep(Step):
         (`descend`) must not depend on the samples.
         """
         if self.released is not None:
-            self.released.use_step()
+            self.released.use("step")
         self.optimizer.zero_grad(set_to_none=True)
         step = self.plan.privacy.dp_clip / STEPS
         expected_persons = self.plan.rate * self.plan.samples  # q·N
