@@ -5,7 +5,7 @@ once more.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ def missing_records(root: Path, name: str) -> str:
     """
     file = answers_file(root, name)
     log = root / "sites" / name / FILE
-    record = record_in(file, "what was sent") if file.exists() else nullcontext({})
+    record: AbstractContextManager[Answers] = nullcontext({})  # no file is made
+    if file.exists():
+        record = record_in(file, "what was sent")
     with record as answers:
         lost = [*_lost_rounds(answers, log), *_lost_charges(answers, file.parent)]
     if not lost:

@@ -182,7 +182,7 @@ def _digest(content: Mapping[str, Any]) -> str:
     for name, record in sorted(content.items()):
         digest.update(json.dumps([name, type(record).__name__, len(record)]).encode())
         for key, value in sorted(record.items()):
-            kind = [type(value).__name__]
+            kind: list[Any] = [type(value).__name__]
             if isinstance(value, Array):
                 kind = [value.stype, value.dtype, *value.shape]
             data = _data_of(value)
