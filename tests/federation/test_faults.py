@@ -16,8 +16,9 @@ from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file, save_file
 
+from protofl_common.runs.folder import RunFolder
 from server_app.network.membership import FederationError
-from server_app.run.checkpoint import Checkpoint, checkpoints
+from server_app.run.checkpoint import Checkpoint
 from tests.support.accidents import a_round_late, fails, flip_a_bit, meanwhile, on_round
 from tests.support.attacks import (
     both,
@@ -656,7 +657,7 @@ def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies
         config | {"resume": True}, 4, on_round(4, 1003, fails), nodes, run_id=2
     )
 
-    server = Checkpoint.read(checkpoints(outcome.folder)[0])
+    server = Checkpoint.read(RunFolder(outcome.folder).checkpoints()[0])
     assert sorted(number for number, _ in server.counted.values()) == [3, 4, 4, 4]
     assert min(part for _, part in server.counted.values()) < 1
 

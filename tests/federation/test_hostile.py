@@ -578,7 +578,7 @@ def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "test"
 
     config |= {"early-stopping": 2, "run-name": "stopping"}
-    line = "early-stopping = 2: 1 of 5 clients has validation samples, too few for"
+    line = "early-stopping = 2: only 1 of 5 clients with validation samples, too few for"
 
     with pytest.raises(SettingsError, match=line):
         run_federation(config, nodes=real_sites(5), tamper=lies)
