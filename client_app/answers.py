@@ -33,8 +33,8 @@ from protofl_common.experiment.node import NODE_KEYS, is_site, site_folder, site
 from protofl_common.experiment.settings import digest_of, known_keys
 from protofl_common.experiment.study import about_site, study_id
 from protofl_common.wire import envelope
-from protofl_common.wire.payloads import payload_bytes, summary_of
-from protofl_common.wire.records import AUDIT
+from protofl_common.wire.payloads import payload_bytes
+from protofl_common.wire.records import AUDIT, summary_of
 from protofl_common.wire.refusal import Refusal, pack_refusal
 from protofl_common.wire.schema import RefusedMessage
 

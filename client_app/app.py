@@ -148,19 +148,25 @@ def restored(work: Workshop, protections: Protections) -> ClientAlgorithm[Any]:
         tensors, last_round = state
         algorithm.restore(tensors, last_round)
         if client.node.is_site and last_round < instructions.counted:
-            newest = f"the newest model in state-dir is of round {last_round}"
-            older = f"older than round {instructions.counted}, the last that counted"
-            log("WARNING", f"run {client.run_id}: {newest}, {older}; it goes on from it")
+            log(
+                "WARNING",
+                f"run {client.run_id}: the newest model in state-dir is of round {last_round},"
+                f" older than round {instructions.counted}, the last that counted; it goes on"
+                " from it",
+            )
         return algorithm
     if before == 1 or not client.node.is_site:
         return algorithm
     if client.settings.privacy.secagg and client.states.find_uncounted_state(before):
-        history = f"round.run_history is {instructions.run_history.text!r}"
-        has_models = "this site has models of earlier rounds"
-        why = f"{has_models}, and begins with no new one under secure aggregation"
-        raise RefusedMessage(f"{history}, by which none counts: {why}")
-    none = "no model of an earlier round in state-dir"
-    log("WARNING", f"run {client.run_id}: {none}; it begins with a new one")
+        raise RefusedMessage(
+            f"round.run_history is {instructions.run_history.text!r}, by which none counts: this"
+            " site has models of earlier rounds, and begins with no new one under secure"
+            " aggregation"
+        )
+    log(
+        "WARNING",
+        f"run {client.run_id}: no model of an earlier round in state-dir; it begins with a new one",
+    )
     return algorithm
 
 
@@ -176,11 +182,11 @@ def _log_beginning(client: Client) -> None:
     if instructions.run_history.earlier:
         _, last_round = instructions.run_history.earlier[-1]
     if instructions.round == last_round + 1:
-        protections = names(client.settings, is_site=True)
-        begins = (
-            f"run {instructions.run_name} ({client.run_id}) {client.states.describe_beginning()}"
+        log(
+            "INFO",
+            f"run {instructions.run_name} ({client.run_id}) {client.states.describe_beginning()};"
+            f" protections: {names(client.settings, is_site=True)}",
         )
-        log("INFO", f"{begins}; protections: {protections}")
 
 
 def receive(algorithm: ClientAlgorithm[Any], work: Workshop) -> None:
@@ -245,9 +251,10 @@ def fit(algorithm: ClientAlgorithm[Any]) -> dict[str, float]:
     """
     losses = algorithm.fit()
     if not isinstance(losses, dict):
-        half = type(algorithm).__name__
-        returned = f"{half}.fit() returned {type(losses).__name__}"
-        raise TrainingError(f"{returned}, not a dictionary with the mean of each loss term")
+        raise TrainingError(
+            f"{type(algorithm).__name__}.fit() returned {type(losses).__name__}, not a dictionary"
+            " with the mean of each loss term"
+        )
     return losses
 
 
@@ -260,16 +267,16 @@ def save_state(
     hides a failed training stores ``state_before`` if the state is no longer finite.
     """
     state = algorithm.packed_state()
-    if not client.reports_failed_training and not _is_finite(state):
-        broken = "the state has NaN or infinity after training; that of before stays"
-        log("ERROR", f"run {client.run_id}: {broken}")
+    is_finite = all(bool(value.isfinite().all()) for value in state.values())
+    if not client.reports_failed_training and not is_finite:
+        log(
+            "ERROR",
+            f"run {client.run_id}: the state has NaN or infinity after training; that of before"
+            " stays",
+        )
         state = dict(state_before)
     if algorithm.lasting:
         client.states.save(client.instructions.round, client.arch, state)
-
-
-def _is_finite(state: Mapping[str, Tensor]) -> bool:
-    return all(bool(value.isfinite().all()) for value in state.values())
 
 
 def pack_reply(

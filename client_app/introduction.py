@@ -72,8 +72,11 @@ def _log_inputs(work: Workshop) -> None:
         log("INFO", f"run {work.client.run_id}: its inputs, in this order: {columns}")
     are_unscaled = work.plan is not None and not work.settings.takes_vectors
     if are_unscaled and work.data.train_inputs.dtype.kind == "f":
-        why = "under dp its numbers are not standardised: scale them by known limits"
-        log("WARNING", f"run {work.client.run_id}: {why}")
+        log(
+            "WARNING",
+            f"run {work.client.run_id}: under dp its numbers are not standardised: scale them by"
+            " known limits",
+        )
 
 
 def card_of(work: Workshop, parameters: int, weights: str) -> records.SiteCard:
@@ -184,10 +187,9 @@ def _check_sendable(template: Template, arch: str) -> None:
     """SettingsError for weights of a type that messages cannot carry."""
     for name, (dtype, _) in template.items():
         if dtype not in DTYPES:
-            kinds = ", ".join(DTYPES)
-            cure = "make it one of these, or a buffer that is not sent (persistent=False)"
             raise SettingsError(
-                f"arch = {arch!r}: {name} is {dtype}, and weights travel as {kinds}; {cure}"
+                f"arch = {arch!r}: {name} is {dtype}, and weights travel as {', '.join(DTYPES)};"
+                " make it one of these, or a buffer that is not sent (persistent=False)"
             )
 
 

@@ -109,10 +109,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
     def _table(self, sets: Sequence[Prototypes]) -> tuple[Tensor, Tensor]:
         """Return M sets of prototypes as unit vectors [M, C, D], and a mask of those that exist."""
-        tables = []
-        masks = []
-        for prototypes in sets:
-            table_CD, mask_C = by_class(prototypes.to(self.client.device), self.client.num_classes)
-            tables.append(table_CD)
-            masks.append(mask_C)
+        device = self.client.device
+        pairs = [by_class(each.to(device), self.client.num_classes) for each in sets]
+        tables, masks = zip(*pairs, strict=True)
         return normalize(torch.stack(tables), dim=2), torch.stack(masks)

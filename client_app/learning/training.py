@@ -286,8 +286,9 @@ def train(
                     sums[name] = sums[name] + weighted if name in sums else weighted
 
             if checks and sums and not step.private and not torch.isfinite(sums["total"]):
-                where = f"in local epoch {epoch + 1}"
-                raise TrainingError(f"the loss is no longer finite {where}; try a smaller lr")
+                raise TrainingError(
+                    f"the loss is no longer finite in local epoch {epoch + 1}; try a smaller lr"
+                )
             if steps_taken == limit:
                 break
 

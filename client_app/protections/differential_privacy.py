@@ -79,13 +79,16 @@ class DifferentialPrivacy(Protection, SampleUse):
             costs = plan.costs_of_round(number, self.client.evaluates)
         self.epsilon = charge_ledgers(self.client, self.client.instructions.run_name, costs)
         if self.client.trains_now:
-            self._released.allow(tables=plan.tables[number - 1], steps=plan.steps)
+            self._released.allow("table", plan.tables[number - 1])
+            self._released.allow("step", plan.steps)
         if self.client.evaluates:
             # of test and validation part, which cost no more than one: no sample is in both
-            self._released.allow(evaluations=2)
+            self._released.allow("evaluation", 2)
 
     def step(self, step: Step) -> Step:
-        return PrivateStep.of(step, self._plan, self._released, self.work.persons)
+        return PrivateStep(
+            **vars(step), plan=self._plan, released=self._released, persons=self.work.persons
+        )
 
     def sample_use(self, use: SampleUse) -> SampleUse:
         """Return this protection, which counts trainings and tables and adds their noise.
@@ -106,7 +109,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         for more evaluations than the ledger was charged for.
         """
         if evaluation.correct:
-            self._released.use_evaluation()
+            self._released.use("evaluation")
         noise = self._plan.figure_noise
         part = self._plan.part_of_each  # of the deviation; below 1 where sites of a sum share it
         noisy_correct = release.private_correct(
@@ -207,7 +210,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         released.check(self.has_trained or self.client.settings.row.one_shot)
         released.check_entries(upload.entries)
         released.check(released.covers([*modules]))
-        released.check(released.unused_tables == 0)
+        released.check(released.unused["table"] == 0)
 
     @property
     def _plan(self) -> Plan:
@@ -230,7 +233,7 @@ class DifferentialPrivacy(Protection, SampleUse):
 
         SettingsError where the ledger was charged for fewer tables.
         """
-        self._released.use_table()
+        self._released.use("table")
         return self._plan.table_noise
 
 
@@ -294,7 +297,7 @@ def _check_all_runs(client: Client, spending: Spending) -> None:
     """
     if client.node.required_dp is None:
         return
-    lost = missing_records(client.root, client.name, remembers=True)
+    lost = missing_records(client.root, client.name)
     if lost:
         raise LedgerError(lost)
     limits = client.node.required_dp
@@ -311,13 +314,14 @@ def _check(spending: Spending, limits: PrivacyLimits, what: str, cure: str = "")
     sample. The text calls the limit ``what`` and ends in ``cure``.
     """
     if limits.unit == "person" and unit_of(spending) == "sample":
-        charges = "earlier charges in this client's ledger are of samples"
-        unknown = "what they cost a person is not known"
         raise SettingsError(
-            f"{what} = {limits.epsilon:g}: {charges}, and {unknown} (docs/privacy.md)"
+            f"{what} = {limits.epsilon:g}: earlier charges in this client's ledger are of samples,"
+            " and what they cost a person is not known (docs/privacy.md)"
         )
     epsilon = epsilon_of(spending, limits.delta)
     if epsilon > limits.epsilon:
-        would = f"this message would bring this client to ε = {epsilon:.3g}{limits.per_unit}"
-        raise SettingsError(f"{what} = {limits.epsilon:g}: {would} (δ = {limits.delta:g}){cure}")
+        raise SettingsError(
+            f"{what} = {limits.epsilon:g}: this message would bring this client to"
+            f" ε = {epsilon:.3g}{limits.per_unit} (δ = {limits.delta:g}){cure}"
+        )
     return epsilon

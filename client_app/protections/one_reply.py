@@ -83,8 +83,10 @@ class OneReply(Protection):
             return
         asked = f"training in round {number}" if asks_for_training else "the final evaluation"
         last = "the final evaluation" if evaluated else f"round {trained}"
-        answered = f"this site has answered {last} of this Flower run, and answers nothing twice"
-        raise RefusedMessage(f"asked for {asked}, but {answered}")
+        raise RefusedMessage(
+            f"asked for {asked}, but this site has answered {last} of this Flower run, and answers"
+            " nothing twice"
+        )
 
     def _refuse_another_history(self, trained: int, history: RunHistory) -> None:
         """RefusedMessage where the history does not count the last round that was answered.
@@ -94,6 +96,7 @@ class OneReply(Protection):
         """
         run_id = self.client.run_id
         if trained and not history.counts(run_id, trained):
-            said = f"round.run_history is {history.text!r}"
-            uncounted = f"in which round {trained} of the Flower run {run_id} does not count"
-            raise RefusedMessage(f"{said}, {uncounted}, but this site has answered it")
+            raise RefusedMessage(
+                f"round.run_history is {history.text!r}, in which round {trained} of the Flower run"
+                f" {run_id} does not count, but this site has answered it"
+            )

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
 
 import numpy as np
 import torch
@@ -69,25 +68,6 @@ class PrivateStep(Step):
     private = True
     empty = False  # Whether nobody was drawn into the present batch (`batches`)
 
-    @classmethod
-    def of(
-        cls,
-        step: Step,
-        plan: Plan,
-        released: Released | None = None,
-        persons: Persons | None = None,
-    ) -> Self:
-        return cls(
-            step.modules,
-            step.optimizer,
-            step.loss,
-            step.correction,
-            step.gradient_sums,
-            plan=plan,
-            released=released,
-            persons=persons,
-        )
-
     def __post_init__(self) -> None:
         if self.mixes_samples:
             raise SettingsError(
@@ -149,8 +129,10 @@ class PrivateStep(Step):
         terms = self.terms(self.model, inputs, labels, index)
         for name, value in self.alone.named_buffers():
             if not torch.equal(value, buffers_before[name]):
-                changes = f"this network changes {name} while it trains, without noise"
-                raise SettingsError(f"dp = {self.plan.privacy.dp!r}: {changes}")
+                raise SettingsError(
+                    f"dp = {self.plan.privacy.dp!r}: this network changes {name} while it trains,"
+                    " without noise"
+                )
         if terms:
             weights = self._trained_weights()
             self._release(weights, self._sums(weights, (inputs, labels, index)))
@@ -233,7 +215,7 @@ class PrivateStep(Step):
         (`descend`) must not depend on the samples.
         """
         if self.released is not None:
-            self.released.use_step()
+            self.released.use("step")
         self.optimizer.zero_grad(set_to_none=True)
         step = self.plan.privacy.dp_clip / STEPS
         expected_persons = self.plan.rate * self.plan.samples  # q·N

@@ -216,8 +216,9 @@ class SecureSum:
         sent = unpack_by_site(self.client.content, 0).keys()  # 0 bytes each: names alone
         has_this_one = {self.name} <= sent <= progress.shares.keys()
         if not has_this_one or len(sent) < self._threshold(progress.keys):
-            why = "not this one, too few, or not all of the sum"
-            raise RefusedMessage(f"an unmasking for {len(sent)} sites: {why}")
+            raise RefusedMessage(
+                f"an unmasking for {len(sent)} sites: not this one, too few, or not all of the sum"
+            )
         self._check_known(sent)
 
         revealed = {}
@@ -299,11 +300,13 @@ class SecureSum:
             purpose = masks.text_to_sign(self.algo, progress.sum, signed_keys)
             signature = signed_keys[masks.PUBLIC :]
             if not is_from_site(study, site, self.run_id, purpose, signature):
-                why = "are not signed with its key in the study"
-                raise RefusedMessage(f"keys for a sum: those of {site} {why}")
+                raise RefusedMessage(
+                    f"keys for a sum: those of {site} are not signed with its key in the study"
+                )
         if len(keys) < masks.FEWEST_SUMMED:
-            fewest = masks.FEWEST_SUMMED
-            raise RefusedMessage(f"keys for a sum of {len(keys)} sites, fewer than {fewest}")
+            raise RefusedMessage(
+                f"keys for a sum of {len(keys)} sites, fewer than {masks.FEWEST_SUMMED}"
+            )
         self._check_known(keys)
 
     def _check_known(self, sites: Collection[str]) -> None:
@@ -367,8 +370,10 @@ class SecureSum:
             return None
         told = self._run_history
         if progress.run_history not in ("", told):
-            before = f"in the Flower run {self.run_id}, which had {progress.run_history!r}"
-            raise RefusedMessage(f"round.run_history is {told!r} {before}")
+            raise RefusedMessage(
+                f"round.run_history is {told!r} in the Flower run {self.run_id}, which had"
+                f" {progress.run_history!r}"
+            )
         return progress
 
     @property
@@ -421,8 +426,9 @@ def _answer(
     """
     client = open_client(context, message)
     if not client.settings.privacy.secagg:
-        why = "which the run's settings do not ask for"
-        raise RefusedMessage(f"a stage of secure aggregation, {why}")
+        raise RefusedMessage(
+            "a stage of secure aggregation, which the run's settings do not ask for"
+        )
     secure_sum = SecureSum(client, final)
     with secure_sum.alone():
         return RecordDict({**stage(secure_sum)})

@@ -104,9 +104,10 @@ class SmallClasses(Protection):
         if not isinstance(value, Prototypes):
             return value
         if value.counts is None:
-            algo = self.client.settings.run.algo
-            lacks = f"{algo} does not say how many samples stand behind its {name}"
-            raise SettingsError(f"min-class-samples = {self.least}: {lacks}")
+            raise SettingsError(
+                f"min-class-samples = {self.least}: {self.client.settings.run.algo} does not say"
+                f" how many samples stand behind its {name}"
+            )
         large = self.post_processed(large_enough, value, self.least)
         if not self.is_exact:  # which classes are large is shown with noise only
             return large
@@ -143,7 +144,7 @@ class PaperNoise(Protection):
             tables=(0,) * settings.run.rounds,
             evaluate_every=0,
         )
-        return PrivateStep.of(step, plan)
+        return PrivateStep(**vars(step), plan=plan)
 
     def upload(self, upload: Payload) -> Payload:
         """Add ``prototype-noise`` to all prototypes."""

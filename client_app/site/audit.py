@@ -111,16 +111,13 @@ def _last_line(log: IO[bytes]) -> bytes:
     return lines[-1] if lines else b""
 
 
-def entries(
-    path: Path, at: int = 0, before: str = START
-) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     """Yield the hash, the content and the fault ("" if there is none) of each line of an audit log.
 
-    Reading starts at byte ``at``, after the line with the hash ``before``. A line that is no JSON
-    object has the content {}.
+    A line that is no JSON object has the content {}.
     """
+    before = START
     with path.open("rb") as log:
-        log.seek(at)
         for number, line in enumerate(log, 1):
             entry: dict[str, Any] = {}
             with suppress(ValueError, TypeError):

@@ -234,8 +234,9 @@ def _read_instructions(
         raise RefusedMessage(f"round.round is {number} in a run of {rounds} rounds")
     run_history = instructions.run_history
     if run_history.run_id != run_id:
-        other = f"round.run_history is {run_history.text!r}"
-        raise RefusedMessage(f"{other} in the Flower run {run_id}")
+        raise RefusedMessage(
+            f"round.run_history is {run_history.text!r} in the Flower run {run_id}"
+        )
     if settings.privacy.secagg:
         return replace(instructions, counted=unpack_counted(content, name))
     return instructions

@@ -152,8 +152,10 @@ def check_consent(
         if problem:
             raise StateError(problem)
         if study.sites and study.sites.get(name) != key_as_text(site_key(folder).public_key()):
-            other_key = "or names another key of it; `protofl site key` prints it"
-            raise RefusedMessage(f"{study} does not name {name}, {other_key}")
+            raise RefusedMessage(
+                f"{study} does not name {name}, or names another key of it; `protofl site key`"
+                " prints it"
+            )
         unknown_peers = problem_of_peers(node, config)
         if unknown_peers:
             raise RefusedMessage(unknown_peers)
@@ -188,8 +190,10 @@ def unknown_site(node: Values) -> str:
         return ""
     if not (node.get("require-dp") or node.get(REQUIRE_SECAGG)):
         return ""
-    cure = "mount its disk, or restore it; if the site is new, make its key by protofl site key"
-    return f"state-dir: {state_dir} has neither a privacy ledger nor a key of {name}: {cure}"
+    return (
+        f"state-dir: {state_dir} has neither a privacy ledger nor a key of {name}: mount its disk,"
+        " or restore it; if the site is new, make its key by protofl site key"
+    )
 
 
 def _ask(config: Values, path: Path, name: str) -> bool:
@@ -204,9 +208,11 @@ def _ask(config: Values, path: Path, name: str) -> bool:
         if request.decision != APPROVED or request.covers(code_of(config), RELEASE):
             return False
         if code_version_at_site.__wrapped__() != CODE:  # `__wrapped__` reads the disk, past a cache
-            restart = "its operator must stop protofl site run and start it again"
-            why = f"the site's code has changed since its start; {restart}"
-            raise WaitingForApproval(name, why)
+            raise WaitingForApproval(
+                name,
+                "the site's code has changed since its start; its operator must stop protofl site"
+                " run and start it again",
+            )
         run_ids = request.run_ids
     write(path, new_request(config, run_ids))
     return True
@@ -225,8 +231,9 @@ def _check_approved(
     _check_not_denied(request, name)
     code = code_of(config)
     if not (request.decision and request.covers(code, RELEASE)):
-        how = f"its operator runs protofl site approve {study.id}"
-        raise WaitingForApproval(name, f"{study}; {how}")
+        raise WaitingForApproval(
+            name, f"{study}; its operator runs protofl site approve {study.id}"
+        )
     if is_past(request.until):
         raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
 

@@ -4,20 +4,19 @@ A site whose ``privacy/`` folder was lost, or restored from an older copy, would
 once more.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from client_app.site.audit import FILE, START, entries
+from client_app.site.audit import FILE, entries
 from client_app.site.privacy_ledger import charges_in, read_ledger
 from client_app.site.record import record_in
 
-Answers = dict[str, Any]
+Answers = Mapping[str, Any]
 """The record of answers: key -> last round and final evaluation (`protections/one_reply.py`).
 
-Beside these stand ``charged``, how often each ledger was charged, and ``compared``, how far the
-audit log was compared with the record: the size of the log then, and the hash of its last line.
+Beside these stands ``charged``: how often each ledger was charged.
 """
 
 
@@ -26,68 +25,34 @@ def answers_file(root: Path, name: str) -> Path:
     return root / "privacy" / f"{name}.answered"
 
 
-def missing_records(root: Path, name: str, *, remembers: bool = False) -> str:
+def missing_records(root: Path, name: str) -> str:
     """Return an error text if the ``privacy/`` folder of a site is lost or an older copy, else "".
 
     The text names what the folder lacks. The audit log has the rounds that were answered, which
-    the record of answers must have, and that record has how often each ledger was charged. With
-    ``remembers`` and nothing lost, the record keeps how far the log was compared, so that the next
-    comparison begins there.
+    the record of answers must have, and that record has how often each ledger was charged.
     """
     file = answers_file(root, name)
     log = root / "sites" / name / FILE
-    with _record(file) as answers:
-        size, lines = _lines_not_compared(log, answers)
-        lost = [*_lost_rounds(answers, lines), *_lost_charges(answers, file.parent)]
-        if remembers and not lost:
-            _, last_hash = answers.get("compared", (0, START))
-            if lines:
-                last_hash, _, _ = lines[-1]
-            answers["compared"] = size, last_hash
+    record: AbstractContextManager[Answers] = nullcontext({})  # no file is made
+    if file.exists():
+        record = record_in(file, "what was sent")
+    with record as answers:
+        lost = [*_lost_rounds(answers, log), *_lost_charges(answers, file.parent)]
     if not lost:
         return ""
     on_record = ", ".join(dict.fromkeys(lost))  # each once
-    why = f"lacks what is on record ({on_record}); see Backup and restore in docs/operations.md"
-    return f"state-dir: {file.parent} {why}"
+    return (
+        f"state-dir: {file.parent} lacks what is on record ({on_record});"
+        " see Backup and restore in docs/operations.md"
+    )
 
 
-@contextmanager
-def _record(file: Path) -> Iterator[Answers]:
-    """Yield the record of answers, and write back what the block changes in it.
-
-    Where there is no file the record is empty, and no file is made.
-    """
-    if not file.exists():
-        yield {}
-        return
-    with record_in(file, "what was sent") as answers:
-        yield answers
-
-
-Line = tuple[str, Any, str]  # A line of the audit log: its hash, its content, what is wrong with it
-
-
-def _lines_not_compared(log: Path, answers: Answers) -> tuple[int, list[Line]]:
-    """Return the audit log's size in bytes, and its lines after those that were compared before.
-
-    These are all its lines if the log was replaced since: it is shorter then, or the next line does
-    not follow the last one that was compared.
-    """
-    size = log.stat().st_size if log.exists() else 0
-    compared_bytes, last_hash = answers.get("compared", (0, START))
-    if size == compared_bytes:
-        return size, []
-    if size > compared_bytes:
-        lines = [*entries(log, compared_bytes, last_hash)]
-        if not lines or not lines[0][2]:  # the first line has no fault
-            return size, lines
-    return size, [*entries(log)] if size else []
-
-
-def _lost_rounds(answers: Answers, lines: Iterable[Line]) -> Iterator[str]:
+def _lost_rounds(answers: Answers, log: Path) -> Iterator[str]:
     """Name the rounds that were answered according to the log, and are not in the record."""
+    if not log.exists():
+        return
     last_sent: dict[tuple[str, int], int] = {}
-    for _, entry, _ in lines:
+    for _, entry, _ in entries(log):
         kind = entry.get("kind")
         number = entry.get("round")
         if kind in ("train", "evaluate") and "sent" in entry and type(number) is int:

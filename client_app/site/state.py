@@ -68,23 +68,12 @@ class StateFolder:
         self.use = use
 
     def describe_beginning(self) -> str:
-        """Return a text for a site's log: whether this Flower run begins anew or after which round.
-
-        The text also names the folders of other Flower runs of the same run name.
-        """
+        """Return a text for a site's log: whether this run begins anew, or after which round."""
         begins = "begins"
         if self.run_history.earlier:
             run_id, last_round = self.run_history.earlier[-1]
             begins = f"goes on after round {last_round} of the Flower run {run_id}"
-        run = self.folder.parents[1]  # the states are in RUN/clients/SITE
-        text = f"{begins}, in {run}"
-
-        name, _, _ = run.name.rpartition("-")  # the folder's name ends in the Flower run's id
-        folders = run.parent.glob(f"{escape(name)}-*")
-        others = sorted(folder.name for folder in folders if folder != run and folder.is_dir())
-        if others:
-            text += f"; others of this name stay as they are: {', '.join(others)}"
-        return text
+        return f"{begins}, in {self.folder.parents[1]}"  # the states are in RUN/clients/SITE
 
     def load(
         self, before: int, arch: str, device: torch.device, counted: int = 0
@@ -115,36 +104,32 @@ class StateFolder:
             print(f"protofl: {error}; going on from an older state", file=sys.stderr, flush=True)
             return self.load(key.round, arch, device, counted)
 
-        if facts.get("format") != FORMAT:
-            version = f"{path} is of the version {facts.get('format')}, not {FORMAT}"
-            raise error_kind(f"{version}; remove it to start afresh")
-        if facts["round"] != str(key.round):
-            raise error_kind(f"{path} is of round {facts['round']}; put the right one in its place")
-        if facts["arch"] != arch:
-            raise error_kind(f"{path} is of a {facts['arch']}, but this client is now a {arch}")
-        if facts["use"] != self.use:
-            raise error_kind(f"{path} was stored under {facts['use']}, and is not for {self.use}")
+        for fact, wanted in self._facts(key.round, arch).items():
+            if facts.get(fact) != wanted:
+                raise error_kind(
+                    f"{path} was stored with {fact} = {facts.get(fact)!r}, not {wanted!r}; put the"
+                    " right one in its place, or remove it to start afresh"
+                )
         return tensors, key.round
+
+    def _facts(self, after: int, arch: str) -> dict[str, str]:
+        """Return what a file says of its state, all of which must be right when it is loaded."""
+        return {"format": FORMAT, "round": str(after), "arch": arch, "use": self.use}
 
     def _check_newest(self, key: _Key | None, counted: int) -> None:
         """LostStateError where the newest state, that of ``key``, is older than round ``counted``.
 
-        The text names the file that should be there.
+        The text says how the name of the file begins that should be there.
         """
         newest = key.round if key else 0
         if newest >= counted:
             return
-        # the history has each round in just one Flower run
-        run_id = next(
-            run_id
-            for run_id in sorted(self.run_history.run_ids)
-            if self.run_history.counts(run_id, counted)
-        )
-        path = self._path(_Key(counted, run_id))
-        file = path.relative_to(self.folder.parents[2])
         there = f"the newest is of round {newest}" if newest else "there is none"
-        missing = f"{file}, its state after round {counted}, is missing; {there}"
-        raise LostStateError(f"{self.folder.name}: {missing}. {LOST}")
+        path = self.folder.relative_to(self.folder.parents[2])
+        raise LostStateError(
+            f"{self.folder.name}: {path}/{counted:06d}-*,"
+            f" its state after round {counted}, is missing; {there}. {LOST}"
+        )
 
     def find_uncounted_state(self, before: int) -> Path | None:
         """Find a state of a round before ``before`` for this use, under any name of a run.
@@ -178,10 +163,9 @@ class StateFolder:
         start = self._last(after)
         self._remove_before(self._last(start.round) if start else None)
         path = self._path(_Key(after, self.run_history.run_id))
-        facts = {"format": FORMAT, "round": str(after), "arch": arch, "use": self.use}
         try:
             # a simulation does not wait for the disk with each client: it does so once a round
-            write_tensors(path, tensors, facts, durable=self.is_site)
+            write_tensors(path, tensors, self._facts(after, arch), durable=self.is_site)
         except TensorFileError as error:
             newest = f"the state after round {start.round}" if start else "no older state"
             raise StateError(

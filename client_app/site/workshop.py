@@ -92,17 +92,17 @@ class Workshop:
         """
         dp = self.settings.privacy.dp
         if dp == "sample" and data.persons is not None:
-            whose = "this client's data say whose each sample is (column client)"
             raise SettingsError(
-                f"dp = 'sample': {whose}, so what is protected is a person, not a sample; set"
-                " dp = 'person'"
+                "dp = 'sample': this client's data say whose each sample is (column client), so"
+                " what is protected is a person, not a sample; set dp = 'person'"
             )
         if dp != "person":
             return data
         if data.persons is None:
-            why = "this client's data do not say whose each sample is"
-            cure = "who has them may add a column client, by which no partition or domain divides"
-            raise SettingsError(f"dp = 'person': {why}; {cure}")
+            raise SettingsError(
+                "dp = 'person': this client's data do not say whose each sample is; who has them"
+                " may add a column client, by which no partition or domain divides"
+            )
         return with_persons_once(data, data.persons)
 
     def _without_private_facts(self, data: ClientData) -> ClientData:
@@ -118,9 +118,10 @@ class Workshop:
         if is_own(settings.data.dataset) and not settings.data.classes:
             names = as_setting("classes", data.classes)
             log("WARNING", f"if these names may leave this site, add {names} to its node config")
-            many = f"this site's data have {len(data.classes)} classes that nobody named"
-            cure = "set classes, in label order, in its node config, or in the run"
-            raise SettingsError(f"classes = '': {many}; {cure}")
+            raise SettingsError(
+                f"classes = '': this site's data have {len(data.classes)} classes that nobody"
+                " named; set classes, in label order, in its node config, or in the run"
+            )
         if has_dp and data.mean:  # tokens have no scale
             return with_public_scale(data)
         if least > 1 and not has_dp:  # noise would not cover which classes are small
@@ -302,10 +303,11 @@ class Workshop:
         Such a client could send nothing.
         """
         has_noise = self.plan is not None
-        if not has_noise and not len(self.large_classes):
-            least = self.settings.privacy.min_class_samples
-            lacks = "this client has no class of as many training samples"
-            raise SettingsError(f"min-class-samples = {least}: {lacks}")
+        if not (has_noise or len(self.large_classes)):
+            raise SettingsError(
+                f"min-class-samples = {self.settings.privacy.min_class_samples}: this client has no"
+                " class of as many training samples"
+            )
 
     @property
     def classes_present(self) -> tuple[int, ...]:

@@ -5,9 +5,10 @@ changes the numbers in place, and get lost when a tensor moves to another device
 modules, which carry no marks.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from protofl_common.maths.prototypes import Prototypes
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Kind = Literal["table", "step", "evaluation"]  # what the ledger is charged for
 
 
 class Released:
@@ -32,29 +34,20 @@ class Released:
         self.algo = algo
         self.dp = dp
         # what the ledger was charged for and the client has not made yet
-        self.unused_tables = 0
-        self.unused_steps = 0
-        self.unused_evaluations = 0
+        self.unused: Counter[Kind] = Counter()
         self._released_digests: set[bytes] = set()  # of the arrays that may leave
 
-    def allow(self, *, tables: int = 0, steps: int = 0, evaluations: int = 0) -> None:
+    def allow(self, kind: Kind, number: int) -> None:
         """Allow what the ledger has just been charged for."""
-        self.unused_tables += tables
-        self.unused_steps += steps
-        self.unused_evaluations += evaluations
+        self.unused[kind] += number
 
-    def use_table(self) -> None:
-        """Use up one of the tables of classes that were charged; SettingsError if none is left."""
-        self.check(self.unused_tables > 0)
-        self.unused_tables -= 1
+    def use(self, kind: Kind) -> None:
+        """Use up one of the tables, steps or evaluations that were charged.
 
-    def use_step(self) -> None:
-        self.check(self.unused_steps > 0)
-        self.unused_steps -= 1
-
-    def use_evaluation(self) -> None:
-        self.check(self.unused_evaluations > 0)
-        self.unused_evaluations -= 1
+        SettingsError if none is left.
+        """
+        self.check(self.unused[kind] > 0)
+        self.unused[kind] -= 1
 
     def add(self, value: object) -> None:
         """Let all arrays of a tensor, of prototypes, of a module, or of several of these leave."""
@@ -73,8 +66,10 @@ class Released:
         at the samples as well.
         """
         if "." in function.__qualname__ or function.__name__ == "<lambda>":
-            why = "is no function of a module, so it may know more than its inputs"
-            raise TypeError(f"{function.__qualname__} {why}")
+            raise TypeError(
+                f"{function.__qualname__} is no function of a module, so it may know more than its"
+                " inputs"
+            )
         self.check(self.covers([inputs, named]))
         result = function(*inputs, **named)
         self.add(result)
@@ -83,16 +78,19 @@ class Released:
     def check(self, covered: bool) -> None:
         """Raise SettingsError unless the ledger covers what this client is about to do."""
         if not covered:
-            does = f"{self.algo} makes use of training data that the privacy ledger does not cover"
-            raise SettingsError(f"dp = {self.dp!r}: {does}")
+            raise SettingsError(
+                f"dp = {self.dp!r}: {self.algo} makes use of training data that the privacy ledger"
+                " does not cover"
+            )
 
     def check_entries(self, entries: Mapping[str, object]) -> None:
         """Refuse an upload with an array that is not released: a SettingsError names its entry."""
         for name, value in entries.items():
             if not self.covers(value):
-                made = "neither private steps nor tables with noise have made them"
-                sends = f"{self.algo} sends {name} that the privacy ledger does not cover: {made}"
-                raise SettingsError(f"dp = {self.dp!r}: {sends}")
+                raise SettingsError(
+                    f"dp = {self.dp!r}: {self.algo} sends {name} that the privacy ledger does not"
+                    " cover: neither private steps nor tables with noise have made them"
+                )
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:

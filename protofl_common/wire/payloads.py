@@ -4,8 +4,6 @@ Each kind of entry has two classes, a `schema.Entry` that declares it and a `Cod
 it, so that the catalog, which every command reads, does not import PyTorch.
 """
 
-import hashlib
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -163,23 +161,6 @@ def payload_bytes(content: RecordDict) -> int:
             if isinstance(data, bytes):
                 size += len(data)
     return size
-
-
-def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the size in bytes of each record of a message, and a SHA-256 digest of all of it.
-
-    Arrays count as they travel, other values as their text. A site's audit log has the result.
-    """
-    digest = hashlib.sha256()
-    sizes: dict[str, int] = {}
-    for name in sorted(content):
-        sizes[name] = 0
-        for key, value in sorted(content[name].items()):
-            data = value.data if isinstance(value, Array) else repr(value).encode()
-            sizes[name] += len(data)
-            digest.update(json.dumps([name, key, len(data)]).encode())
-            digest.update(data)
-    return {"sent": sizes, "sha256": digest.hexdigest()}
 
 
 def declared_part(module: nn.Module, entry: schema.Weights) -> StateDict:

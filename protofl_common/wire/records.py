@@ -162,19 +162,37 @@ def digest_of_message(content: Mapping[str, Any]) -> str:
     The record `SECAGG`, with the shares for this site alone, is left out. Of all else the sites of
     a sum are sent the same: masks of sites whose digests differ do not cancel.
     """
+    return _digest({name: record for name, record in content.items() if name != SECAGG})
+
+
+def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the size in bytes of each record of a message, and a SHA-256 digest of all of it.
+
+    Arrays count as they travel, other values as their text. A site's audit log has the result.
+    """
+    sizes = {}
+    for name, record in content.items():
+        sizes[name] = sum(len(_data_of(value)) for value in record.values())
+    return {"sent": sizes, "sha256": _digest(content)}
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Return a digest of all records, with the kinds of their values, in any order."""
     digest = hashlib.sha256()
     for name, record in sorted(content.items()):
-        if name == SECAGG:
-            continue
         digest.update(json.dumps([name, type(record).__name__, len(record)]).encode())
         for key, value in sorted(record.items()):
+            kind: list[Any] = [type(value).__name__]
             if isinstance(value, Array):
-                kind, data = [value.stype, value.dtype, *value.shape], value.data
-            else:
-                kind, data = [type(value).__name__], repr(value).encode()
+                kind = [value.stype, value.dtype, *value.shape]
+            data = _data_of(value)
             digest.update(json.dumps([key, kind, len(data)]).encode())
             digest.update(data)
     return digest.hexdigest()
+
+
+def _data_of(value: object) -> bytes:
+    return value.data if isinstance(value, Array) else repr(value).encode()
 
 
 def pack_baseline(algo: str) -> dict[str, ConfigRecord]:
@@ -205,13 +223,10 @@ def check_settings(content: RecordDict, digest: str) -> None:
     """Refuse a message of a server whose settings are not the client's, which have this digest."""
     servers_digest = content.config_records.get("settings", ConfigRecord()).get("digest")
     if servers_digest != digest:
-        cure = (
-            "install the same version on both, and set with --run-config what was changed in "
-            "pyproject.toml"
-        )
         raise RefusedMessage(
             f"settings with the digest {servers_digest!r}, and {digest!r} here: other defaults; "
-            f"{cure}"
+            "install the same version on both, and set with --run-config what was changed in "
+            "pyproject.toml"
         )
 
 
@@ -260,12 +275,15 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
             if isinstance(text, str) and not is_short_and_printable(text):
                 # The error does not show the text: it may be rows of patients, as where a CSV file
                 # has a quote without its pair
-                unfit = f"too long or not printable ({len(text)} characters)"
-                raise RefusedMessage(f"site.{key} with a name that is {unfit}")
+                raise RefusedMessage(
+                    f"site.{key} with a name that is too long or not printable"
+                    f" ({len(text)} characters)"
+                )
 
     if not is_site_name(card.name):
-        signs = "ASCII letters, digits, '.', '_' and '-'"
-        raise RefusedMessage(f"site.name is {card.name!r}, not a name of {signs}")
+        raise RefusedMessage(
+            f"site.name is {card.name!r}, not a name of ASCII letters, digits, '.', '_' and '-'"
+        )
     if not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.classes is {list(card.classes)!r}, not a list of names")
     if not re.fullmatch("([0-9a-f]{128})?", card.signature):

@@ -471,11 +471,11 @@ def damaged(folder: Path) -> None:
 
 
 MISSING = (
-    r"site-1: mine/clients/site-1/000002-\d+.safetensors, its state after round 2, is missing; "
+    r"site-1: mine/clients/site-1/000002-\*, its state after round 2, is missing; "
     "there is none. Put this folder back"
 )
 NEWEST = r"site-1: mine/.*, its state after round 2, is missing; the newest is of round 1. Put"
-OTHER_ROUND = r"000002-\d+.safetensors is of round 1; put the right one in its place"
+OTHER_ROUND = r"000002-\d+.safetensors was stored with round = '1', not '2'; put the right one"
 DAMAGED = r"site-1: …/000002-\d+.safetensors is damaged: .*. Put this folder back"
 
 

@@ -710,18 +710,13 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
     ledgers = [json.loads(file.read_text()) for file in (zero / "privacy").glob("*.json")]
     assert [[*ledger] for ledger in ledgers] == [["first 1"]] * 2
 
+    assert missing_records(zero, "site-0") == ""
     answered = zero / "privacy/site-0.answered"
     content = json.loads(answered.read_text())
     without_run_1 = {key: value for key, value in content.items() if key[0] != "1"}
     answered.write_text(json.dumps(without_run_1))
 
-    assert missing_records(zero, "site-0") == "", "lines that were compared before are read again"
-
-    log = zero / "sites/site-0/audit.jsonl"
-    log.write_text("".join(log.read_text().splitlines(True)[:3]))
-    another_log = missing_records(zero, "site-0")
-
-    assert f"(1 {algo} round 1)" in another_log, "of another log all lines count"
+    assert f"(1 {algo} round 1)" in missing_records(zero, "site-0")
 
 
 @pytest.mark.parametrize(("demand", "changes", "reason"), [

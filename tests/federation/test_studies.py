@@ -1093,7 +1093,7 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
 
     cpu = torch.device("cpu")
     assert states(1).load(3, "cnn4", cpu) is not None
-    with pytest.raises(StateError, match=r"was stored under fedproto .* in the study"):
+    with pytest.raises(StateError, match=r"was stored with use = .fedproto .*in the study"):
         states(2).load(3, "cnn4", cpu)
 
 

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from client_app.learning.data import Samples
-from client_app.learning.training import Batch, LossTerms
+from client_app.learning.training import Batch, Loss, LossTerms
+from client_app.protections.private_step import PrivateStep
 from protofl_common.config.sections import PrivacySettings, TrainingSettings
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
+from protofl_common.privacy.persons import Persons
+from protofl_common.privacy.plan import plan_of
 
 
 def settings(**changes: object) -> TrainingSettings:
@@ -39,6 +42,27 @@ def linear(width: int = 2) -> SplitModel:
 def downhill(batch: Batch) -> LossTerms:
     """A loss of a `linear` model, whose gradient by w is the sample's input."""
     return {"total-of-features": batch.features.sum() / len(batch.labels)}
+
+
+def dp_step(
+    model: SplitModel,
+    samples: int,
+    batch_size: int = 10,
+    noise: float | None = None,
+    loss: Loss = downhill,
+    persons: Persons | None = None,
+    **changes: object,
+) -> PrivateStep:
+    """A private step of plain SGD with lr = 1, of so many samples, or persons.
+
+    ``noise`` takes the place of the least that keeps ε; ``changes`` are settings of privacy.
+    """
+    plan = plan_of(privacy(**changes), samples, batch_size, 1, (0,), 0)
+    if noise is not None:
+        plan = dataclasses.replace(plan)
+        plan.__dict__["noise"] = noise
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    return PrivateStep([model], optimizer, loss, plan=plan, persons=persons)
 
 
 def cross_entropy(batch: Batch) -> LossTerms:

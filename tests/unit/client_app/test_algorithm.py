@@ -59,6 +59,7 @@ def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
     first = [(name, 1, None) for name in of_a_round]
     second = [("restore", 2, None), *((name, 2, 1) for name in of_a_round)]
     final_evaluation = [("restore", 2, None), ("receive", 2, 2)]
+
     assert calls[:11] == [*first, *second, *final_evaluation]
     assert {name for name, _, _ in calls[11:]} == {"evaluation_model"}
 
@@ -99,7 +100,9 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
     run_federation(run_config(tmp_path, rounds=5, participation=0.5, **SMALL), clients=4)
 
     assert len(seen) > 2
+
     rounds_of = {name: [number for number, _ in of_client] for name, of_client in seen.items()}
+
     for name, of_client in seen.items():
         assert [last for _, last in of_client] == [None, *rounds_of[name][:-1]]
     assert any(rounds != [1, 2, 3, 4, 5] for rounds in rounds_of.values())
@@ -118,6 +121,7 @@ def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path:
         **SMALL,
     }
     second = algorithm(tmp_path, algo, **settings)
+
     assert second.training.lr == 0.15
     assert second.settings is second.client.settings
 
@@ -147,8 +151,11 @@ def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
     outcome = run_federation(run_config(tmp_path, **settings), clients=2)
 
     assert not any(outcome.summary["trouble"].values())
+
     files = sorted(outcome.folder.rglob("clients/*/0*.safetensors"))
+
     assert len(files) == 2
+
     for path in files:
         names = list(load_file(path))
         assert bool(names) == bool(momentum)
@@ -176,6 +183,7 @@ def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_pa
     """But those whose loss looks at the weights, or uses the head twice, do not."""
     plain = {"fedprox", "fedgen", "fedsa", "feddbe"}
     kind = Step if algo in plain else FusedStep
+
     assert type(algorithm(tmp_path, algo).step()) is kind
 
 
@@ -190,6 +198,7 @@ def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_pa
     assert step.optimizer is plain.optimizer
 
     linear = [layer for layer in site.model.modules() if isinstance(layer, torch.nn.Linear)]
+
     assert max(layer.weight.numel() for layer in linear) > 2**17
 
     data = site.train_set
@@ -205,6 +214,7 @@ def test_an_architecture_that_is_not_of_the_catalog_gets_the_plain_step(
 ) -> None:
     found = algorithm(tmp_path)
     found.client.arch = arch
+
     assert type(type(found)(found.client, 1).step()) is Step
 
 

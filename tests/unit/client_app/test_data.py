@@ -49,6 +49,7 @@ def test_bytes_become_normalised_floats() -> None:
     found = to_device(data.train_inputs, data.train_labels, data, CPU)
 
     wanted = (data.train_inputs / 255 - mean) / std
+
     np.testing.assert_allclose(found.inputs.numpy(), wanted, rtol=1e-5, atol=1e-6)
     assert found.inputs.dtype == torch.float32
     assert found.labels.tolist() == [0, 2, 1]
@@ -80,6 +81,7 @@ def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_t
     assert torch.equal(found.unlabelled, whole[[1, 3]])
 
     together = found.with_unlabelled()
+
     assert together.labels.tolist() == [1, 0, 2, -1, -1]
     assert torch.equal(together.inputs, whole[[0, 2, 4, 1, 3]])
     assert together.unlabelled is None
@@ -122,12 +124,14 @@ def test_numbers_are_standardised_in_any_unit() -> None:
     found = normalised(tiny, *statistics(tiny), CPU)[:, 0]
 
     wanted = normalised(signals, *statistics(signals), CPU)[:, 0]
+
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
     assert statistics(tiny)[1][1] == 1
 
 
 def test_tokens_stay_as_they_are() -> None:
     tokens = np.arange(6).reshape(2, 3)
+
     assert statistics(tokens) == ((), ())
     assert normalised(tokens, (), (), CPU).tolist() == [[0, 1, 2], [3, 4, 5]]
 
@@ -171,6 +175,7 @@ def test_the_generator_alone_says_how_images_are_changed() -> None:
 def test_a_quarter_of_a_turn_moves_every_pixel_of_a_square(turns: int) -> None:
     before = images(3, 6, 6)
     angles = torch.full((3,), turns * torch.pi / 2)
+
     torch.testing.assert_close(rotated(before, angles), before.rot90(turns, (2, 3)))
 
 
@@ -182,6 +187,7 @@ def test_images_turn_by_thirty_degrees_at_most_with_black_corners() -> None:
     after = augmented({"rotate"}, before)
 
     is_old = after.isclose(torch.tensor(1.0)) | after.isclose(torch.tensor(5.0))
+
     assert bool((is_old | after.isclose(BLACK)).all())
 
     angles = []
@@ -205,6 +211,7 @@ def test_a_turned_image_is_not_stretched() -> None:
     turned = rotated(wide, torch.tensor([-torch.pi / 6]))[0, 0]
 
     down, right = torch.nonzero(turned).T.double().numpy()
+
     assert np.polyfit(right, down, 1)[0] == pytest.approx(3**-0.5, abs=0.02)
 
 
@@ -223,6 +230,7 @@ def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
 def test_unlabelled_samples_are_changed_as_the_others_are() -> None:
     augment = Augment(frozenset({"flip"}), BLACK)
     samples = Samples(images(2), torch.arange(2), images(1), augment)
+
     assert samples.with_unlabelled().augment is augment
 
 
@@ -236,6 +244,7 @@ def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) 
         first_rows.append(run_federation(config, clients=1).rows[0])
 
     flipped, unchanged = first_rows
+
     assert flipped["accuracy"] == unchanged["accuracy"]
     assert flipped["losses"] != unchanged["losses"]
 
@@ -243,6 +252,7 @@ def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) 
 @pytest.mark.parametrize("frozen", [{"algo": "fedpcl"}, {"backbones": "glyphs"}])
 def test_images_before_a_frozen_backbone_are_not_changed(frozen: dict[str, str]) -> None:
     said = "augment = 'flip': frozen backbones see every image once, as it is"
+
     with pytest.raises(SettingsError, match=said):
         Settings.from_run_config(default_run_config() | {"augment": "flip"} | frozen)
 
@@ -258,5 +268,6 @@ def test_an_unknown_change_of_images_is_refused() -> None:
 def test_rows_of_a_table_are_not_flipped(tmp_path: Path) -> None:
     table = run_config(tmp_path, dataset="wine", models="table3", partition="iid", augment="flip")
     said = r"augment = 'flip': only images take it; a sample is float32 \[13\]; set none"
+
     with pytest.raises(Exception, match=said):
         run_federation(table, clients=2)

@@ -18,7 +18,8 @@ from client_app.site.privacy_ledger import (
 from client_app.site.record import LedgerError
 from protofl_common.privacy.plan import Mechanism, epsilon
 
-STEPS, TABLE = (0.1, 2.0, "sample"), (1.0, 5.0, "sample")
+STEPS = (0.1, 2.0, "sample")
+TABLE = (1.0, 5.0, "sample")
 OF_PERSONS = (0.1, 2.0, "person")
 LEDGER = {
     "heart 1": Counter({STEPS: 4, TABLE: 1}),
@@ -43,16 +44,20 @@ def test_a_new_name_and_a_new_flower_run_are_no_new_budget(
 
 def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "privacy" / "north.json"
+
     assert read_ledger(file) == {}
 
     write_ledger(file, LEDGER)
+
     assert read_ledger(file) == LEDGER
     assert charges_in(LEDGER) == 4 + 1 + 2 + 3 + 100 + 100
 
     mechanisms = [Mechanism(0.1, 2.0, 6), Mechanism(1.0, 5.0, 204)]
+
     assert epsilon_of(total(LEDGER), 1e-5) == pytest.approx(epsilon(mechanisms, 1e-5))
 
     file.write_text('{"heart 1": 3}')
+
     with pytest.raises(LedgerError, match=r"north\.json cannot be read .*: what was spent"):
         read_ledger(file)
 

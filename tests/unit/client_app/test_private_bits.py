@@ -8,20 +8,16 @@ Significant Bits for Differential Privacy", CCS 2012). Such noise is the planted
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from client_app.learning.training import Batch, LossTerms
 from client_app.protections.private_step import PrivateStep
-from protofl_common.models.split import SplitModel
 from protofl_common.privacy.grid import STEPS
-from protofl_common.privacy.plan import plan_of
 from tests.support.given import Patch
-from tests.support.models import privacy
+from tests.support.models import dp_step, linear
 
 WIDTH = 100_000
 SMALLEST = 40
@@ -31,24 +27,15 @@ EXPECTED = 8  # samples in a batch, of as many
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
-def features_of(batch: Batch) -> LossTerms:
-    """Whose gradient by the weights is the sample's input."""
-    return {"total-of-features": batch.features.sum()}
-
-
 def private_gradient(inputs: Tensor) -> Floats:
     """ḡ [WIDTH] of a step from zero weights: with lr = 1 and without momentum, what is sent."""
-    body = nn.Linear(WIDTH, 1, bias=False)
-    nn.init.zeros_(body.weight)
-    plan = replace(plan_of(privacy(dp_clip=CLIP), EXPECTED, EXPECTED, 1, (0,), 0))
-    plan.__dict__["noise"] = NOISE  # in the place of the least that keeps ε
-    optimizer = torch.optim.SGD(body.parameters(), lr=1.0)
-    model = SplitModel(body, nn.Identity())
+    model = linear(WIDTH)
     labels = torch.zeros(len(inputs), dtype=torch.int64)
-    PrivateStep([model], optimizer, features_of, plan=plan)(
-        inputs, labels, torch.arange(len(inputs))
-    )
-    return -body.weight.detach().numpy().ravel()
+    step = dp_step(model, EXPECTED, EXPECTED, noise=NOISE, dp_clip=CLIP)
+
+    step(inputs, labels, torch.arange(len(inputs)))
+
+    return -model.body.weight.detach().numpy().ravel()
 
 
 def sample(above_threshold: bool) -> Tensor:
@@ -69,7 +56,8 @@ def float32_noise(
 
 def widths_of_layers() -> Floats:
     """2^-23 · x_i of the 256 layers of NumPy's ziggurat: its float32 numbers are multiples."""
-    x, area = 3.6541528853610088, 0.00492867323399
+    x = 3.6541528853610088
+    area = 0.00492867323399
     widths = [area / math.exp(-x * x / 2)]
     while len(widths) < 256:
         widths.append(x)

@@ -3,7 +3,6 @@
 Of DP-SGD: single gradients by hand, the noise, who is drawn, and refusals.
 """
 
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,16 @@ from client_app.learning.evaluation import Evaluation
 from client_app.learning.training import Batch, LossTerms, train
 from client_app.protections import PROTECTIONS, names, protections_of
 from client_app.protections.base import Protection
-from client_app.protections.private_step import PrivateStep
 from client_app.protections.uploads import SmallClasses
 from protofl_common.config.options import SettingsError
 from protofl_common.config.sections import protections as lines_for_people
 from protofl_common.experiment.settings import Settings
 from protofl_common.models.build import with_group_norm
 from protofl_common.models.split import SplitModel
-from protofl_common.privacy.plan import plan_of
 from protofl_common.tasks.metrics import rounded_metrics
 from tests.support.given import Patch
 from tests.support.harness import client_of, run_config
-from tests.support.models import cross_entropy, downhill, linear, privacy, settings
+from tests.support.models import cross_entropy, downhill, dp_step, linear, settings
 
 SIMULATED = {"partition-id": 0, "num-partitions": 3}
 SITE = SIMULATED | {"site-name": "north"}
@@ -80,9 +77,11 @@ def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_a
     assert all(kind.acts is not Protection.acts for kind in PROTECTIONS)
 
     last_two = [kind.name for kind in PROTECTIONS[-2:]]
+
     assert last_two == ["differential privacy", "secure aggregation"]
 
     settings = Settings.from_run_config(run_config(tmp_path, algo="fedproto", secagg=True))
+
     assert names(settings, is_site=True) == "one reply to each question, secure aggregation"
 
 
@@ -107,6 +106,7 @@ def test_numbers_of_right_predictions_are_multiples_of_k(
         (small_classes,) = [each for each in acting if isinstance(each, SmallClasses)]
 
         evaluation = Evaluation({"head": right})
+
         assert small_classes.evaluation(evaluation, 48).correct == {"head": sent}
         assert small_classes.evaluation(evaluation, 19).correct == {}
 
@@ -131,15 +131,6 @@ def test_metrics_tell_of_no_single_sample_under_min_class_samples() -> None:
     assert rounded_metrics(exact, labels_N, 1) == exact
 
 
-def step(
-    model: SplitModel, noise: float, samples: int, batch_size: int = 10, loss=downhill, **changes
-) -> PrivateStep:  # type: ignore[no-untyped-def]
-    """A private step of plain SGD with lr = 1; changes are settings of privacy."""
-    plan = replace(plan_of(privacy(**changes), samples, batch_size, 1, (0,), 0))
-    plan.__dict__["noise"] = noise  # in the place of the least that keeps ε
-    return PrivateStep([model], torch.optim.SGD(model.parameters(), lr=1.0), loss, plan=plan)
-
-
 def batch(*inputs: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """These inputs, a label of 0 for each, and their rows."""
     labels = torch.zeros(len(inputs), dtype=torch.int64)
@@ -150,9 +141,10 @@ def test_gradients_are_cut_sample_by_sample() -> None:
     """(3, 4) is cut to (0.6, 0.8), (0.3, 0) stays; 10 samples are expected."""
     model = linear()
 
-    step(model, 1e-9, samples=40)(*batch([3.0, 4.0], [0.3, 0.0]))
+    dp_step(model, 40, noise=1e-9)(*batch([3.0, 4.0], [0.3, 0.0]))
 
     wanted = -torch.tensor([[0.9, 0.8]]) / 10
+
     torch.testing.assert_close(model.body.weight.data, wanted, atol=1e-6, rtol=ROUNDED)
 
 
@@ -187,7 +179,8 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(
             total += gradient * min(1.0, 0.5 / length)
 
     monkeypatch.setattr("client_app.protections.private_step.NUMBERS_AT_ONCE", at_once)
-    step(model, 1e-9, samples=7, loss=cross_entropy, dp_clip=0.5)(inputs, labels, torch.arange(7))
+    step = dp_step(model, 7, noise=1e-9, loss=cross_entropy, dp_clip=0.5)
+    step(inputs, labels, torch.arange(7))
 
     for before, after, total in zip(start, model.parameters(), sums, strict=True):
         torch.testing.assert_close(before - after, total / 7, atol=1e-6, rtol=ROUNDED)
@@ -210,7 +203,8 @@ def test_no_sample_shapes_anothers_gradient() -> None:
     sums = []
     for inputs in ([[1.0, 2.0], [2.0, 1.0]], [[1.0, 2.0], [2.0, 1.0], [9.0, 9.0]]):
         model = linear()
-        step(model, 1e-9, samples=10, loss=together, dp_clip=0.5)(*batch(*inputs))
+        step = dp_step(model, 10, noise=1e-9, loss=together, dp_clip=0.5)
+        step(*batch(*inputs))
         sums.append(model.body.weight.data * 10)
 
     assert float((sums[1] - sums[0]).norm()) <= 0.5 + 1e-5
@@ -230,10 +224,12 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(
         sums = []
         for inputs in ([[3.0, 4.0]], [[3.0, 4.0], [odd, 0.1]], [[3.0, 4.0], [odd, odd]]):
             model = linear()
-            step(model, 1e-9, samples=10, loss=loss, dp_clip=0.5)(*batch(*inputs))
+            step = dp_step(model, 10, noise=1e-9, loss=loss, dp_clip=0.5)
+            step(*batch(*inputs))
             sums.append(model.body.weight.data * 10)
 
         alone = sums[0]
+
         for with_odd in sums:
             assert bool(with_odd.isfinite().all())
             assert float((with_odd - alone).norm()) <= 0.5 + 1e-5
@@ -245,7 +241,7 @@ def test_training_says_nothing_of_a_loss_that_is_not_finite(odd: float) -> None:
     model = linear()
     data = Samples(torch.full((20, 2), odd), torch.zeros(20, dtype=torch.int64))
 
-    train(step(model, 1.0, samples=20), data, settings(), seed=1)
+    train(dp_step(model, 20), data, settings(), seed=1)
 
     assert bool(model.body.weight.isfinite().all())
 
@@ -263,8 +259,9 @@ class Counting(nn.Linear):
 
 
 def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
-    private = step(SplitModel(Counting(), nn.Identity()), 1.0, samples=10)
+    private = dp_step(SplitModel(Counting(), nn.Identity()), 10)
     said = r"dp = .sample.: this network changes 0\.body\.seen while it trains"
+
     with pytest.raises(SettingsError, match=said):
         private(*batch([1.0, 2.0]))
 
@@ -276,7 +273,8 @@ def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is
     """Of 20,000 weights, each with its own noise; the sample of an empty batch counts nothing."""
     body = nn.Linear(20_000, 1, bias=False)
     nn.init.zeros_(body.weight)
-    private = step(SplitModel(body, nn.Identity()), 3.0, samples=50, batch_size=5, dp_clip=0.2)
+    model = SplitModel(body, nn.Identity())
+    private = dp_step(model, 50, batch_size=5, noise=3.0, dp_clip=0.2)
     private.empty = empty
     inputs = torch.full((1, 20_000), 7.0 if empty else 0.0)
 
@@ -292,13 +290,11 @@ def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
     Of 200 samples each is drawn with probability 0.1, in ten batches of each of twenty epochs.
     """
     data = Samples(torch.arange(200.0).view(200, 1), torch.zeros(200, dtype=torch.int64))
-    plan = plan_of(privacy(), 200, 20, 1, (0,), 0)
     seeds: set[int] = set()
 
     def epoch() -> list[list[int]]:
         """The rows of each batch."""
-        optimizer = torch.optim.SGD(linear().parameters(), lr=1.0)
-        private = PrivateStep([linear()], optimizer, downhill, plan=plan)
+        private = dp_step(linear(), 200, batch_size=20)
         generator = torch.Generator().manual_seed(1)
         batches = private.batches(data, 20, generator, drop_last=False)
         rows = [index.tolist() for _, _, index in batches]
@@ -336,11 +332,8 @@ def test_a_part_of_the_network_that_nobody_drawn_goes_through_has_the_noise_all_
     model = SplitModel(Routed(), nn.Linear(1, 1).requires_grad_(False))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     data = Samples(torch.ones(30, 2), torch.zeros(30, dtype=torch.int64))
-    plan = plan_of(privacy(), len(data), 10, 1, (0,), 0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = PrivateStep([model], optimizer, downhill, plan=plan)
 
-    losses = train(private, data, settings(), seed=1)
+    losses = train(dp_step(model, len(data)), data, settings(), seed=1)
 
     assert set(losses) == {"total-of-features", "total"}
     for name, value in model.state_dict().items():
@@ -354,9 +347,9 @@ def test_batch_normalisation_is_refused_by_the_setting_that_replaces_it() -> Non
     model(torch.zeros(2, 1, 8, 8))  # the lazy layer gets its shape
 
     with pytest.raises(SettingsError, match="norm = 'batch': this network has batch normalisation"):
-        step(model, 1.0, 10)
+        dp_step(model, 10)
 
-    step(with_group_norm(model), 1.0, 10)
+    dp_step(with_group_norm(model), 10)
 
     assert [part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm)] == [16]
 

@@ -74,10 +74,12 @@ def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_p
     )
 
     terms = batch_loss(client, some)
+
     assert_same_terms(terms, client.loss(labelled))
 
     total: torch.Tensor = sum(terms.values(), start=torch.zeros(()))
     (gradient,) = torch.autograd.grad(total, some.features)
+
     assert (gradient[:5].abs().sum(1) > 0).all()
     assert (gradient[5:] == 0).all()
 
@@ -98,10 +100,12 @@ def test_the_unlabelled_samples_have_a_term_of_their_own(
     expected = positive_unlabelled_risk(
         some.logits, some.labels, one_of_each_class, 20, non_negative=risk == "non-negative"
     )
+
     assert terms.pop("unlabelled").item() == pytest.approx(0.5 * expected.item(), rel=1e-6)
     assert terms == batch_loss(without, some)
 
     (gradient,) = torch.autograd.grad(expected, some.features)
+
     assert (gradient[5:].abs().sum(1) > 0).all()
 
 
@@ -109,10 +113,12 @@ def test_a_batch_without_any_label(tmp_path: Path) -> None:
     """It has no loss at all, or the unlabelled samples' alone if they have a weight."""
     unlabelled = slice(12, 16)
     without = algorithm(tmp_path)
+
     assert batch_loss(without, batch(without, unlabelled)) == {}
 
     client = algorithm(tmp_path, pu_weight=1.0)
     terms = batch_loss(client, batch(client, unlabelled))
+
     assert list(terms) == ["unlabelled"]
     assert terms["unlabelled"].item() > 0
 
@@ -122,11 +128,13 @@ def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path
     """Whatever the weight: to the last bit, and in the same order of samples."""
     client = algorithm(tmp_path, algo, positive_rate=1.0, pu_weight=1.0)
     train_set = client.client.train_set
+
     assert train_set.with_unlabelled() is train_set
     assert client.training_set is train_set
     assert client.step().loss == client.loss
 
     everything = batch(client)
+
     assert_same_terms(batch_loss(client, everything), client.loss(everything))
 
 
@@ -137,6 +145,7 @@ def test_prototypes_and_their_counts_are_those_of_the_labelled_samples(tmp_path:
     sent = client.upload().vectors()
 
     assert sent.counts.tolist() == [2] * 10
+
     train_set = client.client.train_set
     with torch.no_grad():
         for label, mean in zip(sent.labels.tolist(), sent.means, strict=True):

@@ -57,7 +57,9 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
     train(step_of(model, watching, chosen, Step), data, chosen, seed=2)
 
     assert len(seen) == 3 * len(data)
+
     epochs = [seen[start : start + len(data)] for start in range(0, len(seen), len(data))]
+
     for epoch in epochs:
         assert sorted(epoch) == list(range(len(data)))
     assert epochs[0] != epochs[1]
@@ -103,34 +105,28 @@ def test_every_module_of_the_step_is_checked() -> None:
         train(step_of_two(model, other, spoiling, chosen), some_data(), chosen, 1)
 
 
-def test_a_last_batch_of_one_joins_its_neighbour_when_asked() -> None:
-    """So that batch normalisation survives it."""
-    data = some_data(21)
-    generator = torch.Generator()
-
-    usual = shuffled_batches(data, 10, generator)
-    assert [len(labels) for _, labels, _ in usual] == [10, 10, 1]
-
-    joined = shuffled_batches(data, 10, generator, no_single=True)
-    assert [len(labels) for _, labels, _ in joined] == [10, 11]
+@pytest.mark.parametrize(("samples", "no_single", "drop_last", "sizes"), [
+    (21, False, False, [10, 10, 1]),
+    (21, True, False, [10, 11]),  # so that batch normalisation survives it
+    (23, True, True, [10, 10]),
+    (21, True, True, [10, 10]),
+    (20, True, True, [10, 10]),
+    (7, True, True, [7]),  # the only batch
+])  # fmt: skip
+def test_a_small_last_batch_joins_its_neighbour_or_is_left_out_when_asked(
+    samples: int, no_single: bool, drop_last: bool, sizes: list[int]
+) -> None:
+    batches = shuffled_batches(
+        some_data(samples), 10, torch.Generator(), no_single=no_single, drop_last=drop_last
+    )
+    assert [len(labels) for _, labels, _ in batches] == sizes
 
 
 def test_a_network_with_batch_normalisation_trains_on_eleven_samples() -> None:
     step = step_of(some_model("resnet10"), cross_entropy, settings())
     losses = train(step, some_data(11), settings(), seed=3)
+
     assert losses["total"] > 0
-
-
-@pytest.mark.parametrize(("samples", "sizes"), [
-    (23, [10, 10]),
-    (21, [10, 10]),
-    (20, [10, 10]),
-    (7, [7]),  # the only batch
-])  # fmt: skip
-def test_a_smaller_last_batch_is_left_out_when_asked(samples: int, sizes: list[int]) -> None:
-    generator = torch.Generator().manual_seed(5)
-    batches = shuffled_batches(some_data(samples), 10, generator, no_single=True, drop_last=True)
-    assert [len(labels) for _, labels, _ in batches] == sizes
 
 
 def test_losses_are_means_over_the_samples_that_were_seen() -> None:
@@ -160,6 +156,7 @@ def test_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try() -> None
 
     step = step_of(some_model(), finite_with_a_bad_gradient, chosen)
     said = r"is no longer finite after training; try a smaller lr"
+
     with pytest.raises(TrainingError, match=said):
         train(step, some_data(), chosen, seed=3)
 
@@ -167,6 +164,7 @@ def test_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try() -> None
 def test_a_loss_that_explodes_is_an_error_that_says_when_and_what_to_try() -> None:
     chosen = settings(lr=1e12)
     step = step_of(some_model(), cross_entropy, chosen)
+
     with pytest.raises(TrainingError, match="local epoch 1; try a smaller lr"):
         train(step, some_data(), chosen, seed=1)
 
@@ -240,6 +238,7 @@ def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
         return others | {"mine": batch.logits.square().mean(0)}
 
     step = step_of(some_model(), loss, settings())
+
     with pytest.raises(ValueError, match=r"must be a single number, but mine has shape \[\d+\]"):
         train(step, some_data(), settings(), seed=1)
 
@@ -258,6 +257,7 @@ def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
         trained.append(torch.nn.utils.parameters_to_vector(model.parameters()))
 
     first, same, other = trained
+
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
@@ -280,6 +280,7 @@ def test_as_many_local_steps_as_batches_are_as_many_epochs(
         trained.append((losses, model.state_dict()))
 
     (losses, weights), (losses_of_steps, weights_after_steps) = trained
+
     assert losses_of_steps == losses
     for name, value in weights.items():
         assert torch.equal(weights_after_steps[name], value)
@@ -383,5 +384,6 @@ def test_an_epoch_over_twice_the_memory_is_the_same_as_with_enough(tmp_path: Pat
     assert done.returncode == 0, done.stderr
 
     ample, without, short = done.stdout.splitlines()
+
     assert without == "too much"
     assert short == re.sub("^Tensor ", "StoredInputs ", ample)

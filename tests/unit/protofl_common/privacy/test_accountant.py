@@ -51,6 +51,7 @@ def test_epsilon_is_that_of_dp_accounting_to_three_digits(
 ) -> None:
     accountant = dp_accounting.rdp.RdpAccountant(ORDERS)
     theirs = composed(dp_accounting, accountant, mechanisms)
+
     assert epsilon(mechanisms, DELTA) == pytest.approx(theirs, rel=1e-3)
 
 
@@ -60,6 +61,7 @@ def test_epsilon_is_never_below_the_tight_one(
 ) -> None:
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     tight = composed(dp_accounting, accountant, mechanisms)
+
     assert tight <= epsilon(mechanisms, DELTA) <= 1.2 * tight
 
 
@@ -123,6 +125,7 @@ def test_one_gaussian_by_hand() -> None:
     of_orders = [
         a / 8 + math.log(1 - 1 / a) - (math.log(DELTA) + math.log(a)) / (a - 1) for a in ORDERS
     ]
+
     assert epsilon([Mechanism(1.0, 2.0, 1)], DELTA) == pytest.approx(min(of_orders), rel=1e-12)
     assert epsilon([], DELTA) == 0
 
@@ -132,6 +135,7 @@ def test_the_least_noise_keeps_the_budget() -> None:
         return [Mechanism(0.1, noise, 100)]
 
     noise = least_noise(mechanisms, DELTA, 3.0, "dp-epsilon = 3")
+
     assert epsilon(mechanisms(noise), DELTA) <= 3
     assert epsilon(mechanisms(0.99 * noise), DELTA) > 3
     with pytest.raises(SettingsError, match="dp-epsilon = 1e-06: no noise is large enough"):
@@ -154,6 +158,7 @@ def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
 
     # two evaluations more are what it leaves room for
     whole = epsilon([*mechanisms, *plan.costs_of_evaluation(), *plan.costs_of_evaluation()], DELTA)
+
     assert 1.95 < plan.epsilon(7, final=True) < whole <= 2 < plan.epsilon(8, final=True)
 
 
@@ -172,11 +177,14 @@ def test_what_is_not_sent_costs_nothing(
         mechanisms += plan.costs_of_round(number, number in evaluated)
 
     noises = {mechanism.noise for mechanism in mechanisms}
+
     assert len(noises) == [epochs > 0, any(tables), evaluates].count(True)
     assert epsilon(mechanisms, DELTA) == pytest.approx(plan.epsilon(5))
 
     spent = plan.epsilon(5, final=evaluates)
+
     assert spent <= 2
+
     if epochs or any(tables):
         assert spent > 1.9
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from protofl_common.config.architectures import GAUSSIAN_HEADS
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.privacy import grid, release
+from protofl_common.privacy import release
 from protofl_common.privacy.grid import STEPS, to_steps, whole_noise
-
-HEADS = ["lda", "qda", "naive-bayes"]
 
 
 @pytest.mark.parametrize("steps", [2**10, STEPS])
@@ -27,7 +26,9 @@ def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps: int, width
     whole = to_steps(torch.cat([long_rows, half_steps, huge]).double(), steps)
 
     assert torch.equal(whole, whole.round())
+
     lengths = whole.norm(dim=1)
+
     assert float(lengths.max()) <= steps
     assert float(lengths[:-2].min()) > steps - math.sqrt(width) - 1  # no more is lost than must be
 
@@ -64,10 +65,11 @@ def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: in
     expected = len(drawn) / patterns
     chi_square = float(((counts - expected) ** 2 / expected).sum())
     freedom = patterns - 1
+
     assert chi_square < freedom + 5 * math.sqrt(2 * freedom)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", GAUSSIAN_HEADS)
 def test_class_moments_leave_as_whole_numbers_of_their_steps(head: str) -> None:
     """Times the number of samples, as the moments are means."""
     torch.manual_seed(2)
@@ -81,36 +83,3 @@ def test_class_moments_leave_as_whole_numbers_of_their_steps(head: str) -> None:
     for name, value in moments.named_buffers():
         steps = value * samples / release.unit_of_moments(name, clip)
         torch.testing.assert_close(steps, steps.round(), rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_the_sums_of_moments_differ_by_one_sample_of_length_one_at_most(head: str) -> None:
-    """Searched over neighbours: with the sample in the first place, and with one of zeros."""
-    parts = release.MOMENT_PARTS
-
-    def weighted_sums(sample: torch.Tensor) -> torch.Tensor:
-        torch.manual_seed(3)
-        features = torch.cat([sample[None], torch.randn(20, 4)]).double()
-        labels = torch.arange(21) % 2
-        moments = ClassMoments(2, 4, head)
-        whole = to_steps(features, release.STEPS_OF_FEATURES)
-        moments.measure(whole, labels)
-        sums = []
-        for name, value in moments.named_buffers():
-            part, power = parts[name]
-            scale = math.sqrt(part) * 21 / release.STEPS_OF_FEATURES**power
-            weight = torch.tensor(1.0)
-            if name == "second":
-                weight = 1 / release.off_diagonal_parts(value.shape, 4)
-            sums.append((value * weight).flatten() * scale)
-        return torch.cat(sums)
-
-    without = weighted_sums(torch.zeros(4))
-    torch.manual_seed(4)
-
-    for sample in [*torch.randn(50, 4) * 100, torch.full((4,), 0.5 + 2**-12)]:
-        assert float((weighted_sums(sample) - without).norm()) <= 1 + 1e-9
-
-
-def test_rounding_is_accounted_for_by_cutting_first() -> None:
-    assert grid.longest_before_rounding(10**6, STEPS) == pytest.approx(1 - 1000 / 2**19)

@@ -61,6 +61,7 @@ class MaskedSum:
 def test_masks_cancel_in_the_sum_of_all_who_added_them() -> None:
     study = MaskedSum()
     total = study.sent.sum(axis=0) - study.own_masks.sum(axis=0)
+
     assert np.array_equal(total, study.vectors.sum(axis=0))
 
 
@@ -97,6 +98,7 @@ def test_a_masked_vector_looks_uniform() -> None:
     assert p_if_uniform(vector) < 1e-9
 
     sent = [masks.masked(THIS, vector, secrets[site], site, keys, "r") for site in secrets]
+
     assert all(p_if_uniform(values) > 0.01 for values in sent)
     assert len({values.tobytes() for values in sent}) == 3
 
@@ -132,6 +134,7 @@ def test_a_share_that_does_not_fit_its_digest_is_not_kept() -> None:
     assert masks.is_as_dealt(of_pair, masks.PAIR, sealed)
     assert masks.is_as_dealt(of_own, masks.OWN, sealed)
     assert not masks.is_as_dealt(of_own, masks.PAIR, sealed)
+
     for place in (-1, -masks.COMMITMENT):
         changed = bytearray(sealed)
         changed[place] ^= 1
@@ -145,6 +148,7 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
     Nor may one key have several spellings: two sites with the same key would seem to differ.
     """
     keys = masks.public_of(secrets_of(1)["site-0"])
+
     assert masks.are_valid_keys(keys)
     assert not masks.are_valid_keys(bytes(96))
 
@@ -154,6 +158,7 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
             int.from_bytes(masks.key_of(keys, which), "little") + 2**255
         )  # X25519 ignores the bit
         spelt = same.to_bytes(masks.KEY, "little")
+
         assert not masks.are_valid_keys(keys[:start] + spelt + keys[start + masks.KEY :])
     # the key 9, plus p: X25519 takes it for 9
     nine = (9 + masks.FIELD).to_bytes(masks.KEY, "little")
@@ -171,6 +176,7 @@ def test_a_public_key_has_one_private_key() -> None:
     for place, bit in ((0, 1), (0, 2), (0, 4), (31, 64), (31, 128)):
         same = bytearray(secret)
         same[place] ^= bit
+
         assert masks.public_of(bytes(same)) == public
         assert not masks.is_secret_of(public, bytes(same))
 
@@ -178,6 +184,7 @@ def test_a_public_key_has_one_private_key() -> None:
 @pytest.mark.parametrize("which", range(3))
 def test_two_sites_with_one_key_are_both_named(which: int) -> None:
     keys = keys_of(secrets_of(3))
+
     assert masks.sites_sharing_a_key(keys) == set()
 
     start = which * masks.KEY
@@ -187,6 +194,7 @@ def test_two_sites_with_one_key_are_both_named(which: int) -> None:
     assert masks.sites_sharing_a_key(keys) == {"site-0", "site-2"}
 
     twice = {"site-1": 3 * masks.key_of(keys["site-1"], 0)}
+
     assert masks.sites_sharing_a_key(twice) == {"site-1"}
 
 
@@ -315,6 +323,7 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
     assert torch.equal(labels, prototypes.labels)
 
     means = merged.vectors().means
+
     assert torch.allclose(means, prototypes.means, rtol=1e-6, atol=rounding)
     assert torch.equal(merged.vectors().counts, label_counts[labels])
     assert torch.equal(merged.counts("label_counts"), label_counts)
@@ -334,15 +343,13 @@ def test_the_largest_sums_do_not_overflow(clients: int) -> None:
     assert (merged.weights() or {})["w"].tolist() == [most, -most]
 
 
-@pytest.mark.parametrize("weight", [65_537.0, -1e30])
+@pytest.mark.parametrize("weight", [torch.nan, torch.inf, 65_537.0, -1e30])
 def test_a_site_with_weights_that_do_not_fit_into_a_sum_is_not_in_it(weight: float) -> None:
     """Cut, they would be known to the server, and show what the others sent."""
-    up: Declared = {"weights": Weights()}
-    limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
-    diverged = Payload(weights={"w": torch.tensor([0.5, weight])})
+    diverged = Payload(weights=BN | {"w": torch.tensor([[0.5, weight, 0.0], [0.0, 0.0, 0.0]])})
 
-    with pytest.raises(summing.NotFinite):
-        summing.to_sums(diverged, up, limits, 10, 3)
+    with pytest.raises(summing.NotFinite, match="NaN or infinity"):
+        summing.to_sums(diverged, {"weights": Weights()}, LIMITS, 9, 3)
 
 
 def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None:
@@ -361,13 +368,6 @@ def test_no_prototypes_are_sums_of_nought() -> None:
 
     assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
     assert summing.from_sums(sums, up, LIMITS, 3)[0].vectors() is None
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_weights_that_are_not_finite_are_not_summed(value: float) -> None:
-    broken = Payload(weights=BN | {"w": torch.full((2, 3), value)})
-    with pytest.raises(summing.NotFinite, match="NaN or infinity"):
-        summing.to_sums(broken, {"weights": Weights()}, LIMITS, 9, 3)
 
 
 @pytest.mark.parametrize(("place", "value", "said"), [
@@ -441,6 +441,7 @@ def test_figures_weigh_at_most_as_uploads() -> None:
     assert figures["losses.total"] == [summing.MAX_WEIGHT * summing.MAX_ADDEND, summing.MAX_WEIGHT]
 
     third = Report(4, 0, 3 * 10**6, {"head": 10**6})
+
     assert means_of((third, 1))["correct"]["head"] == pytest.approx(1 / 3, abs=1e-6)
 
 
@@ -465,5 +466,6 @@ def test_figures_that_no_honest_sites_have_are_refused(
 ) -> None:
     sums = np.zeros((len(NAMES), 2))
     sums[NAMES.index(name)] = total, n
+
     with pytest.raises(RefusedMessage, match=said):
         summing.means_of(sums.ravel(), NAMES)

@@ -22,6 +22,7 @@ CLUSTERS = Prototypes(
 def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
     """Of class 0 the clusters of 1 and 3 are merged; of class 2 the cluster of 1 is left out."""
     large = release.large_enough(CLUSTERS, 4)
+
     assert large.labels.tolist() == [0, 0, 2]
     assert large.counts.tolist() == [5, 1 + 3, 7]
     assert large.means.flatten().tolist() == [1.0, (4 + 3 * 6) / 4, 2.0]
@@ -44,6 +45,7 @@ def test_metrics_are_of_classes_beside_which_none_or_many_samples_are(
 )
 def test_noise_shrinks_by_p_and_has_scale_s(noise: str, deviation: float) -> None:
     noised = release.noised(torch.ones(200, 100), noise, seed=1)
+
     assert noised.dtype == torch.float32
     assert float(noised.mean()) == pytest.approx(0.9, abs=0.003)
     assert float(noised.std()) == pytest.approx(deviation, rel=0.03)
@@ -53,6 +55,7 @@ def test_noise_shrinks_by_p_and_has_scale_s(noise: str, deviation: float) -> Non
 def test_noised_images_are_bytes_about_middle_grey() -> None:
     images = np.full((50, 1, 20, 20), 191, dtype=np.uint8)
     noised = release.noised_images(images, "gaussian 0.2 0.5", seed=1)
+
     assert noised.dtype == images.dtype
     assert noised.shape == images.shape
     assert float(noised.mean()) == pytest.approx(127.5 + 0.5 * 63.5, abs=1)
@@ -71,6 +74,7 @@ def test_class_means_of_cut_features_by_hand() -> None:
     draw = np.random.default_rng(0)
     table = release.private_class_means(FEATURES, LABELS, 4, clip=1.0, noise=1e-6, draw=draw)
     means = torch.tensor([[0.45, 0.6], [0.0, 1.0], [1.0, 0.0]])
+
     torch.testing.assert_close(table.means, means, atol=1e-4, rtol=0)
     assert table.labels.tolist() == [0, 1, 2]
 
@@ -93,10 +97,12 @@ def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(
         release.private_class_means(features, labels, 1, clip, sigma, draw).means for _ in range(40)
     ]
     deviation = clip * 2**0.5 * sigma / samples
+
     assert float(torch.cat(means).std()) == pytest.approx(deviation, rel=0.05)
 
     monkeypatch.setattr(release, "bounded_counts", lambda noisy, samples: noisy)
     counts = release.private_counts(torch.full((4000,), samples), sigma, draw)
+
     assert float(counts.std()) == pytest.approx(sigma, rel=0.05)
 
 
@@ -110,9 +116,11 @@ def test_a_class_that_nobody_has_is_rarely_told_and_one_is_always() -> None:
         table = release.private_class_means(features, labels, 10, 1.0, 4.0, draw)
         assert 0 in table.labels
         absent_and_told += len(table) - 1
+
     assert absent_and_told < 0.05 * 9 * 50
 
     noisy_table = release.private_class_means(features[:3], labels[:3], 10, 1.0, 500.0, draw)
+
     assert len(noisy_table) >= 1
 
 
@@ -120,6 +128,7 @@ def test_noisy_counts_are_of_some_samples_and_of_no_more_than_there_are() -> Non
     for seed in range(30):
         draw = np.random.default_rng(seed)
         counts = release.private_counts(torch.tensor([3, 0, 1, 0]), 5.0, draw)
+
         assert 1 <= int(counts.sum()) <= 4
         assert int(counts.min()) >= 0
 
@@ -141,6 +150,7 @@ def test_one_odd_sample_changes_the_table_by_the_length_that_the_noise_is_for(
         return 51 * table.means[0] / clip
 
     sums = sums_with([0.0, 0.0])
+
     for sample in ([value, 1.0], [value, value]):
         assert float((sums_with(sample) - sums).norm()) <= 1 + 1e-4
 
@@ -161,6 +171,7 @@ def test_numbers_of_right_predictions_have_noise_for_one_sample_in_each(
 def test_numbers_of_right_predictions_stay_possible() -> None:
     draw = np.random.default_rng(0)
     hits = {release.private_correct({"head": 0}, 3, 9.0, draw)["head"] for _ in range(200)}
+
     assert hits == {0, 1, 2, 3}
     assert release.private_correct({}, 3, 9.0, draw) == {}
 
@@ -230,6 +241,7 @@ def test_no_sample_changes_class_moments_by_more_than_the_noise_is_for(
         for name, part in PARTS.items():
             square += part * ((with_last[name] - without_last[name]) ** 2).sum()
         lengths.append(np.sqrt(square))
+
     assert max(lengths) <= 1 + 1e-9
     assert max(lengths) > 0.999
 

@@ -13,10 +13,11 @@ from protofl_common.privacy.release import (
     noised_prototypes,
     private_class_means,
 )
-from protofl_common.privacy.released import Released
+from protofl_common.privacy.released import Kind, Released
 
 NOT_COVERED = "dp = 'sample': fedproto makes use of training data that the privacy ledger does not"
-FEATURES, LABELS = torch.arange(24.0).reshape(12, 2) / 9, torch.arange(12) % 3
+FEATURES = torch.arange(24.0).reshape(12, 2) / 9
+LABELS = torch.arange(12) % 3
 
 
 def noisy() -> Prototypes:
@@ -31,12 +32,15 @@ def released() -> Released:
 def test_an_array_is_known_by_its_content(released: Released) -> None:
     module = nn.Linear(3, 2)
     released.add([noisy(), {"counts": torch.tensor([3, 0])}, module])
+
     assert released.covers([noisy(), noisy().only(torch.tensor([0, 1, 2])), module.state_dict()])
     assert released.covers({"weight": module.weight.detach().clone()})
     assert not released.covers(class_means(FEATURES, LABELS, 3))
     assert not released.covers(noisy().means.double())
     assert not released.covers(torch.tensor([[3, 0]]))
+
     module.bias.data[1] += 1e-6
+
     assert not released.covers(module)
 
 
@@ -44,6 +48,7 @@ def test_what_is_computed_from_released_arrays_alone_is_released(released: Relea
     released.add([noisy(), torch.tensor([3, 9])])
     kept = released.post_processed(large_enough, noisy(), 2)
     more = released.post_processed(noised_prototypes, kept, "gaussian 0.1 0", 1)
+
     assert released.covers(more)
     assert not torch.equal(more.means, noisy().means)
     assert released.post_processed(large_counts, torch.tensor([3, 9]), 5).tolist() == [0, 9]
@@ -53,6 +58,7 @@ def test_what_is_computed_from_released_arrays_alone_is_released(released: Relea
 def test_post_processing_of_anything_else_is_refused(released: Released) -> None:
     exact = class_means(FEATURES, LABELS, 3)
     released.add(noisy())
+
     with pytest.raises(SettingsError, match=NOT_COVERED):
         released.post_processed(large_enough, exact, 2)
     for function in (lambda prototypes: exact, exact.only):
@@ -63,21 +69,21 @@ def test_post_processing_of_anything_else_is_refused(released: Released) -> None
 
 
 def test_no_more_is_used_than_was_charged(released: Released) -> None:
-    uses = [released.use_table, released.use_step, released.use_evaluation]
-    for use in uses:
-        with pytest.raises(SettingsError, match=NOT_COVERED):
-            use()
-    released.allow(tables=1, steps=2, evaluations=3)
-    for use, times in zip(uses, (1, 2, 3), strict=True):
+    kinds: tuple[Kind, ...] = ("table", "step", "evaluation")
+    released.allow("step", 1)
+    released.allow("evaluation", 2)
+
+    for times, kind in enumerate(kinds):
         for _ in range(times):
-            use()
+            released.use(kind)
         with pytest.raises(SettingsError, match=NOT_COVERED):
-            use()
+            released.use(kind)
 
 
 def test_an_entry_that_is_not_released_is_named(released: Released) -> None:
     released.add(noisy())
     released.check_entries({"prototypes": noisy()})
+
     with pytest.raises(
         SettingsError, match="fedproto sends weights that the privacy ledger does not cover"
     ):

@@ -15,6 +15,7 @@ def test_the_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secrets.randbelow", lambda below: 5)
     polynomial = shares.split((7).to_bytes(32), 3, (1, 2, 10))
     values = {x: int.from_bytes(share) for x, share in polynomial.items()}
+
     assert values == {1: 17, 2: 37, 10: 557}
 
 
@@ -25,6 +26,7 @@ def test_the_field_has_a_prime_number_of_elements() -> None:
 
 def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
     all_shares = shares.split(SECRET, 3, range(1, 6))
+
     assert secret_of(all_shares, 3) == SECRET
     for chosen in itertools.combinations(all_shares, 3):
         assert secret_of({x: all_shares[x] for x in chosen}, 3) == SECRET

@@ -24,6 +24,7 @@ def read(reason: str) -> Refusal:
 
 def test_what_a_site_writes_is_read_as_it_was_written() -> None:
     longest = Refusal(printable("\U0010ffff" * 1000), "waiting", "n" * 100, SIGNATURE)
+
     assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)  # type: ignore[arg-type]
     assert read(pack_refusal(longest)).site == longest.site
 

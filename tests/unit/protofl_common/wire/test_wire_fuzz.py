@@ -23,6 +23,7 @@ from protofl_common.wire.payloads import Payload, check_size, template_of, unpac
 from protofl_common.wire.records import (
     Report,
     SiteCard,
+    pack_site_card,
     unpack_instructions,
     unpack_report,
     unpack_site_card,
@@ -202,6 +203,7 @@ def assert_proper(
     content: RecordDict, payload: Payload, report: Report, algo: str, training: bool
 ) -> None:
     declared = DECLARED[algo]
+
     assert set(content.array_records) == (declared.records if training else set())
     assert set(payload.entries) == set(content.array_records)
     assert list(content.metric_records) == ["report"]
@@ -209,18 +211,23 @@ def assert_proper(
     assert "local_sets" not in payload.entries
 
     entries = dict(content.metric_records["report"])
+
     assert set(entries) <= report_names(algo, training)
     assert all(type(value) in (int, float) and math.isfinite(value) for value in entries.values())
     assert_proper_report(report, training)
 
     prototypes = payload.entries.get(declared.record)
+
     assert (prototypes is not None) == bool(training and declared.prototypes)
+
     if prototypes is not None:
         record = content.array_records[declared.record]
         assert_proper_prototypes(prototypes, record, declared, report.train_samples)
 
     counts = payload.entries.get("label_counts")
+
     assert (counts is not None) == bool(training and declared.label_counts)
+
     if counts is not None:
         assert counts.dtype == torch.int64
         assert tuple(counts.shape) == (CLASSES,)
@@ -251,17 +258,21 @@ def assert_proper_prototypes(
     prototypes: Prototypes, record: ArrayRecord, declared: Declared, train_samples: int
 ) -> None:
     assert set(record) == set(declared.prototypes)
+
     means = prototypes.means.numpy()
     labels = prototypes.labels.numpy()
+
     assert means.tobytes() == record["means"].data
     assert labels.tobytes() == record["labels"].data
 
     assert means.dtype == np.float32
     assert means.shape == (len(labels), CLASSES if declared.probabilities else DIM)
     assert np.isfinite(means).all()
+
     if declared.probabilities:
         assert means.min() >= 0
         np.testing.assert_allclose(means.astype(np.float64).sum(axis=1), 1, atol=2e-3)
+
     for row in means.tolist():
         assert math.sqrt(sum(x**2 for x in row)) <= MAX_NORM * (1 + 1e-12)
 
@@ -271,6 +282,7 @@ def assert_proper_prototypes(
     assert np.bincount(labels).max() <= (MAX_PER_CLASS if declared.several else 1)
 
     assert (prototypes.counts is not None) == ("counts" in declared.prototypes)
+
     if prototypes.counts is not None:
         assert prototypes.counts.numpy().tobytes() == record["counts"].data
         assert min(prototypes.counts.tolist()) >= 1
@@ -287,6 +299,7 @@ def assert_proper_weights(weights: dict[str, torch.Tensor]) -> None:
 
 def assert_refused_with_a_reason_fit_for_a_log(refusal: RefusedMessage) -> None:
     event("refused")
+
     assert 0 < len(str(refusal)) < 600
     assert str(refusal).isprintable()
 
@@ -304,6 +317,7 @@ def assert_taken_or_refused(content: RecordDict, algo: str, training: bool) -> N
         assert_refused_with_a_reason_fit_for_a_log(refusal)
         return
     event("accepted")
+
     assert_proper(content, payload, report, algo, training)
 
 
@@ -358,31 +372,9 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 }
 
 
-INTRODUCTION: dict[str, Any] = {
-    "name": "north",
-    "partition": 0,
-    "num_partitions": 3,
-    "domain": "",
-    "arch": "cnn4",
-    "input_shape": [1, 8, 8],
-    "parameters": 9,
-    "train_samples": 30,
-    "test_samples": 30,
-    "validation_samples": 0,
-    "found": 60,
-    "classes": list("abcdef"),
-    "present": [1, 4],
-    "weights": "0f" * 8,
-    "device": "cpu",
-    "signature": "",
-    "columns": "",
-    "real": True,
-}
-
-
 @given(st.data())
 def test_introductions(data: st.DataObject) -> None:
-    values = dict(INTRODUCTION)
+    values = dict(pack_site_card(CARD))
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
     if data.draw(st.integers(0, 5)) == 0:
@@ -408,6 +400,7 @@ def test_introductions(data: st.DataObject) -> None:
     assert all(value >= 0 for value in values.values() if isinstance(value, int))
 
     names = [card.name, card.domain, card.arch, card.weights, card.columns, *card.classes]
+
     assert all(isinstance(name, str) and len(name) <= 200 for name in names)
     assert card.name.isascii()
     assert card.name[0].isalnum()
@@ -459,6 +452,7 @@ def test_what_a_client_is_told(data: st.DataObject) -> None:
 
     for prototypes in payload.sets("local_sets"):
         labels = prototypes.labels.tolist()
+
         assert len(set(labels)) == len(prototypes) <= CLASSES
         assert 0 <= min(labels) <= max(labels) < CLASSES
         assert np.isfinite(prototypes.means.numpy()).all()
