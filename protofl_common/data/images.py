@@ -103,9 +103,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     else:
         _check_classes_of_folders(samples, folders, root, settings)
     files = [image.file for image in samples]
-    data = with_images(
-        arrays, files, str(root), settings, lambda row: str(files[row]), keyed=not by_domain
-    )
+    data = with_images(arrays, files, str(root), settings, lambda row: str(files[row]))
     note = f"{root}: {len(data.labels)} images of {first_of(data.classes)}"
     if left_out:
         note += f"; left out: {counts_of(left_out)}"
@@ -273,15 +271,12 @@ def with_images(
     where: str,
     settings: DataSettings,
     place: Place,
-    *,
-    keyed: bool,
 ) -> RawData:
     """Make a data set of these image files; ``arrays`` has their labels, domains and parts.
 
     The arrays are checked before an image is decoded. If ``max-unreadable`` allows it, files that
-    cannot be read are left out as if they were not there, and the notes name them. With ``keyed``
-    the data set has a digest of each file. DataError if the arrays are wrong, too many files cannot
-    be read, or all of a class.
+    cannot be read are left out as if they were not there, and the notes name them. DataError if the
+    arrays are wrong, too many files cannot be read, or all of a class.
     """
     decoded = Decoded(files, settings)
     most = math.floor(settings.max_unreadable * len(files) + 1e-9)  # 0.29 · 100 is below 29
@@ -294,9 +289,7 @@ def with_images(
         several=several,
     )
     rows = [row for row in range(len(files)) if row not in decoded.unreadable]
-    contents = first.contents
-    if keyed:
-        contents = digests(files[row].read_bytes() for row in rows)
+    contents = digests(files[row].read_bytes() for row in rows)
     if not decoded.unreadable:
         return replace(first, contents=contents)
 
@@ -316,11 +309,6 @@ def with_images(
     return replace(data, contents=contents, notes=(*data.notes, *notes))
 
 
-def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
-    """Decode image files to uint8 [N, 3, size, size]; DataError for a file that is no image."""
-    return Decoded(files, settings).read()
-
-
 class Decoded:
     """Image files, and what `read` makes of them: uint8 [N, 3, size, size].
 
@@ -334,7 +322,7 @@ class Decoded:
         self.images: Images = np.empty(0, np.uint8)
         self.unreadable: dict[int, DataError] = {}  # row -> why it has no image
 
-    def read(self, most: int = 0) -> Images:
+    def read(self, most: int) -> Images:
         """Decode the files into `self.images`, on all cores.
 
         At most ``most`` files may be unreadable: `self.unreadable` says why, and their rows mean

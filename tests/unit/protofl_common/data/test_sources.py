@@ -329,7 +329,7 @@ def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
     monkeypatch.setattr(door, "PROGRESS_SECONDS", -1.0)
     settings = data_settings(image_size=8, cache_dir=str(tmp_path / "cache"))
 
-    images = decoding.read_images(files, settings)
+    images = decoding.Decoded(files, settings).read(most=0)
 
     assert "protofl: 18 of 20 images decoded" in capsys.readouterr().err
     one_by_one = np.stack([decoding.read_image(file, 8) for file in files])
@@ -340,7 +340,7 @@ def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
     for number in (13, 17):
         files[number].write_bytes(b"no image")
     with pytest.raises(DataError, match=r"bild 13\.png is not a readable image"):
-        decoding.read_images(files, settings)
+        decoding.Decoded(files, settings).read(most=0)
 
 
 def test_a_strangers_file_starts_no_other_program(tmp_path: Path, monkeypatch: Patch) -> None:
