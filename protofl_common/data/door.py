@@ -523,6 +523,11 @@ def _meaning(label: str) -> float | str:
     return "".join(label.casefold().split())
 
 
+def is_gap(value: Any) -> bool:
+    """True for a value that says nothing: None, NaN, or a text such as "NA"."""
+    return str(value).strip().lower() in GAPS
+
+
 def number(value: Any) -> float:
     """Return the number that a value is or spells; NaN for others, and for Python's ``2_0``."""
     try:
