@@ -7,10 +7,10 @@ rows (`_plain_lines`). What it refuses Python's reader reads again, and names th
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, overload
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +20,8 @@ from protofl_common.data.door import number, with_progress
 from protofl_common.data.raw import DataError
 
 BLOCK_BYTES = 2**24  # that PyArrow reads at a time
-_DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
-_DECIMAL_COMMA_IN_ARROW = r"^\s*[-+]?[0-9]*,[0-9]+([eE][-+]?[0-9]+)?\s*$"
+_DECIMAL_COMMA = r"^[-+]?\p{Nd}*,\p{Nd}+([eE][-+]?\p{Nd}+)?$"  # as PyArrow's RE2 has it
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-class CsvContent(NamedTuple):
-    """What a CSV file has."""
-
-    names: list[str]
-    lines: Sequence[int]
-    """The line in which each row begins."""
-    columns: list[Sequence[str]]
-    last_line: int
 
 
 class ArrowTexts(Sequence[str]):
@@ -44,11 +33,7 @@ class ArrowTexts(Sequence[str]):
     def __len__(self) -> int:
         return len(self.texts)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return list(ArrowTexts(self.texts[index]))
         return str(self.texts[index]).strip()
@@ -77,19 +62,29 @@ class ArrowTexts(Sequence[str]):
             return np.array(compute.cast(filled, double))
         return np.array([number(text) for text in self])
 
-    def with_points(self) -> Sequence[str]:
+    def with_points(self) -> "ArrowTexts":
         """Return a column of numbers with decimal commas with points; other columns as they are."""
         from pyarrow import compute  # not for every command
 
         has_comma = compute.match_substring(self.texts, ",")
         if not compute.any(has_comma).as_py():
             return self
-        with_comma = self.texts.filter(has_comma)
-        are_numbers = compute.match_substring_regex(with_comma, _DECIMAL_COMMA_IN_ARROW)
+        with_comma = compute.utf8_trim_whitespace(self.texts.filter(has_comma))
+        are_numbers = compute.match_substring_regex(with_comma, _DECIMAL_COMMA)
         has_point = compute.match_substring(self.texts, ".")
-        if compute.all(are_numbers).as_py() and not compute.any(has_point).as_py():
-            return ArrowTexts(compute.replace_substring(self.texts, ",", "."))
-        return _with_points(list(self))
+        if compute.any(has_point).as_py() or not compute.all(are_numbers).as_py():
+            return self
+        return ArrowTexts(compute.replace_substring(self.texts, ",", "."))
+
+
+class CsvContent(NamedTuple):
+    """What a CSV file has."""
+
+    names: list[str]
+    lines: Sequence[int]
+    """The line in which each row begins."""
+    columns: list[ArrowTexts]
+    last_line: int
 
 
 def read_csv(file: Path, header: list[str] | None = None) -> CsvContent:
@@ -139,10 +134,7 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
     has_empty_lines = len(lines) != table.num_rows
     if not lines or has_empty_lines or _may_be_refused(names, table):
         return None
-    columns: list[Sequence[str]] = [ArrowTexts(column) for column in table.columns]
-    if separator != ",":
-        columns = [_with_points(column) for column in columns]
-    return CsvContent(names, lines, columns, last_line)
+    return CsvContent(names, lines, _texts_of(table.columns, separator), last_line)
 
 
 def _plain_lines(file: Path, separator: str) -> int:
@@ -163,7 +155,8 @@ def _plain_lines(file: Path, separator: str) -> int:
             if not chunk:
                 return lines
             lines += chunk.count(b"\n") + (not chunk.endswith(b"\n"))
-            has_other_signs = b"\0" in chunk or chunk.count(b"\r") > chunk.count(b"\r\n")
+            has_returns = b"\r" in chunk and chunk.count(b"\r") > chunk.count(b"\r\n")
+            has_other_signs = has_returns or b"\0" in chunk
             quotes = chunk.count(b'"')
             has_other_quotes = bool(quotes) and quotes > 2 * len(in_quotes.findall(chunk))
             if has_other_signs or has_other_quotes:
@@ -189,6 +182,8 @@ def _may_be_refused(names: list[str], table: Any) -> bool:
 
 def _by_python(file: Path, header: list[str] | None) -> CsvContent:
     """Read a CSV file by Python's reader, without empty lines; DataError as for `read_csv`."""
+    import pyarrow  # not for every command
+
     lines: list[int] = []
     rows: list[list[str]] = []
     texts: dict[str, str] = {}  # so that equal values are one text in memory
@@ -222,10 +217,10 @@ def _by_python(file: Path, header: list[str] | None) -> CsvContent:
         ends = f"cannot be read, up to line {lines_before + reader.line_num} ({error})"
         cure = 'is a quote (") without its pair? One within a text is ""'
         raise DataError(f"{file}: {begins} {ends}; {cure}") from error
-    columns: list[Sequence[str]] = list(zip(*rows, strict=True))
-    if separator != ",":
-        columns = [_with_points(values) for values in columns]
-    return CsvContent(names or [], lines, columns, lines_before + last)
+    columns = [
+        pyarrow.chunked_array([values], pyarrow.string()) for values in zip(*rows, strict=True)
+    ]
+    return CsvContent(names or [], lines, _texts_of(columns, separator), lines_before + last)
 
 
 def _separator(opened: TextIO) -> tuple[str, int]:
@@ -246,12 +241,7 @@ def _separator(opened: TextIO) -> tuple[str, int]:
     return Counter(signs).most_common(1)[0][0], 0
 
 
-def _with_points(values: Sequence[str]) -> Sequence[str]:
-    """Return a column of numbers with decimal commas with points; other columns as they are."""
-    if isinstance(values, ArrowTexts):
-        return values.with_points()
-    with_comma = [value for value in values if "," in value]
-    are_numbers = all(map(_DECIMAL_COMMA.fullmatch, with_comma))
-    if not are_numbers or any("." in value for value in values):
-        return values
-    return [value.replace(",", ".") for value in values]
+def _texts_of(columns: Iterable[Any], separator: str) -> list[ArrowTexts]:
+    """Return PyArrow's columns as texts; with decimal points, if commas do not separate them."""
+    texts = [ArrowTexts(column) for column in columns]
+    return texts if separator == "," else [column.with_points() for column in texts]

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -35,6 +34,7 @@ from protofl_common.data.raw import (
     RawData,
     any_place,
     described,
+    digests,
 )
 
 T = TypeVar("T")
@@ -198,15 +198,16 @@ def without_copies(data: RawData, where: str) -> RawData:
     """Return the data with each image or signal once; a note counts what is left out.
 
     Else the copy of a training sample could be among the tests. Equal rows of a table, or texts,
-    may be different samples: they stay, and the note counts them. DataError for copies of one image
-    that differ in label, part, client or domain.
+    may be different samples: they stay, and the note counts them. The inputs' digests become
+    `RawData.contents` where these are not made. DataError for copies of one image that differ in
+    label, part, client or domain.
     """
-    first_row: dict[bytes, int] = {}
-    firsts = []  # for each sample the first row with the same inputs
-    for row in range(len(data.labels)):
-        content = blake2b(data.inputs[row].tobytes(), digest_size=16).digest()
-        firsts.append(first_row.setdefault(content, row))
-    first_N = np.array(firsts)
+    contents = digests(sample.tobytes() for sample in data.inputs)
+    if not len(data.contents):
+        data = replace(data, contents=contents)
+    different = np.unique(contents.view("V16").ravel(), return_index=True, return_inverse=True)
+    _, first_rows, number_N = different
+    first_N = first_rows[number_N]  # for each sample the first row with the same inputs
     is_first = first_N == np.arange(len(first_N))
     copies = np.flatnonzero(~is_first)
     if not len(copies):
@@ -218,22 +219,21 @@ def without_copies(data: RawData, where: str) -> RawData:
     what = "are equal in all inputs"
     if data.inputs.ndim == 2:  # a table, or texts
         across = sum(column[copies] != column[first_N[copies]] for column in annotations.values())
-        counts = f"{len(copies)} of {len(firsts)} samples {what} to others"
+        counts = f"{len(copies)} of {len(first_N)} samples {what} to others"
         cure = "leave them out if they are copies, which may be trained on and tested"
         elsewhere = f"{np.count_nonzero(across)} of another label, part or client"
         return replace(data, notes=(*data.notes, f"{where}: {counts} ({elsewhere}); {cure}"))
     for name, column in annotations.items():
         wrong = copies[column[copies] != column[first_N[copies]]]
         if len(wrong):
-            both = f"{data.place(firsts[wrong[0]])} and {data.place(int(wrong[0]))}"
+            both = f"{data.place(int(first_N[wrong[0]]))} and {data.place(int(wrong[0]))}"
             many = f"of two {name} ({len(wrong)} such copies)"
             raise DataError(f"{where}: {both} {what}, and {many}; leave one of them out")
     example = data.place(int(copies[0]))
     note = f"{where}: left out {len(copies)} copies of other samples, such as {example}"
     kept = {}
     for field in ("inputs", "labels", "domains", "official", "contents"):
-        value = getattr(data, field)
-        kept[field] = value[is_first] if len(value) else value
+        kept[field] = getattr(data, field)[is_first]
     return replace(data, **kept, notes=(*data.notes, note))
 
 
@@ -521,6 +521,11 @@ def _meaning(label: str) -> float | str:
     if is_number(label):
         return float(label)
     return "".join(label.casefold().split())
+
+
+def is_gap(value: Any) -> bool:
+    """True for a value that says nothing: None, NaN, or a text such as "NA"."""
+    return str(value).strip().lower() in GAPS
 
 
 def number(value: Any) -> float:

@@ -103,9 +103,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     else:
         _check_classes_of_folders(samples, folders, root, settings)
     files = [image.file for image in samples]
-    data = with_images(
-        arrays, files, str(root), settings, lambda row: str(files[row]), keyed=not by_domain
-    )
+    data = with_images(arrays, files, str(root), settings, lambda row: str(files[row]))
     note = f"{root}: {len(data.labels)} images of {first_of(data.classes)}"
     if left_out:
         note += f"; left out: {counts_of(left_out)}"
@@ -273,114 +271,95 @@ def with_images(
     where: str,
     settings: DataSettings,
     place: Place,
-    *,
-    keyed: bool,
 ) -> RawData:
     """Make a data set of these image files; ``arrays`` has their labels, domains and parts.
 
     The arrays are checked before an image is decoded. If ``max-unreadable`` allows it, files that
-    cannot be read are left out as if they were not there, and the notes name them. With ``keyed``
-    the data set has a digest of each file. DataError if the arrays are wrong, too many files cannot
-    be read, or all of a class.
+    cannot be read are left out as if they were not there, and the notes name them. DataError if the
+    arrays are wrong, too many files cannot be read, or all of a class.
     """
-    decoded = Decoded(files, settings)
-    most = math.floor(settings.max_unreadable * len(files) + 1e-9)  # 0.29 · 100 is below 29
     several = SeveralLabels.of(settings)
+    unreadable: dict[int, DataError] = {}  # row -> why it has no image
     first = from_arrays(
-        {**arrays, "inputs": lambda: decoded.read(most)},
+        {**arrays, "inputs": lambda: decoded(files, settings, unreadable)},
         where,
         settings.classes,
         place,
         several=several,
     )
-    rows = [row for row in range(len(files)) if row not in decoded.unreadable]
-    contents = first.contents
-    if keyed:
-        contents = digests(files[row].read_bytes() for row in rows)
-    if not decoded.unreadable:
+    rows = [row for row in range(len(files)) if row not in unreadable]
+    contents = digests(files[row].read_bytes() for row in rows)
+    if not unreadable:
         return replace(first, contents=contents)
 
+    images = first.inputs
     for position, row in enumerate(rows):  # in place: they may be too large for two arrays
-        decoded.images[position] = decoded.images[row]
+        images[position] = images[row]
     kept: dict[str, Any] = dict(arrays)
     for key in arrays.keys() - {"classes"}:
         kept[key] = [arrays[key][row] for row in rows]
-    kept["inputs"] = decoded.images[: len(rows)]
+    kept["inputs"] = images[: len(rows)]
     data = from_arrays(kept, where, settings.classes, lambda row: place(rows[row]), several=several)
     lost = [name for name in first.classes if name not in data.classes]
     if lost:
         none = f"no image of {first_of(lost)} can be read"
-        raise DataError(f"{where}: {none} ({decoded.unreadable[min(decoded.unreadable)]})")
-    count = f"{len(decoded.unreadable)} of {len(files)} images cannot be read, and are left out"
-    notes = (f"{where}: {count}", *map(str, decoded.unreadable.values()))
+        raise DataError(f"{where}: {none} ({unreadable[min(unreadable)]})")
+    count = f"{len(unreadable)} of {len(files)} images cannot be read, and are left out"
+    notes = (f"{where}: {count}", *map(str, unreadable.values()))
     return replace(data, contents=contents, notes=(*data.notes, *notes))
 
 
-def read_images(files: Sequence[Path], settings: DataSettings) -> Images:
-    """Decode image files to uint8 [N, 3, size, size]; DataError for a file that is no image."""
-    return Decoded(files, settings).read()
+def decoded(
+    files: Sequence[Path], settings: DataSettings, unreadable: dict[int, DataError]
+) -> Images:
+    """Decode image files to uint8 [N, 3, size, size], on all cores.
 
-
-class Decoded:
-    """Image files, and what `read` makes of them: uint8 [N, 3, size, size].
-
-    The array lies in a nameless file in the cache, as it may be larger than the memory.
+    ``unreadable`` is filled with the error of each file that is no image, by its row, which means
+    nothing then. DataError if they are more than ``max-unreadable`` allows, OSError if the disk has
+    no room.
     """
+    number = len(files)
+    size = settings.image_size or DEFAULT_SIZE
+    most = math.floor(settings.max_unreadable * number + 1e-9)  # 0.29 · 100 is below 29
+    images = _array_on_disk((number, 3, size, size), settings)
 
-    def __init__(self, files: Sequence[Path], settings: DataSettings) -> None:
-        self.files = files
-        self.settings = settings
-        self.size = settings.image_size or DEFAULT_SIZE
-        self.images: Images = np.empty(0, np.uint8)
-        self.unreadable: dict[int, DataError] = {}  # row -> why it has no image
-
-    def read(self, most: int = 0) -> Images:
-        """Decode the files into `self.images`, on all cores.
-
-        At most ``most`` files may be unreadable: `self.unreadable` says why, and their rows mean
-        nothing. DataError if more are, OSError if the disk has no room.
-        """
-        self.images = self._array_on_disk()
-        number = len(self.files)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            errors = pool.map(self._decode, range(number))
-            for row, error in enumerate(with_progress(errors, f"of {number:,} images decoded")):
-                if error is None:
-                    continue
-                self.unreadable[row] = error
-                if len(self.unreadable) > most:
-                    pool.shutdown(cancel_futures=True)
-                    raise self._too_many(error)
-        return self.images
-
-    def _array_on_disk(self) -> Images:
-        """Return an array for all images in a nameless file; the disk frees it with the array."""
-        shape = (len(self.files), 3, self.size, self.size)
-        length = math.prod(shape)
-        folder = cache_folder(self.settings.cache_dir)
-        make_private(folder)
-        with TemporaryFile(dir=folder) as file:
-            file.truncate(length)
-            # a full disk is an OSError now; later it would kill the process (SIGBUS)
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, length)
-            return np.memmap(file, np.uint8, "r+", shape=shape)
-
-    def _decode(self, row: int) -> DataError | None:
-        """Decode one file into its row; return the error if it is no image."""
+    def decode(row: int) -> DataError | None:
         try:
-            self.images[row] = read_image(self.files[row], self.size)
+            images[row] = read_image(files[row], size)
         except DataError as error:
             return error
         return None
 
-    def _too_many(self, error: DataError) -> DataError:
-        """Return the ``error`` of a file, with what the setting ``max-unreadable`` says of it."""
-        share = self.settings.max_unreadable
-        if not share:
-            return DataError(f"{error}, or let some be so: max-unreadable")
-        more = f"more than max-unreadable = {share} of {len(self.files)} images are so"
-        return DataError(f"{error}; {more}")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        errors = pool.map(decode, range(number))
+        for row, error in enumerate(with_progress(errors, f"of {number:,} images decoded")):
+            if error is None:
+                continue
+            unreadable[row] = error
+            if len(unreadable) > most:
+                pool.shutdown(cancel_futures=True)
+                share = settings.max_unreadable
+                cure = "or let some be so: max-unreadable"
+                if share:
+                    cure = f"more than max-unreadable = {share} of {number} images are so"
+                raise DataError(f"{error}, {cure}")
+    return images
+
+
+def _array_on_disk(shape: tuple[int, ...], settings: DataSettings) -> Images:
+    """Return an array of bytes in a nameless file of the cache; the disk frees it with the array.
+
+    Images may be larger than the memory.
+    """
+    length = math.prod(shape)
+    folder = cache_folder(settings.cache_dir)
+    make_private(folder)
+    with TemporaryFile(dir=folder) as file:
+        file.truncate(length)
+        # a full disk is an OSError now; later it would kill the process (SIGBUS)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, length)
+        return np.memmap(file, np.uint8, "r+", shape=shape)
 
 
 def square_rgb(image: Any, size: int) -> Images:

@@ -90,7 +90,7 @@ def read_manifest(settings: DataSettings) -> RawData:
         if not files[row].is_file():
             place = rows.place(row)
             raise DataError(f"{rows.file}, {place}, column 'file': there is no file {name!r}")
-    return with_images(columns, files, str(rows.file), settings, rows.place, keyed=True)
+    return with_images(columns, files, str(rows.file), settings, rows.place)
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
@@ -115,7 +115,6 @@ def read_arrays(settings: DataSettings) -> RawData:
             raise DataError(f"{file} has no columns that could be named; leave out {named!r}")
         arrays = _npz(file)
         data = from_arrays(arrays, where, settings.classes, gaps=gaps, several=several)
-        data = _with_digests(data)
         # without x_train, y_train and the like, which have become inputs and labels
         others = [name for name in arrays if name not in KEYS and name[2:] not in SPLITS]
         if others:
@@ -147,15 +146,7 @@ def read_arrays(settings: DataSettings) -> RawData:
         columns=chosen,
         several=several,
     )
-    return _with_digests(replace(data, notes=(*rows.notes, *data.notes)))
-
-
-def _with_digests(data: RawData) -> RawData:
-    """Return the data with a digest of each sample's inputs, for ``test-from = "keyed"``.
-
-    No setting may have changed the inputs: then a sample's digest would depend on settings.
-    """
-    return replace(data, contents=digests(one.tobytes() for one in data.inputs))
+    return replace(data, notes=(*rows.notes, *data.notes))
 
 
 def locate_arrays(settings: DataSettings) -> tuple[Path, ...]:
@@ -349,7 +340,7 @@ def read_python(name: str, settings: DataSettings) -> RawData:
             raise DataError(f"{where}: it returned {key!r}; choose among {', '.join(KEYS)}")
     gaps = settings.impute != "none"
     several = SeveralLabels.of(settings)
-    return _with_digests(from_arrays(data, where, settings.classes, gaps=gaps, several=several))
+    return from_arrays(data, where, settings.classes, gaps=gaps, several=several)
 
 
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
@@ -421,7 +412,7 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         for column in ("domain", "client", "split"):
             if column in whole.features:
                 arrays[column] = np.array(whole[column][:])
-    return from_arrays(
+    data = from_arrays(
         arrays,
         where,
         settings.classes,
@@ -429,6 +420,8 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         columns=checked_names(columns, where),
         several=several,
     )
+    # settings have a say in the inputs: text-length, image-size
+    return replace(data, contents=np.zeros((len(whole), 0), np.uint8))
 
 
 def _column_of_lists(kinds: Any, where: str) -> tuple[str, list[str] | None]:

@@ -23,8 +23,8 @@ from protofl_common.data.images import (
     DEFAULT_SIZE,
     data_dir_of,
     read_folder,
-    read_images,
     square_rgb,
+    with_images,
 )
 from protofl_common.data.raw import DataError, Images, Ints, RawData
 from protofl_common.data.table import TableFile
@@ -105,9 +105,8 @@ def _fed_isic(root: Path, settings: DataSettings) -> RawData:
         "labels": rows.columns["target"],
         "client": rows.columns["center"],
         "split": rows.columns["fold"],
-        "inputs": read_images(files, settings),
     }
-    return from_arrays(arrays, str(root), place=rows.place)
+    return with_images(arrays, files, str(root), settings, rows.place)
 
 
 # -- torchvision

@@ -23,10 +23,7 @@ MOST_STRETCHED = 2.0
 
 
 class _Image(NamedTuple):
-    """What a file says of its image; where it cannot be read, ``mode`` is "" and no size is known.
-
-    ``mode`` is Pillow's name of the channels, such as ``RGB``.
-    """
+    """What a file says of its image; ``mode`` is Pillow's name of the channels, such as ``RGB``."""
 
     name: str
     mode: str
@@ -52,7 +49,7 @@ def oddities(data: StoredData, settings: DataSettings) -> Iterator[str]:
             readable = [
                 image
                 for image in with_progress(images, f"of {len(files):,} images looked at")
-                if image.mode
+                if image
             ]
             yield from _unlike_the_rest(readable)
     elif are_images(data.inputs):
@@ -76,15 +73,15 @@ def label_rates(data: StoredData) -> Iterator[str]:
         yield f"{kind} {name}: {len(labels)} samples: {first_of(rates)}"
 
 
-def _inspected(file: Path) -> _Image:
-    """Decode an image file, and return what `oddities` compares of it."""
+def _inspected(file: Path) -> _Image | None:
+    """Decode an image file, and return what `oddities` compares of it; None if it cannot be."""
     try:
         with open_image(file) as image:
             extrema = image.convert("RGB").getextrema()
             has_one_colour = all(low == high for low, high in extrema)
             return _Image(str(file), image.mode, image.size, has_one_colour)
     except Exception:  # decoders may raise anything; the reader of the data set names such files
-        return _Image(str(file), "", (0, 0), False)
+        return None
 
 
 def _unlike_the_rest(images: Sequence[_Image]) -> Iterator[str]:

@@ -64,7 +64,8 @@ class RawData:
     """The domains are a `client` column's, such as patients, whose samples stay together."""
     contents: Images = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     """uint8 [N, 16]: a digest of each sample as its owner has it, whatever the settings make of it,
-    for ``test-from = "keyed"``; [0, 0] where that is not known."""
+    for ``test-from = "keyed"``; [N, 0] where that is not known, and [0, 0] where the inputs are so:
+    then `door.without_copies` makes it of them."""
     notes: tuple[str, ...] = ()
     """Lines for their owner: what was read, and what was left out."""
     place: Place = any_place

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protofl_common.basics.text import first_of, printable
 from protofl_common.config.lists import as_list, names_in
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import GAPS, as_array, check_class_names, class_names, number
+from protofl_common.data.door import as_array, check_class_names, class_names, is_gap, number
 from protofl_common.data.raw import DataError, Ints, Place
 from protofl_common.tasks import UNLABELLED, MultiLabel
 
@@ -183,7 +183,7 @@ class SeveralLabels:
         `UNCERTAIN` is read as the setting ``uncertain`` says: refused, a gap, 0 or 1. ``what``
         names the label. DataError for any other value.
         """
-        is_gap_N = np.array([_is_gap(value) for value in values])
+        is_gap_N = np.array([is_gap(value) for value in values])
         numbers_N = np.zeros(len(values))  # gaps stay 0, and become `UNLABELLED` at the end
         for row in np.flatnonzero(~is_gap_N).tolist():
             numbers_N[row] = number(values[row])
@@ -213,8 +213,8 @@ class SeveralLabels:
         held: list[set[str]] = []  # the labels of each sample
         for row, value in enumerate(rows):
             names_of_sample = _names_in(value)
-            is_gap = any(name.lower() in GAPS for name in names_of_sample)
-            if is_gap and isinstance(value, str):
+            has_gap = any(map(is_gap, names_of_sample))
+            if has_gap and isinstance(value, str):
                 cure = "write 'No Finding' where none of the labels holds"
                 raise DataError(f"{where}: {place(row)} has the labels {value!r}; {cure}")
             held.append(self._labels_named(names_of_sample))
@@ -286,10 +286,4 @@ def _are_names(rows: Sequence[Any]) -> bool:
 
 
 def _is_number_or_gap(text: str) -> bool:
-    return _is_gap(text) or not math.isnan(number(text))
-
-
-def _is_gap(value: Any) -> bool:
-    """Return whether a value says nothing: None, NaN, or a text such as "NA"."""
-    is_nan = value != value
-    return value is None or is_nan or str(value).strip().lower() in GAPS
+    return is_gap(text) or not math.isnan(number(text))

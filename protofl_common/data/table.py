@@ -24,7 +24,7 @@ from protofl_common.basics.text import (
 from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.csv_file import ArrowTexts, read_csv
-from protofl_common.data.door import GAPS, WHOLE, is_number, number, warn_of_rounding
+from protofl_common.data.door import WHOLE, is_gap, is_number, number, warn_of_rounding
 from protofl_common.data.raw import DataError, Place
 
 ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client", "split": "split"}
@@ -350,17 +350,13 @@ def _read(
             column = column._replace(values=list(column.values))
             is_missing = is_wrong.copy()  # a category may be called as a gap is: "none"
             for row in np.flatnonzero(is_wrong).tolist():
-                is_missing[row] = _is_gap(column.values[row])
+                is_missing[row] = is_gap(column.values[row])
             part[is_missing] = 0.0 if categories else np.nan
             problems += _problems(column, is_wrong, is_missing, place, gaps)
         if not problems:
             warn_of_rounding(exact, part, where, place, f"column {name!r}")
             parts.append(part)
     return parts, problems
-
-
-def _is_gap(value: Any) -> bool:
-    return value is None or str(value).strip().lower() in GAPS
 
 
 def _problems(

@@ -313,39 +313,33 @@ def _cnn_of_steps(channels: int) -> nn.Module:
     )
 
 
-def _projection(inputs: int, dim: int) -> list[nn.Module]:
-    """Build FedPCL's projection of frozen features (Appendix A)."""
-    return [nn.Linear(inputs, dim), nn.ReLU(), nn.BatchNorm1d(dim)]
-
-
 TABLE: dict[str, Callable[[int, int], list[nn.Module]]] = {
     "mlp-1": lambda inputs, dim: fully_connected(inputs, 64, dim),
     "mlp-2": lambda inputs, dim: fully_connected(inputs, 128, 64, dim),
     "mlp-3": lambda inputs, dim: fully_connected(inputs, 256, 128, 64, dim),
-    PROJECTION: _projection,
+    # FedPCL's, of frozen features (Appendix A)
+    PROJECTION: lambda inputs, dim: [nn.Linear(inputs, dim), nn.ReLU(), nn.BatchNorm1d(dim)],
 }  # (numbers of a sample, D) -> layers behind `nn.Flatten`
 
 
-def _signal_cnn(channels: int, steps: int, dim: int) -> list[nn.Module]:
-    return [_cnn_of_steps(channels), *fully_connected(2 * WIDTH, dim)]
-
-
-def _signal_gru(channels: int, steps: int, dim: int) -> list[nn.Module]:
-    return [Gru(channels), LargestOfSteps(), *fully_connected(WIDTH, dim)]
-
-
-def _signal_transformer(channels: int, steps: int, dim: int) -> list[nn.Module]:
-    return [SmallTransformer(channels, steps), *fully_connected(WIDTH, dim)]
-
-
 SIGNAL: dict[str, Callable[[int, int, int], list[nn.Module]]] = {
-    "signal-cnn": _signal_cnn,
-    "signal-gru": _signal_gru,
-    "signal-transformer": _signal_transformer,
+    "signal-cnn": lambda channels, _, dim: [
+        _cnn_of_steps(channels),
+        *fully_connected(2 * WIDTH, dim),
+    ],
+    "signal-gru": lambda channels, _, dim: [
+        Gru(channels),
+        LargestOfSteps(),
+        *fully_connected(WIDTH, dim),
+    ],
+    "signal-transformer": lambda channels, steps, dim: [
+        SmallTransformer(channels, steps),
+        *fully_connected(WIDTH, dim),
+    ],
 }  # (channels, steps, D) -> layers
 
 TEXT: dict[str, Callable[[int], list[nn.Module]]] = {
     "text-bag": lambda dim: [MeanOfSteps(), *fully_connected(WIDTH, WIDTH, dim)],
-    "text-cnn": lambda dim: [_cnn_of_steps(WIDTH), *fully_connected(2 * WIDTH, dim)],
-    "text-gru": lambda dim: [Gru(WIDTH), LargestOfSteps(), *fully_connected(WIDTH, dim)],
+    "text-cnn": lambda dim: SIGNAL["signal-cnn"](WIDTH, 0, dim),
+    "text-gru": lambda dim: SIGNAL["signal-gru"](WIDTH, 0, dim),
 }  # D -> layers behind `Embedded`

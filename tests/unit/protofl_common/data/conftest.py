@@ -10,12 +10,13 @@ import pytest
 from PIL import Image
 
 from protofl_common.config.sections import DataSettings
-from protofl_common.data import ClientData, open_client_data
+from protofl_common.data import ClientData, DataError, open_client_data
 from protofl_common.data.store import StoredData, data_key, open_data
 from protofl_common.experiment.settings import Settings, default_run_config
 
 MakeSettings = Callable[..., DataSettings]
 OpenAll = Callable[..., list[ClientData]]
+Read = Callable[..., StoredData]
 
 WHOLE = {"train_samples": 0, "test_samples": 0}
 """No caps: every sample of a share is for training or for testing."""
@@ -54,7 +55,18 @@ def open_all(data_settings: MakeSettings) -> OpenAll:
 
 
 @pytest.fixture
-def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
+def read(data_settings: MakeSettings) -> Read:
+    """``read("arrays", folder, image_size=8)``: a data set, by a process that knows no listing."""
+
+    def read_(dataset: str, path: Path | str = "", **settings: Any) -> StoredData:
+        data_key.cache_clear()
+        return open_data(data_settings(dataset=dataset, data_dir=str(path), **settings))
+
+    return read_
+
+
+@pytest.fixture
+def opened(read: Read, tmp_path: Path) -> Any:
     """``opened("arrays", "a.csv", text)``: the data set of a file with these contents."""
 
     def open_(
@@ -64,10 +76,14 @@ def opened(data_settings: MakeSettings, tmp_path: Path) -> Any:
             (tmp_path / name).write_text(contents, errors="surrogateescape")
         else:
             np.savez(tmp_path / name, **contents)
-        data_key.cache_clear()
-        return open_data(data_settings(dataset=dataset, data_dir=str(tmp_path / name), **settings))
+        return read(dataset, tmp_path / name, **settings)
 
     return open_
+
+
+def refused(said: str) -> Any:
+    """Return what demands that the lines inside it are refused, with a message that has this."""
+    return pytest.raises(DataError, match=said)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from protofl_common.config.datasets import DATASETS
 from protofl_common.data import (
@@ -17,7 +18,7 @@ from protofl_common.data import (
 from protofl_common.data.clients import hide_labels
 from protofl_common.tasks import UNLABELLED
 
-from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities
+from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities, refused
 
 
 def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_dividing(
@@ -74,9 +75,9 @@ def test_the_official_test_part_for_everybody(
     with_own_tests = open_all(5, **same, test_from="official")
     for client, narrow in zip(everyone, with_own_tests, strict=True):
         assert numbers(client.test_inputs) == list(range(400, 500))
-        np.testing.assert_array_equal(client.test_labels, np.arange(100) % 10)
+        assert_array_equal(client.test_labels, np.arange(100) % 10)
         assert len(held(narrow)) == 2
-        np.testing.assert_array_equal(client.train_inputs, narrow.train_inputs)
+        assert_array_equal(client.train_inputs, narrow.train_inputs)
         assert client.train_inputs.flags.owndata
         assert not client.test_inputs.flags.owndata
         assert not client.test_inputs.flags.writeable
@@ -137,7 +138,7 @@ def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share
         assert np.bincount(client.test_labels).tolist() == [10] * 10
     first, second, third, *_ = everyone
     assert first.domain == second.domain != third.domain
-    np.testing.assert_array_equal(first.test_inputs, second.test_inputs)
+    assert_array_equal(first.test_inputs, second.test_inputs)
     assert not identities(first.test_inputs) & identities(second.train_inputs)
 
 
@@ -151,7 +152,7 @@ def test_validation_samples_are_taken_from_training_and_change_nothing_else(
 
     for client, without in zip(everyone, open_all(4, **same), strict=True):
         assert len(without.validation_labels) == 0
-        np.testing.assert_array_equal(client.test_inputs, without.test_inputs)
+        assert_array_equal(client.test_inputs, without.test_inputs)
         assert len(client.validation_labels) == round(0.2 * len(without.train_labels))
         both = np.concatenate([client.train_inputs, client.validation_inputs])
         assert len(both) == len(without.train_inputs)
@@ -163,7 +164,7 @@ def test_which_samples_are_for_validation_is_of_the_seed(open_all: OpenAll) -> N
     same = {"dataset": "digits", "partition": "iid", "validation_fraction": 0.2}
     first, again = open_all(4, **same)[2], open_all(4, **same)[2]
     of_another_seed = open_all(4, **same, seed=7)[2]
-    np.testing.assert_array_equal(first.validation_inputs, again.validation_inputs)
+    assert_array_equal(first.validation_inputs, again.validation_inputs)
     assert not np.array_equal(first.validation_inputs, of_another_seed.validation_inputs)
 
 
@@ -183,7 +184,7 @@ def test_a_rate_of_every_class_keeps_its_label_and_at_least_one() -> None:
     assert [int((hidden == label).sum()) for label in (0, 3, 4, 7)] == [2, 1, 1, 20]
     kept = hidden != UNLABELLED
     assert (~kept).sum() == 116 - 24
-    np.testing.assert_array_equal(hidden[kept], labels[kept])
+    assert_array_equal(hidden[kept], labels[kept])
     assert hide_labels(labels, 1.0, 3) is labels
     for rate in (1e-9, 0.001, 0.005):
         hidden = hide_labels(np.repeat([1, 2], [100, 3]), rate, 0)
@@ -208,17 +209,17 @@ def test_hiding_labels_changes_only_training_labels(open_all: OpenAll) -> None:
     hidden = open_all(5, **same, positive_rate=0.1)
 
     for whole, client in zip(labelled, hidden, strict=True):
-        np.testing.assert_array_equal(client.train_inputs, whole.train_inputs)
-        np.testing.assert_array_equal(client.test_inputs, whole.test_inputs)
-        np.testing.assert_array_equal(client.test_labels, whole.test_labels)
+        assert_array_equal(client.train_inputs, whole.train_inputs)
+        assert_array_equal(client.test_inputs, whole.test_inputs)
+        assert_array_equal(client.test_labels, whole.test_labels)
         assert client.domain == whole.domain
 
         is_known = client.train_labels != UNLABELLED
         known = client.train_labels[is_known]
-        np.testing.assert_array_equal(known, whole.train_labels[is_known])
+        assert_array_equal(known, whole.train_labels[is_known])
         assert set(known) == set(whole.train_labels)
         tenth = np.round(0.1 * np.bincount(whole.train_labels))
-        np.testing.assert_array_equal(np.bincount(known), tenth)
+        assert_array_equal(np.bincount(known), tenth)
 
 
 def test_which_labels_are_hidden_depends_on_seed_and_client_alone(
@@ -227,7 +228,7 @@ def test_which_labels_are_hidden_depends_on_seed_and_client_alone(
     same = {"dataset": "digits", "partition": "iid", "train_samples": 0, "positive_rate": 0.2}
     first = open_all(3, **same)
     for client, again in zip(first, open_all(3, **same), strict=True):
-        np.testing.assert_array_equal(client.train_labels, again.train_labels)
+        assert_array_equal(client.train_labels, again.train_labels)
 
     of_another_seed = open_all(3, seed=7, **same)
     known = [client.train_labels != UNLABELLED for client in (*first, *of_another_seed)]
@@ -248,15 +249,12 @@ FOLDER_BY_CLASSES = {"dataset": "image-folder", "partition": "pathological", "cl
         {"dataset": "digits", "partition": "feature-shift"},
         r"partition = 'feature-shift'.*'digits' has no domains",
     ),
-    ({"dataset": "mnist", "partition": "feature-label-shift"}, "'mnist' has no domains"),
     ({"test_from": "official"}, r"test-from = 'official'.*no official test part"),
-    ({**OWN_FOLDER, "test_from": "official"}, "no official test part"),
     (
         {"dataset": "digits", "test_from": "official-all"},
         r"test-from = 'official-all': dataset 'digits' has no official",
     ),
     ({"clients_per_domain": "1,two"}, "clients-per-domain = '1,two': must be numbers"),
-    ({"clients_per_domain": "1,,2"}, "must be numbers"),
     ({"clients_per_domain": "1,-2"}, "must be numbers"),
     ({"clients_per_domain": "1,4,2"}, r"'1,4,2' has 3 numbers.*5 domains: scanned, printed"),
     ({**MNIST_BY_CLASSES, "classes_per_client": 11}, "classes-per-client = 11.*10"),
@@ -268,7 +266,7 @@ FOLDER_BY_CLASSES = {"dataset": "image-folder", "partition": "pathological", "cl
 def test_wrong_settings_need_no_data(
     data_settings: MakeSettings, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(DataError, match=message):
+    with refused(message):
         check_data_settings(data_settings(**changes))
 
 
@@ -293,50 +291,48 @@ def test_every_data_set_can_be_right(data_settings: MakeSettings) -> None:
 def test_a_client_is_one_of_the_number_of_clients(
     data_settings: MakeSettings, partition: int
 ) -> None:
-    said = f"partition-id = {partition}: must be from 0 to num-partitions - 1 = 4"
-    with pytest.raises(DataError, match=said):
+    with refused(f"partition-id = {partition}: must be from 0 to num-partitions - 1 = 4"):
         open_client_data(data_settings(), seed=1, partition=partition, num_partitions=5)
 
 
-@pytest.mark.parametrize(("changes", "clients", "message"), [
-    ({}, 0, "num-partitions = 0"),
+@pytest.mark.parametrize(("changes", "clients", "domain", "message"), [
+    ({}, 0, "", "num-partitions = 0"),
     (
         {"clients_per_domain": "1,4,2,2,1"},
         5,
+        "",
         "'1,4,2,2,1' sums to 10 clients, but num-partitions is 5",
     ),
     (
         {"dataset": "digits", "partition": "iid"},
         1000,
+        "",
         "1797 samples are too few for 1000 clients",
     ),
-    ({"total_samples": 20}, 11, "20 samples are too few for 11 clients"),
-    ({"total_samples": 30}, 15, r"(would have|has) \d+ samples"),
-    ({"total_samples": 9999}, 5, "total-samples = 9999: there are only 2500"),
+    ({"total_samples": 20}, 11, "", "20 samples are too few for 11 clients"),
+    ({"total_samples": 30}, 15, "", r"(would have|has) \d+ samples"),
+    ({"total_samples": 9999}, 5, "", "total-samples = 9999: there are only 2500"),
     (
         {"dataset": "digits", "partition": "pathological"},
         890,
+        "",
         r"class \d+ has 17\d samples for 178 clients",
+    ),
+    ({}, 5, "attic", r"domain = 'attic'.*scanned, printed, photo, inverted, coloured"),
+    ({"partition": "iid"}, 5, "photo", "domain = 'photo': has no meaning with partition 'iid'"),
+    (
+        {"dataset": "digits", "partition": "own"},
+        5,
+        "photo",
+        "domain = 'photo'.*its domains: none",
     ),
 ])  # fmt: skip
 def test_data_that_cannot_be_divided_as_asked(
-    data_settings: MakeSettings, changes: dict[str, Any], clients: int, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        open_client_data(data_settings(**changes), seed=1, partition=0, num_partitions=clients)
-
-
-@pytest.mark.parametrize(("changes", "domain", "message"), [
-    ({}, "attic", r"domain = 'attic'.*scanned, printed, photo, inverted, coloured"),
-    ({"partition": "iid"}, "photo", "domain = 'photo': has no meaning with partition 'iid'"),
-    ({"dataset": "digits", "partition": "own"}, "photo", "domain = 'photo'.*its domains: none"),
-])  # fmt: skip
-def test_a_domain_that_no_client_can_have(
-    data_settings: MakeSettings, changes: dict[str, Any], domain: str, message: str
+    data_settings: MakeSettings, changes: dict[str, Any], clients: int, domain: str, message: str
 ) -> None:
     settings = data_settings(**changes)
-    with pytest.raises(DataError, match=message):
-        open_client_data(settings, seed=1, partition=0, num_partitions=5, domain=domain)
+    with refused(message):
+        open_client_data(settings, seed=1, partition=0, num_partitions=clients, domain=domain)
 
 
 def test_a_domain_without_samples_is_no_domain_less(
@@ -350,8 +346,7 @@ def test_a_domain_without_samples_is_no_domain_less(
     where = {"dataset": "domain-folder", "data_dir": str(domain_dir)}
     settings = data_settings(**where, partition="feature-shift")
 
-    said = "= 'feature-shift': domain 'watercolour' is empty; fill or remove it"
-    with pytest.raises(DataError, match=said):
+    with refused("= 'feature-shift': domain 'watercolour' is empty; fill or remove it"):
         open_client_data(settings, seed=1, partition=0, num_partitions=2)
 
     site = open_client_data(settings, seed=1, partition=0, num_partitions=1, domain="photo")
@@ -366,7 +361,7 @@ def test_the_domains_and_classes_of_files_count(
     data_settings: MakeSettings, domain_dir: Path, changes: dict[str, Any], said: str
 ) -> None:
     settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), **changes)
-    with pytest.raises(DataError, match=said):
+    with refused(said):
         open_client_data(settings, seed=1, partition=0, num_partitions=3)
 
 
@@ -377,5 +372,5 @@ def test_an_official_test_part_must_have_a_clients_classes(
     labels.write_bytes(labels.read_bytes()[:8] + bytes(100))
     pathological = {"partition": "pathological", "classes_per_client": 1, "test_from": "official"}
     settings = data_settings(dataset="mnist", data_dir=str(mnist_dir), **pathological)
-    with pytest.raises(DataError, match="the official test part has no sample of classes"):
+    with refused("the official test part has no sample of classes"):
         open_client_data(settings, seed=1, partition=0, num_partitions=10)

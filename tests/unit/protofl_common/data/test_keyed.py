@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofl_common.data import DataError, open_client_data
+from protofl_common.data import open_client_data
 from protofl_common.experiment.node import own_division
 from protofl_common.experiment.settings import default_run_config
 
-from .conftest import WHOLE, MakeSettings
+from .conftest import WHOLE, MakeSettings, refused
 
 KEY = b"k" * 32
 SIDES = ("train", "test", "validation")
@@ -72,19 +72,22 @@ def test_the_key_decides_and_the_parts_are_about_as_large_as_asked(owner: Owner)
 
 
 def test_without_a_key_nothing_is_divided_so(owner: Owner) -> None:
-    with pytest.raises(DataError, match="only in the node config of a site with data of its own"):
+    with refused("only in the node config of a site with data of its own"):
         owner.sides(30, key=b"")
 
 
-def test_no_setting_of_a_run_moves_a_sample(tmp_path: Path, data_settings: MakeSettings) -> None:
+@pytest.mark.parametrize(("dataset", "domain"), [("image-folder", ""), ("domain-folder", "north")])
+def test_no_setting_of_a_run_moves_a_sample(
+    dataset: str, domain: str, tmp_path: Path, data_settings: MakeSettings
+) -> None:
     """Sides of images follow from the files, not from what ``image-size`` makes of them."""
     draw = np.random.default_rng(0)
     for name in ("well", "ill"):
-        (tmp_path / name).mkdir()
+        (tmp_path / domain / name).mkdir(parents=True)
         for number in range(20):
             pixels = draw.integers(0, 255, (16, 16, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
-    named = {"dataset": "image-folder", "data_dir": str(tmp_path), "test_from": "keyed"}
+            Image.fromarray(pixels).save(tmp_path / domain / name / f"{number}.png")
+    named = {"dataset": dataset, "data_dir": str(tmp_path), "test_from": "keyed"}
     labels = []
     for size in (8, 16):
         settings = data_settings(partition="own", image_size=size, **named, **WHOLE)

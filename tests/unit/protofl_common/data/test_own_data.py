@@ -17,15 +17,15 @@ from PIL import Image
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
-from protofl_common.data import ClientData, DataError, open_client_data
+from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.door import from_arrays
 from protofl_common.data.own import tokens
-from protofl_common.data.store import StoredData, data_key, open_data
+from protofl_common.data.store import StoredData
 from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.tools.site.stored import stored_at
 from tests.support.given import Patch, Printed
-from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll
+from tests.unit.protofl_common.data.conftest import MakeSettings, OpenAll, Read, refused
 
 HEADER = "age,label,dose,client,split\n"
 TABLE = f"""{HEADER}1,sick,2.5,north,train
@@ -84,12 +84,11 @@ def test_the_users_clients_and_split_are_respected(
 
 
 def test_the_users_clients_and_split_must_fit_the_run(divided: Any) -> None:
-    with pytest.raises(DataError, match="the data name 2 clients, not 1"):
+    with refused("the data name 2 clients, not 1"):
         divided(1, TABLE, test_from="official-own")
 
     untested_south = TABLE.replace("south,test", "south,train")
-    said = "test-from = 'official-own': a client has 2 training and 0 test samples"
-    with pytest.raises(DataError, match=said):
+    with refused("test-from = 'official-own': a client has 2 training and 0 test samples"):
         divided(2, untested_south, test_from="official-own")
 
 
@@ -234,7 +233,7 @@ def test_the_marked_validation_part_is_common_with_the_test_part_and_never_teste
     assert [ages(client.validation_inputs) for client in everybody] == [[9, 8], [9, 8]]
 
     # nor are validation samples of others used
-    with pytest.raises(DataError, match="no sample of classes sick"):
+    with refused("no sample of classes sick"):
         divided(2, MARKED, test_from="official")
 
     rows = []
@@ -300,17 +299,17 @@ def test_arrays_of_parts(opened: Any) -> None:
     assert data.official.tolist() == [0, 0, 1, 1, 2, 2]
     assert data.mean == (0.0, 0.0, 0.0)  # of the training samples
     assert data.notes[0].endswith("a.npz: left out the arrays x_mean")
-    with pytest.raises(DataError, match=r"'x_val' is of no part train, test or validation"):
+    with refused(r"'x_val' is of no part train, test or validation"):
         opened("arrays", "v.npz", parts | {"x_val": np.eye(2), "y_val": np.arange(2)})
-    with pytest.raises(DataError, match="has inputs, and x_… beside them"):
+    with refused("has inputs, and x_… beside them"):
         opened("arrays", "b.npz", parts | {"inputs": np.eye(2), "labels": np.arange(2)})
     small_train = {"x_train": np.eye(2), "y_train": [0, 1]}
     large_test = {"x_test": np.eye(3), "y_test": [1, 0, 1]}
-    with pytest.raises(DataError, match="the parts train, test differ in shape"):
+    with refused("the parts train, test differ in shape"):
         opened("arrays", "p.npz", small_train | large_test)
 
 
-def test_files_that_are_no_arrays_as_they_say(data_settings: MakeSettings, tmp_path: Path) -> None:
+def test_files_that_are_no_arrays_as_they_say(read: Read, tmp_path: Path) -> None:
     uneven = np.array([[1.0], [1.0, 2.0]], object)
     np.savez(tmp_path / "odd.npz", inputs=uneven, labels=[0, 1])
 
@@ -324,11 +323,10 @@ def test_files_that_are_no_arrays_as_they_say(data_settings: MakeSettings, tmp_p
     torn.write_bytes(contents)
 
     for name in ("odd.npz", "one.npz", "torn.npz"):
-        said = f"{name} cannot be read as plain NumPy arrays, series of one length"
-        with pytest.raises(DataError, match=said):
-            open_data(data_settings(dataset="arrays", data_dir=str(tmp_path / name)))
-    with pytest.raises(DataError, match=r"several: odd\.npz, one\.npz, torn\.npz; name one"):
-        open_data(data_settings(dataset="arrays", data_dir=str(tmp_path)))
+        with refused(f"{name} cannot be read as plain NumPy arrays, series of one length"):
+            read("arrays", tmp_path / name)
+    with refused(r"several: odd\.npz, one\.npz, torn\.npz; name one"):
+        read("arrays", tmp_path)
 
 
 def test_a_manifest_of_images(opened: Any, tmp_path: Path) -> None:
@@ -342,20 +340,16 @@ def test_a_manifest_of_images(opened: Any, tmp_path: Path) -> None:
     assert data.classes == ("cat", "dog")
     assert data.official.tolist() == [0, 1]
 
-    said = r"list2\.csv, line 2, column 'file': there is no file 'none\.png'"
-    with pytest.raises(DataError, match=said):
+    with refused(r"list2\.csv, line 2, column 'file': there is no file 'none\.png'"):
         opened("manifest", "list2.csv", "file,label\nnone.png,cat\n")
-    said = "line 3 has split 'later'; must be train, validation or test"
-    with pytest.raises(DataError, match=said):
+    with refused("line 3 has split 'later'; must be train, validation or test"):
         opened("manifest", "list3.csv", "file,label,split\na.png,cat,test\na.png,dog,later\n")
     said = r"line 2 and line 4 are equal in all inputs, and of two labels \(1 such copies\)"
-    with pytest.raises(DataError, match=said):
+    with refused(said):
         opened("manifest", "list4.csv", "file,label\na.png,cat\na.png,cat\nscans/../a.png,dog\n")
 
 
-def test_a_manifests_images_may_change_elsewhere(
-    data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_a_manifests_images_may_change_elsewhere(read: Read, tmp_path: Path) -> None:
     """Images outside the manifest's folder are read again when they have changed."""
     scans = tmp_path / "scans"
     lists = tmp_path / "lists"
@@ -363,12 +357,10 @@ def test_a_manifests_images_may_change_elsewhere(
     lists.mkdir()
     Image.fromarray(np.full((5, 7), 90, np.uint8)).save(scans / "b.png")
     (lists / "a.csv").write_text("file,label\n../scans/a.png,x\n../scans/b.png,y\n")
-    settings = data_settings(dataset="manifest", data_dir=str(lists), image_size=8)
 
     for grey, width in ((10, 8), (99, 16)):
         Image.fromarray(np.full((8, width), grey, np.uint8)).save(scans / "a.png")
-        data_key.cache_clear()
-        assert open_data(settings).inputs[0].max() == grey
+        assert read("manifest", lists, image_size=8).inputs[0].max() == grey
 
 
 @pytest.mark.parametrize(("contents", "said"), [
@@ -401,30 +393,27 @@ def test_a_manifests_images_may_change_elsewhere(
 def test_a_wrong_table_is_named_by_line_column_and_value(
     opened: Any, contents: str, said: str
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with refused(said):
         opened("arrays", "wrong.csv", contents)
 
 
 def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divided: Any) -> None:
-    with pytest.raises(DataError, match="dataset 'wine' has no domains"):
+    with refused("dataset 'wine' has no domains"):
         open_all(2, dataset="wine", partition="natural")
 
-    said = r"image-size = 8: only images can be resized; a sample is float32 \[13\]"
-    with pytest.raises(DataError, match=said):
+    with refused(r"image-size = 8: only images can be resized; a sample is float32 \[13\]"):
         open_all(2, dataset="wine", partition="iid", image_size=8)
 
-    said = "line 3 has the label 'well', which is none of classes = 'sick,dead'"
-    with pytest.raises(DataError, match=said):
+    with refused("line 3 has the label 'well', which is none of classes = 'sick,dead'"):
         opened("arrays", "a.csv", TABLE, classes="sick,dead")
 
-    said = r"a client has 2 training and 0 test samples; .* or of one `client`, or use"
-    with pytest.raises(DataError, match=said):
+    with refused(r"a client has 2 training and 0 test samples; .* or of one `client`, or use"):
         divided(1, "x,label,client\n1,a,P1\n2,b,P2\n", partition="own")
 
     one_sample_of_each_class = "a,label\n"
     for number in range(9):
         one_sample_of_each_class += f"{number},{number}\n"
-    with pytest.raises(DataError, match=r"a client has \d training and \d test samples"):
+    with refused(r"a client has \d training and \d test samples"):
         divided(2, one_sample_of_each_class, partition="n-way-k-shot")
 
 
@@ -448,23 +437,19 @@ ONES = np.ones((2, 2))
     ({"inputs": ONES, "labels": [0, 0], "classes": ["a", "a"]}, "must be different names"),
 ])  # fmt: skip
 def test_wrong_labels_are_refused(arrays: dict[str, Any], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+    with refused(said):
         from_arrays(arrays, "here")
 
 
 @pytest.mark.parametrize(("inputs", "said"), [
     (np.zeros(2), r"inputs are float64 \[2\], not numbers"),
     (np.zeros((2, 0)), r"inputs are float64 \[2, 0\], not numbers"),
-    (np.array([["a"], ["b"]]), "inputs are <U1"),
-    ([[1.0], [1.0, 2.0]], "inputs differ in shape"),
     (np.zeros((2, 3), np.uint8), "bytes must be images .*; give numbers as float"),
-    (np.zeros((2, 8, 8, 3), np.uint8), "the channels first"),
     (np.zeros((2, 1, 8, 8), np.uint16), r"inputs are uint16 \[2, 1, 8, 8\]: .*floating"),
     (np.array([[1, -1], [1, 1]]), "sample 0 has a token below 0"),
-    (np.array([[1.0, np.inf], [1.0, 1.0]]), r"sample 0 has inf at \[1\]"),
 ])  # fmt: skip
 def test_wrong_inputs_are_refused(inputs: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
+    with refused(said):
         from_arrays({"inputs": inputs, "labels": [1, 2]}, "here")
 
 
@@ -528,34 +513,33 @@ def test_texts_with_and_without_a_header(opened: Any) -> None:
     assert opened("text-csv", "twice.csv", first_row_again).labels.tolist() == [1, 0, 1]
 
     # such a header is of no model
-    with pytest.raises(DataError, match="categories, of over 200 letters, or with a line break"):
+    with refused("categories, of over 200 letters, or with a line break"):
         opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
-    with pytest.raises(DataError, match="has no column 'label', only category, text"):
+    with refused("has no column 'label', only category, text"):
         opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
-    with pytest.raises(DataError, match="'label_text' says the label in other words"):
+    with refused("'label_text' says the label in other words"):
         opened("text-csv", "l.csv", "label,text,label_text\n0,one,bad\n1,two,good\n0,three,bad\n")
 
 
-def test_texts_of_a_training_and_a_test_file(data_settings: MakeSettings, tmp_path: Path) -> None:
-    def read(train: str, test: str) -> StoredData:
+def test_texts_of_a_training_and_a_test_file(read: Read, tmp_path: Path) -> None:
+    def both(train: str, test: str) -> StoredData:
         (tmp_path / "train.csv").write_text(train)
         (tmp_path / "test.csv").write_text(test)
-        data_key.cache_clear()
-        return open_data(data_settings(dataset="text-csv", data_dir=str(tmp_path)))
+        return read("text-csv", tmp_path)
 
     test = "label,text\ny,three\n"
-    both = read("label,text\nx,one\ny,two\n", test)
-    assert both.official.tolist() == [1, 0, 0]
-    assert both.labels.tolist() == [1, 0, 1]
-    assert both.columns == ("text",)
+    data = both("label,text\nx,one\ny,two\n", test)
+    assert data.official.tolist() == [1, 0, 0]
+    assert data.labels.tolist() == [1, 0, 1]
+    assert data.columns == ("text",)
 
-    with pytest.raises(DataError, match="only one of its files has a column title"):
-        read("label,title,text\nx,a,one\ny,b,two\n", test)
-    with pytest.raises(DataError, match="only one of its files has a column client"):
-        read("label,text,client\nx,one,a\ny,two,b\n", test)
+    with refused("only one of its files has a column title"):
+        both("label,title,text\nx,a,one\ny,b,two\n", test)
+    with refused("only one of its files has a column client"):
+        both("label,text,client\nx,one,a\ny,two,b\n", test)
 
     # of three test texts, who wrote one says its label, by chance
-    by_writers = read(
+    by_writers = both(
         "label,text,by,split\nx,one,a,train\ny,two,b,validation\n",
         "label,text,by,split\ny,three,a,test\nx,four,b,test\nx,five,b,test\n",
     )
@@ -592,12 +576,7 @@ def own_module(tmp_path: Path, monkeypatch: Patch) -> str:
     return name
 
 
-def test_a_function_of_the_users_own(
-    own_module: str, data_settings: MakeSettings, tmp_path: Path
-) -> None:
-    def read(name: str, **settings: Any) -> StoredData:
-        return open_data(data_settings(dataset=name, **settings))
-
+def test_a_function_of_the_users_own(own_module: str, read: Read, tmp_path: Path) -> None:
     for function in ("load", "thing"):
         data = read(f"{own_module}:{function}")
         assert data.inputs.tolist() == np.eye(4).tolist()
@@ -609,18 +588,15 @@ def test_a_function_of_the_users_own(
     said = "no_such_module cannot be imported .*put its folder on PYTHONPATH"
     with pytest.raises(SettingsError, match=said):
         read("no_such_module:load")
-    with pytest.raises(DataError, match="returned int, not a dictionary of arrays"):
+    with refused("returned int, not a dictionary of arrays"):
         read(f"{own_module}:nothing")
-    said = "returned 'spilt'; choose among inputs, labels, client, split, classes"
-    with pytest.raises(DataError, match=said):
+    with refused("returned 'spilt'; choose among inputs, labels, client, split, classes"):
         read(f"{own_module}:misspelt")
-    with pytest.raises(DataError, match=r"it failed \(ZeroDivisionError"):
-        read(f"{own_module}:load", data_dir=str(tmp_path))
+    with refused(r"it failed \(ZeroDivisionError"):
+        read(f"{own_module}:load", tmp_path)
 
 
-def test_data_of_edited_code_are_read_again(
-    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_data_of_edited_code_are_read_again(read: Read, tmp_path: Path, monkeypatch: Patch) -> None:
     """Even if only a module has changed that the function's module imports."""
     package = tmp_path / "pack_age"
     package.mkdir()
@@ -632,15 +608,14 @@ def test_data_of_edited_code_are_read_again(
 
     for number in (1.0, 12.0):
         (package / "more.py").write_text(f"X = [[{number}], [3.0]]")
-        data_key.cache_clear()
-        data = open_data(data_settings(dataset="pack_age.load:load"))
+        data = read("pack_age.load:load")
         assert data.inputs[0].tolist() == [number]
         for module in [name for name in sys.modules if name.startswith("pack_age")]:
             monkeypatch.delitem(sys.modules, module)
 
 
 def test_code_of_no_file_cannot_be_watched_for_edits(
-    data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
+    read: Read, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     notebook = ModuleType("note_book")
     exec("def load(data_dir): ...", vars(notebook))
@@ -651,9 +626,8 @@ def test_code_of_no_file_cannot_be_watched_for_edits(
     allow(["note_book", "in_zip"])
 
     for name in ("note_book", "in_zip"):
-        said = f"dataset = '{name}:load': stands in no file, as in a notebook"
-        with pytest.raises(DataError, match=said):
-            open_data(data_settings(dataset=f"{name}:load"))
+        with refused(f"dataset = '{name}:load': stands in no file, as in a notebook"):
+            read(f"{name}:load")
 
 
 @pytest.fixture
@@ -672,12 +646,10 @@ def reviews(tmp_path: Path) -> Any:
     return train, test
 
 
-def test_texts_of_a_folder_of_hugging_face(
-    reviews: Any, data_settings: MakeSettings, tmp_path: Path
-) -> None:
+def test_texts_of_a_folder_of_hugging_face(reviews: Any, read: Read, tmp_path: Path) -> None:
     import datasets
 
-    data = open_data(data_settings(dataset="hf:reviews", data_dir=str(tmp_path), text_length=3))
+    data = read("hf:reviews", tmp_path, text_length=3)
     assert data.classes == ("bad", "good")
     assert data.columns == ("title", "text")  # a run's first lines name the columns
     assert data.official.tolist() == [0, 0, 1, 1]
@@ -694,19 +666,16 @@ def test_texts_of_a_folder_of_hugging_face(
         (with_words, "'label_text' says the label in other words"),
     ):
         datasets.DatasetDict(parts).save_to_disk(tmp_path / "wrong")
-        with pytest.raises(DataError, match=said):
-            open_data(data_settings(dataset="hf:wrong", data_dir=str(tmp_path)))
+        with refused(said):
+            read("hf:wrong", tmp_path)
 
 
-def test_tables_of_a_folder_of_hugging_face(
-    data_settings: MakeSettings, tmp_path: Path, capsys: Printed
-) -> None:
+def test_tables_of_a_folder_of_hugging_face(read: Read, tmp_path: Path, capsys: Printed) -> None:
     datasets = pytest.importorskip("datasets")
 
     def saved_and_read(columns: dict[str, Any], **settings: Any) -> StoredData:
         datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "table")
-        data_key.cache_clear()
-        return open_data(data_settings(dataset="hf:table", data_dir=str(tmp_path), **settings))
+        return read("hf:table", tmp_path, **settings)
 
     columns = {"a": [1.0, 2.0], "b": [3.0, 4.0], "label": [5, 7]}
     marks = {"client": ["x", "y"], "split": ["train", "test"]}
@@ -717,11 +686,11 @@ def test_tables_of_a_folder_of_hugging_face(
     assert table.official.tolist() == [0, 1]
 
     mixed = {"age": [1.0, 2.0], "job": ["x", "y"], "label": [0, 1]}
-    with pytest.raises(DataError, match="its columns are age, job: one of images, all of text"):
+    with refused("its columns are age, job: one of images, all of text"):
         saved_and_read(mixed)
     assert saved_and_read(mixed, drop="job").columns == ("age",)
     paths = {"image": ["a.png", "b.png"], "label": [0, 1]}
-    with pytest.raises(DataError, match=r"'image' names files of images; cast_column\('image'"):
+    with refused(r"'image' names files of images; cast_column\('image'"):
         saved_and_read(paths)
 
     gap = {"a": [1.0, None, 1.0], "c": [3, 4, 3], "v": [[1, 2]] * 3, "label": [5, 7, 5]}
@@ -729,29 +698,30 @@ def test_tables_of_a_folder_of_hugging_face(
     assert np.isnan(filled.inputs).sum() == 1
     assert filled.columns == ()
     assert "column 'c' says the label in other words; drop it" in capsys.readouterr().err
+    assert filled.contents.shape == (3, 0)  # settings have a say in the inputs
 
 
 def test_a_folder_of_hugging_face_is_one_in_data_dir(
-    reviews: Any, data_settings: MakeSettings, tmp_path: Path
+    reviews: Any, read: Read, tmp_path: Path
 ) -> None:
     (tmp_path / "table").mkdir()
 
-    with pytest.raises(DataError, match="there is no folder 'none' in data-dir"):
-        open_data(data_settings(dataset="hf:none", data_dir=str(tmp_path)))
+    with refused("there is no folder 'none' in data-dir"):
+        read("hf:none", tmp_path)
     for outside in ("../reviews", str(tmp_path / "reviews")):
-        with pytest.raises(DataError, match="there is no folder"):
-            open_data(data_settings(dataset=f"hf:{outside}", data_dir=str(tmp_path / "table")))
+        with refused("there is no folder"):
+            read(f"hf:{outside}", tmp_path / "table")
 
 
 def test_a_copy_that_a_killed_process_leaves_is_listed(
-    reviews: Any, data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
+    reviews: Any, read: Read, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     copies: list[Path] = []
     monkeypatch.setattr(
         "protofl_common.data.own._opened", lambda *words: copies.append(Path(words[-1]))
     )
-    with pytest.raises(DataError, match="cannot be read"):
-        open_data(data_settings(dataset="hf:reviews", data_dir=str(tmp_path), text_length=2))
+    with refused("cannot be read"):
+        read("hf:reviews", tmp_path, text_length=2)
 
     (copy,) = copies
     copy.mkdir()

@@ -86,15 +86,6 @@ def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, 
         assert taken.max() <= of_unfinished_classes.min() + 1
 
 
-def test_balanced_takes_thirty_of_ten_classes_one_of_which_is_small() -> None:
-    """Of the small class both samples, and so of one other class four in the place of three."""
-    labels = np.repeat(np.arange(10), [2] + 9 * [50])
-
-    kept, _ = partitions.balanced(labels, 30, np.random.default_rng(0))
-
-    assert sorted(np.bincount(labels[kept])) == [2] + 8 * [3] + [4]
-
-
 def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
     """Three or four to each, and of all samples eleven to each."""
     labels = np.repeat([0, 1], [11, 22])

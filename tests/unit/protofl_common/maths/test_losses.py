@@ -230,14 +230,3 @@ def test_orthogonal_and_zero_features_have_finite_gradients() -> None:
     (contrast + correction).backward()
 
     assert torch.isfinite(z.grad).all()
-
-
-def test_a_contrast_of_models_by_hand() -> None:
-    """Of two samples: like the received model's features, and between both models'."""
-    features = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-    received = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
-    previous = torch.tensor([[0.0, 3.0], [5.0, 0.0]])
-    loss = terms.model_contrast(features, received, previous, 0.5)
-    first = -math.log(math.exp(2) / (math.exp(2) + 1))
-
-    assert loss.item() == pytest.approx((first + math.log(2)) / 2)

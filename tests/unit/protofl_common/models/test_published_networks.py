@@ -6,6 +6,7 @@ And those of torchvision and timm by name.
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -180,19 +181,25 @@ def test_googlenet_keeps_its_third_pool_wherever_there_is_something_to_pool() ->
         assert isinstance(build("googlenet", 8, size=size).body[-2].maxpool3, pooled)  # type: ignore[index, union-attr]
 
 
-# Weights and biases, layer by layer, for 28×28×1 images, D = 512, C = 10.
-CONV1, CONV2, HEAD = 32 * 25 + 32, 64 * 32 * 25 + 64, 512 * 10 + 10
-FLAT1, FLAT2 = 32 * 12 * 12, 64 * 4 * 4
+def linear(*widths: int) -> int:
+    """Return the weights and biases of linear layers from the first width to the last."""
+    return sum(before * after + after for before, after in pairwise(widths))
+
+
+ONE = 32 * 25 + 32  # weights and biases of a 5×5 convolution of grey images
+TWO = ONE + 64 * 32 * 25 + 64
+FLAT1 = 32 * 12 * 12  # numbers of the last maps of 28×28 pixels
+FLAT2 = 64 * 4 * 4
 PARAMETERS = {
-    "htcnn-1": CONV1 + FLAT1 * 512 + 512 + HEAD,
-    "htcnn-2": CONV1 + CONV2 + FLAT2 * 512 + 512 + HEAD,
-    "htcnn-3": CONV1 + FLAT1 * 512 + 512 + 512 * 512 + 512 + HEAD,
-    "htcnn-4": CONV1 + CONV2 + FLAT2 * 512 + 512 + 512 * 512 + 512 + HEAD,
-    "htcnn-5": CONV1 + FLAT1 * 1024 + 1024 + 1024 * 512 + 512 + HEAD,
-    "htcnn-6": CONV1 + CONV2 + FLAT2 * 1024 + 1024 + 1024 * 512 + 512 + HEAD,
-    "htcnn-7": CONV1 + FLAT1 * 1024 + 1024 + 1024 * 512 + 512 + 512 * 512 + 512 + HEAD,
-    "htcnn-8": CONV1 + CONV2 + FLAT2 * 1024 + 1024 + 1024 * 512 + 512 + 512 * 512 + 512 + HEAD,
-    "cnn4": CONV1 + CONV2 + FLAT2 * 512 + 512 + HEAD,
+    "htcnn-1": ONE + linear(FLAT1, 512, 10),
+    "htcnn-2": TWO + linear(FLAT2, 512, 10),
+    "htcnn-3": ONE + linear(FLAT1, 512, 512, 10),
+    "htcnn-4": TWO + linear(FLAT2, 512, 512, 10),
+    "htcnn-5": ONE + linear(FLAT1, 1024, 512, 10),
+    "htcnn-6": TWO + linear(FLAT2, 1024, 512, 10),
+    "htcnn-7": ONE + linear(FLAT1, 1024, 512, 512, 10),
+    "htcnn-8": TWO + linear(FLAT2, 1024, 512, 512, 10),
+    "cnn4": TWO + linear(FLAT2, 512, 10),
 }
 
 
@@ -207,10 +214,8 @@ def test_parameter_counts_of_fedtgp(arch: str) -> None:
 def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
     conv1 = 10 * 25 + 10
     conv2 = 10 * channels * 25 + channels
-    fc1 = channels * 16 * 50 + 50
-    fc2 = 50 * 10 + 10
 
-    assert count(arch, 50, 1, 10, 28) == conv1 + conv2 + fc1 + fc2
+    assert count(arch, 50, 1, 10, 28) == conv1 + conv2 + linear(channels * 16, 50, 10)
     assert count("mnist-cnn", 50, 1, 10, 28) == 21_840
 
 
