@@ -4,9 +4,7 @@ Names and reasons of failures come from clients: every text goes through `Markup
 escapes whatever is not markup itself.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +84,10 @@ def save_figures(folder: Path, into: Path) -> list[Path]:
     """Write each figure of a run's page as SVG and PDF, and return the files."""
     run = RecordedRun(folder)
     files = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that matplotlib's own font lacks
-        for functions in FIGURES.values():
-            for function in functions:
-                for drawing in function(run):
-                    files += drawing.save(into)
+    for functions in FIGURES.values():
+        for function in functions:
+            for drawing in function(run):
+                files += drawing.save(into)
     return files
 
 
@@ -126,24 +122,16 @@ def page(run: RecordedRun) -> str:
 
 
 def _footer(run: RecordedRun) -> str:
-    parts = ["ProtoFL"]
     versions = run.summary.get("versions", {}) if run.summary else {}
-    if versions:
-        parts.append(", ".join(f"{name} {number}" for name, number in versions.items()))
-    if run.rows:
-        parts.append(f"protofl report {run.name} --figures DIR: every figure as SVG and PDF")
-    else:
-        parts.append("protofl report draws this page again at any time")
-    return " · ".join(parts)
+    numbers = ", ".join(f"{name} {number}" for name, number in versions.items())
+    redraw = f"protofl report {run.name} --figures DIR draws all again, figures as SVG and PDF too"
+    return f"ProtoFL {numbers} · {redraw}"
 
 
 def _drawn(function: Callable[[RecordedRun], Iterable[Drawing]], run: RecordedRun) -> Markup:
     """Return all figures that a function draws; if it fails, a note with its name and the error."""
     try:
-        with warnings.catch_warnings():
-            # matplotlib warns of letters that its own font lacks; a browser has others
-            warnings.simplefilter("ignore")
-            return Markup("").join(drawing.as_html() for drawing in function(run))
+        return Markup("").join(drawing.as_html() for drawing in function(run))
     except Exception as error:
         where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         reason = f"{type(error).__name__}: {error}"
@@ -157,7 +145,11 @@ def _result(run: RecordedRun) -> Markup:
     shown = Markup('<div class="tiles">{}</div>').format(
         each("<div><b>{}</b><span>{}</span></div>", _tiles(run))
     )
-    shown += Markup('<p class="sub">{}</p>').format(_one_seed(run))
+    shown += Markup('<p class="sub">{}</p>').format(
+        f"One run with one seed (seed = {run.settings.get('seed', '')}): a small difference from "
+        "another run may be chance. Repeat it with other seeds; protofl compare shows means with "
+        "intervals."
+    )
     if run.compared:
         text = figures.sentence(run.compared)
         if run.missing_baselines > 0:
@@ -166,36 +158,21 @@ def _result(run: RecordedRun) -> Markup:
     return shown + _accuracies(run) + _metrics(run)
 
 
-def _one_seed(run: RecordedRun) -> str:
-    """Say that all figures are of one seed, and how one sees what chance does."""
-    seed = run.settings.get("seed", "")
-    return (
-        f"One run with one seed (seed = {seed}): a small difference from another run may be "
-        "chance. Repeat it with other seeds; protofl compare shows means with intervals."
-    )
-
-
 def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     """Return the figures at the top of the page as texts, each with the words below it."""
     tiles = []
     name = "accuracy over all samples" if run.hides_clients else "mean accuracy"
     for kind, row in run.last_evaluation.items():
-        percent = f"{100 * row['accuracy'][kind]['mean']:.1f} %"
-        tiles.append((percent, f"{name} by {charts.MEANING[kind]} (“{kind}”)"))
-    for kind, row in islice(run.last_evaluation.items(), 1):  # of the result alone
-        if "worst-10%" in row["accuracy"][kind]:
-            worst = f"{100 * row['accuracy'][kind]['worst-10%']:.1f} %"
+        accuracy = row["accuracy"][kind]
+        words = f"{name} by {charts.MEANING[kind]} (“{kind}”)"
+        tiles.append((f"{100 * accuracy['mean']:.1f} %", words))
+        if "worst-10%" in accuracy:
+            worst = f"{100 * accuracy['worst-10%']:.1f} %"
             tiles.append((worst, f"{run.worst_tenth}, {kind}"))
 
-    rounds = len(run.rounds)
-    planned = run.settings.get("rounds", rounds)
-    if run.summary and run.summary.get("stopped-early"):
-        tiles.append((f"{rounds} of {planned}", "rounds, stopped early"))
-    elif run.summary:
-        tiles.append((f"{rounds}", "rounds"))
-    else:
-        tiles.append((f"{rounds} of {planned}", "rounds"))
-
+    stopped = ", stopped early" if run.summary and run.summary.get("stopped-early") else ""
+    planned = run.settings.get("rounds", "?")
+    tiles.append((f"{len(run.rounds)} of {planned}", f"rounds{stopped}"))
     sizes, lost, seconds = figures.totals(run.rows)
     if run.summary:
         seconds = run.summary["seconds"]
@@ -225,10 +202,8 @@ def _privacy(run: RecordedRun) -> Markup:
     if not run.audit:
         return lines
     leaks = sum(attack["above_chance"] for attack in run.audit)
-    verdict = _note("None above chance.")
-    if leaks:
-        text = f"{leaks} of {len(run.audit)} attacks name training samples above chance."
-        verdict = _note(text, "note leak")
+    text = f"{leaks} of {len(run.audit)} attacks name training samples above chance."
+    verdict = _note(text, "note leak" if leaks else "note")
     return lines + verdict + table(figures.audit_table(run.audit), words=True)
 
 
@@ -300,9 +275,8 @@ def _lost_replies(run: RecordedRun) -> Markup:
 
 def _clients(run: RecordedRun) -> Markup:
     """Return the table of clients: what they said of themselves, and their last accuracies."""
-    sizes = list(SIZES)
-    if not any("validation-samples" in facts for facts in run.sites.values()):
-        sizes.remove("validation-samples")
+    known = {size for facts in run.sites.values() for size in facts}
+    sizes = [size for size in SIZES if size in known]
     names = [size.replace("train-", "training-").replace("-", " ") for size in sizes]
     heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last_evaluation)]
 
