@@ -1,11 +1,7 @@
 """FML: its hyper-parameters, and what it exchanges."""
 
 from protofl_common.algorithms.base import Algorithm, OwnHparams
-from protofl_common.config.architectures import (
-    ARCHITECTURES,
-    OTHER_NETWORKS,
-    OTHER_NETWORKS_IN_WORDS,
-)
+from protofl_common.config.architectures import architecture_option
 from protofl_common.config.options import option
 from protofl_common.wire.schema import Exchange, Weights
 
@@ -21,11 +17,7 @@ class FMLHparams(OwnHparams):
         ),
     )
     beta: float = option(default=0.5, minimum=0, maximum=1, help="β: the same of the meme model")
-    meme: str = option(
-        default="",
-        choices=("", *ARCHITECTURES),
-        or_like=OTHER_NETWORKS,
-        or_words=OTHER_NETWORKS_IN_WORDS,
+    meme: str = architecture_option(
         help='architecture of the meme model; "": the first of `models`',
     )
     mutual: str = option(

@@ -7,7 +7,6 @@ setting stands there. ``make docs`` writes the defaults into ``[tool.flwr.app.co
 
 import dataclasses
 import difflib
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -338,8 +337,6 @@ def _range_broken(value: float, legal: Mapping[str, Any]) -> str:
     """Say which numbers are legal, for one that `_is_in_range` has refused."""
     if abs(value) <= LARGEST_FLOAT32:
         return f"must be a number{range_text(legal)}"
-    if not math.isfinite(value):
-        return f"must be a finite number{range_text(legal)}"
     return f"must be a finite number{range_text(legal)} (in float32, up to {LARGEST_FLOAT32:g})"
 
 

@@ -310,6 +310,7 @@ class Settings(Sections):
             settings = cls(**sections, hparams=hparams, given=given)  # type: ignore[arg-type]
             for rule in RULES:
                 problems += rule(settings)
+            problems += study.problems(settings.study)
             problems += _refused_weights(settings, node)
         if problems or denied:
             raise SettingsError("\n".join(problems + denied))
@@ -334,13 +335,11 @@ def check_settings_act(chosen: Values, *runs: Settings) -> None:
     algorithms_in_words = "; on ".join(
         f"{algo}, which reads {keys}" for algo, keys in keys_read.items()
     )
+    partitions = {settings.data.partition for settings in runs}
     for key, value in chosen.items():
         owner = key.rpartition(".")[0]
         if owner and owner not in algorithms:
             problems.append(f"{key} = {value!r}: has no effect on {algorithms_in_words}")
-
-    partitions = {settings.data.partition for settings in runs}
-    for key, value in chosen.items():
         readers = partitions_that_read(key)
         if readers and partitions.isdisjoint(readers):
             problems.append(
@@ -676,16 +675,11 @@ def _refused_weights(settings: Settings, node: Values) -> Iterator[str]:
         )
 
 
-def _study_problems(settings: Settings) -> Iterator[str]:
-    return study.problems(settings.study)
-
-
 RULES = (  # what values must mean together
     _upload_problems,
     _dp_problems,
     _run_problems,
     _task_problems,
-    _study_problems,
     _stopping_problems,
     _backbone_problems,
     _secagg_problems,
