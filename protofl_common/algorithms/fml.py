@@ -1,9 +1,9 @@
 """FML: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
 from protofl_common.config.architectures import architecture_option
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Weights
+from protofl_common.wire.schema import Weights
 
 
 class FMLHparams(OwnHparams):
@@ -36,10 +36,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fml",
     server="server_app.strategies.fedavg",
     hparams=FMLHparams,
-    exchange=Exchange(
-        down={"weights": Weights("meme", meaning="all weights of the meme, a shared model")},
-        up={"weights": Weights("meme", meaning="all weights of the meme, a shared model")},
-    ),
+    exchange=both_ways(weights=Weights("meme", meaning="all weights of the meme, a shared model")),
     losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
     supports=("merging", "secagg", "late"),
     private=("weights",),

@@ -109,7 +109,7 @@ def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
     for domain, sites in run.domains.items():
         lines[domain] = []
         for row in rows:
-            accuracies = [_accuracy(row, site, run.better_kind) for site in sites]
+            accuracies = [accuracy_of(row, site, run.better_kind) for site in sites]
             lines[domain].append(_mean_of_known(accuracies))
     yield plot.line_chart(
         "accuracy-of-domains",
@@ -130,7 +130,7 @@ def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
         rows = run.evaluations(kind)
         values = []
         for site in sites:
-            values.append([_accuracy(row, site, kind) for row in rows])
+            values.append([accuracy_of(row, site, kind) for row in rows])
         yield plot.heat_map(
             f"accuracy-of-clients-{kind}",
             f"Every client ({kind})",
@@ -447,7 +447,7 @@ def _rounds(rows: list[RoundRow]) -> list[int]:
     return [row["evaluated-after-round"] for row in rows]
 
 
-def _accuracy(row: RoundRow, site: str, kind: str) -> float:
+def accuracy_of(row: RoundRow, site: str, kind: str) -> float:
     """Return a client's accuracy in percent; NaN where the client did not tell."""
     if site not in row["clients"]:
         return math.nan

@@ -4,15 +4,15 @@ Names and reasons of failures come from clients: every text goes through `Markup
 escapes whatever is not markup itself.
 """
 
+import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds
-from protofl_common.config.options import Scalar
 from protofl_common.config.sections import PER_UNIT, protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report import charts
@@ -37,8 +37,6 @@ ACCURACY_HEADS = {
     "variance": "variance",
 }
 """Figures over the clients, and their heads; some stand only here."""
-NO_REPLY: Any = {"accuracy": {}}
-"""The figures of a client that is not in a row."""
 FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Drawing]], ...]] = {
     "Accuracy": (
         charts.of_methods,
@@ -98,12 +96,14 @@ def page(run: RecordedRun) -> str:
         drawn = Markup("").join(_drawn(function, run) for function in functions)
         if drawn:
             sections[name] = Markup('<div class="figures">{}</div>').format(drawn)
+
     sections["Lost replies"] = _lost_replies(run)
     sections["Clients"] = _clients(run)
     sections["Settings"] = _settings(run)
     shown = [
         (name.lower().replace(" ", "-"), name, body) for name, body in sections.items() if body
     ]
+
     state = Markup("")
     if not run.summary:
         state = _note("This run is not finished: the page shows it as far as it is.")
@@ -145,11 +145,13 @@ def _result(run: RecordedRun) -> Markup:
     shown = Markup('<div class="tiles">{}</div>').format(
         each("<div><b>{}</b><span>{}</span></div>", _tiles(run))
     )
+
     shown += Markup('<p class="sub">{}</p>').format(
         f"One run with one seed (seed = {run.settings.get('seed', '')}): a small difference from "
         "another run may be chance. Repeat it with other seeds; protofl compare shows means with "
         "intervals."
     )
+
     if run.compared:
         text = figures.sentence(run.compared)
         if run.missing_baselines > 0:
@@ -173,6 +175,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     stopped = ", stopped early" if run.summary and run.summary.get("stopped-early") else ""
     planned = run.settings.get("rounds", "?")
     tiles.append((f"{len(run.rounds)} of {planned}", f"rounds{stopped}"))
+
     sizes, lost, seconds = figures.totals(run.rows)
     if run.summary:
         seconds = run.summary["seconds"]
@@ -184,6 +187,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     counted_late = sum(len(row.get("counted-late", {})) for row in run.rows)
     if counted_late:
         tiles.append((str(counted_late), "replies that counted in a later round"))
+
     per_unit = PER_UNIT.get(str(run.settings.get("dp")), "")
     if "epsilon" in run.rows[-1]:
         delta = f"{run.settings['dp-delta']:g}"
@@ -201,6 +205,7 @@ def _privacy(run: RecordedRun) -> Markup:
     lines = each("<p>{}</p>", [(line,) for line in protections(run.settings)])
     if not run.audit:
         return lines
+
     leaks = sum(attack["above_chance"] for attack in run.audit)
     text = f"{leaks} of {len(run.audit)} attacks name training samples above chance."
     verdict = _note(text, "note leak" if leaks else "note")
@@ -220,6 +225,7 @@ def _accuracies(run: RecordedRun) -> Markup:
         accuracy[kind] = row["accuracy"][kind] | fairness(shares)
         if kind in row.get("validation", {}):
             validation[kind] = row["validation"][kind]
+
         best_round = best_of(run.rows, kind)
         if best_round:
             best[kind] = best_round
@@ -261,6 +267,7 @@ def _lost_replies(run: RecordedRun) -> Markup:
         if row["void"]:
             reason = row.get("void-because", "not kept")
             rows.append((where, "void", "all", f"{reason}; nothing was merged"))
+
     if not run.rows:
         return Markup("")
     if not rows:
@@ -286,8 +293,8 @@ def _clients(run: RecordedRun) -> Markup:
         for size in sizes:
             texts.append(f"{facts.get(size):,}" if size in facts else "–")
         for kind, row in run.last_evaluation.items():
-            share = row["clients"].get(site, NO_REPLY)["accuracy"].get(kind)
-            texts.append("–" if share is None else f"{100 * share:.1f}")
+            percent = charts.accuracy_of(row, site, kind)
+            texts.append("–" if math.isnan(percent) else f"{percent:.1f}")
         rows.append(texts)
 
     shown = table(Table(heads, rows, run.note_on_hidden), words=True)
@@ -302,16 +309,17 @@ def _settings(run: RecordedRun) -> Markup:
     changed = []
     rest = []
     for key, value in run.settings.items():
-        if key in defaults and defaults[key] != value:
-            changed.append((key, _text_of(value), _text_of(defaults[key])))
-        else:  # at its default; or without one, in the folder of another version's run
-            rest.append((key, _text_of(value)))
-    shown = Markup("")
-    if changed:
-        heads = ("setting", "value", "default")
-        shown += table(Table(heads, changed, "Set for this run."), words=True)
+        text = json.dumps(value, ensure_ascii=False)
+        default = defaults.get(key, "none here")  # in the folder of another version's run
+        if default == value:
+            rest.append((key, text))
+        else:
+            changed.append((key, text, json.dumps(default, ensure_ascii=False)))
+
+    set_here = Table(("setting", "value", "default"), changed, "Set for this run.")
     others = table(Table(("setting", "value"), rest), words=True)
-    return shown + _folded(f"{len(rest)} settings at their defaults", others)
+    folded = _folded(f"{len(rest)} settings at their defaults", others)
+    return table(set_here, words=True) + folded
 
 
 def table(shown: Table, words: bool = False) -> Markup:
@@ -323,13 +331,16 @@ def table(shown: Table, words: bool = False) -> Markup:
     above = Markup("")
     if shown.note:
         above = Markup('<p class="above">{}</p>').format(shown.note)
+
     head = Markup("")
     for text in shown.heads:
         head += Markup('<th scope="col">{}</th>').format(text) if text else Markup("<td></td>")
+
     body = Markup("")
     for row in shown.rows:
         cells = each("<td>{}</td>", [(text,) for text in row])
         body += Markup("<tr>{}</tr>").format(cells)
+
     kind = Markup(' class="words"') if words else ""
     return Markup(CARD).format(above, kind, head, body)
 
@@ -340,9 +351,3 @@ def _note(text: str, kind: str = "note") -> Markup:
 
 def _folded(title: str, body: Markup) -> Markup:
     return Markup("<details><summary>{}</summary>{}</details>").format(title, body)
-
-
-def _text_of(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "“”" if value == "" else str(value)

@@ -98,13 +98,15 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
             capprops=ink,
             medianprops={"color": plot.INK, "linewidth": 2},
         )
+
         generator = np.random.default_rng(0)
         for place, of_method in enumerate(values.values(), start=1):  # boxes stand at 1, 2, …
             aside = generator.uniform(-0.15, 0.15, len(of_method))  # lest points cover each other
             colour = plot.COLOURS[(place - 1) % len(plot.COLOURS)]
             axes.plot(place + aside, of_method, "o", color=colour, markersize=3.5, alpha=0.7)
-        need_room = len(names) > 4 or max(map(len, names)) > 10
-        axes.set_xticks(range(1, len(names) + 1), names, **(TURNED if need_room else {}))
+
+        turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(1, len(names) + 1), names, **turned)
         axes.set_ylabel(_label(what))
         return plot.Drawing(
             figure,
@@ -163,9 +165,6 @@ def features(
             shown = f" {len(chosen):,} of {len(features_ND):,} samples."
         caption = f"{method} of the features of test samples, coloured by class.{shown}"
         return plot.Drawing(figure, "features", "Features of test samples", caption)
-
-
-TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
 
 
 def _label(what: str) -> str:
