@@ -169,7 +169,7 @@ def test_as_many_clients_share_a_gpu_as_fit(
 
     said = capsys.readouterr().err
     assert said.count("--gpus 0") == 1
-    assert f"{clients} clients at a time" in said
+    assert f"clients at a time: {clients};" in said
 
 
 def test_a_machine_without_a_usable_gpu_changes_nothing(machine_with: Any) -> None:

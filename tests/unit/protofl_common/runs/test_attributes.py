@@ -150,6 +150,7 @@ def test_entries_are_copies() -> None:
     half = Half()
     entry = pack_attributes(half, ("parameter",))["parameter"]
     before = half.parameter.detach().clone()
+
     with torch.no_grad():
         half.parameter.add_(1)
 
@@ -159,6 +160,7 @@ def test_entries_are_copies() -> None:
 
 def test_what_is_no_tensor_is_named() -> None:
     owner = SimpleNamespace(value={"a": {"b": "text"}})
+
     with pytest.raises(TypeError, match="value/a/b: a checkpoint cannot hold a str"):
         pack_attributes(owner, ("value",))
 
@@ -185,6 +187,7 @@ def test_an_attribute_that_is_none_when_built_may_become_anything_of_tensors(
 ) -> None:
     fresh = SimpleNamespace(value=None)
     handed_over(SimpleNamespace(value=value), fresh, ("value",), tmp_path)
+
     assert_same(fresh.value, value)
 
 
