@@ -141,7 +141,7 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
             members = value
         case _:
             raise TypeError(f"{name}: a checkpoint cannot hold a {type(value).__name__}")
-    entries = {}
+    entries: dict[str, Tensor] = {}
     for key, member in members.items():
         entries |= _entries(f"{name}/{key}", member)
     return entries
