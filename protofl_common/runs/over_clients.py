@@ -201,6 +201,7 @@ def outcome_warnings(
     yield from _lost_replies(rows)
     yield from _missing_accuracies(final, tested)
     yield from _missing_metrics(final, tested, metrics)
+    yield from _untested_labels(final, sites, metrics)
     yield from _collapses(rows, final)
     yield from _guesses(final, tested, sites)
 
@@ -253,6 +254,21 @@ def _missing_metrics(final: RoundRow, tested: Sequence[str], wanted: str) -> Ite
             yield f"no {metric} of {', '.join(without)} ({FEW_TESTED})"
 
 
+def _untested_labels(final: RoundRow, sites: Sites, wanted: str) -> Iterator[str]:
+    """Warn of labels without a figure, where the AUC of each label was asked for."""
+    if "label-auc" not in names_in(wanted):
+        return
+    tested = {name.rpartition("/")[2] for name in final.get("metrics", {})}
+    untested = []
+    for number, name in enumerate(sites.get("classes", [])):
+        is_label = number % 2 == 1  # the class of the samples with it
+        if is_label and str(number) not in tested:
+            untested.append(name)
+    if untested:
+        why = "its test samples all have it, or all lack it"
+        yield f"no client can test the labels {', '.join(untested)}: {why}"
+
+
 def _collapses(rows: Sequence[RoundRow], final: RoundRow) -> Iterator[str]:
     """Warn if the accuracy at the end is `COLLAPSE` or more below that of the best round."""
     for kind, figures in final["accuracy"].items():
@@ -270,8 +286,10 @@ def _guesses(final: RoundRow, tested: Sequence[str], sites: Sites) -> Iterator[s
     """Warn of accuracies that one also gets by always naming each client's most frequent class."""
     shares = []
     for site in tested:
-        counts = sites.get("sites", {}).get(site, {}).get("test-classes", [])
-        if any(counts):
+        facts = sites.get("sites", {}).get(site, {})
+        counts = facts.get("test-classes", [])
+        has_several_labels = sum(counts) > facts.get("test-samples", sum(counts))
+        if any(counts) and not has_several_labels:
             shares.append(max(counts) / sum(counts))
     if not shares:
         return
