@@ -9,7 +9,7 @@ from typing import Literal
 
 from protofl_common.config.options import Table, option
 from protofl_common.wire import schema
-from protofl_common.wire.schema import Exchange
+from protofl_common.wire.schema import Entry, Exchange
 
 CLUSTERINGS = ("finch", "kmeans", "average")  # of `prototypes.cluster`
 
@@ -98,6 +98,11 @@ class ServerTrainingHparams(OwnHparams):
         minimum=0,
         help="clients' vectors per server step; 0: all at once",
     )
+
+
+def both_ways(**entries: Entry) -> Exchange:
+    """Return the exchange in which these entries, by name, go down and come up."""
+    return Exchange(down=entries, up=entries)
 
 
 @dataclass(frozen=True)

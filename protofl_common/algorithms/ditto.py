@@ -1,8 +1,8 @@
 """Ditto: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Weights
+from protofl_common.wire.schema import Weights
 
 
 class DittoHparams(OwnHparams):
@@ -22,7 +22,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.ditto",
     server="server_app.strategies.fedavg",
     hparams=DittoHparams,
-    exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    exchange=both_ways(weights=Weights()),
     losses=("cross-entropy", "global-cross-entropy"),
     supports=("merging", "secagg", "late"),
     tasks=("single-label", "multi-label"),

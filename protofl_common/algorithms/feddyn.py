@@ -1,8 +1,8 @@
 """FedDyn: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Weights
+from protofl_common.wire.schema import Weights
 
 
 class FedDynHparams(OwnHparams):
@@ -22,7 +22,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.feddyn",
     server="server_app.strategies.feddyn",
     hparams=FedDynHparams,
-    exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    exchange=both_ways(weights=Weights()),
     supports=("merging",),
     private=("weights",),
     single_uploads="its server gives every client the same weight",

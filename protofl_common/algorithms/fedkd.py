@@ -1,21 +1,13 @@
 """FedKD: its hyper-parameters, and what it exchanges."""
 
 from protofl_common.algorithms.base import Algorithm, OwnHparams
-from protofl_common.config.architectures import (
-    ARCHITECTURES,
-    OTHER_NETWORKS,
-    OTHER_NETWORKS_IN_WORDS,
-)
+from protofl_common.config.architectures import architecture_option
 from protofl_common.config.options import option
 from protofl_common.wire.schema import Exchange, Update, Weights
 
 
 class FedKDHparams(OwnHparams):
-    student: str = option(
-        default="",
-        choices=("", *ARCHITECTURES),
-        or_like=OTHER_NETWORKS,
-        or_words=OTHER_NETWORKS_IN_WORDS,
+    student: str = architecture_option(
         help='architecture of the student; "": the first of `models`',
     )
     energy_start: float = option(

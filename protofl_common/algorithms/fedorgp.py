@@ -1,8 +1,8 @@
 """FedORGP: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, ServerTrainingHparams
+from protofl_common.algorithms.base import Algorithm, ServerTrainingHparams, both_ways
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Vectors
+from protofl_common.wire.schema import Vectors
 
 
 class FedORGPHparams(ServerTrainingHparams):
@@ -29,7 +29,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fedorgp",
     server="server_app.strategies.fedorgp",
     hparams=FedORGPHparams,
-    exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors()}),
+    exchange=both_ways(prototypes=Vectors()),
     losses=("cross-entropy", "prototype"),
     aligning=("prototype",),
     supports=("merging",),

@@ -1,6 +1,6 @@
 """FedPer: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
 from protofl_common.config.options import option
 from protofl_common.wire.schema import Exchange, Weights
 
@@ -24,9 +24,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.base",
     server="server_app.strategies.fedavg",
     hparams=FedPerHparams,
-    exchange=Exchange(
-        down={"weights": Weights(without_last=1)}, up={"weights": Weights(without_last=1)}
-    ),
+    exchange=both_ways(weights=Weights(without_last=1)),
     supports=("merging", "secagg", "late"),
     private=("weights",),
     tasks=("single-label", "multi-label"),

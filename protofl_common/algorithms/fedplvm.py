@@ -1,8 +1,8 @@
 """FedPLVM: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import CLUSTERINGS, Algorithm, OwnHparams
+from protofl_common.algorithms.base import CLUSTERINGS, Algorithm, OwnHparams, both_ways
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Vectors, Weights
+from protofl_common.wire.schema import Vectors, Weights
 
 
 class FedPLVMHparams(OwnHparams):
@@ -59,10 +59,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fedplvm",
     server="server_app.strategies.fedplvm",
     hparams=FedPLVMHparams,
-    exchange=Exchange(
-        down={"weights": Weights(), "prototypes": Vectors(several=True)},
-        up={"weights": Weights(), "prototypes": Vectors(several=True)},
-    ),
+    exchange=both_ways(weights=Weights(), prototypes=Vectors(several=True)),
     losses=("cross-entropy", "contrast", "correction"),
     aligning=("contrast", "correction"),
     supports=("merging",),

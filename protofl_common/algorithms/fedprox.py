@@ -1,8 +1,8 @@
 """FedProx: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Weights
+from protofl_common.wire.schema import Weights
 
 
 class FedProxHparams(OwnHparams):
@@ -19,7 +19,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fedprox",
     server="server_app.strategies.fedavg",
     hparams=FedProxHparams,
-    exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    exchange=both_ways(weights=Weights()),
     losses=("cross-entropy", "proximal"),
     supports=("merging", "secagg", "late"),
     private=("weights",),

@@ -1,8 +1,8 @@
 """FedRep: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Weights
+from protofl_common.wire.schema import Weights
 
 
 class FedRepHparams(OwnHparams):
@@ -23,9 +23,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fedrep",
     server="server_app.strategies.fedavg",
     hparams=FedRepHparams,
-    exchange=Exchange(
-        down={"weights": Weights(parts=("body.",))}, up={"weights": Weights(parts=("body.",))}
-    ),
+    exchange=both_ways(weights=Weights(parts=("body.",))),
     supports=("merging", "secagg", "late"),
     tasks=("single-label", "multi-label"),
 )

@@ -1,8 +1,13 @@
 """FedTGP: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, AlignmentHparams, ServerTrainingHparams
+from protofl_common.algorithms.base import (
+    Algorithm,
+    AlignmentHparams,
+    ServerTrainingHparams,
+    both_ways,
+)
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Vectors
+from protofl_common.wire.schema import Vectors
 
 
 class FedTGPHparams(ServerTrainingHparams, AlignmentHparams):
@@ -58,7 +63,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fedproto",
     server="server_app.strategies.fedtgp",
     hparams=FedTGPHparams,
-    exchange=Exchange(down={"prototypes": Vectors()}, up={"prototypes": Vectors()}),
+    exchange=both_ways(prototypes=Vectors()),
     losses=("cross-entropy", "prototype"),
     aligning=("prototype",),
     supports=("merging",),

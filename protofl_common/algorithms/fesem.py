@@ -1,8 +1,8 @@
 """FeSEM: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Weights
+from protofl_common.wire.schema import Weights
 
 
 class FeSEMHparams(OwnHparams):
@@ -15,7 +15,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fedavg",
     server="server_app.strategies.fesem",
     hparams=FeSEMHparams,
-    exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    exchange=both_ways(weights=Weights()),
     supports=("merging",),
     private=("weights",),
     single_uploads="its server groups the clients by their models",

@@ -1,13 +1,9 @@
 """FML: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
-from protofl_common.config.architectures import (
-    ARCHITECTURES,
-    OTHER_NETWORKS,
-    OTHER_NETWORKS_IN_WORDS,
-)
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
+from protofl_common.config.architectures import architecture_option
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Weights
+from protofl_common.wire.schema import Weights
 
 
 class FMLHparams(OwnHparams):
@@ -21,11 +17,7 @@ class FMLHparams(OwnHparams):
         ),
     )
     beta: float = option(default=0.5, minimum=0, maximum=1, help="β: the same of the meme model")
-    meme: str = option(
-        default="",
-        choices=("", *ARCHITECTURES),
-        or_like=OTHER_NETWORKS,
-        or_words=OTHER_NETWORKS_IN_WORDS,
+    meme: str = architecture_option(
         help='architecture of the meme model; "": the first of `models`',
     )
     mutual: str = option(
@@ -44,10 +36,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fml",
     server="server_app.strategies.fedavg",
     hparams=FMLHparams,
-    exchange=Exchange(
-        down={"weights": Weights("meme", meaning="all weights of the meme, a shared model")},
-        up={"weights": Weights("meme", meaning="all weights of the meme, a shared model")},
-    ),
+    exchange=both_ways(weights=Weights("meme", meaning="all weights of the meme, a shared model")),
     losses=("cross-entropy", "mutual", "meme-cross-entropy", "meme-mutual"),
     supports=("merging", "secagg", "late"),
     private=("weights",),

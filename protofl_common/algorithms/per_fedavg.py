@@ -1,8 +1,8 @@
 """Per-FedAvg: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Weights
+from protofl_common.wire.schema import Weights
 
 
 class PerFedAvgHparams(OwnHparams):
@@ -19,6 +19,6 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.per_fedavg",
     server="server_app.strategies.fedavg",
     hparams=PerFedAvgHparams,
-    exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    exchange=both_ways(weights=Weights()),
     supports=("merging", "secagg", "late"),
 )

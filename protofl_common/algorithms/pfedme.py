@@ -1,9 +1,9 @@
 """pFedMe: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm
+from protofl_common.algorithms.base import Algorithm, both_ways
 from protofl_common.algorithms.ditto import DittoHparams
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Weights
+from protofl_common.wire.schema import Weights
 
 
 class PFedMeHparams(DittoHparams):
@@ -42,6 +42,6 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.pfedme",
     server="server_app.strategies.pfedme",
     hparams=PFedMeHparams,
-    exchange=Exchange(down={"weights": Weights()}, up={"weights": Weights()}),
+    exchange=both_ways(weights=Weights()),
     supports=("merging", "secagg", "late"),
 )

@@ -1,8 +1,8 @@
 """ProtoFed: its hyper-parameters, and what it exchanges."""
 
-from protofl_common.algorithms.base import Algorithm, OwnHparams
+from protofl_common.algorithms.base import Algorithm, OwnHparams, both_ways
 from protofl_common.config.options import option
-from protofl_common.wire.schema import Exchange, Vectors, Weights
+from protofl_common.wire.schema import Vectors, Weights
 
 
 class ProtoFedHparams(OwnHparams):
@@ -32,10 +32,7 @@ ALGORITHM = Algorithm(
     client="client_app.algorithms.fedavg",
     server="server_app.strategies.fedproto_avg",
     hparams=ProtoFedHparams,
-    exchange=Exchange(
-        down={"weights": Weights(), "prototypes": Vectors()},
-        up={"weights": Weights(), "prototypes": Vectors()},
-    ),
+    exchange=both_ways(weights=Weights(), prototypes=Vectors()),
     averages_prototypes=True,
     supports=("merging", "secagg", "late"),
     private=("weights", "prototypes"),

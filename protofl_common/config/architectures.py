@@ -1,8 +1,10 @@
 """Names of architectures, of model groups and of kinds of heads (no heavy imports here)."""
 
 import re
+from typing import Any
 
 from protofl_common.config.lists import parts_of
+from protofl_common.config.options import option
 from protofl_common.config.python_names import LIBRARY_NETWORK, PYTHON_NAME
 
 OTHER_NETWORKS = re.compile(f"{LIBRARY_NETWORK.pattern}|{PYTHON_NAME.pattern}", re.ASCII)
@@ -101,6 +103,20 @@ def _architectures() -> dict[str, str]:
 
 ARCHITECTURES: dict[str, str] = _architectures()
 GROUPS: dict[str, tuple[str, ...]] = _PAPERS | {name: (name,) for name in ARCHITECTURES}
+
+
+def architecture_option(help: str, site: str = "") -> Any:
+    """Return the field of a setting that names one architecture, or "" for none."""
+    return option(
+        default="",
+        choices=("", *ARCHITECTURES),
+        or_like=OTHER_NETWORKS,
+        or_words=OTHER_NETWORKS_IN_WORDS,
+        help=help,
+        site=site,
+    )
+
+
 GAUSSIAN_HEADS = ("naive-bayes", "lda", "qda")
 """In closed form (`maths/gaussian.py`); as an architecture they are called ``gaussian-lda`` …"""
 

@@ -35,7 +35,18 @@ class DataSet:
 
 
 _ONE_OR_SEVERAL = ("single-label", "multi-label")
-_OF_TORCHVISION = "torchvision's; downloaded only with `download=true`"
+
+
+def _torchvision(help: str, num_classes: int = 10) -> DataSet:
+    """Return the row of a data set that torchvision offers."""
+    return DataSet(
+        help=help,
+        files="torchvision's; downloaded only with `download=true`",
+        num_classes=num_classes,
+        has_official=True,
+    )
+
+
 DATASETS: dict[str, DataSet] = {
     "digits": DataSet(
         help="scikit-learn's 1,797 handwritten digits, 8×8 grey (embedded)",
@@ -66,48 +77,13 @@ DATASETS: dict[str, DataSet] = {
         num_classes=10,
         has_domains=True,
     ),
-    "mnist": DataSet(
-        help="MNIST, 28×28 grey",
-        files=_OF_TORCHVISION,
-        num_classes=10,
-        has_official=True,
-    ),
-    "fashion-mnist": DataSet(
-        help="Fashion-MNIST, 28×28 grey",
-        files=_OF_TORCHVISION,
-        num_classes=10,
-        has_official=True,
-    ),
-    "usps": DataSet(
-        help="USPS digits, 16×16 grey",
-        files=_OF_TORCHVISION,
-        num_classes=10,
-        has_official=True,
-    ),
-    "svhn": DataSet(
-        help="Street View House Numbers, 32×32 RGB",
-        files=_OF_TORCHVISION,
-        num_classes=10,
-        has_official=True,
-    ),
-    "cifar10": DataSet(
-        help="CIFAR-10, 32×32 RGB",
-        files=_OF_TORCHVISION,
-        num_classes=10,
-        has_official=True,
-    ),
-    "cifar100": DataSet(
-        help="CIFAR-100, 32×32 RGB",
-        files=_OF_TORCHVISION,
-        num_classes=100,
-        has_official=True,
-    ),
-    "flowers102": DataSet(
-        help="Oxford Flowers-102, RGB",
-        files=_OF_TORCHVISION,
-        num_classes=102,
-        has_official=True,
-    ),
+    "mnist": _torchvision("MNIST, 28×28 grey"),
+    "fashion-mnist": _torchvision("Fashion-MNIST, 28×28 grey"),
+    "usps": _torchvision("USPS digits, 16×16 grey"),
+    "svhn": _torchvision("Street View House Numbers, 32×32 RGB"),
+    "cifar10": _torchvision("CIFAR-10, 32×32 RGB"),
+    "cifar100": _torchvision("CIFAR-100, 32×32 RGB", num_classes=100),
+    "flowers102": _torchvision("Oxford Flowers-102, RGB", num_classes=102),
     "digit5": DataSet(
         help=(
             "MNIST, MNIST-M, USPS and SVHN as domains, those that are there; 32×32 RGB (of Digit-5)"

@@ -7,7 +7,6 @@ setting stands there. ``make docs`` writes the defaults into ``[tool.flwr.app.co
 
 import dataclasses
 import difflib
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -76,26 +75,13 @@ def option(
     of the node config that bounds it. ``with_secagg`` and ``with_dp`` say which value it must have
     under secure aggregation, and under differential privacy, where these do not allow all.
     """
-    metadata: dict[str, Any] = {
-        "choices": None if choices is None else tuple(choices),
-        "minimum": minimum,
-        "maximum": maximum,
-        "above": above,
-        "or_zero": or_zero,
-        "or_like": or_like,
-        "or_words": or_words,
-        "several": several,
-        "affects": affects,
-        "site": site,
-        "at_most": at_most,
-        "with_secagg": with_secagg,
-        "with_dp": with_dp,
-        "help": help,
-    }
+    metadata = dict(locals())  # the arguments by name
+    if choices is not None:
+        metadata["choices"] = tuple(choices)
     return dataclasses.field(metadata=metadata, default=default)
 
 
-_ANY_VALUE: Mapping[str, Any] = option(default=0).metadata  # of a field not made by `option`
+ANY_VALUE: Mapping[str, Any] = option(default=0).metadata  # of a field not made by `option`
 
 
 @dataclass_transform(frozen_default=True)
@@ -171,7 +157,7 @@ def read_section(
             problems.append(f"{key}: missing from the configuration")
             continue
         value = config[key]
-        problem = _problem_with(value, wanted, field.metadata or _ANY_VALUE)
+        problem = problem_with(value, wanted, field.metadata or ANY_VALUE)
         if problem:
             problems.append(f"{key} = {value!r}: {problem}")
             continue
@@ -274,7 +260,7 @@ def _nearest(key: str, legal: Sequence[str], likely: Sequence[str]) -> str:
     return ""
 
 
-def _problem_with(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> str:
+def problem_with(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> str:
     """Say why a setting cannot have this value; "" where it can.
 
     ``wanted`` is the type of its field, and ``legal`` the field's metadata, as `option` makes it.
@@ -286,14 +272,15 @@ def _problem_with(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> str:
         problem = _not_among_choices(value, legal)
         if problem:
             return problem
-    if isinstance(value, bool):  # which Python takes for a whole number
-        return "" if wanted is bool else f"must be {TYPES[wanted]}{range_text(legal)}"
-    fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
-    if not fits:
-        return f"must be {TYPES[wanted]}{range_text(legal)}"
-    if isinstance(value, (int, float)) and not _is_in_range(value, legal):
-        return _range_broken(value, legal)
-    return ""
+    must_be = f"must be {TYPES[wanted]}{range_text(legal)}"
+    fits = isinstance(value, (int, float) if wanted is float else wanted)
+    if not fits or isinstance(value, bool) != (wanted is bool):  # Python takes a bool for an int
+        return must_be
+    if isinstance(value, (bool, str)):
+        return ""
+    if not abs(value) <= LARGEST_FLOAT32:  # in this form nan is refused too
+        return f"must be a finite number{range_text(legal)} (in float32, up to {LARGEST_FLOAT32:g})"
+    return "" if _is_in_range(value, legal) else must_be
 
 
 def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
@@ -322,25 +309,14 @@ def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
 
 
 def _is_in_range(value: float, legal: Mapping[str, Any]) -> bool:
-    """Return whether a number is finite in float32, and in the range of `option`'s metadata."""
+    """Return whether a number is in the range of `option`'s metadata."""
     if legal["or_zero"] and value == 0:
         return True
-    if not abs(value) <= LARGEST_FLOAT32:  # in this form nan is refused too
-        return False
     if legal["minimum"] is not None and value < legal["minimum"]:
         return False
     if legal["maximum"] is not None and value > legal["maximum"]:
         return False
     return legal["above"] is None or value > legal["above"]
-
-
-def _range_broken(value: float, legal: Mapping[str, Any]) -> str:
-    """Say which numbers are legal, for one that `_is_in_range` has refused."""
-    if abs(value) <= LARGEST_FLOAT32:
-        return f"must be a number{range_text(legal)}"
-    if not math.isfinite(value):
-        return f"must be a finite number{range_text(legal)}"
-    return f"must be a finite number{range_text(legal)} (in float32, up to {LARGEST_FLOAT32:g})"
 
 
 def range_text(legal: Mapping[str, Any]) -> str:

@@ -57,11 +57,6 @@ def allow_only(modules: Iterable[str]) -> None:
     _ONLY[:] = [frozenset(modules)]
 
 
-def _operator_decides() -> bool:
-    """Return whether a worker's operator has named the only modules that may be imported."""
-    return bool(_ONLY)
-
-
 def _allowed_modules() -> frozenset[str]:
     return _ONLY[0] if _ONLY else _ALLOWED.get()
 
@@ -94,20 +89,14 @@ def check_modules(named: Iterable[tuple[str, str]]) -> None:
     if not refused:
         return
     modules = ",".join(dict.fromkeys(module for _, module in refused))
-    if _operator_decides():
+    why = "runs code of the module {}, which you did not name"
+    cure = (
+        f"only if you trust it, give --allow-python {modules} (in Python: allow_python={modules!r})"
+    )
+    if _ONLY:
+        why = "not allowed at this server"
         cure = f"its operator may name {modules} in protofl worker --allow-python"
-    else:
-        cure = (
-            f"only if you trust it, give --allow-python {modules}"
-            f" (in Python: allow_python={modules!r})"
-        )
-
-    lines = []
-    for setting, module in refused:
-        why = f"runs code of the module {module}, which you did not name"
-        if _operator_decides():
-            why = "not allowed at this server"
-        lines.append(f"{setting}: {why}")
+    lines = [f"{setting}: {why.format(module)}" for setting, module in refused]
     raise SettingsError("\n".join(lines) + f"; {cure}")
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from typing import get_type_hints
 
 from protofl_common.config.architectures import (
-    ARCHITECTURES,
     GROUPS,
     HEADS,
     ORTHOGONAL_SHARED,
     OTHER_NETWORKS,
     OTHER_NETWORKS_IN_WORDS,
+    architecture_option,
 )
 from protofl_common.config.datasets import DATASETS, OTHER_DATASETS, PARTITIONS
 from protofl_common.config.options import Affects, Needed, Scalar, Table, key_of, option
@@ -663,11 +663,7 @@ class ModelSettings(Table):
             ' list of architectures and MODULE:CLASS of your own, "cnn4,mynets:TinyViT"'
         ),
     )
-    arch: str = option(
-        default="",
-        choices=("", *ARCHITECTURES),
-        or_like=OTHER_NETWORKS,
-        or_words=OTHER_NETWORKS_IN_WORDS,
+    arch: str = architecture_option(
         site="its network, whatever the others have; if not set, the run's",
         help="one architecture for this client, instead of the group's; meant for the node config",
     )

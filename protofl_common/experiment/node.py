@@ -14,7 +14,13 @@ from protofl_common.config.architectures import OTHER_NETWORKS
 from protofl_common.config.backbones import is_allowed
 from protofl_common.config.datasets import OWN_FORMATS, is_own
 from protofl_common.config.lists import names_in
-from protofl_common.config.options import Scalar, SettingsError, Values
+from protofl_common.config.options import (
+    ANY_VALUE,
+    Scalar,
+    SettingsError,
+    Values,
+    problem_with,
+)
 from protofl_common.config.python_code import version_of
 from protofl_common.config.sections import KEYED, PER_UNIT
 from protofl_common.experiment.catalog import CATALOG, installed, options_of_a_run
@@ -500,16 +506,10 @@ def wrong_values(node: Values) -> Iterator[str]:
     """Yield a line for each value of a node config that is wrong whatever a run asks."""
     for key, default in DEFAULTS.items():
         value = node.get(key, default)
-        least = NODE_ROWS[key].minimum
-        is_too_small = type(value) is int and value < least
-        if type(value) is type(default) and not is_too_small:
-            continue
-        wanted = f"a whole number at least {least}"
-        if isinstance(default, bool):
-            wanted = "true or false"
-        if isinstance(default, str):
-            wanted = "a string of names, separated by commas"
-        yield f"node-config: {key} = {value!r} must be {wanted}"
+        minimum = NODE_ROWS[key].minimum if type(default) is int else None
+        problem = problem_with(value, type(default), {**ANY_VALUE, "minimum": minimum})
+        if problem:
+            yield f"node-config: {key} = {value!r} {problem}"
 
     yield from problems_of_keys("node-config: peers", str(node.get("peers", "")))
     if _lacks_peers(node) and node.get("approve") is False:

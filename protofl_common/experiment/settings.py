@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
@@ -310,6 +310,7 @@ class Settings(Sections):
             settings = cls(**sections, hparams=hparams, given=given)  # type: ignore[arg-type]
             for rule in RULES:
                 problems += rule(settings)
+            problems += study.problems(settings.study)
             problems += _refused_weights(settings, node)
         if problems or denied:
             raise SettingsError("\n".join(problems + denied))
@@ -334,13 +335,11 @@ def check_settings_act(chosen: Values, *runs: Settings) -> None:
     algorithms_in_words = "; on ".join(
         f"{algo}, which reads {keys}" for algo, keys in keys_read.items()
     )
+    partitions = {settings.data.partition for settings in runs}
     for key, value in chosen.items():
         owner = key.rpartition(".")[0]
         if owner and owner not in algorithms:
             problems.append(f"{key} = {value!r}: has no effect on {algorithms_in_words}")
-
-    partitions = {settings.data.partition for settings in runs}
-    for key, value in chosen.items():
         readers = partitions_that_read(key)
         if readers and partitions.isdisjoint(readers):
             problems.append(
@@ -438,10 +437,9 @@ def _run_problems(settings: Settings) -> Iterator[str]:
             yield f"baselines = {name!r}: choose among {choices}"
     warmup = settings.training.alignment_warmup
     if warmup and not settings.row.aligning:
-        able = [name for name, row in CATALOG.items() if row.aligning]
         yield (
             f"alignment-warmup = {warmup}: {run.algo} has no term that aligns features; choose 0,"
-            f" or an algo of {', '.join(able)}"
+            f" or an algo of {_algos(lambda row: bool(row.aligning))}"
         )
     try:
         metric_names(run.metrics, settings.task.metric_choices())
@@ -455,8 +453,8 @@ def _task_problems(settings: Settings) -> Iterator[str]:
     task = settings.data.task
     for algo in (settings.run.algo, *settings.baselines):
         if algo in CATALOG and task not in CATALOG[algo].tasks:
-            able = ", ".join(name for name, row in CATALOG.items() if task in row.tasks)
             does_not = f"{algo} does not learn several labels a sample"
+            able = _algos(lambda row: task in row.tasks)
             yield f"task = {task!r}: {does_not}; choose an algo of {able}"
     if task not in settings.row.tasks and settings.run.algo not in CATALOG:
         yield f"task = {task!r}: the row of {settings.run.algo} does not declare it (tasks)"
@@ -516,10 +514,10 @@ def _upload_problems(settings: Settings) -> Iterator[str]:
 
     late = settings.federation.late
     if late != "discard" and "late" not in row.supports:
-        able = [name for name, other in CATALOG.items() if "late" in other.supports]
+        able = _algos(lambda row: "late" in row.supports)
         yield (
             f"late = {late!r}: the row of {algo} does not declare what its server does with a reply"
-            f" to an earlier round; choose discard, or an algo of {', '.join(able)}"
+            f" to an earlier round; choose discard, or an algo of {able}"
         )
 
     noise = settings.noise.prototype_noise
@@ -566,7 +564,7 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
         yield f"{private}: {setting}: {why}; set {only!r}"
 
     algo = settings.run.algo
-    choices = ", ".join(_able(settings))
+    choices = _algos(lambda row: _runs_protected(row, settings))
     uncovered = [name for name in settings.exchange.up if name not in settings.row.private]
     if algo not in CATALOG:
         # nobody here has read how it trains, and a row's word for it proves nothing
@@ -606,7 +604,7 @@ def _honest_sites_problems(settings: Settings) -> Iterator[str]:
     if not settings.privacy.secagg:
         yield f"{shared}: a server that sees single uploads sees a part of the noise; set secagg"
     if not _shares_noise(settings.row):
-        able = ", ".join(name for name in _able(settings) if _shares_noise(CATALOG[name]))
+        able = _algos(lambda row: _runs_protected(row, settings) and _shares_noise(row))
         yield (
             f"{shared}: {settings.run.algo} trains by private steps, or sends what is made of noisy"
             f" sums, and each site's noise must cover these; choose 1, or among {able}"
@@ -658,7 +656,8 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
 
     why = settings.row.needs_single_uploads(settings.exchange)
     if why:
-        choices = f"{', '.join(_able(settings))}, or fedpcl with fedpcl.prototypes = 'global'"
+        able = _algos(lambda row: _runs_protected(row, settings))
+        choices = f"{able}, or fedpcl with fedpcl.prototypes = 'global'"
         if algo not in CATALOG:
             choices += "; or set averages_prototypes and supports in its row (docs/extend.md)"
         yield f"secagg = true: {algo} needs single uploads, for {why}; choose an algo of {choices}"
@@ -668,16 +667,11 @@ def _refused_weights(settings: Settings, node: Values) -> Iterator[str]:
     """Yield a line if the server would send weights to a site that accepts none."""
     if settings.exchange.sends_weights and not allowed_by(node)[ACCEPT_WEIGHTS]:
         sent = [entry.words for entry in settings.exchange.down.values() if entry.are_parameters]
-        choices = [name for name, row in CATALOG.items() if not row.exchange.sends_weights]
         yield (
             f"algo = {settings.run.algo!r}: its server sends {' and '.join(sent)}, and this site"
             f" accepts no weights (node config: {ACCEPT_WEIGHTS}); choose among"
-            f" {', '.join(choices)}"
+            f" {_algos(lambda row: not row.exchange.sends_weights)}"
         )
-
-
-def _study_problems(settings: Settings) -> Iterator[str]:
-    return study.problems(settings.study)
 
 
 RULES = (  # what values must mean together
@@ -685,7 +679,6 @@ RULES = (  # what values must mean together
     _dp_problems,
     _run_problems,
     _task_problems,
-    _study_problems,
     _stopping_problems,
     _backbone_problems,
     _secagg_problems,
@@ -705,14 +698,16 @@ def _changed(settings: Settings, needed: Mapping[str, Needed]) -> Iterator[tuple
             yield f"{key} = {values[key]!r}", only, why
 
 
-def _able(settings: Settings) -> Iterator[str]:
-    """Yield the names of the algorithms that run with the protections of ``settings``."""
-    for name, row in CATALOG.items():
-        if settings.privacy.dp != "none" and not set(row.exchange.up) <= set(row.private):
-            continue
-        if settings.privacy.secagg and row.needs_single_uploads(row.exchange):
-            continue
-        yield name
+def _algos(is_able: Callable[[Algorithm], bool]) -> str:
+    """Return the names of the catalog's algorithms whose rows are so, with commas."""
+    return ", ".join(name for name, row in CATALOG.items() if is_able(row))
+
+
+def _runs_protected(row: Algorithm, settings: Settings) -> bool:
+    """True if an algorithm runs with the protections of ``settings``."""
+    if settings.privacy.dp != "none" and not set(row.exchange.up) <= set(row.private):
+        return False
+    return not (settings.privacy.secagg and row.needs_single_uploads(row.exchange))
 
 
 @cache

@@ -8,7 +8,6 @@ of lie by their principal components.
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -21,12 +20,9 @@ from protofl_common.tasks.metrics import BY_CLASS, LABEL_AUC, RECALL
 
 MEANING = {"head": "each model's classifier", "prototype": "the nearest prototype"}
 CLASS_COLOURS = np.array([*plot.COLOURS[:6], "#C9B400", "#7F7F7F", "#8C510A", "#7E5BBF"])
-MOST_ROWS = 200  # clients of a heat map over rounds; with more the first ones
-MOST_CLIENTS = 100  # clients of a heat map over classes; with more the first ones
+MOST_CLIENTS = 100  # of a heat map; with more the first ones
 FEW_POINTS = 50  # fewer are not worth a t-SNE, which takes a second, and two to import
 MOST_POINTS = 500  # of a t-SNE
-NAMED_CLASSES = 40  # with more classes the global prototypes carry no names
-SHORTEST_PHASE = 0.001  # of the longest time; a shorter phase would only stretch the axis
 SEED = 0
 
 
@@ -113,8 +109,8 @@ def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
     for domain, sites in run.domains.items():
         lines[domain] = []
         for row in rows:
-            accuracies = [_accuracy(row, site, run.better_kind) for site in sites]
-            lines[domain].append(float(np.nanmean(accuracies)))
+            accuracies = [accuracy_of(row, site, run.better_kind) for site in sites]
+            lines[domain].append(_mean_of_known(accuracies))
     yield plot.line_chart(
         "accuracy-of-domains",
         "By domain",
@@ -129,15 +125,12 @@ def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw a map of each client's accuracy over the rounds, one for each way to predict."""
     if run.hides_clients or not run.sites:
         return
-    sites = list(run.sites)[:MOST_ROWS]
-    left_out = ""
-    if len(sites) < len(run.sites):
-        left_out = f" The first {len(sites)} of {len(run.sites)} clients."
+    sites, left_out = _first_of(run, list(run.sites))
     for kind in run.last_evaluation:
         rows = run.evaluations(kind)
         values = []
         for site in sites:
-            values.append([_accuracy(row, site, kind) for row in rows])
+            values.append([accuracy_of(row, site, kind) for row in rows])
         yield plot.heat_map(
             f"accuracy-of-clients-{kind}",
             f"Every client ({kind})",
@@ -149,6 +142,13 @@ def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
             "test accuracy, %",
             "after round",
         )
+
+
+def _first_of(run: RecordedRun, sites: list[str]) -> tuple[list[str], str]:
+    """Return as many sites as a map has room for, and what its caption says of all others."""
+    shown = sites[:MOST_CLIENTS]
+    left_out = len(run.sites) - len(shown)
+    return shown, f" {left_out} clients are not shown." if left_out else ""
 
 
 def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
@@ -226,12 +226,9 @@ def _names_in_any(figures: Iterable[Mapping[str, object]]) -> list[str]:
 def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw a map of how many training samples of each class a client has, where clients tell."""
     counted = [site for site, facts in run.sites.items() if facts.get("train-classes")]
-    sites = counted[:MOST_CLIENTS]
+    sites, left_out = _first_of(run, counted)
     if not sites:
         return
-    left_out = ""
-    if len(sites) < len(run.sites):
-        left_out = f" {len(run.sites) - len(sites)} clients are not shown."
     counts_CS = np.array([run.sites[site]["train-classes"] for site in sites], dtype=np.float64).T
     counts_CS[counts_CS == 0] = np.nan
     yield plot.heat_map(
@@ -261,7 +258,7 @@ def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
         return
     classes = clients_SC.shape[1]
     global_C = np.array(last["global"] or [None] * classes, dtype=np.float64)
-    largest_C = np.nanmax(clients_SC, axis=0)
+    largest_C = np.fmax.reduce(clients_SC)  # NaN where no client has the class
     caption = (
         f"After round {last['round']}: the distance from a class's prototype to the nearest of "
         "another class, among the global prototypes and each client's (FedTGP, Figure 1). The "
@@ -317,7 +314,8 @@ def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
         axes.scatter(*clients.T, s=16, c=colours, **look)
         look = {"marker": "^", "edgecolors": plot.INK, "linewidths": 0.9, "label": "global ones"}
         axes.scatter(*server.T, s=60, c=merged_colours, **look)
-        _name_classes(run, axes, server, merged_labels)
+        beside = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 10}
+        plot.name_classes(axes, merged_labels, run.class_name, server, **beside)
         figure.legend(loc="outside lower center", ncols=2)
         yield plot.Drawing(figure, "prototypes-map", "Prototypes of clients and server", caption)
 
@@ -355,59 +353,26 @@ def positions(labels: Ints, most: int) -> Ints:
     return np.sort(np.random.default_rng(SEED).choice(len(labels), count, replace=False))
 
 
-def _name_classes(run: RecordedRun, axes: Any, places: Floats, labels: Ints) -> None:
-    """Write each class's name into the map, beside the first of its ``places``.
-
-    With more than `NAMED_CLASSES` no names are written. The axes lose their ticks and frame, as
-    distances in the map have no unit.
-    """
-    present = np.unique(labels).tolist()
-    look: dict[str, Any] = {
-        "xytext": (5, 4),
-        "textcoords": "offset points",
-        "fontsize": 10,
-        "weight": "bold",
-    }
-    if len(present) <= NAMED_CLASSES:
-        for label in present:
-            first = places[labels == label][0]
-            name = axes.annotate(plot.short(run.class_name(label)), first, **look)
-            name.set_gid(f"class-name-{label}")  # the page gives it a rim
-    axes.set(xticks=[], yticks=[])
-    axes.margins(0.08)
-    axes.spines[:].set_visible(False)
-
-
 def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw how many prototypes a class has at a client over the rounds, for clusters of it.
+    """Draw how many prototypes of a class a client sends over the rounds, where it counts them.
 
-    The lines are of domains, else of clients if these are few, else there is one of all.
+    There is a line for each domain, else one for all clients.
     """
-    rows = [row for row in run.rounds if _counts_prototypes(row)]
-    if len(rows) < 2:
+    groups = run.domains or {"all clients": [*run.sites]}
+    lines = {}
+    for name, sites in groups.items():
+        lines[name] = [_prototypes_per_class(row, sites) for row in run.rounds]
+    if np.isnan([*lines.values()]).all():
         return
-    groups: Mapping[str, Sequence[str]] = run.domains
-    if not groups and len(run.sites) <= 8:
-        groups = {site: [site] for site in run.sites}
-    elif not groups:
-        groups = {"all clients": [*run.sites]}
-    lines = {
-        name: [_prototypes_per_class(row, sites) for row in rows] for name, sites in groups.items()
-    }
     yield plot.line_chart(
         "prototype-numbers",
         "Prototypes per class over the rounds",
         "Average number of local prototypes per class that a client sends, by domain (FedPLVM, "
         "Figure 9). Clustering finds more of them where a class looks more varied.",
-        [row["round"] for row in rows],
+        [row["round"] for row in run.rounds],
         lines,
         "prototypes per class",
     )
-
-
-def _counts_prototypes(row: RoundRow) -> bool:
-    """Return whether the row says how many prototypes of each class a client sent."""
-    return any("prototypes-of-classes" in client for client in row["clients"].values())
 
 
 def _prototypes_per_class(row: RoundRow, sites: Sequence[str]) -> float:
@@ -419,8 +384,13 @@ def _prototypes_per_class(row: RoundRow, sites: Sequence[str]) -> float:
     for site in sites:
         if site in row["clients"]:
             counts += row["clients"][site].get("prototypes-of-classes", [])
-    sent = [count for count in counts if count]
-    return statistics.fmean(sent) if sent else math.nan
+    return _mean_of_known([count or math.nan for count in counts])
+
+
+def _mean_of_known(values: Iterable[float]) -> float:
+    """Return the mean without NaN; NaN if there is nothing else."""
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.fmean(known) if known else math.nan
 
 
 def time(run: RecordedRun) -> Iterator[plot.Drawing]:
@@ -436,23 +406,13 @@ def time(run: RecordedRun) -> Iterator[plot.Drawing]:
         lines[f"client: {phase}"] = [
             row["seconds"]["clients"].get(phase, math.nan) / row["valid"] for row in rows
         ]
-    longest = {name: float(np.nanmax([0, *line])) for name, line in lines.items()}
-    shown = {}
-    for name, line in lines.items():
-        if longest[name] >= SHORTEST_PHASE * max(longest.values()):
-            shown[name] = line
-    caption = (
-        "The whole round as the server sees it, in which clients on one machine may take turns; "
-        "the server's own merging; and each phase of a client's work, averaged over the clients."
-    )
-    if len(shown) < len(lines):
-        caption += " What never takes a thousandth of the longest time is left out."
     yield plot.line_chart(
         "time-of-a-round",
         "Time of a round",
-        caption,
+        "The whole round as the server sees it, in which clients on one machine may take turns; "
+        "the server's own merging; and each phase of a client's work, averaged over the clients.",
         [row["round"] for row in rows],
-        shown,
+        lines,
         "seconds",
         "round",
     )
@@ -487,7 +447,7 @@ def _rounds(rows: list[RoundRow]) -> list[int]:
     return [row["evaluated-after-round"] for row in rows]
 
 
-def _accuracy(row: RoundRow, site: str, kind: str) -> float:
+def accuracy_of(row: RoundRow, site: str, kind: str) -> float:
     """Return a client's accuracy in percent; NaN where the client did not tell."""
     if site not in row["clients"]:
         return math.nan

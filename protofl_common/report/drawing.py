@@ -7,7 +7,8 @@ apart; lines differ in dashes and markers too. Text and axes take the colour of 
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from protofl_common.basics.files import replacing
-from protofl_common.report.reading import Floats
+from protofl_common.report.reading import Floats, Ints
 
 Names = Sequence[str] | Sequence[int]
 Lines = Mapping[str, Sequence[float]]  # a line's name -> its values over the rounds
@@ -34,6 +35,7 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
 WIDTH = 4.8  # inches of one column: 10 points can be read on a telephone
 HEIGHT = 3.3  # inches
+NAMED_CLASSES = 40  # with more classes a map of points carries no names
 MOST_NUMBERED_CELLS = 120  # of a heat map; in more of them no number can be read
 FORMATS = ("svg", "pdf")
 STYLE: Any = {
@@ -61,12 +63,20 @@ STYLE: Any = {
 
 
 @contextmanager
+def in_style() -> Iterator[None]:
+    """Set the report's style in the block; letters that its font lacks raise no warnings there."""
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a browser has other fonts
+        yield
+
+
+@contextmanager
 def canvas(width: float = WIDTH, height: float = HEIGHT) -> Iterator[tuple[Any, Any]]:
     """Give a matplotlib figure of this size in inches, and its axes, in the report's style.
 
     The style is set only within the block, so all parts of the figure must be made there.
     """
-    with matplotlib.rc_context(STYLE):
+    with in_style():
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         yield figure, figure.add_subplot()
@@ -88,14 +98,13 @@ class Drawing:
     def as_html(self) -> Markup:
         """Return the figure as SVG in HTML, with ids of its own and no outside references."""
         text = io.StringIO()
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        with matplotlib.rc_context(STYLE):
+        with in_style():
             for part in (self.figure, *self.figure.axes):
                 part.patch.set_alpha(0)
             layout = self.figure.get_layout_engine()
             layout.execute(self.figure)  # now, or `savefig` would draw all twice for it
             self.figure.set_layout_engine(None)
-            self.figure.savefig(text, format="svg", metadata=no_metadata, dpi=180)
+            self.figure.savefig(text, format="svg", dpi=180)
 
         whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
         start, body = whole[whole.index("<svg") :].split(">", 1)
@@ -117,7 +126,7 @@ class Drawing:
         for kind in FORMATS:
             file = Path(folder) / f"{name or self.name}.{kind}"
             date = "Date" if kind == "svg" else "CreationDate"
-            with matplotlib.rc_context(STYLE), replacing(file) as beside:
+            with in_style(), replacing(file) as beside:
                 self.figure.savefig(beside, format=kind, metadata={date: None}, dpi=300)
             files.append(file)
         return files
@@ -137,21 +146,27 @@ def line_chart(
 
     ``places`` are the positions on the horizontal axis, one for each value of a line: rounds, or
     what ``below``, the words under that axis, says. If these end in "round", only whole numbers are
-    marked. ``unit`` stands at the vertical axis, which is logarithmic for losses and seconds that
-    differ by a factor of more than 50. A value of NaN, of a round that was not measured, is left
+    marked. ``unit`` stands at the vertical axis, which is logarithmic for losses that differ by a
+    factor of more than 50. A value of NaN, of a round that was not measured, is left
     out. ``bands`` has the lower and the upper edge of the band around a line.
     """
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
             known = ~np.isnan(values)
-            look = _look_of_line(index, len(places))
+            look: dict[str, Any] = {
+                "color": COLOURS[index % len(COLOURS)],
+                # shifted by one with every repetition of the colours, so that lines of one differ
+                "linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)],
+                "marker": MARKERS[index % len(MARKERS)],
+                "markevery": max(1, len(places) // 12),
+            }
             axes.plot(np.array(places)[known], np.array(values)[known], label=label, **look)
             if bands and label in bands:
                 low, high = bands[label]
                 axes.fill_between(places, low, high, color=look["color"], alpha=0.18, linewidth=0)
 
         positive = [value for values in lines.values() for value in values if value > 0]
-        if unit in ("loss", "seconds") and positive and max(positive) > 50 * min(positive):
+        if unit == "loss" and positive and max(positive) > 50 * min(positive):
             axes.set_yscale("log")
             # the default is a formula, which our figures do not typeset
             axes.yaxis.set_major_formatter("{x:g}")
@@ -159,28 +174,9 @@ def line_chart(
         axes.set(xlabel=below, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=below.endswith("round"), nbins=8))
 
-        # An inch of the legend holds about 14 characters: a third of its width 22, of which the
-        # piece of line before the name takes some. With longer names there are two columns
-        legend_columns = 3 if max(map(len, lines)) <= 16 else 2
-        names = [short(label, int(14 * WIDTH) // legend_columns) for label in lines]
-        figure.legend(axes.lines, names, loc="outside lower center", ncols=legend_columns)
+        names = [short(label, 33) for label in lines]  # two of them have room beside each other
+        figure.legend(axes.lines, names, loc="outside lower center", ncols=2)
         return Drawing(figure, name, title, caption)
-
-
-def _look_of_line(index: int, points: int) -> dict[str, Any]:
-    """Return colour and dashes of the line with this index, as arguments of ``Axes.plot``.
-
-    A line of at most 60 points also has markers, a dozen at most.
-    """
-    look: dict[str, Any] = {
-        "color": COLOURS[index % len(COLOURS)],
-        # shifted by one with every repetition of the colours, so that lines of a colour differ
-        "linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)],
-    }
-    if points <= 60:
-        look["marker"] = MARKERS[index % len(MARKERS)]
-        look["markevery"] = max(1, points // 12)
-    return look
 
 
 def heat_map(
@@ -223,6 +219,25 @@ def heat_map(
             decimals = 1 if "%" in unit else 2
             _number_cells(axes, image, values_RC, 0 if counts else decimals)
         return Drawing(figure, name, title, caption)
+
+
+def name_classes(
+    axes: Any, labels: Ints, names: Callable[[int], str], places: Floats, **look: Any
+) -> None:
+    """Write the name of each of the ``labels`` into a map, in the middle of its ``places``.
+
+    With more than `NAMED_CLASSES` no names are written. The axes lose their ticks and frame, as
+    distances in the map have no unit.
+    """
+    present = np.unique(labels).tolist()
+    if len(present) <= NAMED_CLASSES:
+        for label in present:
+            middle = np.median(places[labels == label], axis=0)
+            name = axes.annotate(short(names(label)), middle, weight="bold", **look)
+            name.set_gid(f"class-name-{label}")  # the page gives it a rim
+    axes.set(xticks=[], yticks=[])
+    axes.margins(0.08)
+    axes.spines[:].set_visible(False)
 
 
 def _number_cells(axes: Any, image: Any, values_RC: Floats, decimals: int) -> None:

@@ -4,18 +4,15 @@ Names and reasons of failures come from clients: every text goes through `Markup
 escapes whatever is not markup itself.
 """
 
+import json
 import math
-import warnings
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from protofl_common.basics.files import write_text
 from protofl_common.basics.text import human_bytes, human_seconds
-from protofl_common.config.options import Scalar
 from protofl_common.config.sections import PER_UNIT, protections
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.report import charts
@@ -41,8 +38,6 @@ ACCURACY_HEADS = {
     "variance": "variance",
 }
 """Figures over the clients, and their heads; some stand only here."""
-NO_REPLY: Any = {"accuracy": {}}
-"""The figures of a client that is not in a row."""
 FIGURES: dict[str, tuple[Callable[[RecordedRun], Iterable[Drawing]], ...]] = {
     "Accuracy": (
         charts.of_methods,
@@ -88,12 +83,10 @@ def save_figures(folder: Path, into: Path) -> list[Path]:
     """Write each figure of a run's page as SVG and PDF, and return the files."""
     run = RecordedRun(folder)
     files = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that matplotlib's own font lacks
-        for functions in FIGURES.values():
-            for function in functions:
-                for drawing in function(run):
-                    files += drawing.save(into)
+    for functions in FIGURES.values():
+        for function in functions:
+            for drawing in function(run):
+                files += drawing.save(into)
     return files
 
 
@@ -104,12 +97,14 @@ def page(run: RecordedRun) -> str:
         drawn = Markup("").join(_drawn(function, run) for function in functions)
         if drawn:
             sections[name] = Markup('<div class="figures">{}</div>').format(drawn)
+
     sections["Lost replies"] = _lost_replies(run)
     sections["Clients"] = _clients(run)
     sections["Settings"] = _settings(run)
     shown = [
         (name.lower().replace(" ", "-"), name, body) for name, body in sections.items() if body
     ]
+
     state = Markup("")
     if not run.summary:
         state = _note("This run is not finished: the page shows it as far as it is.")
@@ -128,24 +123,16 @@ def page(run: RecordedRun) -> str:
 
 
 def _footer(run: RecordedRun) -> str:
-    parts = ["ProtoFL"]
     versions = run.summary.get("versions", {}) if run.summary else {}
-    if versions:
-        parts.append(", ".join(f"{name} {number}" for name, number in versions.items()))
-    if run.rows:
-        parts.append(f"protofl report {run.name} --figures DIR: every figure as SVG and PDF")
-    else:
-        parts.append("protofl report draws this page again at any time")
-    return " · ".join(parts)
+    numbers = ", ".join(f"{name} {number}" for name, number in versions.items())
+    redraw = f"protofl report {run.name} --figures DIR draws all again, figures as SVG and PDF too"
+    return f"ProtoFL {numbers} · {redraw}"
 
 
 def _drawn(function: Callable[[RecordedRun], Iterable[Drawing]], run: RecordedRun) -> Markup:
     """Return all figures that a function draws; if it fails, a note with its name and the error."""
     try:
-        with warnings.catch_warnings():
-            # matplotlib warns of letters that its own font lacks; a browser has others
-            warnings.simplefilter("ignore")
-            return Markup("").join(drawing.as_html() for drawing in function(run))
+        return Markup("").join(drawing.as_html() for drawing in function(run))
     except Exception as error:
         where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         reason = f"{type(error).__name__}: {error}"
@@ -159,7 +146,13 @@ def _result(run: RecordedRun) -> Markup:
     shown = Markup('<div class="tiles">{}</div>').format(
         each("<div><b>{}</b><span>{}</span></div>", _tiles(run))
     )
-    shown += Markup('<p class="sub">{}</p>').format(_one_seed(run))
+
+    shown += Markup('<p class="sub">{}</p>').format(
+        f"One run with one seed (seed = {run.settings.get('seed', '')}): a small difference from "
+        "another run may be chance. Repeat it with other seeds; protofl compare shows means with "
+        "intervals."
+    )
+
     if run.compared:
         text = figures.sentence(run.compared)
         if run.missing_baselines > 0:
@@ -168,35 +161,21 @@ def _result(run: RecordedRun) -> Markup:
     return shown + _accuracies(run) + _metrics(run) + _auc_of_labels(run)
 
 
-def _one_seed(run: RecordedRun) -> str:
-    """Say that all figures are of one seed, and how one sees what chance does."""
-    seed = run.settings.get("seed", "")
-    return (
-        f"One run with one seed (seed = {seed}): a small difference from another run may be "
-        "chance. Repeat it with other seeds; protofl compare shows means with intervals."
-    )
-
-
 def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     """Return the figures at the top of the page as texts, each with the words below it."""
     tiles = []
     name = "accuracy over all samples" if run.hides_clients else "mean accuracy"
     for kind, row in run.last_evaluation.items():
-        percent = f"{100 * row['accuracy'][kind]['mean']:.1f} %"
-        tiles.append((percent, f"{name} by {charts.MEANING[kind]} (“{kind}”)"))
-    for kind, row in islice(run.last_evaluation.items(), 1):  # of the result alone
-        if "worst-10%" in row["accuracy"][kind]:
-            worst = f"{100 * row['accuracy'][kind]['worst-10%']:.1f} %"
+        accuracy = row["accuracy"][kind]
+        words = f"{name} by {charts.MEANING[kind]} (“{kind}”)"
+        tiles.append((f"{100 * accuracy['mean']:.1f} %", words))
+        if "worst-10%" in accuracy:
+            worst = f"{100 * accuracy['worst-10%']:.1f} %"
             tiles.append((worst, f"{run.worst_tenth}, {kind}"))
 
-    rounds = len(run.rounds)
-    planned = run.settings.get("rounds", rounds)
-    if run.summary and run.summary.get("stopped-early"):
-        tiles.append((f"{rounds} of {planned}", "rounds, stopped early"))
-    elif run.summary:
-        tiles.append((f"{rounds}", "rounds"))
-    else:
-        tiles.append((f"{rounds} of {planned}", "rounds"))
+    stopped = ", stopped early" if run.summary and run.summary.get("stopped-early") else ""
+    planned = run.settings.get("rounds", "?")
+    tiles.append((f"{len(run.rounds)} of {planned}", f"rounds{stopped}"))
 
     sizes, lost, seconds = figures.totals(run.rows)
     if run.summary:
@@ -209,6 +188,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     counted_late = sum(len(row.get("counted-late", {})) for row in run.rows)
     if counted_late:
         tiles.append((str(counted_late), "replies that counted in a later round"))
+
     per_unit = PER_UNIT.get(str(run.settings.get("dp")), "")
     if "epsilon" in run.rows[-1]:
         delta = f"{run.settings['dp-delta']:g}"
@@ -226,11 +206,10 @@ def _privacy(run: RecordedRun) -> Markup:
     lines = each("<p>{}</p>", [(line,) for line in protections(run.settings)])
     if not run.audit:
         return lines
+
     leaks = sum(attack["above_chance"] for attack in run.audit)
-    verdict = _note("None above chance.")
-    if leaks:
-        text = f"{leaks} of {len(run.audit)} attacks name training samples above chance."
-        verdict = _note(text, "note leak")
+    text = f"{leaks} of {len(run.audit)} attacks name training samples above chance."
+    verdict = _note(text, "note leak" if leaks else "note")
     return lines + verdict + table(figures.audit_table(run.audit), words=True)
 
 
@@ -247,6 +226,7 @@ def _accuracies(run: RecordedRun) -> Markup:
         accuracy[kind] = row["accuracy"][kind] | fairness(shares)
         if kind in row.get("validation", {}):
             validation[kind] = row["validation"][kind]
+
         best_round = best_of(run.rows, kind)
         if best_round:
             best[kind] = best_round
@@ -326,6 +306,7 @@ def _lost_replies(run: RecordedRun) -> Markup:
         if row["void"]:
             reason = row.get("void-because", "not kept")
             rows.append((where, "void", "all", f"{reason}; nothing was merged"))
+
     if not run.rows:
         return Markup("")
     if not rows:
@@ -340,9 +321,8 @@ def _lost_replies(run: RecordedRun) -> Markup:
 
 def _clients(run: RecordedRun) -> Markup:
     """Return the table of clients: what they said of themselves, and their last accuracies."""
-    sizes = list(SIZES)
-    if not any("validation-samples" in facts for facts in run.sites.values()):
-        sizes.remove("validation-samples")
+    known = {size for facts in run.sites.values() for size in facts}
+    sizes = [size for size in SIZES if size in known]
     names = [size.replace("train-", "training-").replace("-", " ") for size in sizes]
     heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last_evaluation)]
 
@@ -352,8 +332,8 @@ def _clients(run: RecordedRun) -> Markup:
         for size in sizes:
             texts.append(f"{facts.get(size):,}" if size in facts else "–")
         for kind, row in run.last_evaluation.items():
-            share = row["clients"].get(site, NO_REPLY)["accuracy"].get(kind)
-            texts.append("–" if share is None else f"{100 * share:.1f}")
+            percent = charts.accuracy_of(row, site, kind)
+            texts.append("–" if math.isnan(percent) else f"{percent:.1f}")
         rows.append(texts)
 
     shown = table(Table(heads, rows, run.note_on_hidden), words=True)
@@ -368,16 +348,17 @@ def _settings(run: RecordedRun) -> Markup:
     changed = []
     rest = []
     for key, value in run.settings.items():
-        if key in defaults and defaults[key] != value:
-            changed.append((key, _text_of(value), _text_of(defaults[key])))
-        else:  # at its default; or without one, in the folder of another version's run
-            rest.append((key, _text_of(value)))
-    shown = Markup("")
-    if changed:
-        heads = ("setting", "value", "default")
-        shown += table(Table(heads, changed, "Set for this run."), words=True)
+        text = json.dumps(value, ensure_ascii=False)
+        default = defaults.get(key, "none here")  # in the folder of another version's run
+        if default == value:
+            rest.append((key, text))
+        else:
+            changed.append((key, text, json.dumps(default, ensure_ascii=False)))
+
+    set_here = Table(("setting", "value", "default"), changed, "Set for this run.")
     others = table(Table(("setting", "value"), rest), words=True)
-    return shown + _folded(f"{len(rest)} settings at their defaults", others)
+    folded = _folded(f"{len(rest)} settings at their defaults", others)
+    return table(set_here, words=True) + folded
 
 
 def table(shown: Table, words: bool = False) -> Markup:
@@ -389,13 +370,16 @@ def table(shown: Table, words: bool = False) -> Markup:
     above = Markup("")
     if shown.note:
         above = Markup('<p class="above">{}</p>').format(shown.note)
+
     head = Markup("")
     for text in shown.heads:
         head += Markup('<th scope="col">{}</th>').format(text) if text else Markup("<td></td>")
+
     body = Markup("")
     for row in shown.rows:
         cells = each("<td>{}</td>", [(text,) for text in row])
         body += Markup("<tr>{}</tr>").format(cells)
+
     kind = Markup(' class="words"') if words else ""
     return Markup(CARD).format(above, kind, head, body)
 
@@ -406,9 +390,3 @@ def _note(text: str, kind: str = "note") -> Markup:
 
 def _folded(title: str, body: Markup) -> Markup:
     return Markup("<details><summary>{}</summary>{}</details>").format(title, body)
-
-
-def _text_of(value: Scalar) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "“”" if value == "" else str(value)

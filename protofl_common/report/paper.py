@@ -19,7 +19,7 @@ import numpy as np
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report import drawing as plot
-from protofl_common.report.charts import CLASS_COLOURS, NAMED_CLASSES, places_in_map, positions
+from protofl_common.report.charts import CLASS_COLOURS, places_in_map, positions
 from protofl_common.report.reading import Floats, Ints
 from protofl_common.runs.folder import RoundRow, RunFolder
 from protofl_common.runs.over_clients import figures_of, in_percent
@@ -98,13 +98,15 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
             capprops=ink,
             medianprops={"color": plot.INK, "linewidth": 2},
         )
+
         generator = np.random.default_rng(0)
         for place, of_method in enumerate(values.values(), start=1):  # boxes stand at 1, 2, …
             aside = generator.uniform(-0.15, 0.15, len(of_method))  # lest points cover each other
             colour = plot.COLOURS[(place - 1) % len(plot.COLOURS)]
             axes.plot(place + aside, of_method, "o", color=colour, markersize=3.5, alpha=0.7)
-        need_room = len(names) > 4 or max(map(len, names)) > 10
-        axes.set_xticks(range(1, len(names) + 1), names, **(TURNED if need_room else {}))
+
+        turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(1, len(names) + 1), names, **turned)
         axes.set_ylabel(_label(what))
         return plot.Drawing(
             figure,
@@ -155,23 +157,14 @@ def features(
             marker = plot.MARKERS[owner % len(plot.MARKERS)]
             look: dict[str, Any] = {"s": 14, "alpha": 0.75, "linewidths": 0}
             axes.scatter(*places_N2[is_its].T, c=colours[is_its], marker=marker, **look)
-        present = np.unique(labels_N).tolist()
-        if len(present) <= NAMED_CLASSES:
-            for label in present:
-                middle = np.median(places_N2[labels_N == label], axis=0)
-                box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
-                look = {"fontsize": 9, "weight": "bold", "ha": "center", "va": "center"}
-                axes.text(*middle, plot.short(classes[label]), bbox=box, **look)
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_visible(False)
+        box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
+        look = {"fontsize": 9, "ha": "center", "va": "center", "bbox": box}
+        plot.name_classes(axes, labels_N, classes.__getitem__, places_N2, **look)
         shown = ""
         if len(chosen) < len(features_ND):
             shown = f" {len(chosen):,} of {len(features_ND):,} samples."
         caption = f"{method} of the features of test samples, coloured by class.{shown}"
         return plot.Drawing(figure, "features", "Features of test samples", caption)
-
-
-TURNED: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
 
 
 def _label(what: str) -> str:

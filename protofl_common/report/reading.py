@@ -14,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from protofl_common.basics.text import in_order
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import SettingsError
-from protofl_common.experiment.catalog import CATALOG
 from protofl_common.runs.figures import HIDDEN, compared
 from protofl_common.runs.folder import (
     KINDS,
@@ -74,11 +73,9 @@ class RecordedRun:
         baselines = names_in(self.settings.get("baselines"))
         self.compared = compared(folder.resolve(), baselines) if baselines else []
         self.rows_of_baselines: dict[str, list[RoundRow]] = {}  # the algorithm's title -> its rows
-        for algo in baselines:
-            of_baseline = RunFolder(baseline_folder(folder.resolve(), algo))
-            summary = of_baseline.summary()
-            if summary:
-                self.rows_of_baselines[summary["algorithm"]] = of_baseline.rows()
+        for summary in self.compared[:-1]:  # the last is the run's own
+            of_baseline = baseline_folder(folder.resolve(), str(summary["settings"]["algo"]))
+            self.rows_of_baselines[summary["algorithm"]] = RunFolder(of_baseline).rows()
         # baselines without a result, as when a folder is renamed; the run itself is compared, too
         self.missing_baselines = len(baselines) + 1 - len(self.compared)
 
@@ -127,12 +124,8 @@ class RecordedRun:
 
     @property
     def algorithm(self) -> str:
-        """The algorithm's title, such as "FedProto"."""
-        algo = str(self.settings.get("algo", ""))
-        title = self.facts.get("algorithm")
-        if not title:
-            title = CATALOG[algo].title if algo in CATALOG else algo
-        return str(title)
+        """The algorithm's title, such as "FedProto"; its name where the run has told nobody yet."""
+        return str(self.facts.get("algorithm") or self.settings.get("algo", ""))
 
     @property
     def worst_tenth(self) -> str:

@@ -7,6 +7,7 @@ random generator, None, or a dictionary of these by name, of any depth. Entries 
 where they have any, ``:counts`` after the name.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -88,10 +89,8 @@ def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
         case dict():
             return _restored_dict(value, inner)
         case _:
-            if inner:
-                return _tree(inner)
-            keys = (name, name + _MEANS, name + _LABELS, name + _COUNTS)
-            return _tree({key: entries[key] for key in keys if key in entries}).get(name)
+            ours = {key: entries[key] for key in entries if re.split("[:/]", key)[0] == name}
+            return _tree(ours).get(name)
     return value
 
 
@@ -128,10 +127,8 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
         case None:
             return {}
         case Prototypes():
-            entries = {name + _MEANS: value.means, name + _LABELS: value.labels}
-            if value.counts is not None:
-                entries[name + _COUNTS] = value.counts
-            return entries
+            parts = vars(value).items()
+            return {f"{name}:{part}": tensor for part, tensor in parts if tensor is not None}
         case Tensor():
             return {name: value}
         case torch.Generator():
@@ -144,7 +141,7 @@ def _entries(name: str, value: Any) -> dict[str, Tensor]:
             members = value
         case _:
             raise TypeError(f"{name}: a checkpoint cannot hold a {type(value).__name__}")
-    entries = {}
+    entries: dict[str, Tensor] = {}
     for key, member in members.items():
         entries |= _entries(f"{name}/{key}", member)
     return entries

@@ -275,8 +275,7 @@ def final_table(summary: Summary) -> Table:
     notes.append(" · ".join(costs))
 
     data = "the sites' own data" if summary["partition"] == "own" else summary["dataset"]
-    plural = "s" if summary["rounds"] > 1 else ""
-    title = f"{summary['algorithm']} on {data} after {summary['rounds']} round{plural}"
+    title = f"{summary['algorithm']} on {data} after round {summary['rounds']}"
     if summary.get("stopped-early"):
         title += ", stopped early"
 
@@ -314,6 +313,7 @@ COMPARED_NOTE = (
     "Mean test accuracy over the clients, after the last round; the same clients and data."
 )
 OTHER_NETWORKS = "other networks"
+NOT_KNOWN = "not known"  # where secure aggregation has hidden the single sites
 NETWORKS_NOTE = (
     f" {OTHER_NETWORKS.capitalize()}: the clients alone had other networks, which may be worth as"
     " much as the method."
@@ -413,30 +413,24 @@ def side_by_side(runs: Sequence[Summary]) -> Table:
     """
     alone = next((run for run in runs if is_alone(run)), None)
     rows = []
-    is_hidden = False
-    have_others = False
     for run in runs:
         figures = {name: 100 * share for name, share in by_head(run["accuracy"]).items()}
         gain = "–"
         if alone is not None and not is_alone(run):
+            gain = OTHER_NETWORKS
             if networks(run) == networks(alone):
                 gain = f"{figures['mean'] - 100 * by_head(alone['accuracy'])['mean']:+.1f} points"
-            else:
-                gain = OTHER_NETWORKS
-                have_others = True
-        worst = "–"
+        worst = NOT_KNOWN
         if "worst-10%" in figures:
             worst = f"{figures['worst-10%']:.1f} %"
-        else:  # only means over all samples are known: secure aggregation hid the single sites
-            is_hidden = True
         exchanged = human_bytes(sum(run["bytes"].values()))
         models = counted(networks(run).values())
         rows.append([run["algorithm"], f"{figures['mean']:.1f} %", gain, worst, exchanged, models])
 
     note = COMPARED_NOTE
-    if have_others:
+    if any(OTHER_NETWORKS in row for row in rows):
         note += NETWORKS_NOTE
-    if is_hidden:
+    if any(NOT_KNOWN in row for row in rows):
         note += f" {HIDDEN}"
     words = (0, 5)  # the columns of the algorithm and of its models
     return Table(COMPARED_HEADS, rows, note + harmed(runs), "side by side", words=words)

@@ -374,14 +374,10 @@ def _read(path: Path, *, latest_first: bool = False) -> Iterator[Any]:
             content = None
             with suppress(ValueError, RecursionError):
                 content = json.loads(text)
-            if isinstance(content, dict):
-                _check_format(path, content.get("format", FORMAT))
-                yield content
-
-
-def _check_format(path: Path, number: Any) -> None:
-    """Raise SettingsError for a file of a later version, or whose format is no number."""
-    if not isinstance(number, int) or number > FORMAT:
-        raise SettingsError(
-            f"{path} has format {number!r}, of a later version; this one reads up to {FORMAT}"
-        )
+            if not isinstance(content, dict):
+                continue
+            number = content.get("format", FORMAT)
+            if not isinstance(number, int) or number > FORMAT:
+                later = f"format {number!r}, of a later version"
+                raise SettingsError(f"{path} has {later}; this one reads up to {FORMAT}")
+            yield content

@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from protofl_common.config.lists import names_in
@@ -197,30 +196,19 @@ def outcome_warnings(
 
     ``final`` is the row of the final evaluation, ``metrics`` the run's setting.
     """
-    outcome = _Outcome(rows, final, sites, metrics)
-    for warnings in OUTCOME_WARNINGS:
-        yield from warnings(outcome)
+    tested = [site for site, client in final["clients"].items() if client["accuracy"]]
+    yield from _idle_rounds(rows)
+    yield from _lost_replies(rows)
+    yield from _missing_accuracies(final, tested)
+    yield from _missing_metrics(final, tested, metrics)
+    yield from _untested_labels(final, sites, metrics)
+    yield from _collapses(rows, final)
+    yield from _guesses(final, tested, sites)
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """A finished run, as `outcome_warnings` was given it."""
-
-    rows: Sequence[RoundRow]
-    final: RoundRow
-    sites: Sites
-    metrics: str
-
-    @property
-    def tested(self) -> list[str]:
-        """The clients with an accuracy in the final evaluation."""
-        clients = self.final["clients"].items()
-        return [site for site, client in clients if client["accuracy"]]
-
-
-def _idle_rounds(outcome: _Outcome) -> Iterator[str]:
+def _idle_rounds(rows: Sequence[RoundRow]) -> Iterator[str]:
     """Warn of void rounds, whose replies were not merged."""
-    rounds = [row for row in outcome.rows if row["kind"] == "round"]
+    rounds = [row for row in rows if row["kind"] == "round"]
     idle = [row for row in rounds if row["void"]]
     if idle:
         last = ", the last one among them" if rounds[-1] is idle[-1] else ""
@@ -228,51 +216,51 @@ def _idle_rounds(outcome: _Outcome) -> Iterator[str]:
         yield f"{len(idle)} of {len(rounds)} rounds changed nothing{last}: {reason}"
 
 
-def _lost_replies(outcome: _Outcome) -> Iterator[str]:
+def _lost_replies(rows: Sequence[RoundRow]) -> Iterator[str]:
     """Warn of replies that failed or were refused, but for those that the run let fail."""
     lost = []
-    for row in outcome.rows:
+    for row in rows:
         reasons = row["failed"] | row["refused"]
         lost += [reason for reason in reasons.values() if reason != DROPPED]
     if lost:
-        asked = sum(row["asked"] for row in outcome.rows)
+        asked = sum(row["asked"] for row in rows)
         yield f"{len(lost)} of {asked} replies failed or were refused, the last: {lost[-1]}"
 
 
-def _missing_accuracies(outcome: _Outcome) -> Iterator[str]:
+def _missing_accuracies(final: RoundRow, tested: Sequence[str]) -> Iterator[str]:
     """Warn of clients without an accuracy in the final evaluation."""
     silent = []
-    for site, client in outcome.final["clients"].items():
+    for site, client in final["clients"].items():
         if not client["accuracy"] and not client.get("metrics"):
             silent.append(site)
     if not silent:
         return
-    if not outcome.final["accuracy"]:
+    if not final["accuracy"]:
         yield "no accuracy of any client (too few test samples)"
-    elif outcome.tested:
+    elif tested:
         names = ", ".join(silent)
         yield f"no accuracy of {names} (too few test samples): the others' alone are in the means"
 
 
-def _missing_metrics(outcome: _Outcome) -> Iterator[str]:
+def _missing_metrics(final: RoundRow, tested: Sequence[str], wanted: str) -> Iterator[str]:
     """Warn of clients that have an accuracy, but not a metric that was asked for."""
-    for metric in names_in(outcome.metrics):
+    for metric in names_in(wanted):
         without = []
-        for site in outcome.tested:
-            metrics = outcome.final["clients"][site].get("metrics", {})
+        for site in tested:
+            metrics = final["clients"][site].get("metrics", {})
             if not any(f"/{metric}" in name for name in metrics):
                 without.append(site)
         if without:
             yield f"no {metric} of {', '.join(without)} ({FEW_TESTED})"
 
 
-def _untested_labels(outcome: _Outcome) -> Iterator[str]:
+def _untested_labels(final: RoundRow, sites: Sites, wanted: str) -> Iterator[str]:
     """Warn of labels without a figure, where the AUC of each label was asked for."""
-    if "label-auc" not in names_in(outcome.metrics):
+    if "label-auc" not in names_in(wanted):
         return
-    tested = {name.rpartition("/")[2] for name in outcome.final.get("metrics", {})}
+    tested = {name.rpartition("/")[2] for name in final.get("metrics", {})}
     untested = []
-    for number, name in enumerate(outcome.sites.get("classes", [])):
+    for number, name in enumerate(sites.get("classes", [])):
         is_label = number % 2 == 1  # the class of the samples with it
         if is_label and str(number) not in tested:
             untested.append(name)
@@ -281,10 +269,10 @@ def _untested_labels(outcome: _Outcome) -> Iterator[str]:
         yield f"no client can test the labels {', '.join(untested)}: {why}"
 
 
-def _collapses(outcome: _Outcome) -> Iterator[str]:
+def _collapses(rows: Sequence[RoundRow], final: RoundRow) -> Iterator[str]:
     """Warn if the accuracy at the end is `COLLAPSE` or more below that of the best round."""
-    for kind, figures in outcome.final["accuracy"].items():
-        best = best_of(outcome.rows, kind)
+    for kind, figures in final["accuracy"].items():
+        best = best_of(rows, kind)
         at_end = figures["mean"]
         if best and best["mean"] - at_end >= COLLAPSE:
             peak = f"{100 * best['mean']:.1f} % after round {best['after-round']}"
@@ -294,11 +282,11 @@ def _collapses(outcome: _Outcome) -> Iterator[str]:
             )
 
 
-def _guesses(outcome: _Outcome) -> Iterator[str]:
+def _guesses(final: RoundRow, tested: Sequence[str], sites: Sites) -> Iterator[str]:
     """Warn of accuracies that one also gets by always naming each client's most frequent class."""
     shares = []
-    for site in outcome.tested:
-        facts = outcome.sites.get("sites", {}).get(site, {})
+    for site in tested:
+        facts = sites.get("sites", {}).get(site, {})
         counts = facts.get("test-classes", [])
         has_several_labels = sum(counts) > facts.get("test-samples", sum(counts))
         if any(counts) and not has_several_labels:
@@ -306,20 +294,9 @@ def _guesses(outcome: _Outcome) -> Iterator[str]:
     if not shares:
         return
     guess = statistics.fmean(shares)
-    for kind, figures in outcome.final["accuracy"].items():
+    for kind, figures in final["accuracy"].items():
         if figures["mean"] <= guess + 1e-9:  # equal but for rounding counts, too
             yield (
                 f"accuracy by {kind} is {100 * figures['mean']:.1f} %, no better than a guess: "
                 f"always naming each client's most frequent class is right for {100 * guess:.1f} %"
             )
-
-
-OUTCOME_WARNINGS = (
-    _idle_rounds,
-    _lost_replies,
-    _missing_accuracies,
-    _missing_metrics,
-    _untested_labels,
-    _collapses,
-    _guesses,
-)

@@ -78,9 +78,8 @@ def workers_for(federation: Values, device: str) -> int:
         gpus = visible_gpus(device)
         if gpus:
             workers = min(workers, _clients_on(gpus, share))
-            names = f"{len(gpus)} GPUs" if len(gpus) > 1 else "a GPU"
-            at_once = f"{max(1, workers)} clients at a time"
-            _say(f"this machine has {names} ({gpus[0][0]}), {at_once}; --gpus 0: none uses it")
+            found = f"GPUs of this machine: {len(gpus)} ({gpus[0][0]})"
+            _say(f"{found}, clients at a time: {max(1, workers)}; --gpus 0: none uses a GPU")
 
     if workers > 1:
         pool(workers)

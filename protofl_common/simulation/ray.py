@@ -298,14 +298,14 @@ class Cluster:
                 if index in node.workers:
                     continue
                 there = on_cluster.options(
-                    num_cpus=self.cpus, num_gpus=gpus, scheduling_strategy=_only_on(node.id)
+                    num_cpus=self.cpus,
+                    num_gpus=gpus,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 )
-                node.workers[index] = there.remote(os.getcwd(), self._copies_on(node))
+                copies = f"protofl-{self._secret}-{node.id}"
+                node.workers[index] = there.remote(os.getcwd(), copies)
                 self.nodes[node.id] = node
                 threading.Thread(target=self._work, args=(node, index), daemon=True).start()
-
-    def _copies_on(self, node: _Node) -> str:
-        return f"protofl-{self._secret}-{node.id}"
 
     def _share_on(self, resources: Config) -> float:
         """Return which share of a GPU a client gets on a node: by default one, if there is any."""
@@ -552,10 +552,6 @@ def _clients_at_once(resources: Config, cpus: int, gpus: float) -> int:
     if gpus:
         number = min(number, int(float(resources.get("GPU", 0)) / gpus + 1e-6))
     return number
-
-
-def _only_on(node: str) -> NodeAffinitySchedulingStrategy:
-    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def _place_of(message: Message, node: Values) -> Path | None:

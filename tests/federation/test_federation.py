@@ -110,11 +110,11 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
     saved = flatten(tomllib.loads((outcome.folder / "settings.toml").read_text()))
     assert settings_of(saved) == Settings.from_run_config(config)
 
-    assert final_table(outcome.summary).title.endswith(" on digit-domains after 2 rounds")
+    assert final_table(outcome.summary).title.endswith(" on digit-domains after round 2")
 
     # the table names no data set that sites did not use
     own_data = final_table(outcome.summary | {"partition": "own", "rounds": 1})
-    assert own_data.title.endswith(" on the sites' own data after 1 round")
+    assert own_data.title.endswith(" on the sites' own data after round 1")
 
 
 @pytest.mark.parametrize("algo", CATALOG)

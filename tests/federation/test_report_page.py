@@ -147,7 +147,7 @@ def test_its_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
         if head[0] == "setting":
             settings |= {name: values for name, *values in rows}
 
-    assert settings["algo"] == ["fedtgp", "fedproto"]
+    assert settings["algo"] == ['"fedtgp"', '"fedproto"']
     assert settings["rounds"] == ["3", "20"]
     assert settings["fedtgp.server-epochs"] == ["5", "100"]
     assert set(settings) == set(fedtgp.summary["settings"])

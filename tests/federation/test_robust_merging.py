@@ -452,7 +452,7 @@ def test_an_experts_key_wins(real: bool) -> None:
 
 @pytest.mark.parametrize(("config", "reason"), [
     ({"max-norm-ratio": 0.5}, "max-norm-ratio = 0.5: must be a number 0, or at least 1"),
-    ({"liars": 3}, "liars = 3: must be a number at least -1 and at most 2"),
+    ({"liars": 3}, "liars = 3: must be a whole number at least -1 and at most 2"),
     ({"secagg": True, "liars": 1}, "liars = 1: secagg = true hides the single uploads"),
 ])  # fmt: skip
 def test_a_key_that_cannot_be_is_refused(config: dict[str, Any], reason: str) -> None:

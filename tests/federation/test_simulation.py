@@ -113,7 +113,7 @@ def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypat
 
 
 def test_a_wrong_setting_is_the_reason_itself(tmp_path: Path) -> None:
-    said = "rounds = 0: must be a number at least 1"
+    said = "rounds = 0: must be a whole number at least 1"
     events: list[Event] = []
     ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, events.append)
 
@@ -169,7 +169,7 @@ def test_as_many_clients_share_a_gpu_as_fit(
 
     said = capsys.readouterr().err
     assert said.count("--gpus 0") == 1
-    assert f"{clients} clients at a time" in said
+    assert f"clients at a time: {clients};" in said
 
 
 def test_a_machine_without_a_usable_gpu_changes_nothing(machine_with: Any) -> None:

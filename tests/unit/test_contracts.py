@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -170,46 +171,39 @@ def test_tasks_alone_decide_what_a_label_means() -> None:
     assert found == NOT_BY_LABELS.keys()
 
 
-def room_of(module: str) -> str:
-    return ".".join(module.split(".")[:2])
+def graph_without_circle(part_of: Callable[[str], str]) -> dict[str, set[str]]:
+    """Part of the packages -> the parts that its modules import; CycleError names a circle.
 
-
-def test_no_room_imports_one_that_imports_it() -> None:
-    """Rooms are the folders and files of each package; imports under TYPE_CHECKING count."""
+    Imports inside functions and under TYPE_CHECKING count: a circle that works because of their
+    order is a circle.
+    """
     files = {module_of(path): path for path in files_of(*PACKAGES)}
-    rooms: dict[str, set[str]] = {}
+    graph: dict[str, set[str]] = {}
     for module, path in files.items():
-        room = room_of(module)
-        imported = {room_of(name) for name in modules_in(path) & files.keys()}
-        rooms.setdefault(room, set()).update(imported - {room})
-
-    TopologicalSorter(rooms).prepare()  # raises CycleError, which names the rooms of a circle
-    assert rooms["protofl_common.config"] == set(), "it is the lowest"
+        part = part_of(module)
+        imported = {part_of(name) for name in modules_in(path) & files.keys()}
+        graph.setdefault(part, set()).update(imported - {part})
+    TopologicalSorter(graph).prepare()
+    return graph
 
 
 def test_no_file_imports_one_that_imports_it() -> None:
-    """Imports inside functions count: a circle that works because of their order is a circle."""
-    files = {module_of(path): path for path in files_of(*PACKAGES)}
-    graph = {}
-    for module, path in files.items():
-        graph[module] = modules_in(path) & files.keys() - {module}
+    graph_without_circle(str)
 
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the files of a circle
+
+def test_no_room_imports_one_that_imports_it() -> None:
+    """Rooms are the folders and files of each package."""
+    rooms = graph_without_circle(lambda module: ".".join(module.split(".")[:2]))
+    assert rooms["protofl_common.config"] == set(), "it is the lowest"
 
 
 def test_no_folder_imports_one_that_imports_it() -> None:
     """The files beside folders are a room of their own."""
-    folders = {module_of(path): str(path.parent) for path in files_of(*PACKAGES)}
-    graph: dict[str, set[str]] = {}
-    for path in files_of(*PACKAGES):
-        imported = {folders[name] for name in modules_in(path) & folders.keys()}
-        graph.setdefault(str(path.parent), set()).update(imported - {str(path.parent)})
-
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the folders of a circle
-    client, server = ROOT / "client_app", ROOT / "server_app"
-
-    assert not [folder for folder in graph[str(client / "learning")] if str(client) in folder]
-    assert not [folder for folder in graph[str(server / "run")] if str(server) in folder]
+    folders = {module_of(path): module_of(path.parent) for path in files_of(*PACKAGES)}
+    graph = graph_without_circle(folders.__getitem__)
+    for folder in ("client_app.learning", "server_app.run"):
+        package = folder.partition(".")[0]
+        assert not [other for other in graph[folder] if other.startswith(package)]
 
 
 def test_what_no_site_runs_is_imported_by_no_client() -> None:

@@ -119,7 +119,7 @@ def act(arguments: argparse.Namespace) -> int | None:
         return None
 
     resources = partial(with_resources, arguments=arguments, clients=None)
-    _start_engine(planned, runs, resources, str(overrides.get("device", "auto")))
+    start_engine(planned, runs, resources, str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
     status = execute(planned, runs, launch_here, out, console, trials, shard)
     if arguments.figures:
@@ -132,24 +132,27 @@ def act(arguments: argparse.Namespace) -> int | None:
     return status
 
 
-def _start_engine(
+def start_engine(
     planned: Planned, runs: Runs, resources: Callable[[Config], Config], device: str
 ) -> None:
-    """Start the processes that simulate clients; nothing where all runs are finished.
+    """Start the processes that simulate clients, as the runs that are not finished need them.
 
     They must start before a thread draws on the screen (`simulation/pool.py`). ``resources`` adds
     what a client gets of this machine to a federation config. The runs of other shards count as
     well: at worst processes are started that have nothing to do.
     """
+    federations: list[Config] = []
     for _, cells in planned:
         for run in runs_of(cells):
-            if runs.finished(run):
-                continue
-            from protofl_common.simulation.machine import engine_for  # PyTorch, two seconds
+            federation = resources(run.federation)
+            if federation not in federations and not runs.finished(run):
+                federations.append(federation)
+    if not federations:
+        return
+    from protofl_common.simulation.machine import engine_for  # PyTorch, two seconds
 
-            # one for all runs with the same CPUs and GPUs a client: each run asks for it again
-            engine_for(resources(run.federation), device)
-            return
+    for federation in federations:
+        engine_for(federation, device)
 
 
 def _check_words(arguments: argparse.Namespace, files: list[str], overrides: Config) -> None:

@@ -37,12 +37,16 @@ def test_curves_are_means_with_a_band_over_the_seeds(methods: dict[str, list[Pat
         paper.curves(methods)
 
     _, _, _, places, lines, unit = made.call_args.args
+
     assert places == [0, 1]
     assert lines["ours"] == pytest.approx([25, 70])
     assert lines["theirs"] == pytest.approx([30, 50])
     assert unit == "test accuracy, %"
+
     bands = made.call_args.kwargs["bands"]
+
     assert list(bands) == ["ours"], "one seed has no deviation"
+
     low, high = bands["ours"]
     deviations = [np.std([20, 30], ddof=1), np.std([60, 80], ddof=1)]
     np.testing.assert_allclose(high - low, 2 * np.array(deviations))
@@ -53,9 +57,12 @@ def test_a_box_has_every_client_of_every_seed(methods: dict[str, list[Path]]) ->
         drawn = paper.boxes(methods)
 
     ours, theirs = made.call_args.args[1]
+
     assert ours == pytest.approx([50, 70, 70, 90])
     assert theirs == pytest.approx([40, 60])
+
     names = [text.get_text() for text in drawn.figure.axes[0].get_xticklabels()]
+
     assert names == ["ours", "theirs"]
 
 
@@ -70,6 +77,7 @@ def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
         return iter([{"accuracy": {"head": {"mean": 0.5}}, "clients": {"a": {"accuracy": {}}}}])
 
     refused = pytest.raises(SettingsError, match="secure aggregation hides single clients")
+
     with patch.object(RunFolder, "latest_rows", without_clients), refused:
         paper.boxes(methods)
 
@@ -77,6 +85,7 @@ def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
 def test_a_confusion_matrix_has_percents_of_each_class() -> None:
     labels = np.array([0, 0, 0, 0, 1])
     predicted = np.array([0, 0, 0, 2, 1])
+
     with patch.object(drawing, "heat_map", wraps=drawing.heat_map) as made:
         paper.confusion(labels, predicted, ["x", "y", "z"])
 
@@ -98,6 +107,7 @@ def test_a_map_of_samples_has_a_point_for_each(samples: int, method: str) -> Non
     drawn = paper.features(features, labels, ["x", "y", "z"], np.arange(samples) % 2)
 
     clouds = [len(cloud.get_offsets()) for cloud in drawn.figure.axes[0].collections]
+
     assert clouds == [samples // 2, samples // 2], "one for each client"
     assert drawn.caption.startswith(method)
 

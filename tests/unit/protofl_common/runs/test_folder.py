@@ -20,8 +20,10 @@ def test_rows_come_back_without_a_half_line(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     (tmp_path / folder.MARGINS).write_text('{"round": 1, ')
     run.drop_margins_after(0)
+
     for number in (1, 2, 3):
         run.add(folder.MARGINS, margin_row(number))
+
     with (tmp_path / folder.MARGINS).open("a") as file:
         file.write('{"round": 4, "glo')
 
@@ -50,6 +52,7 @@ def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) 
 
     (tmp_path / folder.SITES).write_text("[" * 10**5)  # deeper than JSON may be nested
     (tmp_path / folder.SUMMARY).write_bytes(b"\xff\xfe")  # no UTF-8
+
     assert_not_begun()
 
 
@@ -58,13 +61,16 @@ def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     content = folder.Sites(algorithm="FedTGP", sites={"a": {"arch": "cnn4"}})
     run.write(folder.SITES, content)
+
     assert run.sites() == {"format": folder.FORMAT, **content}
 
     (tmp_path / folder.SITES).write_text(json.dumps(content))
+
     assert run.sites() == content
 
     later = folder.FORMAT + 1
     (tmp_path / folder.SITES).write_text(json.dumps(content | {"format": later}))
+
     with pytest.raises(SettingsError, match=rf"sites\.json has format {later}, of a later version"):
         run.sites()
 
@@ -74,6 +80,7 @@ def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> No
     run = RunFolder(
         run_federation(run_config(tmp_path, algo="fedplvm", rounds=1, **more), clients=2).folder
     )
+
     for row in run.rows():
         optional = {"server", "epsilon", "epsilon-of", "void-because", "unused", "bounded", "liars"}
         optional.add("counted-late")
@@ -86,7 +93,9 @@ def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> No
     assert [row.keys() for row in run.margins()] == [folder.MarginRow.__annotations__.keys()]
 
     optional = {"epsilon", "epsilon-of-ledgers"}
+
     assert run.finished_summary().keys() | optional == folder.Summary.__annotations__.keys()
     assert run.sites().keys() == folder.Sites.__annotations__.keys()
+
     for facts in run.sites()["sites"].values():
         assert facts.keys() == folder.SiteFacts.__annotations__.keys()

@@ -172,7 +172,7 @@ def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: Patch, tmp_p
 
 @pytest.mark.parametrize(("words", "expected"), [
     ("algo=fedx rounds=0", "algo = 'fedx': choose one of ditto,"),
-    ("algo=fedx rounds=0", "rounds = 0: must be a number at least 1"),
+    ("algo=fedx rounds=0", "rounds = 0: must be a whole number at least 1"),
     ("roundz=3", "roundz: unknown key; did you mean rounds?"),
     ("dataset=mnist partition=iid data-dir=/nowhere", "data-dir = '/nowhere'"),
     ("dataset=mnist download=true",

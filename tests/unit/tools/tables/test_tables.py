@@ -15,10 +15,10 @@ from protofl_common.config.options import Config, SettingsError
 from protofl_common.config.python_names import allowing
 from protofl_common.experiment.settings import Settings, default_run_config, to_run_config
 from protofl_common.runs.events import Failed, OnEvent, RoundDone, Said
-from protofl_common.simulation import grid
+from protofl_common.simulation import grid, machine
 from protofl_common.tools.arguments import RECIPES, ROOT
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.table import draw, execute
+from protofl_common.tools.cli.table import draw, execute, start_engine
 from protofl_common.tools.tables import render
 from protofl_common.tools.tables.figure import Figure, NoFigure
 from protofl_common.tools.tables.plan import (
@@ -716,6 +716,28 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch)
 
     log = tmp_path / "logs" / "run-1.log"
     assert log.read_text(encoding="utf-8").startswith("a line of the run\nround  7/20  loss 0.143")
+
+
+def test_the_processes_for_all_recipes_start_before_the_progress_is_drawn(
+    small: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    started: list[object] = []
+
+    def start(federation: Config, device: str) -> None:
+        started.append(federation["client-resources-num-cpus"])
+
+    monkeypatch.setattr(machine, "engine_for", start)
+    cell = planned(small)[0]
+    cells = []
+    for cpus in (1, 2, 1):
+        run = replace(
+            cell.first_run, name=f"{len(cells)}", federation={"client-resources-num-cpus": cpus}
+        )
+        cells.append(replace(cell, runs={0: run}))
+
+    start_engine([(read_table(small), cells)], Runs(tmp_path / "runs"), dict, "cpu")
+
+    assert started == [1, 2]
 
 
 # -- which figure stands in a cell ----------------------------------------------------------------
