@@ -207,16 +207,16 @@ def mean_by_samples(clients: Sequence[PlainClient], states: list[State]) -> Stat
     return averaged(states, [len(client.y) for client in clients])
 
 
-def by_class(sets: Iterable[Mapping[int, Any]]) -> dict[int, list[Any]]:
+def by_class(sets: Iterable[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
     """Class -> what each client that holds it has sent, in the order of classes."""
     pairs = chain.from_iterable(one.items() for one in sets)
-    held: dict[int, list[Any]] = {}
+    held: dict[Any, list[Any]] = {}
     for label, value in sorted(pairs, key=lambda pair: pair[0]):
         held.setdefault(label, []).append(value)
     return held
 
 
-def class_averages(sets: Iterable[Mapping[int, tuple[Any, int]]]) -> dict[int, Any]:
+def class_averages(sets: Iterable[Mapping[Any, tuple[Any, int]]]) -> dict[Any, Any]:
     """Σ n_i C_i / Σ n_i of each class, over those who hold it."""
     averages = {}
     for label, held in by_class(sets).items():

@@ -18,16 +18,11 @@ DECLARED = Declared(
 )
 
 
-def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a * b).sum() / (a.norm() * b.norm())
-
-
 class MOONClient(plain.PlainClient):
     previous: torch.nn.Module | None = None
 
     def train(self, number: int, weights: plain.State) -> plain.State:
         """One round on L_CE + μ L_con; from the second on there is something to contrast with."""
-        self.model = self.model_of("global")
         self.model.load_state_dict(weights)
         self.received = copy.deepcopy(self.model)
         self.contrasts: list[float] = []
@@ -45,8 +40,8 @@ class MOONClient(plain.PlainClient):
         tau = self.hparams.temperature
         terms = []
         for row in range(len(batch)):
-            like = torch.exp(cosine(z[row], z_glob[row]) / tau)
-            unlike = torch.exp(cosine(z[row], z_prev[row]) / tau)
+            like = torch.exp(plain.cosine(z[row], z_glob[row]) / tau)
+            unlike = torch.exp(plain.cosine(z[row], z_prev[row]) / tau)
             terms.append(-torch.log(like / (like + unlike)))
         self.contrasts += [self.hparams.mu * float(term.detach()) for term in terms]
         return loss + self.hparams.mu * sum(terms) / len(batch)
@@ -58,21 +53,12 @@ def test_three_rounds_equal_an_independent_script(mu: float, tau: float, tmp_pat
 
     It is not that of two equal models, μ log 2.
     """
-    settings = {
-        "moon__mu": mu,
-        "moon__temperature": tau,
-        "rounds": 3,
-        "feature_dim": 16,
-        **plain.UNEQUAL,
-    }
+    settings = {"moon__mu": mu, "moon__temperature": tau, "rounds": 3, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, MOONClient, algo="moon", **settings)
 
-    weights = plain.copied(clients[0].model_of("global"))
-    sizes = [len(client.y) for client in clients]
-    for number in (1, 2, 3):
-        weights = plain.averaged([client.train(number, weights) for client in clients], sizes)
+    weights = plain.after_rounds(clients, plain.copied(clients[0].model), rounds=3)
 
-    plain.assert_close(plain.weights_left(outcome), weights)
+    plain.assert_weights_left(outcome, weights)
     assert "contrast" not in outcome.rows[0]["clients"]["site-0"]["losses"]
     for client in clients:
         reported = outcome.rows[2]["clients"][client.name]["losses"]["contrast"]
