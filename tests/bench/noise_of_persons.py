@@ -119,21 +119,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     arguments = parser.parse_args()
 
-    def cell(dp: str, wanted: float) -> str:
+    def cell(dp: str, **more: float) -> str:
         found = []
         for seed in arguments.seeds:
-            settings = {"dp": dp, "dp_epsilon": wanted}
-            found.append(100 * exact_accuracy(settings, arguments.data_dir, seed))
+            found.append(100 * exact_accuracy({"dp": dp, **more}, arguments.data_dir, seed))
         return of_seeds(found)
 
-    print(f"none: {cell('none', 1.0)}", flush=True)
+    print(f"none: {cell('none')}", flush=True)
     persons = ["a person"]
     five_images = ["five images"]
     samples = ["a sample (ε of a person)"]
     for wanted in EPSILONS:
-        persons.append(cell("person", wanted))
-        five_images.append(cell("sample", of_a_sample(wanted)))
-        samples.append(f"{cell('sample', wanted)} ({of_a_person(wanted):.1f})")
+        persons.append(cell("person", dp_epsilon=wanted))
+        five_images.append(cell("sample", dp_epsilon=of_a_sample(wanted)))
+        of_one = cell("sample", dp_epsilon=wanted)
+        samples.append(f"{of_one} ({of_a_person(wanted):.1f})")
     heads = ["noise for", *(f"ε = {wanted:g}" for wanted in EPSILONS)]
     print(markdown(heads, [persons, five_images, samples]))
 
