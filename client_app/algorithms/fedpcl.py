@@ -4,7 +4,8 @@ Source: Tan et al., NeurIPS 2022.
 Other half: `server_app/strategies/fedpcl.py`.
 Symbols: r(x) features of K frozen backbones, side by side (computed once per client:
 `protofl_common/backbones`); z = h(r(x)) / ‖h(r(x))‖, h the projection network; C̄ global
-prototypes; C_p client p's, padded; m clients; τ.
+prototypes; C_p client p's; m clients; τ.
+Padding (Eq. 7)     C_p^(j) ← C̄^(j) for the classes j that client p does not hold
 
 Loss (Eq. 10)       L = L_g + L_p, averaged over the batch
     (Eq. 8)         L_g = −log [ exp(z·C̄^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C̄^(y_a)/τ) ]
@@ -61,8 +62,9 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         if global_set:
             self.tables["global"] = self._table((global_set,))
         local_sets = payload.sets("local_sets") if "local_sets" in payload.entries else ()
-        if local_sets:
-            self.tables["local"] = self._table(local_sets)
+        if global_set and local_sets:
+            padded = [local_set.completed_by(global_set) for local_set in local_sets]  # Eq. 7
+            self.tables["local"] = self._table(padded)
 
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Return this client's own prototypes of large classes, made by its present model.

@@ -108,6 +108,13 @@ def test_every_file_that_the_pages_name_exists() -> None:
             assert any((top / file).exists() for top in tops), f"{page} names {file}"
 
 
+def test_every_test_that_the_pages_name_exists() -> None:
+    for page in PAGES:
+        for file, name in re.findall(r"`((?:\w+/)+\w+\.py)::(\w+)`", text_of(page)):
+            source = text_of(ROOT / "tests" / file)
+            assert f"def {name}(" in source, f"{page} names {name}"
+
+
 def test_every_target_of_make_is_explained_and_those_of_the_pages_exist() -> None:
     targets = dict(re.findall(r"(?m)^([\w-]+):(.*)", text_of(ROOT / "Makefile")))
     assert {words[1] for words in commands_of("make")} <= targets.keys()
