@@ -71,6 +71,13 @@ class PlainClient:
             seed=derive_seed(self.seed, "model", owner),
         )
 
+    def receive(self, shared: State) -> None:
+        self.model.load_state_dict(copied(self.model) | shared)
+
+    def part(self, shared: Collection[str]) -> State:
+        """The weights that have these names."""
+        return {name: value for name, value in copied(self.model).items() if name in shared}
+
     def batches(
         self, number: int, size: int = BATCH, passes: int = 1, what: str = "train"
     ) -> Iterator[list[int]]:
@@ -151,13 +158,6 @@ class SharingClient(PlainClient):
         self.receive(shared)
         self.sgd(number)
         return self.part(shared)
-
-    def receive(self, shared: State) -> None:
-        self.model.load_state_dict(copied(self.model) | shared)
-
-    def part(self, shared: Collection[str]) -> State:
-        """The weights that have these names."""
-        return {name: value for name, value in copied(self.model).items() if name in shared}
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -61,10 +61,13 @@ class FDClient(plain.PlainClient):
 
 def merged(sent: list[Outputs], merging: str) -> Outputs:
     """The mean, or median, of those who hold a class."""
-    middle = np.mean if merging == "mean" else np.median
     outputs = {}
-    for label, rows in plain.by_class(sent).items():
-        outputs[label] = torch.from_numpy(middle(torch.stack(rows).numpy(), axis=0))
+    for label, held in plain.by_class(sent).items():
+        rows = torch.stack(held)
+        if merging == "mean":
+            outputs[label] = rows.mean(0)
+        else:
+            outputs[label] = torch.from_numpy(np.median(rows.numpy(), axis=0))
     return outputs
 
 

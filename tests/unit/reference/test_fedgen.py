@@ -116,18 +116,22 @@ class Generator:
         """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η m̂ / (√v̂ + ε)."""
         self.steps += 1
         for name, g in gradients.items():
-            self.m[name] = 0.9 * self.m[name] + 0.1 * g
-            self.v[name] = 0.999 * self.v[name] + 0.001 * g * g
-            m = self.m[name] / (1 - 0.9**self.steps)
-            v = self.v[name] / (1 - 0.999**self.steps)
-            self.w[name] = self.w[name] - LR * m / (torch.sqrt(v) + 1e-8)
+            m = 0.9 * self.m[name] + 0.1 * g
+            v = 0.999 * self.v[name] + 0.001 * g * g
+            self.m[name] = m
+            self.v[name] = v
+
+            m_hat = m / (1 - 0.9**self.steps)
+            v_hat = v / (1 - 0.999**self.steps)
+            step = LR * m_hat / (torch.sqrt(v_hat) + 1e-8)
+            self.w[name] = self.w[name] - step
 
     def features(self, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """G(ε, y) as a client receives it: normalised by the running statistics."""
         return generated(self.w, labels, noise, self.mean, self.var)
 
 
-class FedGenClient(plain.SharingClient):
+class FedGenClient(plain.PlainClient):
     def __init__(self, *facts: Any) -> None:
         super().__init__(*facts)
         self.counts = torch.tensor([self.y.count(label) for label in range(CLASSES)])

@@ -62,11 +62,14 @@ def moved(prototypes: np.ndarray, sets: list[Means], rho: float, merging: str) -
     after = prototypes.copy()
     for label, held in plain.by_class(sets).items():
         means = [unit(mean) for mean, _ in held]
+        counts = [count for _, count in held]
         if merging == "median":
             middle = np.median(means, axis=0)
         else:
-            middle = np.average(means, axis=0, weights=[count for _, count in held])
-        after[label] = unit(rho * after[label] + (1 - rho) * unit(middle))
+            middle = np.average(means, axis=0, weights=counts)
+
+        target = unit(middle)
+        after[label] = unit(rho * after[label] + (1 - rho) * target)
     return after
 
 

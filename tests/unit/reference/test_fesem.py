@@ -102,8 +102,10 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
     for number in (1, 2, 3):
         for index, weights in received(outcome, MessageType.TRAIN, number).items():
             plain.assert_close(weights, centres[centre_of[index]])
+
         models = [client.train(number, centres[centre_of[i]]) for i, client in enumerate(clients)]
         groups = best_division(models) if number == 1 else nearest(models, centres)
+
         for k, group in enumerate(groups):
             if group:
                 members = [clients[i] for i in group]

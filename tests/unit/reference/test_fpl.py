@@ -127,22 +127,31 @@ def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
 
     Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10).
     """
-    config = run_config(
-        tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0
-    )
-    algorithm = client_half(CATALOG["fpl"])(client_of(config, 0, SITES), 2)
-    means = torch.tensor([[1.0, 0, 0, 0], [-1, 1, 0, 0], [0, 0, -1, 1]])
-    algorithm.receive(Payload(prototypes=Prototypes(means, torch.tensor([0, 1, 1]))))
-    z = torch.tensor([[-2.0, 0.5, 1, 0], [0.5, -1, 1, -3]], requires_grad=True)
+    settings = {"models": "htcnn-1", "feature_dim": 4}
+    settings |= {"fpl__temperature": 0.5, "fpl__lambda": 1.0}
+    config = run_config(tmp_path, algo="fpl", **settings)
+    means = torch.tensor([
+        [1.0, 0, 0, 0],
+        [-1, 1, 0, 0],
+        [0, 0, -1, 1],
+    ])  # fmt: skip
+    z = torch.tensor([
+        [-2.0, 0.5, 1, 0],
+        [0.5, -1, 1, -3],
+    ], requires_grad=True)  # fmt: skip
     labels = torch.tensor([0, 1])
 
+    algorithm = client_half(CATALOG["fpl"])(client_of(config, 0, SITES), 2)
+    algorithm.receive(Payload(prototypes=Prototypes(means, torch.tensor([0, 1, 1]))))
     terms = algorithm.loss(Batch(z, labels, labels, z, torch.zeros(2, 10)))
     loss = terms["contrast"] + terms["consistency"]
     (gradient,) = torch.autograd.grad(loss, z)
 
     script = FPLClient(Settings.from_run_config(config), 0, "htcnn-1", SITES)
-    clusters = {0: [means[0].double().numpy()], 1: [one.double().numpy() for one in means[1:]]}
+    of_first, *of_second = means.double().numpy()
+    clusters = {0: [of_first], 1: of_second}
     wanted = sum(script.of_sample(z[row], row, clusters) for row in (0, 1)) / 2
     (wanted_gradient,) = torch.autograd.grad(wanted, z)
+
     assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
     torch.testing.assert_close(gradient, wanted_gradient.float())

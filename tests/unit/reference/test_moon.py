@@ -34,17 +34,21 @@ class MOONClient(plain.PlainClient):
         loss = self.cross_entropy(batch)
         if self.previous is None:
             return loss
-        z = self.model.body(self.x[batch])
-        z_glob = self.received.body(self.x[batch]).detach()
-        z_prev = self.previous.body(self.x[batch]).detach()
+
+        x = self.x[batch]
+        z_BD = self.model.body(x)
+        z_glob_BD = self.received.body(x).detach()
+        z_prev_BD = self.previous.body(x).detach()
         tau = self.hparams.temperature
         terms = []
-        for row in range(len(batch)):
-            like = torch.exp(plain.cosine(z[row], z_glob[row]) / tau)
-            unlike = torch.exp(plain.cosine(z[row], z_prev[row]) / tau)
-            terms.append(-torch.log(like / (like + unlike)))
-        self.contrasts += [self.hparams.mu * float(term.detach()) for term in terms]
-        return loss + self.hparams.mu * sum(terms) / len(batch)
+        for z, z_glob, z_prev in zip(z_BD, z_glob_BD, z_prev_BD, strict=True):
+            like = torch.exp(plain.cosine(z, z_glob) / tau)
+            unlike = torch.exp(plain.cosine(z, z_prev) / tau)
+            term = -torch.log(like / (like + unlike))
+            terms.append(self.hparams.mu * term)
+
+        self.contrasts += [float(term.detach()) for term in terms]
+        return loss + sum(terms) / len(batch)
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 0.1)])

@@ -27,10 +27,12 @@ class SCAFFOLDClient(plain.PlainClient):
         parameters = dict(self.model.named_parameters())
         steps = 0
         for batch in self.batches(number):
-            gradients = torch.autograd.grad(self.cross_entropy(batch), list(parameters.values()))
+            loss = self.cross_entropy(batch)
+            gradients = torch.autograd.grad(loss, list(parameters.values()))
             with torch.no_grad():
                 for (name, p), g in zip(parameters.items(), gradients, strict=True):
-                    p.sub_(self.lr * (g - self.own[name] + common[name]))
+                    corrected = g - self.own[name] + common[name]
+                    p.sub_(self.lr * corrected)
             steps += 1
 
         y = plain.copied(self.model)
@@ -58,10 +60,12 @@ def test_three_rounds_equal_an_independent_script(
     alike = [1] * plain.CLIENTS
     for number in (1, 2, 3):
         sent = [client.train(number, weights, common) for client in clients]
+
         mean = plain.averaged([model for model, _ in sent], alike)
         change = plain.averaged([change for _, change in sent], alike)
         for name in common:
-            mean[name] = weights[name] + server_lr * (mean[name] - weights[name])
+            moved = mean[name] - weights[name]
+            mean[name] = weights[name] + server_lr * moved
             common[name] = common[name] + change[name]
         weights = mean
 

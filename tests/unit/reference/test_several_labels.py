@@ -54,11 +54,14 @@ class Client(PlainClient):
             for label, holds in enumerate(self.y[i]):
                 if holds < 0:
                     continue
+
                 p = probabilities[row, label]
-                term = -torch.log(p if holds else 1 - p)
+                if not holds:
+                    p = 1 - p
+                term = -torch.log(p)
                 if (label, holds) in protos:
-                    pull = (z[row] - protos[label, holds]) ** 2
-                    term = term + self.hparams.lambda_ * pull.mean()
+                    squares = (z[row] - protos[label, holds]) ** 2
+                    term = term + self.hparams.lambda_ * squares.mean()
                 terms.append(term)
         return sum(terms) / len(terms)
 
@@ -104,12 +107,14 @@ def federation(folder: Path, **settings: Any) -> tuple[Outcome, Numbers, Labels]
 
 def moments_by_hand(x: Numbers, y: Labels) -> dict[str, Numbers]:
     """Sums over samples, divided by their number; a sample counts for each label that is known."""
-    of_each_class = np.stack([y == 0, y == 1], axis=2).reshape(len(y), 2 * L) * 1.0
+    is_absent_or_present = np.stack([y == 0, y == 1], axis=2)
+    of_each_class = is_absent_or_present.reshape(len(y), 2 * L).astype(np.float64)
     times = (y >= 0).sum(1, keepdims=True)
+    upper = np.triu_indices(x.shape[1])
     sums = {
         "shares": of_each_class.sum(0),
         "first": of_each_class.T @ x,
-        "second": ((x * times).T @ x)[np.triu_indices(x.shape[1])],
+        "second": ((x * times).T @ x)[upper],
     }
     return {name: value / len(x) for name, value in sums.items()}
 
