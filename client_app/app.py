@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
@@ -206,7 +207,7 @@ def evaluate_model(work: Workshop, algorithm: ClientAlgorithm[Any]) -> Evaluated
     validated = Evaluation()
     if len(work.validation_set):
         validated = _figures(work, algorithm, work.validation_set, prototypes)
-    tested = _figures(work, algorithm, work.test_set, prototypes)
+    tested = _figures(work, algorithm, work.test_set, prototypes, validated.thresholds)
     return EvaluatedModel(work, algorithm, prototypes, tested, validated)
 
 
@@ -215,8 +216,9 @@ def _figures(
     algorithm: ClientAlgorithm[Any],
     data: Samples,
     prototypes: Prototypes | None,
+    thresholds: Mapping[str, np.ndarray] | None = None,
 ) -> Evaluation:
-    """Return the figures of the algorithm's model on samples.
+    """Return the figures of the algorithm's model on samples, with these ``thresholds``.
 
     A simulated client of a data set with uneven classes adds balanced accuracy to its metrics.
     """
@@ -232,6 +234,7 @@ def _figures(
         with_head=algorithm.predicts_with_head,
         metrics=settings.reported_metrics if adds_balanced else settings.metrics,
         least=settings.privacy.min_class_samples,
+        thresholds=thresholds,
     )
 
 

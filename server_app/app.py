@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protofl_common.basics.files import TensorFileError
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import SettingsError, Values
 from protofl_common.data import DataError
 from protofl_common.runs.events import Failed, OnEvent, Started
 from protofl_common.runs.folder import DROPPED, RoundRow, unused_replies
@@ -26,7 +26,7 @@ from server_app.protections.secure_sum import SecureSums
 from server_app.round import final_evaluation, train_round
 from server_app.run.checkpoint import locked_run, starting_point
 from server_app.run.flow import uploads_of
-from server_app.run.job import Job, open_jobs, with_resume_if_begun
+from server_app.run.job import Job, open_jobs
 from server_app.run.log import emit, listening, logged, say
 from server_app.run.replies import RoundResult
 from server_app.strategies.base import build_strategy
@@ -46,22 +46,24 @@ def main(grid: Grid, context: Context) -> None:
     """
     show = partial(print, flush=True)
     try:
-        federate(grid, context, show)
+        federate(grid, context.run_config, context.run_id, show)
     except EXPECTED as error:
         show(Failed.of(error, is_expected=True))
         raise
 
 
-def federate(grid: Grid, context: Context, on_event: OnEvent) -> Path:
+def federate(grid: Grid, run_config: Values, run_id: int, on_event: OnEvent) -> Path:
     """Do a run and its baselines, and return the folder of the run's results.
 
-    Each event is handed to ``on_event``. `EXPECTED` errors are raised without a traceback of the
-    code inside, as the user can mend them by their texts.
+    ``run_config`` has every key of the run's settings, and ``run_id`` is Flower's. Each event is
+    handed to ``on_event``. `EXPECTED` errors are raised without a traceback of the code inside, as
+    the user can mend them by their texts.
     """
     find_messages_by_node(grid)
     try:
         with listening(on_event):
-            return do_all(grid, open_jobs(context))
+            jobs = open_jobs(run_config, run_id)
+            return do_all(grid, jobs)
     except EXPECTED as error:
         raise error.with_traceback(None) from None
 
@@ -82,34 +84,6 @@ def do_all(grid: Grid, jobs: Sequence[Job]) -> Path:
     return run.folder
 
 
-def one_run(grid: Grid, job: Job) -> None:
-    """Do a run, or a baseline, from the introductions of its clients to the summary.
-
-    Where it ends early by an error, the page is drawn from the rounds so far.
-    """
-    settings = job.settings
-    folder = job.folder
-    with locked_run(folder):
-        start = starting_point(settings, folder, job.run_id)
-        run = ActiveRun(settings, folder, start, job.runs_later)
-        callbacks = callbacks_of(run)
-        federation = Federation(grid, settings, run.start, job.baseline)
-        federation.gather()
-        run.strategy = build_strategy(federation)
-        run.strategy.restore(run.start.state)
-        try:
-            with logged(folder / "run.log"):
-                algorithm = run.strategy.row
-                is_baseline = bool(job.baseline)
-                emit(Started(job.main_folder, algorithm.title, algorithm.paper, is_baseline))
-                run_rounds(run, callbacks)
-        except (FederationError, TensorFileError, OSError):
-            report = draw_page(settings, folder)
-            if report:
-                say(report)
-            raise
-
-
 def do_baseline(grid: Grid, job: Job) -> None:
     """Do a baseline, unless a resumed run has finished it.
 
@@ -118,9 +92,42 @@ def do_baseline(grid: Grid, job: Job) -> None:
     """
     try:
         if not job.is_complete():
-            one_run(grid, with_resume_if_begun(job))
+            one_run(grid, job)
     except EXPECTED as error:
         say(f"baseline {job.baseline}: not finished: {error}")
+
+
+def one_run(grid: Grid, job: Job) -> None:
+    """Do a run, or a baseline, from the introductions of its clients to the summary.
+
+    Where it ends early by an error, the page is drawn from the rounds so far.
+    """
+    with locked_run(job.folder):
+        start = starting_point(job.config, job.code, job.folder, job.run_id)
+        run = ActiveRun(job, start)
+        callbacks = callbacks_of(run)
+        gather(grid, run)
+        try:
+            with logged(run.folder / "run.log"):
+                run_rounds(run, callbacks)
+        except (FederationError, TensorFileError, OSError):
+            report = draw_page(run.settings, run.folder)
+            if report:
+                say(report)
+            raise
+
+
+def gather(grid: Grid, run: ActiveRun) -> None:
+    """Wait for the clients of a run, and build what has to know them."""
+    federation = Federation(grid, run.settings, run.start, run.job.baseline)
+    federation.gather()
+    run.strategy = build_strategy(federation)
+    run.strategy.restore(run.start.state)
+    run.exchange = MessageExchange(federation, run.folder)
+    run.ask_for_uploads = uploads_of
+    if run.settings.privacy.sums_only:
+        run_id = run.start.run_history.run_id
+        run.ask_for_uploads = SecureSums(run.settings, run_id, federation.expelled).flow
 
 
 def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
@@ -129,11 +136,8 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
     FederationError where several rounds in a row change nothing, or where no site has sent a valid
     reply in the whole run.
     """
-    run.exchange = MessageExchange(run.federation, run.folder)
-    run.ask_for_uploads = uploads_of
-    if run.settings.privacy.sums_only:
-        run_id = run.start.run_history.run_id
-        run.ask_for_uploads = SecureSums(run.settings, run_id, run.federation.expelled).flow
+    row = run.strategy.row
+    emit(Started(run.job.main_folder, row.title, row.paper, bool(run.job.baseline)))
     for callback in callbacks:
         callback.on_start(run)
     last = _train_rounds(run, callbacks)

@@ -101,6 +101,74 @@ def choose_sites(strategy: Strategy, number: int, at_work: Set[str]) -> Exchange
     return Exchanged(number, asked=sites, failed=dropped)
 
 
+def _request(
+    strategy: Strategy, exchange: MessageExchange, exchanged: Exchanged, extra_records: Records
+) -> UploadRequest:
+    """Return the request for uploads that this exchange makes to its sites."""
+    federation = strategy.federation
+    sites = [site for site in exchanged.asked if site not in exchanged.failed]
+    return UploadRequest(
+        exchanged,
+        sites,
+        federation.cards,
+        contents=lambda sites: _contents(strategy, sites, exchanged.number, extra_records),
+        about=exchange.about(exchanged),
+        reader=_reader(strategy, exchanged),
+        at_once=SITES_AT_ONCE if exchanged.final else max(1, len(sites)),
+        fewest_replies=0 if exchanged.final else federation.fewest_replies,
+    )
+
+
+def _contents(
+    strategy: Strategy, sites: Sequence[str], number: int, extra_records: Records
+) -> dict[str, Records]:
+    """Return the records for each of the ``sites``: payload and ``extra_records``.
+
+    Sites that receive the common payload have the same object, which is packed once. Draws of the
+    algorithm are seeded by the round.
+    """
+    declared = strategy.settings.exchange.down
+    contents: dict[str, Records] = {}
+    with seeded(derive_seed(strategy.seed, "payload", number)):
+        common_payload = strategy.payload_down()
+        common = {**pack_payload(common_payload, declared), **extra_records}
+        for site in sites:
+            contents[site] = common
+            payload = strategy.payload_for(site, common_payload)
+            if payload is not common_payload:
+                contents[site] = {**pack_payload(payload, declared), **extra_records}
+    return contents
+
+
+def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
+    """Return what reads the replies of this exchange, with all limits on a valid one."""
+    settings = strategy.settings
+    is_training = not exchanged.final
+    plan = settings.plan(1)  # the noise of tables is the same for any number of samples
+    has_features = bool(settings.backbones) or settings.takes_vectors
+    limits = Limits(
+        num_classes=strategy.num_classes,
+        feature_dim=settings.model.feature_dim,
+        max_norm=settings.bounds.max_prototype_norm,
+        max_per_class=settings.bounds.max_prototypes_per_class,
+        classes_of_a_sample=strategy.task.classes_of_a_sample,
+        weights=strategy.templates(),
+        frozen_dim=strategy.card.input_shape[0] if has_features else 0,
+        # eight standard deviations, which the noise of an honest client does not exceed
+        moment_noise=8 * count_noise(plan.table_noise) if plan else 0.0,
+        max_feature_norm=settings.privacy.dp_feature_clip,
+    )
+    return ReplyReader(
+        exchanged.number,
+        declared=settings.due_up(exchanged.number) if is_training else {},
+        limits=limits,
+        losses=strategy.row.reported_losses if is_training else (),
+        metrics=strategy.task.figure_names(settings.reported_metrics),
+        counts_samples=is_training,
+        evaluates=exchanged.final or settings.evaluates(exchanged.number),
+    )
+
+
 def _received(
     exchange: MessageExchange, flow: Flow[list[Upload]], exchanged: Exchanged
 ) -> Accepted:
@@ -158,92 +226,6 @@ def view_of(strategy: Strategy) -> View:
     )
 
 
-def note_who_answered(strategy: Strategy, accepted: Accepted, result: RoundResult) -> None:
-    """Note in the federation whose uploads were merged, and which sites were silent.
-
-    The next message tells each site the last round that was merged of it, and the fraction of its
-    change that was used. In a secure sum, single uploads are not seen, and the fraction is 1.
-    """
-    federation = strategy.federation
-    number = result.number
-    if not result.not_merged:
-        fractions = {upload.site: strategy.used_fraction(upload) for upload in accepted.kept}
-        for site in result.reports:
-            federation.counted[site] = (number, fractions.get(site, 1.0))
-        for site, late_round in result.counted_late.items():
-            federation.counted[site] = (late_round, fractions[site])
-    exchanged = result.exchanged
-    silent = [site for site in exchanged.missing if site not in exchanged.late]
-    answered = {*exchanged.asked, *exchanged.late} - set(silent)
-    federation.note_silence(number, silent, answered)
-
-
-def _result(
-    exchanged: Exchanged, received: Accepted, accepted: Accepted, merged: Merged, seconds: Seconds
-) -> RoundResult:
-    """Return the result of an exchange, from the uploads as received and as accepted."""
-    reports = {}
-    for site, report in exchanged.reports.items():
-        if site not in accepted.refused:
-            reports[site] = report
-    counted_late = {}
-    if not merged.why_void:
-        for upload in accepted.kept:
-            if upload.age:
-                counted_late[upload.site] = exchanged.number - upload.age
-    single = [upload for upload in received.kept if upload.clients == 1]  # no mean of many
-    return RoundResult(
-        exchanged=exchanged,
-        reports=reports,
-        refused={**exchanged.refused, **accepted.refused},
-        prototypes=vectors_of(upload for upload in single if upload.site in reports),
-        reduced=accepted.reduced,
-        server_figures=merged.figures,
-        not_merged=merged.why_void,
-        counted_late=counted_late,
-        seconds=seconds,
-    )
-
-
-def _request(
-    strategy: Strategy, exchange: MessageExchange, exchanged: Exchanged, extra_records: Records
-) -> UploadRequest:
-    """Return the request for uploads that this exchange makes to its sites."""
-    federation = strategy.federation
-    sites = [site for site in exchanged.asked if site not in exchanged.failed]
-    return UploadRequest(
-        exchanged,
-        sites,
-        federation.cards,
-        contents=lambda sites: _contents(strategy, sites, exchanged.number, extra_records),
-        about=exchange.about(exchanged),
-        reader=_reader(strategy, exchanged),
-        at_once=SITES_AT_ONCE if exchanged.final else max(1, len(sites)),
-        fewest_replies=0 if exchanged.final else federation.fewest_replies,
-    )
-
-
-def _contents(
-    strategy: Strategy, sites: Sequence[str], number: int, extra_records: Records
-) -> dict[str, Records]:
-    """Return the records for each of the ``sites``: payload and ``extra_records``.
-
-    Sites that receive the common payload have the same object, which is packed once. Draws of the
-    algorithm are seeded by the round.
-    """
-    declared = strategy.settings.exchange.down
-    contents: dict[str, Records] = {}
-    with seeded(derive_seed(strategy.seed, "payload", number)):
-        common_payload = strategy.payload_down()
-        common = {**pack_payload(common_payload, declared), **extra_records}
-        for site in sites:
-            contents[site] = common
-            payload = strategy.payload_for(site, common_payload)
-            if payload is not common_payload:
-                contents[site] = {**pack_payload(payload, declared), **extra_records}
-    return contents
-
-
 def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
     """Merge the accepted uploads by the algorithm's server step.
 
@@ -273,30 +255,48 @@ def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
     return Merged(figures)
 
 
-def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
-    """Return what reads the replies of this exchange, with all limits on a valid one."""
-    settings = strategy.settings
-    is_training = not exchanged.final
-    plan = settings.plan(1)  # the noise of tables is the same for any number of samples
-    has_features = bool(settings.backbones) or settings.takes_vectors
-    limits = Limits(
-        num_classes=strategy.num_classes,
-        feature_dim=settings.model.feature_dim,
-        max_norm=settings.bounds.max_prototype_norm,
-        max_per_class=settings.bounds.max_prototypes_per_class,
-        classes_of_a_sample=strategy.task.classes_of_a_sample,
-        weights=strategy.templates(),
-        frozen_dim=strategy.card.input_shape[0] if has_features else 0,
-        # eight standard deviations, which the noise of an honest client does not exceed
-        moment_noise=8 * count_noise(plan.table_noise) if plan else 0.0,
-        max_feature_norm=settings.privacy.dp_feature_clip,
+def _result(
+    exchanged: Exchanged, received: Accepted, accepted: Accepted, merged: Merged, seconds: Seconds
+) -> RoundResult:
+    """Return the result of an exchange, from the uploads as received and as accepted."""
+    reports = {}
+    for site, report in exchanged.reports.items():
+        if site not in accepted.refused:
+            reports[site] = report
+    counted_late = {}
+    if not merged.why_void:
+        for upload in accepted.kept:
+            if upload.age:
+                counted_late[upload.site] = exchanged.number - upload.age
+    single = [upload for upload in received.kept if upload.clients == 1]  # no mean of many
+    return RoundResult(
+        exchanged=exchanged,
+        reports=reports,
+        refused={**exchanged.refused, **accepted.refused},
+        prototypes=vectors_of(upload for upload in single if upload.site in reports),
+        reduced=accepted.reduced,
+        server_figures=merged.figures,
+        not_merged=merged.why_void,
+        counted_late=counted_late,
+        seconds=seconds,
     )
-    return ReplyReader(
-        exchanged.number,
-        declared=settings.due_up(exchanged.number) if is_training else {},
-        limits=limits,
-        losses=strategy.row.reported_losses if is_training else (),
-        metrics=strategy.task.figure_names(settings.reported_metrics),
-        counts_samples=is_training,
-        evaluates=exchanged.final or settings.evaluates(exchanged.number),
-    )
+
+
+def note_who_answered(strategy: Strategy, accepted: Accepted, result: RoundResult) -> None:
+    """Note in the federation whose uploads were merged, and which sites were silent.
+
+    The next message tells each site the last round that was merged of it, and the fraction of its
+    change that was used. In a secure sum, single uploads are not seen, and the fraction is 1.
+    """
+    federation = strategy.federation
+    number = result.number
+    if not result.not_merged:
+        fractions = {upload.site: strategy.used_fraction(upload) for upload in accepted.kept}
+        for site in result.reports:
+            federation.counted[site] = (number, fractions.get(site, 1.0))
+        for site, late_round in result.counted_late.items():
+            federation.counted[site] = (late_round, fractions[site])
+    exchanged = result.exchanged
+    silent = [site for site in exchanged.missing if site not in exchanged.late]
+    answered = {*exchanged.asked, *exchanged.late} - set(silent)
+    federation.note_silence(number, silent, answered)

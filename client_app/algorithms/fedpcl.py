@@ -4,8 +4,7 @@ Source: Tan et al., NeurIPS 2022.
 Other half: `server_app/strategies/fedpcl.py`.
 Symbols: r(x) features of K frozen backbones, side by side (computed once per client:
 `protofl_common/backbones`); z = h(r(x)) / ‖h(r(x))‖, h the projection network; C̄ global
-prototypes; C_p client p's; m clients; τ.
-Padding (Eq. 7)     C_p^(j) ← C̄^(j) for the classes j that client p does not hold
+prototypes; C_p client p's, filled up by C̄ for the classes that it lacks (Eq. 7); m clients; τ.
 
 Loss (Eq. 10)       L = L_g + L_p, averaged over the batch
     (Eq. 8)         L_g = −log [ exp(z·C̄^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C̄^(y_a)/τ) ]
@@ -59,18 +58,15 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         super().receive(payload)
         self.tables: dict[str, tuple[Tensor, Tensor]] = {}
         global_set = payload.vectors()
-        if global_set:
-            self.tables["global"] = self._table((global_set,))
-        local_sets = payload.sets("local_sets") if "local_sets" in payload.entries else ()
-        if global_set and local_sets:
-            padded = [local_set.completed_by(global_set) for local_set in local_sets]  # Eq. 7
+        if global_set is None:
+            return
+        self.tables["global"] = self._table((global_set,))
+        if payload.entries.get("local_sets"):
+            padded = [own.completed_by(global_set) for own in payload.sets("local_sets")]
             self.tables["local"] = self._table(padded)
 
     def prototypes_for_prediction(self) -> Prototypes | None:
-        """Return this client's own prototypes of large classes, made by its present model.
-
-        Under differential privacy return the global ones.
-        """
+        """Return this client's own prototypes of large classes; under privacy the global ones."""
         if self.settings.privacy.dp != "none":
             return super().prototypes_for_prediction()
         own = self.local_prototypes()

@@ -1,6 +1,6 @@
 """Passes over samples without gradients: evaluation, and the features for prototypes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,8 @@ class Evaluation:
     correct: dict[str, int] = field(default_factory=dict)  # Right predictions
     metrics: dict[str, float] = field(default_factory=dict)
     """``head/auc`` …, where asked for (`tasks/metrics.py`)."""
+    thresholds: dict[str, np.ndarray] = field(default_factory=dict)
+    """By kind, above which scores to predict as is best for these samples (`Task.thresholds`)."""
 
     def accuracies(self, samples: int) -> dict[str, float]:
         return {kind: right / max(1, samples) for kind, right in self.correct.items()}
@@ -39,13 +41,15 @@ def evaluate(
     with_head: bool = True,
     metrics: Sequence[str] = (),
     least: int = 1,
+    thresholds: Mapping[str, np.ndarray] | None = None,
 ) -> Evaluation:
     """Predict by the head and by the nearest prototype, and return the figures of both.
 
     Without prototypes, or ``with_head`` False, there is only the other kind. ``similarity`` is "l2"
     or "cosine" (`distances`). The ``metrics`` (names) are of classes with at least ``least``
     samples, and rounded to multiples of what so many samples weigh (`Task.figures`); the numbers of
-    right predictions are exact.
+    right predictions are exact. ``thresholds`` are an earlier evaluation's, for the metrics of this
+    one.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
@@ -74,11 +78,17 @@ def evaluate(
 
     labels_N = data.labels.cpu().numpy()
     figures: dict[str, float] = {}
+    best_thresholds: dict[str, np.ndarray] = {}
     for name, parts in scores.items():
         scores_NC = _finite(torch.cat(parts))
+        best = task.thresholds(scores_NC, labels_N)
+        if best is not None:
+            best_thresholds[name] = best
+        if thresholds and name in thresholds:
+            scores_NC = scores_NC - thresholds[name]
         for metric, value in task.figures(metrics, scores_NC, labels_N, least).items():
             figures[f"{name}/{metric}"] = value
-    return Evaluation(correct, figures)
+    return Evaluation(correct, figures, best_thresholds)
 
 
 def _finite(scores_NC: Tensor) -> np.ndarray:

@@ -188,6 +188,7 @@ _OF_HUGGING_FACE = DataSet(
     is_own=True,
     has_domains=True,
     has_official=True,
+    tasks=_ONE_OR_SEVERAL,
 )
 _NAMED = DataSet(
     help="a function of the user's own",

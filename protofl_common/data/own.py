@@ -28,7 +28,7 @@ from protofl_common.data.images import (
     with_images,
 )
 from protofl_common.data.raw import DataError, Ints, RawData, digests
-from protofl_common.data.several_labels import SeveralLabels
+from protofl_common.data.several_labels import JOINED, SeveralLabels
 from protofl_common.data.table import (
     ANNOTATION_COLUMNS,
     TableFile,
@@ -375,7 +375,8 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
     ``data-dir`` it is the hub's data set, from the local cache unless ``download = true``. Samples
     of the parts ``test`` and ``validation`` are for these, all others for training. The column
     ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the
-    clients; the inputs are the column of images, or the columns of text, or those of numbers.
+    clients; the inputs are the column of images, or the columns of text, or those of numbers. Where
+    a sample has several labels, the column ``labels`` or ``label`` lists them.
     """
     where = f"dataset = {name!r}"
     try:
@@ -399,12 +400,21 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             what = f"{type(error).__name__}: {error}"
             raise DataError(f"{where}: cannot be read ({what}){hint}") from error
 
-        label, classes = _label_column(datasets, whole.features, where)
+        several = SeveralLabels.of(settings)
+        labels: Any
+        if several is None:
+            label, classes = _label_column(datasets, whole.features, where)
+            labels = np.array(whole[label][:])
+        else:
+            label, classes = _column_of_lists(whole.features, where)
+            labels = whole[label][:]
+            if classes:  # their numbers are stored
+                labels = [[classes[number] for number in row] for row in labels]
         splits = _splits(parts, where)
         inputs, columns = _inputs(datasets, whole, label, name, settings)
         arrays: dict[str, Any] = {
             "inputs": inputs,
-            "labels": np.array(whole[label][:]),
+            "labels": labels,
             "split": np.repeat(splits, [len(part) for part in parts.values()]),
             "classes": classes,
         }
@@ -417,7 +427,17 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         settings.classes,
         gaps=settings.impute != "none",
         columns=checked_names(columns, where),
+        several=several,
     )
+
+
+def _column_of_lists(kinds: Any, where: str) -> tuple[str, list[str] | None]:
+    """Return the column that lists each sample's labels, and their names, as `_label_column`."""
+    for column in JOINED:
+        if column in kinds:
+            return column, getattr(getattr(kinds[column], "feature", None), "names", None)
+    has = f"its columns: {', '.join(kinds)}"
+    raise DataError(f"{where}: has no column 'labels' with a list of labels for each sample; {has}")
 
 
 def _label_column(datasets: Any, kinds: Any, where: str) -> tuple[str, list[str] | None]:

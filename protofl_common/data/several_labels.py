@@ -24,6 +24,7 @@ JOINT = "|"  # between the names of the labels of a sample
 NO_FINDING = "no finding"  # stands in the place of names where no label holds, in any letters
 JOINED = ("labels", "label")  # columns of such names
 UNCERTAIN = -1.0
+MOST_LEFT_OUT = 30  # names in the cure of an error
 
 
 class ReadLabels(NamedTuple):
@@ -227,7 +228,8 @@ class SeveralLabels:
             row = next(row for row, of_sample in enumerate(held) if first in of_sample)
             shown = printable(first, 40)
             which = f"{place(row)} has the label '{shown}', which is none of {first_of(names)}"
-            cure = f"name it there, or in label-map: '{shown}=' leaves it out"
+            leaving_out = ",".join(f"{printable(name, 40)}=" for name in foreign[:MOST_LEFT_OUT])
+            cure = f'name it there; label-map="{leaving_out}" leaves out all that are not'
             raise DataError(f"{where}: {which}; {cure}")
         labels = np.full((len(rows), len(names)), UNLABELLED, np.int64)
         absent = []

@@ -709,7 +709,8 @@ def allow_named(config: Values) -> None:
     Only for settings that were typed or submitted by somebody who may run code here: naming a
     module lets it be imported. No key is left out, for here the server's modules are allowed, too.
     """
-    python_names.allow([module for _, module in _modules_named(config, without=())])
+    modules = [module for _, module in _modules_named(config, without=())]
+    python_names.allow(modules)
 
 
 def check_named(config: Values) -> None:

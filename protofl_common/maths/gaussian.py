@@ -15,7 +15,7 @@ of all samples. With noise for differential privacy they are moments of no sampl
 `ClassMoments.repair` makes them such.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -304,6 +304,24 @@ def shrunk_covariance(covariance: Tensor, samples: float, shrinkage: float) -> T
     if is_diagonal:
         return (1 - rho) * covariance + identity_part_F
     return (1 - rho) * covariance + torch.diag(identity_part_F)
+
+
+def with_classes(
+    moments: Mapping[str, Tensor], before: Sequence[str], now: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return moments of the classes ``before`` as such of the classes ``now``, zero for new ones.
+
+    What else stands beside them stays.
+    """
+    places = [now.index(name) for name in before]
+    spread = {}
+    for name, value in moments.items():
+        is_by_class = name == "shares" or value.dim() == 2  # else of all classes together
+        spread[name] = value
+        if is_by_class:
+            spread[name] = value.new_zeros(len(now), *value.shape[1:])
+            spread[name][places] = value
+    return spread
 
 
 def _upper_half(symmetric: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Names and reasons of failures come from clients: every text goes through `Markup
 escapes whatever is not markup itself.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -23,8 +24,9 @@ from protofl_common.report.reading import RecordedRun
 from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
 from protofl_common.runs.figures import MEASURES, Table
-from protofl_common.runs.folder import Accuracies, unused_replies
+from protofl_common.runs.folder import Accuracies, RoundRow, unused_replies
 from protofl_common.runs.over_clients import best_of, fairness
+from protofl_common.tasks.metrics import LABEL_AUC, LABEL_AUC_ERROR
 
 MOST_LOST_REPLIES = 300  # rows of the table of lost replies; the rest is counted
 SIZES = ("parameters", "train-samples", "validation-samples", "test-samples")
@@ -163,7 +165,7 @@ def _result(run: RecordedRun) -> Markup:
         if run.missing_baselines > 0:
             text += f"; baselines not found beside it: {run.missing_baselines}"
         shown = _note(text, "note gain") + table(figures.side_by_side(run.compared)) + shown
-    return shown + _accuracies(run) + _metrics(run)
+    return shown + _accuracies(run) + _metrics(run) + _auc_of_labels(run)
 
 
 def _one_seed(run: RecordedRun) -> str:
@@ -266,7 +268,8 @@ def _metrics(run: RecordedRun) -> Markup:
     last: Accuracies = {}
     for row in run.rows:
         last = row.get("metrics") or last
-    rows = figures.metric_rows(last, 4)
+    by_label = f"/{LABEL_AUC}/"  # these have a table of their own
+    rows = figures.metric_rows({name: last[name] for name in last if by_label not in name}, 4)
     if not rows:
         return Markup("")
     note = (
@@ -274,6 +277,43 @@ def _metrics(run: RecordedRun) -> Markup:
         f"{run.note_on_hidden}"
     )
     return table(Table(("", *MEASURES.values()), rows, note))
+
+
+def _auc_of_labels(run: RecordedRun) -> Markup:
+    """Return the table of each label's AUC, by the better kind, at the last evaluation with one."""
+    prefix = f"{run.better_kind}/{LABEL_AUC}/"
+    last: RoundRow | None = None
+    for row in run.rows:
+        if any(name.startswith(prefix) for name in row.get("metrics", {})):
+            last = row
+    if last is None:
+        return Markup("")
+
+    rows = []
+    for label in range(1, len(run.facts.get("classes", [])), 2):  # the classes "with it"
+        error = f"{run.better_kind}/{LABEL_AUC_ERROR}/{label}"
+        rows.append([run.class_name(label), *_auc_cells(last, f"{prefix}{label}", error)])
+    note = (
+        f"AUC of each label by {charts.MEANING[run.better_kind]}: the mean over the clients that "
+        f"test it, and the 95 % interval of this mean if metrics names {LABEL_AUC_ERROR} (DeLong; "
+        "of chance in the test samples alone)."
+    )
+    return table(Table(("AUC of each label", "mean", "95 % interval", "clients"), rows, note))
+
+
+def _auc_cells(row: RoundRow, name: str, name_of_error: str) -> tuple[str, str, str]:
+    """Return a label's mean AUC, its interval, and how many clients test it."""
+    if name not in row["metrics"]:
+        return "–", "–", "nobody"
+    figures_of_clients = [client.get("metrics", {}) for client in row["clients"].values()]
+    testers = [metrics for metrics in figures_of_clients if name in metrics]
+    mean = row["metrics"][name]["mean"]
+    interval = "–"
+    errors = [metrics.get(name_of_error, math.nan) for metrics in testers]
+    half = 1.96 * math.hypot(*errors) / max(1, len(errors))
+    if 0 < half < 1:  # not NaN, where a client has no error, nor 0 without any
+        interval = f"{max(0, mean - half):.3f} … {min(1, mean + half):.3f}"
+    return f"{mean:.3f}", interval, str(len(testers) or "–")
 
 
 def _lost_replies(run: RecordedRun) -> Markup:

@@ -201,12 +201,12 @@ def accuracy_rows(
 def metric_rows(metrics: Accuracies, digits: int) -> list[list[str]]:
     """Return the rows of a table of metrics: a name and the `MEASURES` over clients.
 
-    Recalls of single classes are left out. Accuracies of new clients are among the metrics, and
-    shown in percent; others have so many ``digits``.
+    Recalls of single classes and errors of AUCs are left out. Accuracies of new clients are among
+    the metrics, and shown in percent; others have so many ``digits``.
     """
     rows = []
     for name, figures in metrics.items():
-        if "/recall/" in name:
+        if "/recall/" in name or "/label-auc-error/" in name:
             continue
         if in_percent(name):
             rows.append([name, *cells(figures)])

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from protofl_common.basics.files import write_text
+from protofl_common.basics.files import remove_leftovers, write_text
 from protofl_common.config.datasets import PARTITIONS
 from protofl_common.config.options import Config, Scalar, SettingsError, flatten
 
@@ -250,12 +250,6 @@ def baseline_folder(run: Path, algo: str) -> Path:
     return run.with_name(f"{run.name}-{algo}")
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """List the checkpoints of a run's folder, the latest first."""
-    files = (run / CHECKPOINTS).glob("*.safetensors")
-    return sorted((file for file in files if file.stem.isdecimal()), reverse=True)
-
-
 @dataclass(frozen=True)
 class RunFolder:
     """One run's folder. What is missing or damaged is read as nothing: a run may still go on."""
@@ -266,6 +260,19 @@ class RunFolder:
     def lock(self) -> Path:
         """The file, beside the folder, that a process locks which works in the folder."""
         return self.path.parent / f".{self.path.name}.lock"
+
+    def remove_leftovers(self) -> None:
+        """Remove the temporary files that a killed process has left, and no others.
+
+        The folder may be no run's.
+        """
+        remove_leftovers(self.path)
+        remove_leftovers(self.path / CHECKPOINTS)
+
+    def checkpoints(self) -> list[Path]:
+        """List the run's checkpoints, the latest first."""
+        files = (self.path / CHECKPOINTS).glob("*.safetensors")
+        return sorted((file for file in files if file.stem.isdecimal()), reverse=True)
 
     def settings(self) -> Config:
         """Read the run's settings, {} without any."""

@@ -266,6 +266,21 @@ def _missing_metrics(outcome: _Outcome) -> Iterator[str]:
             yield f"no {metric} of {', '.join(without)} ({FEW_TESTED})"
 
 
+def _untested_labels(outcome: _Outcome) -> Iterator[str]:
+    """Warn of labels without a figure, where the AUC of each label was asked for."""
+    if "label-auc" not in names_in(outcome.metrics):
+        return
+    tested = {name.rpartition("/")[2] for name in outcome.final.get("metrics", {})}
+    untested = []
+    for number, name in enumerate(outcome.sites.get("classes", [])):
+        is_label = number % 2 == 1  # the class of the samples with it
+        if is_label and str(number) not in tested:
+            untested.append(name)
+    if untested:
+        why = "its test samples all have it, or all lack it"
+        yield f"no client can test the labels {', '.join(untested)}: {why}"
+
+
 def _collapses(outcome: _Outcome) -> Iterator[str]:
     """Warn if the accuracy at the end is `COLLAPSE` or more below that of the best round."""
     for kind, figures in outcome.final["accuracy"].items():
@@ -283,8 +298,10 @@ def _guesses(outcome: _Outcome) -> Iterator[str]:
     """Warn of accuracies that one also gets by always naming each client's most frequent class."""
     shares = []
     for site in outcome.tested:
-        counts = outcome.sites.get("sites", {}).get(site, {}).get("test-classes", [])
-        if any(counts):
+        facts = outcome.sites.get("sites", {}).get(site, {})
+        counts = facts.get("test-classes", [])
+        has_several_labels = sum(counts) > facts.get("test-samples", sum(counts))
+        if any(counts) and not has_several_labels:
             shares.append(max(counts) / sum(counts))
     if not shares:
         return
@@ -302,6 +319,7 @@ OUTCOME_WARNINGS = (
     _lost_replies,
     _missing_accuracies,
     _missing_metrics,
+    _untested_labels,
     _collapses,
     _guesses,
 )

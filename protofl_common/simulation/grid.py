@@ -195,7 +195,7 @@ def simulate(
     try:
         if cluster:
             cluster.begin(run_config, on_event)
-        return federate(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)), on_event)
+        return federate(grid, run_config, run_id, on_event)
     except KeyboardInterrupt:
         if cluster:
             cluster.stop()

@@ -172,6 +172,14 @@ class Task(ABC):
         """Return the labels as if nothing were known but of these ``classes``."""
 
     # -- metrics -----------------------------------------------------------------------------------
+    def thresholds(self, scores_NO: Scores, labels: Labels) -> Scores | None:
+        """Return above which scores to predict, [O], as is best for these validation samples.
+
+        They are taken off the scores of test samples before metrics are computed. None where
+        predictions need no threshold.
+        """
+        return None
+
     @abstractmethod
     def figures(
         self, names: Iterable[str], scores_NO: Scores, labels: Labels, least: int = 1

@@ -108,7 +108,11 @@ def average_precision(scores_NL: Scores, labels_NL: Labels) -> float:
 
 
 def f1_of_labels(scores_NL: Scores, labels_NL: Labels) -> float:
-    """Return the mean F1 of each label that some have and some lack, at probability one half."""
+    """Return the mean F1 of each label that some have and some lack.
+
+    A label is predicted above the threshold that validation data have chosen (`best_thresholds`);
+    without such data, and on these themselves, at probability one half.
+    """
 
     def f1(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
         predicted_K = scores_K > 0
@@ -128,7 +132,52 @@ def auc_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float]:
     }
 
 
+def auc_errors_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float]:
+    """Return the standard error of each label's AUC: 1.96 of it on both sides are a 95 % interval.
+
+    DeLong et al. 1988, by ranks (Sun and Xu 2014). NaN if only one sample has the label, or lacks
+    it.
+    """
+    return {
+        f"{LABEL_AUC_ERROR}/{2 * label + 1}": _auc_error(holds_K, scores_K)
+        for label, scores_K, holds_K in _columns_known(scores_NL, labels_NL)
+    }
+
+
+def _auc_error(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
+    from scipy.stats import rankdata
+
+    with_label = scores_K[holds_K]
+    without_label = scores_K[~holds_K]
+    m, n = len(with_label), len(without_label)
+    if min(m, n) < 2:
+        return math.nan
+    ranks_K = rankdata(scores_K)
+    # of each sample with the label, the share of those without it that score less; and conversely
+    shares_below = (ranks_K[holds_K] - rankdata(with_label)) / n
+    shares_above = 1 - (ranks_K[~holds_K] - rankdata(without_label)) / m
+    return math.sqrt(shares_below.var(ddof=1) / m + shares_above.var(ddof=1) / n)
+
+
+def best_thresholds(scores_NL: Scores, labels_NL: Labels) -> Scores:
+    """Return for each label the score above which predicting it has the best F1, [L].
+
+    0, probability one half, for a label that all known samples have, or lack.
+    """
+    thresholds_L = np.zeros(scores_NL.shape[1])
+    for label, scores_K, holds_K in _columns_known(scores_NL, labels_NL):
+        order = np.argsort(-scores_K, kind="stable")
+        descending_K = scores_K[order]
+        right_K = holds_K[order].cumsum()  # if so many of the highest are predicted
+        f1_K = 2 * right_K / (np.arange(1, len(order) + 1) + holds_K.sum())
+        next_K = np.append(descending_K[1:], descending_K[-1] - 1)
+        best = np.where(next_K < descending_K, f1_K, -1).argmax()  # not between equal scores
+        thresholds_L[label] = (descending_K[best] + next_K[best]) / 2
+    return thresholds_L
+
+
 LABEL_AUC = "label-auc"  # names one figure of each label: `label-auc/7`, of the class 7
+LABEL_AUC_ERROR = "label-auc-error"
 LABEL_METRICS: dict[str, Metric] = {
     "auc": auc_of_labels,
     "average-precision": average_precision,
@@ -137,6 +186,7 @@ LABEL_METRICS: dict[str, Metric] = {
 BY_CLASS: dict[str, Callable[[Scores, Labels], dict[str, float]]] = {
     RECALL: recalls,
     LABEL_AUC: auc_by_label,
+    LABEL_AUC_ERROR: auc_errors_by_label,
 }
 """Metrics that are a figure of each class."""
 

@@ -16,9 +16,11 @@ from protofl_common.config.sections import FEWEST_TESTED
 from protofl_common.tasks.base import UNLABELLED, Task
 from protofl_common.tasks.metrics import (
     LABEL_AUC,
+    LABEL_AUC_ERROR,
     LABEL_METRICS,
     Labels,
     Scores,
+    best_thresholds,
     evaluate_metrics,
 )
 
@@ -37,7 +39,7 @@ class MultiLabel(Task):
     noun = "labels"
     says = "of every input it says which of them hold"
     metrics = LABEL_METRICS
-    metrics_by_class = (LABEL_AUC,)
+    metrics_by_class = (LABEL_AUC, LABEL_AUC_ERROR)
     usual_metric = "auc"
 
     @property
@@ -195,6 +197,9 @@ class MultiLabel(Task):
         return np.where(is_kept_NL, labels, UNLABELLED)
 
     # -- metrics -----------------------------------------------------------------------------------
+    def thresholds(self, scores_NO: Scores, labels: Labels) -> Scores | None:
+        return best_thresholds(scores_NO, labels)
+
     def figures(
         self, names: Iterable[str], scores_NO: Scores, labels: Labels, least: int = 1
     ) -> dict[str, float]:
@@ -202,6 +207,7 @@ class MultiLabel(Task):
 
         Then only labels with enough test samples of both classes count (`large_classes`), and
         figures are rounded to steps that no fewer than ``least`` samples make. {} without such.
+        Standard errors are smaller than these steps, and left out.
         """
         if least <= 1:
             return evaluate_metrics(names, self.metrics, scores_NO, labels)
@@ -209,6 +215,7 @@ class MultiLabel(Task):
         smaller_L = np.minimum((tested == 1).sum(0), (tested == 0).sum(0))  # of a label's classes
         if not smaller_L.any():
             return {}
+        names = [name for name in names if name != LABEL_AUC_ERROR]
         exact = evaluate_metrics(names, self.metrics, scores_NO, tested)
         smallest = int(smaller_L[smaller_L > 0].min())
         step = least / smallest  # a sample moves a figure of the rarest label by 1 / its samples

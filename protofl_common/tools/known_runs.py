@@ -15,7 +15,6 @@ from protofl_common.runs.folder import (
     SETTINGS,
     RunFolder,
     baseline_folder,
-    checkpoints,
     unused_replies,
 )
 
@@ -54,7 +53,7 @@ class KnownRun(RunFolder):
     @property
     def rounds(self) -> tuple[int, int]:
         """The round of the newest checkpoint (0: none), and how many rounds there shall be."""
-        newest_first = checkpoints(self.path)
+        newest_first = self.checkpoints()
         latest = int(newest_first[0].stem) if newest_first else 0
         return latest, int(self.settings().get("rounds", 0))
 
@@ -69,7 +68,7 @@ class KnownRun(RunFolder):
 
         They are the attributes of `server_app.run.checkpoint.Checkpoint`, such as ``round``.
         """
-        newest_first = checkpoints(self.path)
+        newest_first = self.checkpoints()
         if not newest_first:
             return {}
         with safe_open(newest_first[0], framework="numpy") as file:

@@ -18,7 +18,6 @@ from typing import Any
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.node import code_at_server
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.runs.folder import checkpoints
 from protofl_common.tools.federation import submissions_of
 from protofl_common.tools.flower import Run, has_crashed, superlink_at
 from protofl_common.tools.known_runs import (
@@ -150,7 +149,7 @@ def _may_go_on(run: KnownRun, facts: dict[str, Any], history: RunHistory) -> boo
         _, began_after = history.earlier[-1]
     came_further = facts["round"] > began_after
 
-    newest = checkpoints(run.path)[0]
+    newest = run.checkpoints()[0]
     age = time.time() - newest.stat().st_mtime
     settings = {**default_run_config(), **facts["settings"]}
     has_same_code = facts["code"] == code_at_server(settings)

@@ -6,15 +6,14 @@ It changes no result of the run, but may name a reason to end it.
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from protofl_common.experiment.settings import Settings
 from protofl_common.runs.folder import BestRound, RoundRow, RunFolder
 from protofl_common.runs.over_clients import best_evaluation, measured
 from server_app.network.exchange import MessageExchange
 from server_app.network.membership import Federation
 from server_app.run.checkpoint import Checkpoint
 from server_app.run.flow import AskForUploads
+from server_app.run.job import Job
 from server_app.run.replies import Records, RoundResult
 from server_app.strategies.base import Strategy
 
@@ -23,10 +22,8 @@ from server_app.strategies.base import Strategy
 class ActiveRun:
     """A run, or a baseline of a run, while it is at work."""
 
-    settings: Settings
-    folder: Path
+    job: Job
     start: Checkpoint  # From which it goes on; of round 0 for a new run
-    runs_later: int = 0  # Baselines that follow it
     rows: list[RoundRow] = field(default_factory=list)
     """The rows of ``metrics.jsonl`` so far, without figures of single clients."""
     began: float = field(default_factory=time.monotonic)
@@ -38,6 +35,8 @@ class ActiveRun:
 
     def __post_init__(self) -> None:
         self.began -= self.start.seconds
+        self.settings = self.job.settings
+        self.folder = self.job.folder
         self.files = RunFolder(self.folder)
 
     @property

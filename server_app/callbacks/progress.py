@@ -49,7 +49,7 @@ class Progress(Callback):
         settings = run.settings
         cards = federation.cards.values()
         archs = figures.counted(card.arch for card in cards)
-        if federation.baseline:
+        if run.job.baseline:
             say(f"baseline · models: {archs}")
             return
 
@@ -101,17 +101,17 @@ class Progress(Callback):
             return
 
         rounds = run.settings.run.rounds
-        rounds_left = rounds - result.number + run.runs_later * rounds
+        rounds_left = rounds - result.number + run.job.runs_later * rounds
         recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]
         seconds_left = sum(recent) / len(recent) * rounds_left
-        is_one_of_several = run.settings.baselines or run.federation.baseline
+        is_one_of_several = run.settings.baselines or run.job.baseline
         algorithm = run.strategy.row.title if is_one_of_several else ""
         emit(RoundDone(row, rounds, seconds_left, algorithm))
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         summary = run.files.finished_summary()
-        prefix = f"{run.strategy.row.title}: " if run.federation.baseline else ""
-        if not run.federation.baseline:
+        prefix = f"{run.strategy.row.title}: " if run.job.baseline else ""
+        if not run.job.baseline:
             say(figures.final_table(summary).as_text())
         for doubt in summary.get("warnings", []):
             emit(Warned(f"{prefix}{doubt}"))

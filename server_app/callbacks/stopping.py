@@ -100,8 +100,7 @@ def _why_not_validated(run: ActiveRun) -> str:
         if not number:
             return "no client has validation samples"
         if number <= 2 * liars:  # the liars could outvote the others
-            verb = "has" if number == 1 else "have"
-            who = f"{number} of {len(cards)} clients {verb} validation samples"
+            who = f"only {number} of {len(cards)} clients with validation samples"
             return f"{who}, too few for liars = {liars}"
 
     metric = run.best["metric"] if run.best else ""

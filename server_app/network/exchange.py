@@ -128,7 +128,7 @@ class MessageExchange:
 
         stage = f"{question.stage}: " if question.stage else ""
         answers = {}
-        replies = self._replies_to(messages, result)
+        replies = self._replies_to(messages, question.kind, result)
         if question.kind == MessageType.TRAIN:
             in_time = self.late.hold_back(result.number, replies)
             result.silent |= replies.keys() - in_time.keys()
@@ -189,17 +189,16 @@ class MessageExchange:
             **pack_heads({name: heads[name] for name in sites if name in heads}),
         }
 
-    def _replies_to(self, messages: Mapping[str, Message], result: Exchanged) -> dict[str, Message]:
-        """Send messages, wait, and return the replies by site, in natural order.
+    def _replies_to(
+        self, messages: Mapping[str, Message], kind: str, result: Exchanged
+    ) -> dict[str, Message]:
+        """Send messages of one ``kind``, wait, and return the replies by site, in natural order.
 
         Waits at most for ``round-timeout``, or with ``grace`` as long as `ReplyTimes.patience`
         says; late sites are noted as silent. A site that Flower cannot reach has an error for a
         reply. FederationError where a simulation cannot go on.
         """
         federation = self.federation
-        timeout = federation.settings.federation.round_timeout
-        kinds = [message.metadata.message_type for message in messages.values()]
-        kind = kinds[0] if kinds else ""
         settings = federation.settings.federation
         # whether `grace` applies; not where clients divide a data set: simulated ones wait for a
         # processor, and results must not depend on that
@@ -223,14 +222,14 @@ class MessageExchange:
             has_answers = self._pull(alive, result.late)
             now = time.monotonic()
             seconds |= dict.fromkeys(self._replies.keys() - seconds.keys(), now - start)
-            longest = timeout
+            longest = settings.round_timeout
             replies_so_far = len(seconds) + len(self.late.arrived)
             if hurries and seconds and replies_so_far >= federation.fewest_replies:
                 awaited = () if settings.late_replies_count else self._pending
                 patience = self.times.patience(
                     kind, seconds.values(), awaited, settings.grace, settings.min_wait
                 )
-                longest = min(timeout, patience)
+                longest = min(longest, patience)
             if now > start + longest:
                 break
             if now > last_look + LOOK_AROUND_SECONDS:

@@ -16,14 +16,12 @@ from typing import Any, Self
 import torch
 from filelock import FileLock, Timeout
 
-from protofl_common.basics.files import TensorFileError, remove_leftovers
+from protofl_common.basics.files import TensorFileError
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.experiment.node import code_at_server
-from protofl_common.experiment.settings import Settings, to_run_config
-from protofl_common.runs.folder import CHECKPOINTS, SETTINGS, RunFolder, checkpoints
+from protofl_common.runs.folder import CHECKPOINTS, SETTINGS, RunFolder
 from server_app.run.log import say
 
 FORMAT = "protofl-checkpoint-5"
@@ -66,7 +64,7 @@ class Checkpoint:
         del facts["state"]
         path = folder / CHECKPOINTS / f"{self.round:06d}.safetensors"
         write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
-        for other in checkpoints(folder):
+        for other in RunFolder(folder).checkpoints():
             if not self.round - KEPT_CHECKPOINTS < int(other.stem) <= self.round:
                 other.unlink()
 
@@ -92,7 +90,7 @@ def newest_undamaged(folder: Path, complaint: str) -> Checkpoint:
     TensorFileError, about the oldest, if all are damaged. SettingsError, whose text begins with
     ``complaint``, if there is none at all.
     """
-    newest_first = checkpoints(folder)
+    newest_first = RunFolder(folder).checkpoints()
     if not newest_first:
         raise SettingsError(f"{complaint}, there is no checkpoint in {folder / CHECKPOINTS}")
     *newer, oldest = newest_first
@@ -111,24 +109,23 @@ def check_free(folder: Path) -> None:
         raise SettingsError(f"run-name = {folder.name!r}: {folder} holds a run already; {hint}")
 
 
-def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
+def starting_point(config: dict[str, Scalar], code: str, folder: Path, run_id: int) -> Checkpoint:
     """Return the checkpoint from which a run begins: a new one, or with ``resume`` its newest.
 
-    SettingsError where the folder has a run already, or none that can be resumed. It is said if the
-    code or the machine's settings differ from those before.
+    ``config`` are the run's settings, ``code`` the version of the code that computes. SettingsError
+    where the folder has a run already, or none that can be resumed. It is said if the code or the
+    machine's settings differ from those before.
     """
-    code = code_at_server(settings.given)
-    if not settings.run.resume:
+    if not config["resume"]:
         check_free(folder)
-        return Checkpoint(to_run_config(settings), RunHistory(run_id), code=code)
+        return Checkpoint(config, RunHistory(run_id), code=code)
     newest = newest_undamaged(folder, complaint="resume = true: nothing to resume")
-    check_same(newest.settings, settings, folder)
+    check_same(newest.settings, config, folder)
     if newest.code != code:
         say(
             "resuming with other code: "
             f"the run's last round was made by {newest.code}, this is {code}"
         )
-    config = to_run_config(settings)
     for key in ("device", "precision", "threads"):
         before = newest.settings[key]
         if config[key] != before:
@@ -140,22 +137,21 @@ def starting_point(settings: Settings, folder: Path, run_id: int) -> Checkpoint:
     return replace(newest, code=code, run_history=run_history)
 
 
-def check_same(before: dict[str, Scalar], settings: Settings, folder: Path) -> None:
+def check_same(before: dict[str, Scalar], now: dict[str, Scalar], folder: Path) -> None:
     """Raise CannotResume if a resumed run would have another result than the run as it began.
 
-    ``before`` are the settings with which it began. All must be equal but `MAY_DIFFER`, and the
-    code that divides the data must be of the same version.
+    ``before`` are the settings with which it began, and ``now`` those that it has. All must be
+    equal but `MAY_DIFFER`, and the code that divides the data must be of the same version.
     """
-    wanted = to_run_config(settings)
     changes = []
-    for key in {**before, **wanted}:
-        if key not in MAY_DIFFER and before.get(key) != wanted.get(key):
-            change = f"{key} = {_text(wanted, key)}: the run has {key} = {_text(before, key)}"
+    for key in {**before, **now}:
+        if key not in MAY_DIFFER and before.get(key) != now.get(key):
+            change = f"{key} = {_text(now, key)}: the run has {key} = {_text(before, key)}"
             changes.append(change)
     if changes:
         first = f"resume = true: the run {folder.name!r} was started with other settings"
         raise CannotResume("\n".join([first, *changes]))
-    RunFolder(folder).check_division(settings.data.partition)
+    RunFolder(folder).check_division(str(now["partition"]))
 
 
 def _text(settings: dict[str, Scalar], key: str) -> str:
@@ -183,8 +179,7 @@ def locked_run(folder: Path) -> Iterator[None]:
     except OSError as error:
         why = f"{folder.parent} cannot be written ({error.strerror})"
         raise SettingsError(f"out-dir: {why}") from error
-    remove_leftovers(folder)  # only our temporary files: the folder may be no run's
-    remove_leftovers(folder / CHECKPOINTS)
+    RunFolder(folder).remove_leftovers()
     try:
         yield
     finally:

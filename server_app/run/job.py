@@ -1,18 +1,16 @@
-"""The jobs of the server, read from Flower's context and checked before any site is asked."""
+"""What Flower asks the server to do, as plain values, checked before any site is asked."""
 
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flwr.app import Context
-
 from protofl_common.basics.text import as_file_name
-from protofl_common.config.options import SettingsError
+from protofl_common.config.options import Scalar, SettingsError, Values
 from protofl_common.data import check_data_settings
-from protofl_common.experiment.node import allow_named
-from protofl_common.experiment.settings import Settings, baselines_of
+from protofl_common.experiment.node import allow_named, code_at_server
+from protofl_common.experiment.settings import Settings, baselines_of, to_run_config
 from protofl_common.experiment.study import Study, is_past
-from protofl_common.runs.folder import SUMMARY, RunFolder, baseline_folder, checkpoints
+from protofl_common.runs.folder import SUMMARY, RunFolder, baseline_folder
 from server_app.run.checkpoint import check_free, check_same
 
 
@@ -25,7 +23,7 @@ class Job:
     """The run's folder; that of a baseline lies beside it."""
     run_id: int  # Flower's
     baseline: str = ""  # The algorithm, where this is a baseline
-    runs_later: int = 0  # How many runs follow this one
+    runs_later: int = 0  # How many baselines follow
 
     @property
     def folder(self) -> Path:
@@ -33,37 +31,47 @@ class Job:
             return self.main_folder
         return baseline_folder(self.main_folder, self.baseline)
 
+    @property
+    def config(self) -> dict[str, Scalar]:
+        """The settings by their keys, as checkpoints and the summary store them."""
+        return to_run_config(self.settings)
+
+    @property
+    def code(self) -> str:
+        """The version of the code that computes at the server."""
+        return code_at_server(self.settings.given)
+
     def is_complete(self) -> bool:
         """True if this job is resumed and was finished before.
 
         CannotResume if it was finished with other settings.
         """
-        settings = self.settings
-        if not settings.run.resume or not (self.folder / SUMMARY).exists():
+        if not self.settings.run.resume or not (self.folder / SUMMARY).exists():
             return False
-        check_same(RunFolder(self.folder).finished_summary()["settings"], settings, self.folder)
+        check_same(RunFolder(self.folder).finished_summary()["settings"], self.config, self.folder)
         return True
 
 
-def open_jobs(context: Context) -> list[Job]:
+def open_jobs(run_config: Values, run_id: int) -> list[Job]:
     """Return the run that Flower was asked for, and then its baselines.
 
     SettingsError or DataError where a setting is wrong, the study is over, or a folder holds
     another run. Python modules that the settings name may be imported from then on.
     """
-    allow_named(context.run_config)  # whoever submits a run may name modules to import
-    settings = Settings.from_run_config(context.run_config)
-    until = Study.of(context.run_config).until
+    allow_named(run_config)  # whoever submits a run may name modules to import
+    settings = Settings.from_run_config(run_config)
+    until = Study.of(run_config).until
     if is_past(until):
         raise SettingsError(f"study-until = {until!r}: the study is over")
     check_data_settings(settings.data)
 
-    baselines = baselines_of(settings, context.run_config)
-    folder = _folder_of(settings, context.run_id)
-    jobs = [Job(settings, folder, context.run_id, runs_later=len(baselines))]
+    baselines = baselines_of(settings, run_config)
+    folder = _folder_of(settings, run_id)
+    jobs = [Job(settings, folder, run_id, runs_later=len(baselines))]
     for algo, of_baseline in baselines.items():
         runs_later = len(baselines) - len(jobs)
-        jobs.append(Job(of_baseline, folder, context.run_id, algo, runs_later))
+        baseline = Job(of_baseline, folder, run_id, algo, runs_later)
+        jobs.append(_with_resume_if_begun(baseline))
 
     if not settings.run.resume:
         for job in jobs:
@@ -86,11 +94,13 @@ def _folder_of(settings: Settings, run_id: int) -> Path:
     return (Path(settings.run.out_dir).expanduser() / name).resolve()
 
 
-def with_resume_if_begun(job: Job) -> Job:
-    """Return the job of a baseline, with ``resume`` only if it has checkpoints to resume from.
+def _with_resume_if_begun(baseline: Job) -> Job:
+    """Return a baseline with ``resume`` only if its folder has something to go on from.
 
     A resumed run may have been stopped before this baseline began, which then starts anew.
     """
-    has_begun = job.settings.run.resume and bool(checkpoints(job.folder))
-    run = replace(job.settings.run, resume=has_begun)
-    return replace(job, settings=replace(job.settings, run=run))
+    folder = baseline.folder
+    has_begun = bool(RunFolder(folder).checkpoints()) or (folder / SUMMARY).exists()
+    settings = baseline.settings
+    run = replace(settings.run, resume=settings.run.resume and has_begun)
+    return replace(baseline, settings=replace(settings, run=run))

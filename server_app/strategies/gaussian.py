@@ -11,7 +11,8 @@ are divided, but for bounds on single clients: with ``liars`` a client weighs at
 
 With ``revocable`` the checkpoint has what each site sent, so that a site can be taken out
 (``protofl forget``), and a later run (``start-from``) can add sites: its sum begins with the stored
-ones, of which those that take part count anew.
+ones, of which those that take part count anew. It may have further classes, or labels, of which
+the stored ones know nothing.
 """
 
 import math
@@ -25,7 +26,7 @@ from protofl_common.algorithms.gaussian import GaussianHparams
 from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, to_run_config
 from protofl_common.maths.aggregation import MEAN
-from protofl_common.maths.gaussian import ClassMoments
+from protofl_common.maths.gaussian import ClassMoments, with_classes
 from protofl_common.privacy.release import count_noise
 from protofl_common.runs.attributes import dictionary_in
 from protofl_common.runs.folder import RunFolder
@@ -84,15 +85,15 @@ class Gaussian(ServerStrategy[GaussianHparams]):
             before = earlier.settings.get(key)
             if before != wanted[key]:
                 raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {before!r}")
-        stored = RunFolder(run).sites().get("classes")
+        stored = RunFolder(run).sites().get("classes", [])
         now = list(self.task.class_names)
-        if stored != now:
-            raise SettingsError(f"{what}: its classes are {stored}, and those of this run {now}")
+        if not stored or not set(stored) <= set(now):
+            raise SettingsError(f"{what}: its classes are {stored}; this run lacks some: {now}")
         sent = sent_in(earlier.state)
         if not sent:
             how = "make it with gaussian.revocable = true"
             raise SettingsError(f"{what}: what its sites sent is not stored; {how}")
-        return sent
+        return {site: with_classes(of_site, stored, now) for site, of_site in sent.items()}
 
 
 def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict, Tensor]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from flwr.app import Message, MessageType
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from safetensors.torch import load_file, save_file
 
+from protofl_common.runs.folder import RunFolder
 from server_app.network.membership import FederationError
-from server_app.run.checkpoint import Checkpoint, checkpoints
+from server_app.run.checkpoint import Checkpoint
 from tests.support.accidents import a_round_late, fails, flip_a_bit, meanwhile, on_round
 from tests.support.attacks import (
     both,
@@ -65,6 +67,15 @@ def run(
     return run_federation(config, 4, tamper, nodes, on_grid=on_grid)
 
 
+Undisturbed = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """With given settings, a run of four simulated clients to which nothing happens."""
+    return cache(lambda **settings: run(tmp_path_factory.mktemp("undisturbed"), **settings))
+
+
 def restarts(nodes: Nodes, **facts: Any) -> Tamper:
     """Once node 1002 has trained in round 2, it is another node, and its reply is lost."""
 
@@ -95,15 +106,14 @@ def per_row(outcome: Outcome, fact: str) -> list[Any]:
 
 
 def test_a_restarted_supernode_is_known_again_and_asked_again(
-    tmp_path: Path, capsys: Printed
+    tmp_path: Path, undisturbed: Undisturbed, capsys: Printed
 ) -> None:
     """It has another node id, its own site name, and its state from before the round."""
-    wanted = run(tmp_path / "a")
     nodes = four()
 
-    found = run(tmp_path / "b", restarts(nodes), nodes)
+    found = run(tmp_path, restarts(nodes), nodes)
 
-    assert_same(found, wanted)
+    assert_same(found, undisturbed())
     assert capsys.readouterr().out.count("back: site-2, on another node") == 1
 
 
@@ -116,17 +126,16 @@ def simulate(grid: LocalGrid) -> None:
 
 
 def test_a_dead_process_of_a_simulation_ends_the_run_before_the_round_counts(
-    tmp_path: Path,
+    tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """Ray gives its clients to no other process."""
-    wanted = run(tmp_path / "whole")
     config = run_config(tmp_path, **SMALL)
 
     line = r"has died \(ActorDiedError\), so that site-2 did not answer.*resume"
     with pytest.raises(FederationError, match=line):
         run_federation(config, tamper=DIED, on_grid=simulate)
 
-    assert_same(run_federation(config | {"resume": True}, run_id=2), wanted)
+    assert_same(run_federation(config | {"resume": True}, run_id=2), undisturbed())
 
 
 def test_a_site_that_sends_the_error_of_a_dead_process_costs_its_own_reply(tmp_path: Path) -> None:
@@ -138,13 +147,13 @@ def test_a_site_that_sends_the_error_of_a_dead_process_costs_its_own_reply(tmp_p
 
 @pytest.mark.parametrize("node", [1002, 2002])
 def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(
-    node: int, tmp_path: Path
+    node: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
     """An authenticated one keeps its node id, any other gets a new one.
 
     The SuperLink loses its reply twice before, which is no death.
     """
-    wanted = run(tmp_path / "a")
+    wanted = undisturbed()
     nodes = four()
     gone: list[dict[str, Any]] = []
     accidents = ["loses", "loses", "dies"]
@@ -169,7 +178,7 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(
 
         grid.pull_messages = pull_messages  # type: ignore[method-assign]
 
-    found = run(tmp_path / "b", on_round(2, 1002, happens), nodes, on_grid=back_once_given_up)
+    found = run(tmp_path, on_round(2, 1002, happens), nodes, on_grid=back_once_given_up)
 
     assert_same(found, wanted)
 
@@ -461,25 +470,33 @@ def damaged(folder: Path) -> None:
     flip_a_bit(max(folder.glob("*-*.safetensors")), -3)
 
 
-@pytest.mark.parametrize(("accident", "said"), [
-    (
-        shutil.rmtree,
-        r"site-1: mine/clients/site-1/000002-\d+.safetensors, its state after round 2, "
-        r"is missing; there is none. Put this folder back",
-    ),
-    (older, r"site-1: mine/.*, its state after round 2, is missing; the newest is of round 1. Put"),
-    (under_another_name, r"000002-\d+.safetensors is of round 1; put the right one in its place"),
-    (damaged, r"site-1: …/000002-\d+.safetensors is damaged: .*. Put this folder back"),
-])  # fmt: skip
-@pytest.mark.parametrize(
-    "settings", [{}, {"algo": "scaffold"}, {"secagg": True}], ids=["fedproto", "scaffold", "secagg"]
+MISSING = (
+    r"site-1: mine/clients/site-1/000002-\d+.safetensors, its state after round 2, is missing; "
+    "there is none. Put this folder back"
 )
+NEWEST = r"site-1: mine/.*, its state after round 2, is missing; the newest is of round 1. Put"
+OTHER_ROUND = r"000002-\d+.safetensors is of round 1; put the right one in its place"
+DAMAGED = r"site-1: …/000002-\d+.safetensors is damaged: .*. Put this folder back"
+
+
+@pytest.mark.parametrize(("settings", "accident", "said"), [
+    ({}, shutil.rmtree, MISSING),
+    ({}, older, NEWEST),
+    ({}, under_another_name, OTHER_ROUND),
+    ({}, damaged, DAMAGED),
+    ({"algo": "scaffold"}, older, NEWEST),
+    ({"secagg": True}, shutil.rmtree, MISSING),
+])  # fmt: skip
 def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it_is_back(
-    settings: dict[str, Any], accident: Callable[[Path], None], said: str, tmp_path: Path
+    settings: dict[str, Any],
+    accident: Callable[[Path], None],
+    said: str,
+    tmp_path: Path,
+    undisturbed: Undisturbed,
 ) -> None:
     """No figures of a client that goes on from an older model, or from a new one."""
-    config = run_config(tmp_path / "b", **SMALL | settings)
-    folder = tmp_path / "b/runs/mine/clients/site-1"
+    config = run_config(tmp_path, **SMALL | settings)
+    folder = tmp_path / "runs/mine/clients/site-1"
     kept = tmp_path / "kept"
 
     def happens(_: Message, reply: Message) -> Message:
@@ -490,37 +507,36 @@ def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it
     with pytest.raises(FederationError, match=said + ".*This round does not count$"):
         run_federation(config, tamper=on_round(2, 1001, happens))
 
-    rows = (tmp_path / "b/runs/mine/metrics.jsonl").read_text().splitlines()
+    rows = (tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["round"] for row in rows] == [1, 2]
 
     shutil.rmtree(folder, ignore_errors=True)
     kept.rename(folder)
     resumed = run_federation(config | {"resume": True}, run_id=2)
-    undisturbed = run_federation(run_config(tmp_path / "a", **SMALL | settings))
 
-    assert digests(resumed.folder) == digests(undisturbed.folder)
+    assert digests(resumed.folder) == digests(undisturbed(**settings).folder)
 
 
-@pytest.mark.parametrize(("settings", "tamper"), [
-    ({"participation": 0.5}, None),
-    ({"algo": "fedavg"}, None),
-    ({"algo": "fedavg", "keep_optimizer": True, "momentum": 0.0}, None),
-    ({"algo": "fedavg", "keep_optimizer": True, "momentum": 0.9, "participation": 0.7}, None),
-    ({}, lambda folder: both(*(on_round(n, 1001, fails) for n in (1, 2)))),
-    ({"baselines": "local,fedavg", "keep_best": True}, None),
-    ({"new_clients": 1, "new_client_epochs": 1}, None),
+FAILS_TWICE = both(on_round(1, 1001, fails), on_round(2, 1001, fails))
+
+
+@pytest.mark.parametrize(("settings", "tamper", "failures"), [
+    ({"participation": 0.5}, None, 0),
+    ({"algo": "fedavg"}, None, 0),
+    ({"algo": "fedavg", "keep_optimizer": True, "momentum": 0.0}, None, 0),
+    ({"algo": "fedavg", "keep_optimizer": True, "momentum": 0.9, "participation": 0.7}, None, 0),
+    ({}, FAILS_TWICE, 2),
+    ({"baselines": "local,fedavg", "keep_best": True}, None, 0),
+    ({"new_clients": 1, "new_client_epochs": 1}, None, 0),
 ])  # fmt: skip
 def test_runs_in_which_no_state_is_lost_end(
-    settings: dict[str, Any], tamper: Callable[[Path], Tamper] | None, tmp_path: Path
+    settings: dict[str, Any], tamper: Tamper | None, failures: int, tmp_path: Path
 ) -> None:
     """Some are not asked, keep nothing, an empty state, or have not counted yet."""
-    there = tmp_path / "runs/mine/clients"
-    outcome = run_federation(
-        run_config(tmp_path, **SMALL | settings), tamper=tamper(there) if tamper else None
-    )
+    outcome = run(tmp_path, tamper, **settings)
 
-    assert [row["round"] for row in outcome.rows] == [1, 2, 3, 4, 4]
-    assert sum(len(row["failed"]) for row in outcome.rows) == (2 if tamper and not settings else 0)
+    assert per_row(outcome, "round") == [1, 2, 3, 4, 4]
+    assert sum(len(row["failed"]) for row in outcome.rows) == failures
     if "baselines" in settings:
         assert len(list((tmp_path / "runs").glob("mine*/summary.json"))) == 3
 
@@ -641,7 +657,7 @@ def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies
         config | {"resume": True}, 4, on_round(4, 1003, fails), nodes, run_id=2
     )
 
-    server = Checkpoint.read(checkpoints(outcome.folder)[0])
+    server = Checkpoint.read(RunFolder(outcome.folder).checkpoints()[0])
     assert sorted(number for number, _ in server.counted.values()) == [3, 4, 4, 4]
     assert min(part for _, part in server.counted.values()) < 1
 

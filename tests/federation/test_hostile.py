@@ -1,12 +1,15 @@
-"""One hostile or broken client in a federation of four.
+"""Hostile and broken clients in a federation.
 
-Its reply is refused with a reason and counted, and what the others learn is the same as without it.
+Their replies are refused with a reason and counted, and what the others learn is the same as
+without them.
 """
 
 import re
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from flwr.app import Array, ArrayRecord, Message, MessageType
 from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
-from server_app.network.membership import FederationError
+from protofl_common.experiment.catalog import CATALOG
 from server_app.run.replies import Upload
 from server_app.strategies.fedavg import FedAvg
 from tests.support import attacks
@@ -30,7 +33,6 @@ from tests.support.attacks import (
     failing,
     in_place,
     raw,
-    replayed,
     report_with,
     scaled,
     silent,
@@ -38,20 +40,32 @@ from tests.support.attacks import (
 )
 from tests.support.declared import DECLARED
 from tests.support.given import Patch, Printed
-from tests.support.harness import LocalGrid, Outcome, run_config, run_federation
-from tests.support.hostile_replies import HOSTILE_REPLIES
+from tests.support.harness import LocalGrid, Outcome, Tamper, run_config, run_federation
+from tests.support.hostile import ATTACKS
 from tests.support.sites import Three, real_sites
 
 CLIENTS, ROUNDS = 4, 2
 HOSTILE = 1003
 """The node of the fourth client, which is called site-3."""
 HONEST = ("site-0", "site-1", "site-2")
+NODES: dict[tuple[str, str], int] = {}
+"""Kind of message and attack in the reply to it -> the node of a site that does nothing else."""
+for _kind, _attacks in ATTACKS.items():
+    for _attack in _attacks:
+        NODES[_kind, _attack] = HOSTILE + len(NODES)
 
 DIGITS: dict[str, Any] = {
     "dataset": "digits",
     "partition": "iid",
     "train_samples": 20,
     "test_samples": 20,
+}
+HALF_OF_THE_DIGITS: dict[str, Any] = {
+    "dataset": "digits",
+    "partition": "pathological",
+    "classes_per_client": 5,
+    "train_samples": 30,
+    "test_samples": 60,
 }
 
 
@@ -63,14 +77,7 @@ def fedavg(folder: Path, **settings: Any) -> dict[str, Any]:
 
 def federation(folder: Path, change: Change, algo: str = "fedproto", **settings: Any) -> Outcome:
     """Run four clients with half of the ten digits each; change the fourth's training replies."""
-    data = {
-        "dataset": "digits",
-        "partition": "pathological",
-        "classes_per_client": 5,
-        "train_samples": 30,
-        "test_samples": 60,
-    }
-    config = run_config(folder, algo=algo, rounds=ROUNDS, **data, **settings)
+    config = run_config(folder, algo=algo, rounds=ROUNDS, **HALF_OF_THE_DIGITS, **settings)
     return run_federation(config, CLIENTS, tamper=by({HOSTILE: change}))
 
 
@@ -81,16 +88,6 @@ Reference = Callable[[str], Outcome]
 def without(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """For an algorithm, the same run without the fourth client's replies."""
     return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), silent, algo))
-
-
-def assert_refused(outcome: Outcome, line: str, rounds: Iterable[int] = (1, 2)) -> None:
-    """The hostile client alone is refused in these rounds, for this reason, which is short."""
-    for number in rounds:
-        refused = outcome.rows[number - 1]["refused"]
-        assert list(refused) == ["site-3"]
-        assert line in refused["site-3"]
-        assert len(refused["site-3"]) < 600
-    assert outcome.summary["trouble"]["refused"] == len(list(rounds))
 
 
 def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
@@ -108,23 +105,105 @@ def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
             assert row["clients"][site]["losses"] == wanted["clients"][site]["losses"]
 
 
-# -- training replies ----------------------------------------------------------------------------
+# -- the table of attacks ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attack", HOSTILE_REPLIES)
-def test_a_hostile_reply_is_refused_counted_and_harmless(
-    attack: str, tmp_path: Path, without: Reference
+def nodes_of(kind: str) -> set[int]:
+    return {node for (of_kind, _), node in NODES.items() if of_kind == kind}
+
+
+def site_of(node: int) -> str:
+    return f"site-{node - 1000}"
+
+
+def with_hostile_sites(folder: Path, hostile: Collection[int], tamper: Tamper | None) -> Outcome:
+    """Run three honest sites and these, which all have the data of the fourth client.
+
+    With ``liars = 0`` nothing protects the honest but that replies are refused.
+    """
+    nodes = real_sites(len(HONEST) + len(NODES))
+    for number, node in enumerate(nodes.values()):
+        node |= {"partition-id": min(number, 3), "num-partitions": 4}
+    for node in {*NODES.values()} - {*hostile}:
+        del nodes[node]
+    joining = len(nodes) - len(nodes.keys() & nodes_of(MessageType.QUERY))
+    facts = HALF_OF_THE_DIGITS | {"rounds": ROUNDS, "num_clients": joining, "liars": 0}
+    return run_federation(run_config(folder, **facts), nodes=nodes, tamper=tamper)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, str]:
+    """A run with every attack of the table, and what the server says in it."""
+
+    def attack(message: Message, reply: Message) -> Message:
+        for (kind, name), node in NODES.items():
+            if kind == message.metadata.message_type and node == message.metadata.dst_node_id:
+                change, _ = ATTACKS[kind][name]
+                return change(message, reply)
+        return reply
+
+    with redirect_stdout(StringIO()) as said:
+        folder = tmp_path_factory.mktemp("attacked")
+        outcome = with_hostile_sites(folder, NODES.values(), attack)
+    return outcome, said.getvalue()
+
+
+@pytest.mark.parametrize(("kind", "attack"), NODES)
+def test_an_attack_is_refused_for_a_reason(
+    kind: str, attack: str, attacked: tuple[Outcome, str]
 ) -> None:
-    change, line = HOSTILE_REPLIES[attack]
+    outcome, said = attacked
+    _, line = ATTACKS[kind][attack]
+    site = site_of(NODES[kind, attack])
 
-    outcome = federation(tmp_path, change)
+    if kind == MessageType.QUERY:
+        left_out = (
+            r"(?:1 client|site-[\d, site-]+) cannot take part: its introduction is not valid: "
+        )
+        reasons = re.findall(rf"(?m)^{left_out}({re.escape(line)}.*)$", said)
+    elif kind == MessageType.TRAIN:
+        reasons = [row["refused"][site] for row in outcome.rows[:ROUNDS]]
+    else:
+        reasons = [outcome.rows[-1]["refused"][site]]
 
-    assert_refused(outcome, line)
-    assert_unharmed(outcome, without("fedproto"))
+    assert len(reasons) == (ROUNDS if kind == MessageType.TRAIN else 1)
+
+    for reason in reasons:
+        assert line in reason
+        assert len(reason) < 600
+
+
+def test_whoever_is_refused_is_counted_and_nobody_else(attacked: tuple[Outcome, str]) -> None:
+    outcome, _ = attacked
+    training = {site_of(node) for node in nodes_of(MessageType.TRAIN)}
+    evaluating = {site_of(node) for node in nodes_of(MessageType.EVALUATE)}
+    *rounds, final = outcome.rows
+
+    for row in rounds:
+        assert row["refused"].keys() == training
+    assert final["refused"].keys() == evaluating
+    refused = ROUNDS * len(training) + len(evaluating)
+    assert outcome.summary["trouble"] == {"failed": 0, "refused": refused, "missing": 0, "late": 0}
+
+    assert outcome.summary["clients"].keys() == {*HONEST} | training | evaluating
+    assert outcome.summary["accuracy-of-clients"].keys() == {*HONEST} | training
+
+
+def test_the_others_learn_what_they_learn_without_the_hostile(
+    attacked: tuple[Outcome, str], tmp_path: Path
+) -> None:
+    outcome, _ = attacked
+    honest_until_the_end = nodes_of(MessageType.EVALUATE)
+    without_the_others = with_hostile_sites(tmp_path, honest_until_the_end, None)
+
+    assert_unharmed(outcome, without_the_others)
+
+
+# -- attacks of one run each ---------------------------------------------------------------------
 
 
 def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -> None:
-    change, _ = HOSTILE_REPLIES["a gigabyte in the prototypes"]
+    change, _ = ATTACKS[MessageType.TRAIN]["a gigabyte in the prototypes"]
 
     tracemalloc.start()
     try:
@@ -134,13 +213,6 @@ def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -
         tracemalloc.stop()
 
     assert peak_bytes < 50e6
-
-
-def test_a_replayed_reply_is_refused(tmp_path: Path) -> None:
-    """Only the first one was honest."""
-    outcome = federation(tmp_path, replayed())
-
-    assert_refused(outcome, "a reply to round 1 in round", rounds=[2])
 
 
 @in_place
@@ -155,26 +227,40 @@ def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
     """It has an ordinary norm, and would make every honest client's next features NaN."""
     outcome = federation(tmp_path, negative_variances(), "fedavg", models="resnet4-imagenet-stem")
 
-    assert_refused(outcome, "running_var: below 0")
+    for row in outcome.rows[:ROUNDS]:
+        assert row["refused"].keys() == {"site-3"}
+        assert "running_var: below 0" in row["refused"]["site-3"]
     assert outcome.rows[-1]["valid"] == CLIENTS
 
 
-@pytest.mark.parametrize("figure", [{"correct__head": 60}, {"metrics__head/auc": 1.0}])
-def test_a_round_without_an_evaluation_has_no_figures_of_one(
-    figure: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_round_without_an_evaluation_has_no_figures_of_one(tmp_path: Path) -> None:
     """They would be those of the round, for nobody else has any."""
-    outcome = federation(tmp_path, report_with(**figure), evaluate_every=2, metrics="auc")
+    lies = {
+        1002: report_with(correct__head=60),
+        HOSTILE: report_with(**{"metrics__head/auc": 1.0}),
+    }
+    config = run_config(tmp_path, rounds=2, evaluate_every=2, metrics="auc", **HALF_OF_THE_DIGITS)
 
-    evaluated, unevaluated = outcome.rows[:2]
+    evaluated, unevaluated, _ = run_federation(config, CLIENTS, by(lies)).rows
+
     assert evaluated["accuracy"]
+    assert not evaluated["refused"]
     assert not unevaluated["accuracy"]
     assert not unevaluated.get("metrics")
-    assert_refused(outcome, "a round without one (evaluate-every)", rounds=[2])
+    assert unevaluated["refused"].keys() == {"site-2", "site-3"}
+    for reason in unevaluated["refused"].values():
+        assert "a round without one (evaluate-every)" in reason
 
 
-@pytest.mark.parametrize("algo", [algo for algo, declared in DECLARED.items() if declared.records])
-def test_the_same_holds_for_other_algorithms(algo: str, tmp_path: Path, without: Reference) -> None:
+ONE_OF_EACH_UPLOAD: dict[str, str] = {}
+"""Declaration of an upload, which is all that decides what is refused -> an algorithm with it."""
+for _algo, _declared in DECLARED.items():
+    if _declared.records:
+        ONE_OF_EACH_UPLOAD.setdefault(repr(CATALOG[_algo].exchange.up), _algo)
+
+
+@pytest.mark.parametrize("algo", ONE_OF_EACH_UPLOAD.values())
+def test_the_same_holds_for_other_uploads(algo: str, tmp_path: Path, without: Reference) -> None:
     """NaN is refused in the first round, and in the second what is too long."""
     declared = DECLARED[algo]
     sends_prototypes = bool(declared.prototypes) and algo != "protofed"  # its last round alone
@@ -214,21 +300,6 @@ def test_what_is_written_down_is_short_and_plain_json(tmp_path: Path) -> None:
         assert "Infinity" not in text
 
     assert outcome.summary["trouble"] == {"failed": 1, "refused": 0, "missing": 0, "late": 0}
-
-
-def test_a_rubbish_final_evaluation_is_refused(tmp_path: Path) -> None:
-    config = run_config(tmp_path, rounds=1, **DIGITS)
-    counts = extra("label_counts", ArrayRecord({"counts": raw(np.zeros(0, np.int64))}))
-    report = report_with(losses__total=1.0, train_samples=0)
-
-    tamper = by({1002: counts, HOSTILE: report}, MessageType.EVALUATE)
-    outcome = run_federation(config, CLIENTS, tamper)
-
-    assert outcome.rows[-1]["refused"] == {
-        "site-2": "an undeclared array record 'label_counts'",
-        "site-3": "report.losses.total is 1.0: the name is not declared, or the value out of range",
-    }
-    assert set(outcome.summary["accuracy-of-clients"]) == {"site-0", "site-1"}
 
 
 # -- what Flower cannot read ---------------------------------------------------------------------
@@ -382,111 +453,51 @@ def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: Printed) -> None:
 
 # -- introductions -------------------------------------------------------------------------------
 
-NO_COMPLETE_RECORD = "no complete record 'site'; is the other side's ProtoFL of"
-
-
-@in_place
-def card_without(message: Message, reply: Message, entry: str) -> None:
-    del reply.content.config_records["site"][entry]
-
-
-HOSTILE_INTRODUCTIONS: list[tuple[Change, str]] = [
-    (card_with(name="../../etc"), "site.name is '../../etc', not a name of ASCII letters"),
-    (card_with(name=""), "site.name is ''"),
-    (
-        card_with(name="x" * 10**6),
-        "site.name with a name that is too long or not printable (1000000 characters)",
-    ),
-    (
-        card_with(name="\x1b[2J"),
-        "site.name with a name that is too long or not printable (4 characters)",
-    ),
-    (card_with(partition=-1), "site.partition is -1"),
-    (card_with(train_samples="30"), "site.train_samples is '30'"),
-    (card_with(train_samples=2**62), "site.train_samples is 4611686018427387904"),
-    (card_with(classes=[1, 2, 3]), "site.classes is [1, 2, 3], not a list of names"),
-    (card_with(classes=[b"zero"]), "site.classes is [b'zero'], not a list of names"),
-    (card_with(present=[0, 0]), "site.present is [0, 0]"),
-    (
-        card_with(present=[3, 1]),
-        "site.present is [3, 1], not labels of its classes in ascending order",
-    ),
-    (card_with(present=[10]), "site.present is [10]"),
-    (card_with(present=["0"]), "site.present is ['0']"),
-    (card_with(secret=[0.5] * 64), NO_COMPLETE_RECORD),
-    (card_without("found"), NO_COMPLETE_RECORD),  # as of an older version
-]
-
-
-def test_a_rubbish_introduction_keeps_its_site_out(tmp_path: Path) -> None:
-    """With ``num-clients`` the others go on without it."""
-    changes = [change for change, _ in HOSTILE_INTRODUCTIONS]
-    tamper = by({HOSTILE + n: change for n, change in enumerate(changes)}, MessageType.QUERY)
-    clients = len(HONEST) + len(changes)
-    config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
-
-    outcome = run_federation(config, clients, tamper)
-    assert sorted(outcome.summary["clients"]) == sorted(HONEST)
-
-    config |= {"num-clients": 4, "out-dir": str(tmp_path / "all")}
-    with pytest.raises(FederationError) as caught:
-        run_federation(config, clients, tamper)
-
-    said = str(caught.value)
-    expected = {line for _, line in HOSTILE_INTRODUCTIONS}
-
-    for line in expected:
-        assert f" cannot take part: its introduction is not valid: {line}" in said
-
-    shape = re.compile(
-        r"(1 client|site-[\d, site-]+) cannot take part: its introduction is not valid: .{,700}"
-    )
-
-    assert [bool(shape.fullmatch(line)) for line in said.splitlines()] == [True] * len(expected)
-
-
-FIVE_MODELS = "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"
-
-
-@pytest.mark.parametrize(
-    ("algo", "claim", "line"),
-    [
-        ("fedavg", {"arch": "htcnn-1"}, "the sites differ in arch"),
+FALSE_CLAIMS: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "fedavg": [
+        ({"arch": "htcnn-1"}, "the sites differ in arch"),
+        ({"input_shape": [1, 4096, 4096]}, "the sites differ in the shape of their inputs"),
+        ({"input_shape": [7]}, "the sites differ in the shape of their inputs"),
+        ({"weights": "0123456789abcdef"}, "the sites differ in weights"),
+    ],
+    "fedproto": [
+        ({"classes": ["x", "y"], "present": [0, 1]}, "the sites differ in classes"),
+        ({"num_partitions": 9}, "the sites differ in num-partitions"),
+    ],
+    "lg-fedavg": [
+        ({"arch": "zzz"}, "arch is 'zzz'"),
         (
-            "fedavg",
-            {"input_shape": [1, 4096, 4096]},
-            "the sites differ in the shape of their inputs",
-        ),
-        ("fedavg", {"input_shape": [7]}, "the sites differ in the shape of their inputs"),
-        ("fedavg", {"weights": "0123456789abcdef"}, "the sites differ in weights"),
-        ("fedproto", {"classes": ["x", "y"], "present": [0, 1]}, "the sites differ in classes"),
-        ("fedproto", {"num_partitions": 7}, "the sites differ in num-partitions"),
-        ("lg-fedavg", {"arch": "zzz"}, "arch is 'zzz'"),
-        (
-            "lg-fedavg",
             {"arch": "resnet34-imagenet-stem+fc512"},
             "its arch and input_shape do not give the weights",
         ),
-        ("fedgh", {"arch": "zzz"}, "arch is 'zzz'"),
     ],
-)
-def test_the_first_decides_nothing(
-    algo: str, claim: dict[str, Any], line: str, tmp_path: Path, capsys: Printed
-) -> None:
-    """Of five sites four suffice; one claims the others' digest, and another model or division.
+    "fedgh": [({"arch": "zzz"}, "arch is 'zzz'")],
+}
+"""Algorithm -> what a site claims to be, and what the server says of it."""
+FIVE_MODELS = "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"
+
+
+@pytest.mark.parametrize("algo", FALSE_CLAIMS)
+def test_the_first_decide_nothing(algo: str, tmp_path: Path, capsys: Printed) -> None:
+    """Four honest sites suffice; the others claim their digest, and another model or division.
 
     All architectures share their heads: only what is built from a claim shows that its digest is
     false.
     """
+    claims = FALSE_CLAIMS[algo]
     models = "cnn4" if algo == "fedavg" else FIVE_MODELS
     config = run_config(tmp_path, algo=algo, rounds=1, min_clients=4, models=models, **DIGITS)
+    lies = {1000 + number: card_with(**claim) for number, (claim, _) in enumerate(claims)}
 
-    tamper = by({1000: card_with(**claim)}, MessageType.QUERY)
-    outcome = run_federation(config, nodes=real_sites(5), tamper=tamper)
+    nodes = real_sites(len(claims) + 4)
+    outcome = run_federation(config, nodes=nodes, tamper=by(lies, MessageType.QUERY))
 
-    assert sorted(outcome.summary["clients"]) == ["site-1", "site-2", "site-3", "site-4"]
+    honest = [f"site-{number}" for number in range(len(claims), len(nodes))]
+    assert sorted(outcome.summary["clients"]) == honest
     assert [row["valid"] for row in outcome.rows] == [4, 4]
-    assert f"site-0: {line}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    for number, (_, line) in enumerate(claims):
+        assert f"site-{number}: {line}" in said
 
 
 def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: Printed) -> None:
@@ -567,7 +578,7 @@ def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "test"
 
     config |= {"early-stopping": 2, "run-name": "stopping"}
-    line = "early-stopping = 2: 1 of 5 clients has validation samples, too few for"
+    line = "early-stopping = 2: only 1 of 5 clients with validation samples, too few for"
 
     with pytest.raises(SettingsError, match=line):
         run_federation(config, nodes=real_sites(5), tamper=lies)

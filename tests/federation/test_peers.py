@@ -73,21 +73,21 @@ def ends_with_a_result(outcome: Outcome) -> bool:
 
 
 def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path: Path) -> None:
-    """West is away for two rounds, a fifth hospital joins, south leaves, a second study follows."""
+    """West is away for a round, a fifth hospital joins, south leaves, a second study follows."""
     hospitals = Hospitals(tmp_path, (*FOUR, "fifth"))
     four = hospitals.without("fifth")
-    heart = hospitals.study(*FOUR, rounds=4, min_clients=3)
+    heart = hospitals.study(*FOUR, rounds=3, min_clients=3)
 
     def west_is_away(message: Any, reply: Any) -> Any:
-        is_away = message.metadata.group_id in ("2", "3")
+        is_away = message.metadata.group_id == "2"
         return by({4: silent})(message, reply) if is_away else reply
 
     first = hospitals.federate(heart, four, 1, west_is_away)
-    assert [row["valid"] for row in first.rows] == [4, 3, 3, 4, 4]
+    assert [row["valid"] for row in first.rows] == [4, 3, 4, 4]
     assert ends_with_a_result(first)
 
     again = hospitals.federate(heart, four, 2)
-    assert [row["valid"] for row in again.rows] == [4, 4, 4, 4, 4]
+    assert [row["valid"] for row in again.rows] == [4, 4, 4, 4]
 
     larger = hospitals.study(rounds=2, min_clients=3)
     joined = hospitals.federate(larger, hospitals.nodes, 3)

@@ -12,8 +12,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MessageType, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import Message, MessageType
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,7 +25,6 @@ from client_app.algorithms.base import (
 )
 from client_app.algorithms.fedavg import FedAvg
 from client_app.algorithms.fedproto import FedProto
-from client_app.app import app as client_app
 from client_app.learning import training
 from client_app.learning.training import Step, make_optimizer
 from client_app.protections import protections_of
@@ -50,7 +48,6 @@ from protofl_common.report.charts import spent as spent_on_page
 from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
-from protofl_common.wire.records import Instructions, pack_instructions
 from protofl_common.wire.schema import Counts
 from server_app.callbacks.stopping import Budget, planned_epsilon
 from server_app.network.membership import FederationError
@@ -62,6 +59,7 @@ from tests.support.harness import (
     Nodes,
     Outcome,
     client_of,
+    instructions,
     reason_in,
     refusal,
     rows_without_a_reply,
@@ -347,7 +345,6 @@ UNPAID = [
     PlainTeacher,
     ASecondLoop,
 ]
-UNPAID += [PlainBefore, PlainAfter, PlainBeforeTheTable, PlainTeacher, ASecondLoop]
 
 
 @pytest.mark.parametrize("half", UNPAID)
@@ -401,14 +398,17 @@ def exact_in_place_of_noisy(monkeypatch: Patch, pays: bool) -> None:
 
 TABLES: dict[str, str] = {}
 """Algorithm -> the entry of its upload that is a table of classes."""
+ONE_OF_EACH_TABLE: dict[str, str] = {}
+"""Kind of table -> an algorithm with it."""
 for algo in COVERED:
     for name, entry in CATALOG[algo].exchange.up.items():
         if entry.shows_classes:
             TABLES[algo] = name
+            ONE_OF_EACH_TABLE.setdefault(type(entry).__name__, algo)
+EXACT = [(algo, True) for algo in TABLES] + [(algo, False) for algo in ONE_OF_EACH_TABLE.values()]
 
 
-@pytest.mark.parametrize("pays", [False, True])
-@pytest.mark.parametrize("algo", TABLES)
+@pytest.mark.parametrize(("algo", "pays"), EXACT)
 def test_an_exact_table_in_the_place_of_a_noisy_one_is_refused_by_name(
     algo: str, pays: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -657,13 +657,10 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     Of a ledger that is spent, neither training nor evaluation is left.
     """
     config = run_config(tmp_path, **SMALL | {"algo": "local", "rounds": 2, "evaluate_every": 2})
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-    context = Context(1, 7, {"partition-id": 0, "num-partitions": 2}, RecordDict(), config)
+    grid = LocalGrid(config, {7: {"partition-id": 0, "num-partitions": 2}}, run_id=1)
 
     def ask(kind: str) -> Message:
-        instructions = pack_instructions(Instructions(1, "run", RunHistory(1)))
-        reply: Message = client_app(Message(RecordDict({"round": instructions}), 7, kind), context)
-        return reply
+        return grid.asked(Message(instructions(run_id=1), 7, kind, group_id="1"))
 
     replies = [ask(MessageType.EVALUATE) for _ in range(400)]
 

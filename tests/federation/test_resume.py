@@ -18,7 +18,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.data.store import data_key
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
-from protofl_common.runs.folder import CHECKPOINTS, checkpoints
+from protofl_common.runs.folder import CHECKPOINTS, RunFolder
 from protofl_common.tools.arguments import read_recipe
 from server_app.callbacks.checkpoints import as_toml
 from server_app.network.membership import FederationError
@@ -195,7 +195,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, place, 5)
-    kept = checkpoints(tmp_path / "parts" / "runs" / "mine")
+    kept = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()
 
     assert len(kept) == 3
 
@@ -215,7 +215,7 @@ def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_pa
     config = run_config(tmp_path, run_name="mine", **SMALL)
     stop(config, STORED, 1)
     folder = tmp_path / "runs" / "mine"
-    whole = {path: path.read_bytes() for path in checkpoints(folder)}
+    whole = {path: path.read_bytes() for path in RunFolder(folder).checkpoints()}
 
     assert [path.name for path in whole] == ["000001.safetensors", "000000.safetensors"]
 
@@ -241,7 +241,7 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
-    monkeypatch.setattr("server_app.run.checkpoint.code_at_server", lambda _: "abad1dea")
+    monkeypatch.setattr("server_app.run.job.code_at_server", lambda _: "abad1dea")
     stop(config, STORED, 1)
     partition = config["partition"]
     monkeypatch.setitem(PARTITIONS, partition, replace(PARTITIONS[partition], version=9))
@@ -282,7 +282,8 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
 
     def sync(path: Path) -> None:
         assert path.name == "mine"  # the folder of a run
-        checkpoints_when_synced.append(len(checkpoints(tmp_path / "runs" / "mine")))
+        checkpoints = RunFolder(tmp_path / "runs" / "mine").checkpoints()
+        checkpoints_when_synced.append(len(checkpoints))
 
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_unless_full)
     monkeypatch.setattr("server_app.callbacks.checkpoints.sync_disk_of", sync)

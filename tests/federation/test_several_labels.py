@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from protofl_common.config.options import SettingsError
 from protofl_common.data import DataError, check_data_settings
 from protofl_common.data.store import open_data
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings
+from protofl_common.report.page import write_report
+from protofl_common.tasks import MultiLabel
 from protofl_common.tools.cli import main
 from protofl_common.tools.inference import Predictor
 from tests.support.harness import run_config, run_federation
@@ -164,6 +168,125 @@ def test_bad_labels_are_named(
         labels_in(tmp_path, table_in(tmp_path, header, *rows), **changes)
 
 
+def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = {"a": [1.0, 2, 3], "labels": [[2], [], [0, 1]]}
+    kinds = datasets.Features(
+        {
+            "a": datasets.Value("float32"),
+            "labels": datasets.List(datasets.ClassLabel(names=["Mass", "Fluid", "Cough"])),
+        }
+    )
+    datasets.Dataset.from_dict(columns, features=kinds).save_to_disk(tmp_path / "named")
+    by_name = {"a": columns["a"], "labels": [["Cough"], [], ["Mass", "Fluid"]]}
+    datasets.Dataset.from_dict(by_name).save_to_disk(tmp_path / "texts")
+    for name in ("named", "texts"):
+        read = labels_in(tmp_path, tmp_path, dataset=f"hf:{name}", label_map="Fluid=Effusion")
+        assert read == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]
+
+
+# -- figures
+def test_f1_is_at_thresholds_of_validation_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they choose a threshold above all scores, no label is predicted of test samples."""
+    monkeypatch.setattr(MultiLabel, "thresholds", lambda *_: np.full(3, 1e9))
+    config = config_of(
+        tmp_path,
+        arrays_in(tmp_path),
+        algo="fedavg",
+        metrics="macro-f1",
+        validation_fraction=0.3,
+    )
+    final = run_federation(config, clients=2).rows[-1]
+    assert final["metrics"]["head/macro-f1"]["mean"] == 0
+    assert final["validation"]["head/macro-f1"]["mean"] > 0.3
+
+
+def test_a_label_that_nobody_tests_is_named(tmp_path: Path) -> None:
+    inputs, labels = several()
+    labels[:, 2] = 0
+    np.savez(tmp_path / "two.npz", inputs=inputs, labels=labels)
+    metrics = "label-auc,label-auc-error"
+    config = config_of(tmp_path, tmp_path / "two.npz", algo="local", rounds=1, metrics=metrics)
+    outcome = run_federation(config, clients=2)
+    said = "no client can test the labels Cough: its test samples all have it, or all lack it"
+    assert said in outcome.summary["warnings"]
+
+    page = write_report(outcome.folder).read_text(encoding="utf-8")
+    table = page[page.index("AUC of each label") :]
+    errors = []
+    for client in outcome.rows[-1]["clients"].values():
+        errors.append(client["metrics"]["head/label-auc-error/1"])
+    mean = outcome.summary["metrics"]["head/label-auc/1"]["mean"]
+    half = 1.96 * np.sqrt(np.square(errors).sum()) / 2
+    assert f"{mean - half:.3f} … {min(1, mean + half):.3f}" in table
+    assert "nobody" in table
+
+
+# -- later
+@pytest.mark.parametrize(
+    ("task", "head", "names", "known_before"),
+    [
+        ("multi-label", "lda", ["Mass", "Effusion", "Cough"], ["Effusion", "Mass"]),
+        ("single-label", "qda", ["a", "b", "c"], ["a", "c"]),
+    ],
+)
+def test_a_site_with_a_new_name_comes_later(
+    task: str, head: str, names: list[str], known_before: list[str], tmp_path: Path
+) -> None:
+    """The head is that of one run of both, of which the first knew nothing of the new name."""
+    inputs, _ = several()
+    rng = np.random.default_rng(8)
+    kept, lost = known_before
+    less = [kept, "other"]
+    files = {
+        "first": (known_before, inputs[:120]),
+        "later": (names, inputs[120:]),
+        "less": (less, inputs),
+    }
+    for site, (known, of_site) in files.items():
+        if task == "multi-label":
+            labels = rng.integers(2, size=(len(of_site), len(known)))
+        else:
+            labels = np.array(known)[rng.integers(len(known), size=len(of_site))]
+        np.savez(tmp_path / f"{site}.npz", inputs=of_site, labels=labels, classes=known)
+
+    def run(folder: str, classes: list[str], *sites: str, start_from: str = "") -> Any:
+        nodes = {}
+        for number, site in enumerate(sites, 1):
+            file = str(tmp_path / f"{site}.npz")
+            nodes[number] = {"site-name": site, "dataset": "arrays", "data-dir": file}
+        config = run_config(
+            tmp_path / folder,
+            task=task,
+            dataset="arrays",
+            classes=",".join(classes),
+            partition="own",
+            num_clients=len(sites),
+            min_clients=len(sites),
+            algo="gaussian",
+            backbones="none",
+            rounds=1,
+            gaussian__head=head,
+            gaussian__revocable=True,
+            gaussian__start_from=start_from,
+        )
+        return run_federation(config, nodes=nodes).folder
+
+    earlier = str(run("one", known_before, "first"))
+    checkpoints = []
+    later = run("two", names, "later", start_from=earlier)
+    for folder in (later, run("both", names, "first", "later")):
+        checkpoints.append(load_file(folder / "checkpoints" / "000001.safetensors"))
+    found, wanted = checkpoints
+    for name in ("shares", "first", "second"):
+        torch.testing.assert_close(found[f"moments/{name}"], wanted[f"moments/{name}"])
+
+    with pytest.raises(SettingsError, match=f"its classes are .*{lost}.*; this run lacks some"):
+        run("three", less, "less", start_from=earlier)
+
+
 # -- refused
 @pytest.mark.parametrize("algo", [name for name in CATALOG if name not in ABLE])
 def test_other_methods_refuse_it_by_name(algo: str, tmp_path: Path) -> None:
@@ -174,7 +297,7 @@ def test_other_methods_refuse_it_by_name(algo: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("setting", "why"), [
     ({"dp": "sample"}, "a sample of several labels adds to several classes"),
     ({"dataset": "digits", "classes": ""}, "dataset 'digits' is not of this kind"),
-    ({"dataset": "hf:any"}, "dataset 'hf:any' is not of this kind"),
+    ({"dataset": "text-csv"}, "dataset 'text-csv' is not of this kind"),
     ({"positive_rate": 0.5}, "hides labels of samples that have one each"),
     ({"metrics": "recall"}, "'recall' is not one of auc"),
     ({"baselines": "fedgen"}, "fedgen does not learn several labels"),

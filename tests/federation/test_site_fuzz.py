@@ -41,9 +41,9 @@ from protofl_common.wire.refusal import Refusal, pack_refusal
 from tests.support.attacks import raw
 from tests.support.given import Patch
 from tests.support.hangs import computes_at_most
+from tests.support.harness import RUN_ID, instructions
 from tests.support.rubbish import TEXTS, VALUES, arrays, floats
 
-RUN = 4711
 SECRET = "Jane-Doe-1961-02-03"
 WEIGHT = 0.12345678
 MODULE = "canary_module"
@@ -197,10 +197,10 @@ class SiteOnDisk:
         if kind == MessageType.QUERY:
             content = RecordDict({**pack_settings(digest_of(config)), **content})
         (self.state / "privacy" / "north.answered").unlink(missing_ok=True)
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, 1
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, 1
         message = Message(content, 7, kind, group_id="1")
         message.metadata.__dict__["_message_id"] = "m"
-        context = Context(RUN, 7, self.node, RecordDict(), config)
+        context = Context(RUN_ID, 7, self.node, RecordDict(), config)
         with self.watch() as odd, computes_at_most(HANG, "a site that never answers"):
             reply: Message = client_app.app.app(message, context)
         assert not odd, odd[:5]
@@ -252,9 +252,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
             patch.setattr(place, audited(resolve_name(place), "w" if "save" in place else "r"))
         with suppress(ImportError):
             import_module("datasets")  # which tries what kinds of sockets there are
-        for algo in CATALOG:  # what is imported when it is first needed
-            for kind in (MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE):
-                found.answer(base(algo=algo), instructions(run_name=f"first-{algo}"), kind)
+        # what is imported when it is first needed
+        for algo in CATALOG:
+            found.answer(base(algo=algo), instructions(run_name=f"first-{algo}"), MessageType.TRAIN)
+        for kind in (MessageType.QUERY, MessageType.EVALUATE):
+            found.answer(base(), instructions(run_name="first"), kind)
         yield found
         found.assert_untouched()
 
@@ -303,11 +305,6 @@ def base(**changes: Any) -> dict[str, Any]:
         "threads": 1,
         **changes,
     }
-
-
-def instructions(**changes: Any) -> RecordDict:
-    values = {"round": 1, "run_name": "mine", "run_history": str(RUN), "counted": 0, "part": 1.0}
-    return RecordDict({"round": ConfigRecord(values | changes)})
 
 
 HUGE = (2**63 - 1, 10**12, 10**6)
@@ -376,7 +373,7 @@ for _name, _row in CATALOG.items():
 def messages(draw: st.DrawFn) -> RecordDict:
     """Instructions, changed in some places, with records of what a server sends."""
     known_names = ["earlier", "first-fedproto", "../../outside", "{root}/outside", "mine"]
-    run_histories = [str(RUN), f"12:1,{RUN}", f"12:5,{RUN}", "12", f"{RUN}:1,12"]
+    run_histories = [str(RUN_ID), f"12:1,{RUN_ID}", f"12:5,{RUN_ID}", "12", f"{RUN_ID}:1,12"]
     rounds = st.integers(-1, 5)
     likely = {
         "round": rounds,
@@ -425,7 +422,7 @@ FEDPROTO = {"algo": "fedproto"}
 EARLIER = instructions(run_name="earlier")
 
 
-GOES_ON = instructions(run_name="earlier", run_history=f"12:1,{RUN}")
+GOES_ON = instructions(run_name="earlier", run_history=f"12:1,{RUN_ID}")
 
 
 FILE = {"backbones": "file:small:{root}/outside/x.json"}

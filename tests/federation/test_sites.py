@@ -45,6 +45,7 @@ from tests.support.given import Patch, Printed
 from tests.support.harness import (
     LocalGrid,
     client_of,
+    instructions,
     reason_in,
     refusal,
     run_config,
@@ -68,9 +69,7 @@ def question(config: dict[str, Any]) -> Message:
 
 def instruction(number: int, kind: str = MessageType.TRAIN, **entries: Any) -> Message:
     """What a server sends in a round; 4711 is the Flower run of these messages."""
-    defaults = {"run_name": "mine", "run_history": "4711", "counted": 0, "part": 1.0}
-    record = ConfigRecord({"round": number, **defaults, **entries})
-    return Message(RecordDict({"round": record}), 7, kind, group_id=str(number))
+    return Message(instructions(number, **entries), 7, kind, group_id=str(number))
 
 
 def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:

@@ -19,10 +19,9 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.proto import recorddict_pb2 as proto
-from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from client_app import app as client_module
@@ -37,21 +36,22 @@ from protofl_common.data import DataError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import RunFolder
-from protofl_common.wire.records import NEXT_SUM, pack_site_card
+from protofl_common.wire.records import NEXT_SUM
 from protofl_common.wire.refusal import Refusal, pack_refusal
 from tests.support.anew import RECORDS, arrays_anew, bytes_of, read_anew
-from tests.support.attacks import by, card_with, values_of
+from tests.support.attacks import Change, card_with, values_of
 from tests.support.declaration import Declared
 from tests.support.declared import DECLARED, SITE
 from tests.support.given import Patch, Printed
 from tests.support.harness import (
+    LocalGrid,
     Outcome,
     client_of,
     rows_without_a_reply,
     run_config,
     run_federation,
 )
-from tests.support.hostile_replies import HOSTILE_REPLIES
+from tests.support.hostile import ATTACKS
 from tests.support.sites import real_sites
 
 CLIENTS, ROUNDS = 3, 2
@@ -302,14 +302,15 @@ def test_every_byte_of_every_reply_is_declared(algo: str, tmp_path: Path) -> Non
 # -- a client that sends more is found out --------------------------------------------------------
 
 FOUND_BY_READING = {
-    "features beside the prototypes": "bytes beyond the declared values",
-    "features among the prototypes": "an undeclared array",
-    "bytes after an array": "bytes beyond the shape",
-    "an undeclared text": "bytes beyond the declared values",
-    "an undeclared number": "an undeclared number losses.feature",
-    "a list in place of a number": "not a single number",
+    (MessageType.QUERY, "a field more"): "an undeclared field",
+    (MessageType.TRAIN, "features beside the prototypes"): "bytes beyond the declared values",
+    (MessageType.TRAIN, "features among the prototypes"): "an undeclared array",
+    (MessageType.TRAIN, "bytes after an array"): "bytes beyond the shape",
+    (MessageType.TRAIN, "an undeclared text"): "bytes beyond the declared values",
+    (MessageType.TRAIN, "an undeclared number"): "an undeclared number losses.feature",
+    (MessageType.TRAIN, "a list in place of a number"): "not a single number",
 }
-"""Hostile reply that carries more than is declared -> what the reader of its bytes says."""
+"""Attacks that carry more than is declared -> what the reader of their bytes says."""
 
 
 @pytest.fixture(scope="module")
@@ -317,36 +318,27 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return federation(tmp_path_factory.mktemp("honest"), "fedproto")
 
 
-@pytest.mark.parametrize("attack", FOUND_BY_READING)
+def assert_found_out(honest: Outcome, kind: str, change: Change, found: str, folder: Path) -> None:
+    """With this change of a reply, what holds for every honest one does not hold."""
+    message, reply = honest.exchanged(kind)[0]
+    sent = change(message, Message(deepcopy(reply.content), reply_to=message))
+    grid = SimpleNamespace(log=[(message, sent)], run_config=honest.grid.run_config)
+    with pytest.raises(AssertionError, match=found):
+        assert_private(SimpleNamespace(grid=grid), folder, "fedproto")
+
+
+@pytest.mark.parametrize(("kind", "attack"), FOUND_BY_READING)
 def test_a_client_that_sends_more_is_found_out(
-    attack: str, honest: Outcome, tmp_path: Path
+    kind: str, attack: str, honest: Outcome, tmp_path: Path
 ) -> None:
     """So the test above can see it. The server refuses it, too (test_hostile)."""
-    change, _ = HOSTILE_REPLIES[attack]
-    message, reply = honest.exchanged(number=1)[0]
-
-    sent = change(message, Message(deepcopy(reply.content), reply_to=message))
-
-    log = SimpleNamespace(grid=SimpleNamespace(log=[(message, sent)]))
-    with pytest.raises(AssertionError, match=FOUND_BY_READING[attack]):
-        assert_private(log, tmp_path, "fedproto")
+    change, _ = ATTACKS[kind][attack]
+    assert_found_out(honest, kind, change, FOUND_BY_READING[kind, attack], tmp_path)
 
 
-def assert_found_out_here_alone(outcome: Outcome, folder: Path, found: str) -> None:
-    """The server cannot tell this from honest replies."""
-    with pytest.raises(AssertionError, match=found):
-        assert_private(outcome, folder, "fedproto")
-    assert not any(row["refused"] for row in outcome.rows)
-
-
-def test_a_path_in_an_introduction_is_found_out(tmp_path: Path) -> None:
-    tamper = by({1000: card_with(domain="/srv/scans")}, MessageType.QUERY)
-
-    outcome = run_federation(
-        small_config(tmp_path, "fedproto"), tamper=tamper, nodes=real_nodes(tmp_path)
-    )
-
-    assert_found_out_here_alone(outcome, tmp_path, "a path")
+def test_a_path_in_an_introduction_is_found_out(honest: Outcome, tmp_path: Path) -> None:
+    change = card_with(domain="/srv/scans")
+    assert_found_out(honest, MessageType.QUERY, change, "a path", tmp_path)
 
 
 def test_a_sample_in_place_of_a_mean_is_found_out(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -362,18 +354,8 @@ def test_a_sample_in_place_of_a_mean_is_found_out(tmp_path: Path, monkeypatch: P
 
     outcome = federation(tmp_path, "fedproto")
 
-    assert_found_out_here_alone(outcome, tmp_path, "of a single sample")
-
-
-def test_a_further_field_of_the_introduction_is_found_out(tmp_path: Path) -> None:
-    """The server refuses it, too (test_hostile)."""
-    card = pack_site_card(card_of(client_of(small_config(tmp_path, "local"), 1), 1, ""))
-    honest = RecordDict({"site": card})
-    longer = RecordDict({"site": ConfigRecord({**card, "counts": [10, 20]})})
-
-    assert_only_declared("local", MessageType.QUERY, 0, bytes_of(honest))
-    with pytest.raises(AssertionError, match="an undeclared field"):
-        assert_only_declared("local", MessageType.QUERY, 0, bytes_of(longer))
+    with pytest.raises(AssertionError, match="of a single sample"):
+        assert_private(outcome, tmp_path, "fedproto")
 
 
 # -- every byte of every record under every protection is declared, too ---------------------------
@@ -498,16 +480,13 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
     """Whatever fails in whatever part of a round, at a machine with an operator."""
     # The checkout's own state-dir counts the refusals of a day.
     node = {"site-name": "north", "state-dir": str(tmp_path)}
-    context = Context(1, 7, node, RecordDict(), run_config(tmp_path))
-    TaskIdentity.task_id = 1
-    TaskIdentity.run_id = 1
-    TaskIdentity.node_id = 7
+    grid = LocalGrid(run_config(tmp_path), {7: node})
     name = "north" if kind == MessageType.QUERY else ""
 
     for error, said in SAID.items():
         for module in (client_module, introduction, secure_sum, trained_model):
             monkeypatch.setattr(module, "open_client", MagicMock(side_effect=error(SECRET)))
-        reply = client_module.app(Message(RecordDict(), 7, kind, group_id="1"), context)
+        reply = grid.asked(Message(RecordDict(), 7, kind, group_id="1"))
         line = f"{error.__name__}: {said}; the log of the site says more"
         assert reply.error.reason == pack_refusal(Refusal(line, site=name))
 

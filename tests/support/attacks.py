@@ -1,7 +1,7 @@
 """What a hostile or broken client may send, as changes of its honest reply.
 
-They are for the in-process federation of `tests/support/harness.py`. `hostile_replies.py` is a
-table of such changes, each with what the server says of it.
+They are for the in-process federation of `tests/support/harness.py`. `hostile.py` is a table of
+such changes, each with what the server says of it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -109,31 +109,13 @@ def interrupted(*_: object) -> Any:
     raise KeyboardInterrupt
 
 
-def from_node(message: Message, reply: Message) -> Message:
-    """Give a reply the sender that Flower would write on it."""
-    reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
-    return reply
-
-
 def failing(code: int, reason: str) -> Change:
     """An error takes the place of the reply."""
-    return lambda message, _: from_node(message, Message(Error(code, reason), reply_to=message))
+    return lambda message, _: Message(Error(code, reason), reply_to=message)
 
 
 silent = failing(0, "gone")
 """What a run looks like without this client's replies."""
-
-
-def replayed() -> Change:
-    """It sends its first reply again and again."""
-    first: list[RecordDict] = []
-
-    def change(message: Message, reply: Message) -> Message:
-        if not first:
-            first.append(reply.content)
-        return from_node(message, Message(first[0], reply_to=message))
-
-    return change
 
 
 # -- changed records -----------------------------------------------------------------------------
@@ -166,6 +148,11 @@ def card_with(message: Message, reply: Message, **values: Any) -> None:
     """Change or add entries of the introduction."""
     for key, value in values.items():
         reply.content.config_records["site"][key] = value
+
+
+@in_place
+def card_without(message: Message, reply: Message, entry: str) -> None:
+    del reply.content.config_records["site"][entry]
 
 
 @in_place

@@ -1,4 +1,4 @@
-"""Runs that never ran: the files that a finished one leaves behind."""
+"""What never ran: servers without a federation, uploads, and the files of a finished run."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,10 @@ from safetensors.numpy import save_file
 from protofl_common.config.options import Scalar
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.experiment.settings import Settings, default_run_config
+from protofl_common.wire.payloads import Payload
+from protofl_common.wire.records import Report
 from server_app.run.bounds import bounds_of
+from server_app.run.replies import Upload
 from server_app.strategies.base import server_half
 
 Accuracies = dict[str, dict[str, float]]
@@ -35,6 +38,11 @@ def server_of(algo: str, classes: Iterable[Any] = "ab", **changes: Any) -> Any:
         fewest_replies=1,
     )
     return server_half(CATALOG[algo])(network)
+
+
+def upload(site: str, samples: int = 10, **entries: Any) -> Upload:
+    """A site's valid upload in round 1, after training on so many samples."""
+    return Upload(site, Payload(**entries), Report(1, samples, 0))
 
 
 def write_run(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 
 from client_app.site.client import open_client
 from client_app.site.workshop import Workshop, open_workshop
@@ -169,6 +169,12 @@ def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
     with pytest.raises(SettingsError) as caught:
         settings_of(config, node)
     return str(caught.value)
+
+
+def instructions(number: int = 1, run_id: int = RUN_ID, **entries: Any) -> RecordDict:
+    """What a server says of a round to a site; its entries may be forged."""
+    honest = {"run_name": "mine", "run_history": str(run_id), "counted": 0, "part": 1.0}
+    return RecordDict({"round": ConfigRecord({"round": number, **honest, **entries})})
 
 
 def reason_in(reply: Message) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 
-from server_app.run.checkpoint import Checkpoint, checkpoints
+from protofl_common.runs.folder import RunFolder
+from server_app.run.checkpoint import Checkpoint
 from tests.support import ROOT, processes
 
 
@@ -132,7 +133,7 @@ class Standing:
 
     def acknowledged(self, run: str) -> int:
         """How many rounds a run's newest checkpoint holds."""
-        found = checkpoints(self.folder / "runs" / run)
+        found = RunFolder(self.folder / "runs" / run).checkpoints()
         return Checkpoint.read(found[0]).round if found else 0
 
     def wait_for_client(self, site: str) -> psutil.Process:

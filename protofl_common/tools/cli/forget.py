@@ -25,7 +25,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.maths.gaussian import ClassMoments, GaussianHead
 from protofl_common.models.trained import TrainedModel
-from protofl_common.runs.folder import BEST, WEIGHTS, checkpoints
+from protofl_common.runs.folder import BEST, WEIGHTS, RunFolder
 from protofl_common.tools.arguments import add_allow_python, run_named
 from protofl_common.wire.payloads import StateDict
 from server_app.run.checkpoint import locked_run, newest_undamaged
@@ -74,7 +74,7 @@ def act(arguments: argparse.Namespace) -> None:
         state |= {f"moments/{name}": value for name, value in moments.items()}
         state["counts_C"] = counts_C
         replace(checkpoint, state=state).write(run)
-        for older in checkpoints(run)[1:]:
+        for older in RunFolder(run).checkpoints()[1:]:
             older.unlink()
 
     print(f"{site}: taken out; {len(sent)} sites are left: {', '.join(in_order(sent))}")

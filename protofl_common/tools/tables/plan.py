@@ -32,7 +32,7 @@ from protofl_common.experiment.settings import (
     to_run_config,
 )
 from protofl_common.runs.events import Event, Failed, RoundDone
-from protofl_common.runs.folder import CHECKPOINTS, SUMMARY, RunFolder, checkpoints
+from protofl_common.runs.folder import CHECKPOINTS, SUMMARY, RunFolder
 from protofl_common.tools.arguments import read_recipe
 from protofl_common.tools.tables.figure import Figure
 from protofl_common.tools.tables.spec import TableFile
@@ -296,7 +296,7 @@ class Runs:
         What the folder has is removed where the run cannot be resumed from it.
         """
         folder = self.folder_of(run)
-        resume = bool(checkpoints(folder)) and not (folder / SUMMARY).exists()
+        resume = bool(RunFolder(folder).checkpoints()) and not (folder / SUMMARY).exists()
         if not resume:  # it has no checkpoint, or a finished run of other settings
             shutil.rmtree(folder, ignore_errors=True)
         failure = launch(run, self.folder, resume, on_round)

@@ -1,7 +1,5 @@
 """How long an exchange waits for late sites."""
 
-import pytest
-
 from server_app.network.patience import ReplyTimes
 
 MINUTE = 60.0
@@ -19,17 +17,17 @@ def test_how_long_training_takes_does_not_follow_from_an_exchange_of_keys() -> N
     assert times.patience("query.unmask", [0.5], ["west"], grace=3.0, least=120.0) == 120.0
 
 
-@pytest.mark.parametrize(("answered", "minutes"), [(30, 30), (7, 7)])
-def test_a_site_that_was_given_up_has_the_time_it_needed_in_later_rounds(
-    answered: float, minutes: float
-) -> None:
-    times = ReplyTimes()
-    times.note("train", "west", asked=0.0, answered=answered * MINUTE)
+def waited_for(site: str, times: ReplyTimes) -> float:
+    """The seconds of a round in which the others trained for a minute."""
+    return times.patience("train", [MINUTE], [site], grace=3.0, least=120.0)
 
-    assert (
-        times.patience("train", [MINUTE], ["west"], grace=3.0, least=120.0) == 3 * minutes * MINUTE
-    )
-    assert times.patience("train", [MINUTE], ["east"], grace=3.0, least=120.0) == 3 * MINUTE
+
+def test_a_site_that_was_given_up_has_the_time_it_needed_in_later_rounds() -> None:
+    times = ReplyTimes()
+    times.note("train", "west", asked=0.0, answered=30 * MINUTE)
+
+    assert waited_for("west", times) == 3 * 30 * MINUTE
+    assert waited_for("east", times) == 3 * MINUTE
 
 
 def test_a_message_that_waited_for_the_one_before_it_was_not_worked_on() -> None:
@@ -37,4 +35,4 @@ def test_a_message_that_waited_for_the_one_before_it_was_not_worked_on() -> None
     times.note("train", "west", asked=0.0, answered=30 * MINUTE)
     times.note("train", "west", asked=6 * MINUTE, answered=65 * MINUTE)
 
-    assert times.patience("train", [MINUTE], ["west"], grace=3.0, least=120.0) == 3 * 35 * MINUTE
+    assert waited_for("west", times) == 3 * 35 * MINUTE

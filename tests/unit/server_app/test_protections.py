@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
-from protofl_common.wire.records import Report
 from server_app import protections
 from server_app.protections import PROTECTIONS, protections_of
 from server_app.protections.base import Accepted, Protection
@@ -20,7 +18,7 @@ from server_app.protections.outliers import RefuseOutliers
 from server_app.round import view_of
 from server_app.run.bounds import Bounds
 from server_app.run.replies import Upload
-from tests.support.fakes import server_of
+from tests.support.fakes import server_of, upload
 
 ALWAYS = ["RefuseOutliers", "BoundSamples", "EnoughReplies"]
 
@@ -46,28 +44,34 @@ def test_every_protection_has_its_place() -> None:
     ("mpft", {}, ["BoundVectors"]),
 ])  # fmt: skip
 def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -> None:
-    acting = protections_of(view_of(server_of(algo, **settings)))
-    wanted = ["EnoughReplies"] if more is None else [*ALWAYS, *more]
-    assert [type(protection).__name__ for protection in acting] == wanted
+    view = view_of(server_of(algo, **settings))
+
+    acting = [type(protection).__name__ for protection in protections_of(view)]
+
+    if more is None:  # the server sees a sum alone
+        assert acting == ["EnoughReplies"]
+    else:
+        assert acting == [*ALWAYS, *more]
 
 
-def upload(site: str, length: float) -> Upload:
-    vector = Prototypes(torch.tensor([[length, 0.0]]), torch.tensor([0]))
-    return Upload(site, Payload(prototypes=vector), Report(1, 10, 5))
+def of_length(length: float, site: str) -> Upload:
+    vector = Prototypes(torch.tensor([[length]]), torch.tensor([0]))
+    return upload(site, prototypes=vector)
 
 
 def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> None:
-    view = replace(
-        view_of(server_of("fedproto")), fewest_replies=3, bounds=Bounds(max_norm_ratio=5)
-    )
-    sent = [upload("a", 1.0), upload("b", 1.0), upload("c", 99.0)]
+    bounds = Bounds(max_norm_ratio=5)
+    view = replace(view_of(server_of("fedproto")), fewest_replies=3, bounds=bounds)
+    sent = [of_length(1.0, "a"), of_length(1.0, "b"), of_length(99.0, "c")]
 
-    accepted = Accepted(sent).then(RefuseOutliers(), view).then(EnoughReplies(), view)
+    after_first = Accepted(sent).then(RefuseOutliers(), view)
+    accepted = after_first.then(EnoughReplies(), view)
 
     assert accepted.why_void == "2 valid replies, fewer than min-replies = 3"
     assert accepted.refused.keys() == {"c"}
     assert accepted.kept == []
-    assert accepted.then(EnoughReplies(), replace(view, fewest_replies=9)) is accepted
+    another = replace(view, fewest_replies=9)
+    assert accepted.then(EnoughReplies(), another) is accepted
 
 
 def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
@@ -79,11 +83,11 @@ def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
     for site, (step, change) in moves.items():
         weights = {name: value + step for name, value in server.weights.items()}
         control = {name: value + change for name, value in server.control.items()}
-        uploads.append(Upload(site, Payload(weights=weights, control=control), Report(1, 10, 5)))
+        uploads.append(upload(site, weights=weights, control=control))
 
     accepted = CutChanges().accept(uploads, view)
 
-    fractions = [server.used_fraction(upload) for upload in accepted.kept]
+    fractions = [server.used_fraction(kept) for kept in accepted.kept]
     assert fractions == [1.0, 1.0, pytest.approx(2 / 8)]
 
     said = "c: its change of the weights is cut to 2 times the median length (max-update-ratio)"

@@ -21,8 +21,8 @@ from server_app.protections.outliers import outliers
 from server_app.protections.samples import BoundSamples, most_samples
 from server_app.round import view_of
 from server_app.run.bounds import Bounds
-from server_app.run.replies import Upload, check_claims
-from tests.support.fakes import server_of
+from server_app.run.replies import check_claims
+from tests.support.fakes import server_of, upload
 
 CARD = SiteCard(
     "north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu"
@@ -35,9 +35,10 @@ def of_norm(norm: float) -> Payload:
     return Payload(prototypes=Prototypes(means, torch.tensor([0, 2])))
 
 
-def of_weights(*values: float, counter: int = 0) -> Payload:
-    """A model of these weights and an integer buffer."""
-    return Payload(weights={"w": torch.tensor(values), "seen": torch.tensor(counter)})
+def of_weights(value: float, counter: int = 0) -> Payload:
+    """A model of four equal weights, of twice their norm, and an integer buffer."""
+    model = {"w": torch.full((4,), value), "seen": torch.tensor(counter)}
+    return Payload(weights=model)
 
 
 def test_far_above_the_median_of_three_or_more() -> None:
@@ -48,26 +49,27 @@ def test_far_above_the_median_of_three_or_more() -> None:
     assert outliers(payloads, 500) == {"c": said}
     assert outliers(payloads, 501) == {}
 
-
-def test_of_two_uploads_none_is_out_of_proportion() -> None:
-    assert outliers({"a": of_norm(2), "c": of_norm(1e9)}, 500) == {}
+    of_two = {"a": of_norm(2), "c": of_norm(1e9)}
+    assert outliers(of_two, 500) == {}, "of two none is out of proportion"
 
 
 def test_uploads_of_zeros_only_are_no_measure_of_the_others() -> None:
     """The median is that of the lengths above zero, if there are three."""
-    zeros = {name: of_weights(0.0) for name in "defgh"}
-    assert outliers({**zeros, "a": of_weights(1.0)}, 5) == {}
+    payloads = {name: of_weights(0.0) for name in "defgh"}
+    payloads["a"] = of_weights(1.0)
+    assert outliers(payloads, 5) == {}
 
-    others = {"a": of_weights(1.0), "b": of_weights(1.0), "c": of_weights(10.0)}
-    assert list(outliers({**zeros, **others}, 5)) == ["c"]
+    payloads["b"] = of_weights(1.0)
+    payloads["c"] = of_weights(10.0)
+    assert list(outliers(payloads, 5)) == ["c"]
 
 
 def test_the_norm_of_weights_leaves_out_whole_numbers() -> None:
     """The second model's counter is huge, and the third model is the one that is named."""
     payloads = {
-        "a": of_weights(*4 * [1.0], counter=9),
-        "b": of_weights(*4 * [2.0], counter=10**9),
-        "c": of_weights(*4 * [-3000.0], counter=9),
+        "a": of_weights(1.0, counter=9),
+        "b": of_weights(2.0, counter=10**9),
+        "c": of_weights(-3000.0, counter=9),
     }
 
     said = "weights of norm 6e+03, above 1000 times the round's median of 4 (max-norm-ratio)"
@@ -121,7 +123,8 @@ def test_a_site_is_held_to_its_introduction(
 
     ``said``: the reason of the refusal, or "" where the claims are taken.
     """
-    claims = Report(**{"round": 1, "train_samples": 30, "test_samples": 20} | report)
+    as_it_joined = {"round": 1, "train_samples": 30, "test_samples": 20}
+    claims = Report(**as_it_joined | report)
     refusal = pytest.raises(RefusedMessage, match=re.escape(said)) if said else nullcontext()
     with refusal:
         check_claims(claims, payload, CARD, training=True)
@@ -142,9 +145,9 @@ def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning(
     samples: int, warnings: set[str]
 ) -> None:
     """The others are divided anew: half of what it is tested on was trained on before."""
-    upload = Upload("north", Payload(), Report(1, samples, 0))
+    sent = [upload("north", samples)]
 
-    reduced = BoundSamples().accept([upload], view_of_north()).reduced
+    reduced = BoundSamples().accept(sent, view_of_north()).reduced
 
     assert {text.partition(", and")[0] for text in reduced} == warnings
 
@@ -161,6 +164,7 @@ At least one is taken for a liar's.
     ([30, 30, 30, 10**15, 10**15], 0, (240.0, "max-samples-ratio")),  # each hides the other's lead
     ([30, 30, 30, 10**15, 10**15], 2, (60.0, "max-samples-lead")),
     ([30, 10**15], 0, (240.0, "max-samples-ratio")),  # nobody tells the two apart
+    ([0, 0, 0, 5], 0, (1.0, "max-samples-lead")),  # one sample may always count
 ])  # fmt: skip
 def test_most_samples_that_a_claim_may_weigh(
     claims: list[int], liars: int, most: tuple[float, str]
@@ -169,16 +173,12 @@ def test_most_samples_that_a_claim_may_weigh(
     assert most_samples(claims, replace(LIMITS, liars=liars)) == most
 
 
-def test_one_sample_may_count_even_if_most_claim_none() -> None:
-    assert most_samples([0, 0, 0, 5], LIMITS)[0] == 1.0
-
-
 def test_label_counts_weigh_no_more_than_the_settings_say() -> None:
     """A claim of 3 · 10⁹ samples is cut to 60, twice the usual 30, in the same proportions."""
     claimed = torch.tensor([10**9, 0, 2 * 10**9])
-    upload = Upload("north", Payload(label_counts=claimed), Report(1, 3 * 10**9, 0))
+    sent = [upload("north", 3 * 10**9, label_counts=claimed)]
 
-    (accepted,) = BoundSamples().accept([upload], view_of_north()).kept
+    (accepted,) = BoundSamples().accept(sent, view_of_north()).kept
 
     assert accepted.payload.counts("label_counts").tolist() == [20, 0, 40]
 
@@ -188,12 +188,14 @@ SITES = [f"site-{i}" for i in range(20)]
 
 def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
     assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
-    assert sample_sites(SITES, 0.3, 42, 5) == sample_sites(reversed(SITES), 0.3, 42, 5)
+    drawn = sample_sites(SITES, 0.3, 42, 5)
+    assert sample_sites(reversed(SITES), 0.3, 42, 5) == drawn
 
     samples = set()
     for seed in (1, 2):
         for number in range(1, 6):
-            samples.add(tuple(sample_sites(SITES, 0.3, seed, number)))
+            drawn = sample_sites(SITES, 0.3, seed, number)
+            samples.add(tuple(drawn))
     assert len(samples) == 10
 
 

@@ -13,23 +13,30 @@ from torch import Tensor, nn
 
 from protofl_common.algorithms.base import ServerTrainingHparams
 from protofl_common.maths.prototypes import Prototypes
-from protofl_common.wire.payloads import Payload
-from protofl_common.wire.records import Report
 from server_app.learning.training import train
 from server_app.run.replies import Upload
 from server_app.strategies.feddistill import FedDistill
 from server_app.strategies.fedtgp import FedTGP
-from tests.support.fakes import server_of
+from tests.support.fakes import server_of, upload
+
+EAST = [1.0, 0.0]
+NORTH = [0.0, 1.0]
 
 
-def upload(
-    site: str, rows: dict[int, list[float]], entry: str = "prototypes", **more: Any
-) -> Upload:
-    """A site's reply with a vector of each class, each of one sample, under the entry's name."""
+def vectors_of(rows: dict[int, list[float]]) -> Prototypes:
+    """A vector of each class, each of one sample."""
     labels = torch.tensor(list(rows))
     means = torch.tensor(list(rows.values()), dtype=torch.float32)
-    vectors = Prototypes(means, labels, torch.ones_like(labels))
-    return Upload(site, Payload(**{entry: vectors}, **more), Report(1, 10, 5))
+    return Prototypes(means, labels, torch.ones_like(labels))
+
+
+def sends(site: str, rows: dict[int, list[float]], **more: Any) -> Upload:
+    return upload(site, prototypes=vectors_of(rows), **more)
+
+
+def says(site: str, rows: dict[int, list[float]]) -> Upload:
+    """A site's mean outputs for each class."""
+    return upload(site, outputs=vectors_of(rows))
 
 
 def by_class(vectors: Prototypes) -> dict[int, list[float]]:
@@ -39,38 +46,39 @@ def by_class(vectors: Prototypes) -> dict[int, list[float]]:
 def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
     """In the second round site-0 is not asked; class 0, which it alone has, stays."""
     server = server_of("fedpcl")
-    server.merge([upload("site-0", {0: [1.0, 0.0]}), upload("site-1", {1: [0.0, 1.0]})])
-    server.merge([upload("site-1", {1: [0.0, 3.0]})])
+    first = sends("site-0", {0: EAST})
+    second = sends("site-1", {1: [0.0, 3.0]})
+    server.merge([first, sends("site-1", {1: NORTH})])
+    server.merge([second])
 
     down = server.payload_down()
 
-    both = [[1.0, 0.0], [0.0, 3.0]]
-    assert down.vectors().means.tolist() == both
-    of_site_0, of_site_1 = down.sets("local_sets")  # each completed by the global prototypes
-    assert of_site_0.means.tolist() == both
-    assert of_site_1.means.tolist() == both
+    assert by_class(down.vectors()) == {0: EAST, 1: [0.0, 3.0]}
+    of_site_0, of_site_1 = down.sets("local_sets")
+    assert by_class(of_site_0) == {0: EAST}
+    assert by_class(of_site_1) == {1: [0.0, 3.0]}
 
 
 def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
     server = server_of("fedplvm")
     weights = server.weights
 
-    server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.0, 1.0]}, weights=weights)])
-    server.merge([upload("site-0", {1: [0.0, 5.0]}, weights=weights)])
+    server.merge([sends("site-0", {0: EAST, 1: EAST}, weights=weights)])
+    server.merge([sends("site-0", {1: NORTH}, weights=weights)])
 
-    assert by_class(server.prototypes) == {0: [1.0, 0.0], 1: [0.0, 5.0]}
+    assert by_class(server.prototypes) == {0: EAST, 1: NORTH}
 
 
 def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is() -> None:
     """The anchor of the class that was sent moves half of the way to its prototype (0, 8)."""
     server = server_of("fedsa", fedsa__smoothing=0.5)
-    server.merge([upload("site-0", {0: [8.0, 0.0], 1: [0.0, 8.0]})])
-    before = server.anchors_CD.clone()
+    server.merge([sends("site-0", {0: EAST, 1: NORTH})])
+    stays, moves = server.anchors_CD.clone()
 
-    server.merge([upload("site-0", {1: [0.0, 8.0]})])
+    server.merge([sends("site-0", {1: [0.0, 8.0]})])
 
-    assert server.anchors_CD[0].equal(before[0])
-    assert server.anchors_CD[1].tolist() == [before[1, 0] / 2, before[1, 1] / 2 + 4]
+    assert server.anchors_CD[0].equal(stays)
+    assert server.anchors_CD[1].equal(moves / 2 + torch.tensor([0.0, 4.0]))
 
 
 def teacher(server: FedDistill, site: str) -> dict[int, list[float]] | None:
@@ -84,16 +92,16 @@ def test_the_others_teach_by_probabilities() -> None:
     server = server_of("feddistill", feddistill__outputs="probabilities")
     assert teacher(server, "site-0") is None
 
-    server.merge([upload("site-0", {0: [1.0, 0.0], 1: [0.25, 0.75]}, "outputs")])
+    mixed = [0.25, 0.75]
+    half = [0.5, 0.5]
+    server.merge([says("site-0", {0: EAST, 1: mixed})])
     assert teacher(server, "site-0") is None, "nobody else has sent anything"
 
-    first = upload("site-1", {0: [0.5, 0.5]}, "outputs")
-    second = upload("site-2", {0: [0.0, 1.0]}, "outputs")
-    server.merge([first, second])
-    assert teacher(server, "site-0") == {0: [0.25, 0.75]}, "class 1 is its own alone"
-    of_site_1 = {0: [0.5, 0.5], 1: [0.25, 0.75]}
+    server.merge([says("site-1", {0: half}), says("site-2", {0: NORTH})])
+    assert teacher(server, "site-0") == {0: mixed}, "class 1 is its own alone"
+    of_site_1 = {0: half, 1: mixed}
     assert teacher(server, "site-1") == of_site_1, "site-0 was not asked, and still teaches"
-    assert teacher(server, "new") == {0: [pytest.approx(0.5)] * 2, 1: [0.25, 0.75]}
+    assert teacher(server, "new") == {0: pytest.approx(half), 1: mixed}
 
     restored = server_of("feddistill", feddistill__outputs="probabilities")
     restored.restore(server.present_state())
@@ -104,12 +112,12 @@ def test_all_teach_by_logits() -> None:
     """The mean of a class over all sites, the one that is taught included."""
     server = server_of("feddistill", feddistill__outputs="logits")
 
-    first = upload("site-0", {0: [3.0, -1.0]}, "outputs")
-    second = upload("site-1", {0: [5.0, -3.0], 1: [0.0, 8.0]}, "outputs")
+    first = says("site-0", {0: [3.0, -1.0]})
+    second = says("site-1", {0: [5.0, -3.0], 1: NORTH})
     server.merge([first, second])
 
     for site in ("site-0", "site-1"):
-        assert teacher(server, site) == {0: [4.0, -2.0], 1: [0.0, 8.0]}
+        assert teacher(server, site) == {0: [4.0, -2.0], 1: NORTH}
 
 
 def fedtgp(**changes: Any) -> FedTGP:
@@ -136,13 +144,16 @@ def test_fedtgps_margin_of_three_classes_by_hand(kind: str, margin: float) -> No
 
 def test_fedtgps_margin_has_an_upper_bound_or_is_fixed_or_none() -> None:
     """Class 0 has its centre at 1, class 1 at 7."""
-    samples = torch.tensor([[0.0, 0, 0, 0], [2.0, 0, 0, 0], [7.0, 0, 0, 0]])
+    samples = torch.tensor([[0.0], [2.0], [7.0]])
     labels = torch.tensor([0, 0, 1])
 
-    assert fedtgp().margin(samples, labels) == pytest.approx(6.0)
-    assert fedtgp(margin_threshold=2.5).margin(samples, labels) == 2.5
-    assert fedtgp(margin="fixed", margin_threshold=9.0).margin(samples, labels) == 9.0
-    assert fedtgp(margin="none").margin(samples, labels) == 0.0
+    def margin(**settings: Any) -> float:
+        return fedtgp(**settings).margin(samples, labels)
+
+    assert margin() == 6.0
+    assert margin(margin_threshold=2.5) == 2.5
+    assert margin(margin="fixed", margin_threshold=9.0) == 9.0
+    assert margin(margin="none") == 0.0
 
 
 def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_stays_known() -> None:
@@ -153,7 +164,7 @@ def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_sta
     before = server.vectors_CD.detach().clone()
     sent = []
     for i, classes in enumerate([(0, 1, 3), (1, 3), (3,)]):
-        sent.append(upload(f"site-{i}", {c: [c, i] * 8 for c in classes}))
+        sent.append(sends(f"site-{i}", {c: [c, i] * 8 for c in classes}))
     server.merge(sent)
     is_changed_C = (server.vectors_CD.detach() != before).any(dim=1)
     assert is_changed_C.nonzero().flatten().tolist() == [0, 1, 3]
@@ -169,7 +180,8 @@ def test_the_loss_of_fedtgps_server_falls() -> None:
     sent = []
     for i in range(3):
         means_CD = centres_CD + 0.3 * torch.randn(5, 16)
-        sent.append(upload(f"site-{i}", dict(enumerate(means_CD.tolist()))))
+        rows = dict(enumerate(means_CD.tolist()))
+        sent.append(sends(f"site-{i}", rows))
 
     first = fedtgp(server_epochs=1, server_lr=0.1).merge(sent)["server-loss"]
     last = fedtgp(server_epochs=300, server_lr=0.1).merge(sent)["server-loss"]

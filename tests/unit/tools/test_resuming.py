@@ -11,7 +11,7 @@ import pytest
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.node import code_at_server
 from protofl_common.experiment.settings import default_run_config
-from protofl_common.runs.folder import METRICS, SETTINGS, SUMMARY, checkpoints
+from protofl_common.runs.folder import METRICS, SETTINGS, SUMMARY, RunFolder
 from protofl_common.tools.flower import APP_ERROR
 from protofl_common.tools.known_runs import runs_in
 from protofl_common.tools.resuming import MOST_SECONDS, Resuming, crashed_runs
@@ -73,7 +73,7 @@ def test_a_run_that_crashes_again_must_have_come_further(
 def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
     stopped(tmp_path / "other", RunHistory(7), last=2, code="0123abcd")
     old = stopped(tmp_path / "old", RunHistory(8), last=2)
-    (checkpoint,) = checkpoints(old)
+    (checkpoint,) = RunFolder(old).checkpoints()
     os.utime(checkpoint, (0, checkpoint.stat().st_mtime - MOST_SECONDS - 1))
 
     assert resumed(tmp_path, submitted(7), submitted(8)) == []

@@ -245,7 +245,7 @@ def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method: s
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
 
     assert re.search(
-        r"this machine needed 3[5-9] s to start .*, and Flower allows 30: ", done.stderr
+        r"this machine needed \d+ s to start .*, and Flower allows 30: ", done.stderr
     )
     assert done.stdout == ("['soon']\n" if method == "fork" else "")
 

@@ -189,3 +189,41 @@ def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
     allow(["mine"])
     assert evaluate_metrics(["mine:certain", "auc"], METRICS, SCORES[:2], LABELS[:2]) == {}
     assert evaluate_metrics(["auc", "recall"], METRICS, SCORES[:0], LABELS[:0]) == {}
+
+
+def test_the_error_of_an_auc_is_that_of_resampling() -> None:
+    """DeLong's variance against 2,000 bootstrap samples of those with and without the label."""
+    task = task_of(["a", "b"], "multi-label")
+    rng = np.random.default_rng(4)
+    truth = np.repeat([[1, -1], [0, -1]], [60, 140], axis=0)
+    scores = np.round(rng.normal(size=(200, 2)) + 0.8 * (truth == 1), 1)  # with ties
+    figures = task.figures(["label-auc", "label-auc-error"], scores, truth)
+    assert figures.keys() == {"label-auc/1", "label-auc-error/1"}
+
+    drawn = []
+    for _ in range(2000):
+        rows = np.concatenate([rng.integers(60, size=60), rng.integers(60, 200, size=140)])
+        drawn.append(task.figures(["auc"], scores[rows], truth[rows])["auc"])
+    assert figures["label-auc-error/1"] == pytest.approx(np.std(drawn), rel=0.05)
+
+    # rounded figures have no error, nor has a label of one sample
+    assert task.figures(["label-auc-error"], scores, truth, least=2) == {}
+    assert task.figures(["label-auc-error"], scores[59:], truth[59:]) == {}
+
+
+def test_a_threshold_has_the_best_f1_of_all() -> None:
+    task = task_of(["a", "b"], "multi-label")
+    rng = np.random.default_rng(6)
+    truth = np.stack([rng.random(80) < 0.2, np.ones(80)], 1).astype(np.int64)
+    scores = np.round(rng.normal(-3, 1, (80, 2)) + truth, 1)
+    thresholds = task.thresholds(scores, truth)
+    assert thresholds is not None
+    assert thresholds[1] == 0  # all have it
+    found = task.figures(["macro-f1"], scores - thresholds, truth)["macro-f1"]
+    tried = []
+    for threshold in np.unique(scores[:, 0]) - 0.05:
+        predicted = scores[:, 0] > threshold
+        right = (predicted & (truth[:, 0] == 1)).sum()
+        tried.append(2 * right / (predicted.sum() + truth[:, 0].sum()))
+    assert found == pytest.approx(max(tried))
+    assert found > task.figures(["macro-f1"], scores, truth)["macro-f1"]
