@@ -13,6 +13,7 @@ prototype. Finished runs stay in ``OUT/curves.json``. ``--images`` holds x_train
 
 import argparse
 import importlib
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ import torch
 from protofl_common.config.architectures import architecture_of
 from protofl_common.experiment.settings import Settings, default_run_config
 from tests.bench import htfllib
-from tests.bench.printing import of_seeds
+from tests.bench.printing import markdown, of_seeds, parser_of
 from tests.bench.round_speed import CLIENTS, METHODS
 from tests.support.harness import run_federation
 
@@ -52,9 +53,8 @@ def write_arrays(file: Path, options: argparse.Namespace, division: str, seed: i
     with np.load(options.images) as packed:
         images = packed["x_train"]
         labels = packed["y_train"].astype(np.int64)
-    rows = np.concatenate(
-        [np.flatnonzero(labels == label)[: options.samples // 10] for label in range(10)]
-    )
+    first = [np.flatnonzero(labels == label)[: options.samples // 10] for label in range(10)]
+    rows = np.concatenate(first)
     # For the file of settings that the scripts write, which is not needed.
     sys.modules["ujson"] = MagicMock()
     sys.path.insert(0, str(options.pfllib / "dataset" / "utils"))
@@ -63,16 +63,13 @@ def write_arrays(file: Path, options: argparse.Namespace, division: str, seed: i
     chosen = {"niid": True, "partition": DIVISIONS[division], "class_per_client": 2}
     dealt, of_clients, _ = utils.separate_data((rows, labels[rows]), CLIENTS, 10, **chosen)
     parts = dict(zip(("train", "test"), utils.split_data(dealt, of_clients), strict=True))
-    shares = [
-        (part, client, own["x"])
-        for part, owners in parts.items()
-        for client, own in enumerate(owners)
-    ]
-    order = np.concatenate([own for _, _, own in shares])
-    columns = {
-        "client": np.concatenate([np.full(len(own), f"{client:02}") for _, client, own in shares]),
-        "split": np.concatenate([np.full(len(own), part) for part, _, own in shares]),
-    }
+    order: list[int] = []
+    columns: dict[str, list[str]] = {"client": [], "split": []}
+    for part, owners in parts.items():
+        for client, own in enumerate(owners):
+            order += own["x"].tolist()
+            columns["client"] += [f"{client:02}"] * len(own["x"])
+            columns["split"] += [part] * len(own["x"])
     np.savez(file, inputs=images[order].transpose(0, 3, 1, 2), labels=labels[order], **columns)
 
 
@@ -119,32 +116,24 @@ def table(done: dict[str, dict[str, list[float]]], rounds: list[int]) -> None:
 
     By rounds, of the best round, and of the differences seed by seed.
     """
-    print(
-        "| | seeds | "
-        + " | ".join(map(str, rounds))
-        + " | best |\n"
-        + "|---" * (len(rounds) + 3)
-        + "|"
-    )
+    chosen = [number - 1 for number in rounds]
+    rows = []
     for name in dict.fromkeys(key.rpartition("/")[0] for key in done):
         runs = [run for key, run in done.items() if key.startswith(f"{name}/")]
-        rows = {
-            engine: [[run[engine][number - 1] for run in runs] for number in rounds]
-            + [[max(run[engine]) for run in runs]]
-            for engine in ("ours", "HtFLlib")
-        }
-        rows["difference"] = [
-            list(np.subtract(*cells)) for cells in zip(*rows.values(), strict=True)
-        ]
-        for engine, cells in rows.items():
-            texts = [of_seeds([100 * share for share in shares]) for shares in cells]
-            print(f"| {name.replace('/', ', ')}, {engine} | {len(runs)} | {' | '.join(texts)} |")
+        engines: dict[str, np.ndarray] = {}  # [seeds, rounds and the best]
+        for engine in ("ours", "HtFLlib"):
+            of_rounds = 100 * np.array([run[engine] for run in runs])
+            best = of_rounds.max(axis=1, keepdims=True)
+            engines[engine] = np.concatenate([of_rounds[:, chosen], best], axis=1)
+        engines["difference"] = engines["ours"] - engines["HtFLlib"]
+        for engine, shares in engines.items():
+            cells = [of_seeds(column.tolist()) for column in shares.T]
+            rows.append([f"{name.replace('/', ', ')}, {engine}", str(len(runs)), *cells])
+    print(markdown(["", "seeds", *map(str, rounds), "best"], rows))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     for name in ("htfllib", "pfllib", "images", "out"):
         parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve(), required=True)
     parser.add_argument("--samples", type=int, default=2000)
@@ -158,14 +147,11 @@ def main() -> None:
     torch.set_num_threads(1)
     file = options.out / "curves.json"
     done = json.loads(file.read_text()) if file.exists() else {}
-    for seed in options.seeds:
-        for key in [
-            f"{division}/{method}/{seed}" for division in options.divisions for method in METHODS
-        ]:
-            if key not in done:
-                division, method, _ = key.split("/")
-                done[key] = curves(options, division, seed, method)
-                file.write_text(json.dumps(done))
+    for seed, division, method in itertools.product(options.seeds, options.divisions, METHODS):
+        key = f"{division}/{method}/{seed}"
+        if key not in done:
+            done[key] = curves(options, division, seed, method)
+            file.write_text(json.dumps(done))
     table(done, options.show)
 
 

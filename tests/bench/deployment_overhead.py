@@ -6,7 +6,6 @@ is what it reports itself. ``--stock`` leaves out what we do about the waiting, 
 spawn`` what we do about the imports. Prints figures; nothing here passes or fails.
 """
 
-import argparse
 import json
 import re
 import statistics
@@ -22,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.bench.printing import parser_of
 from tests.support.machines import SITES, Machines
 
 LINES = {
@@ -178,7 +178,7 @@ def time_imports() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--stock", action="store_true", help="Flower's own polling")
     parser.add_argument("--start-method", choices=("fork", "spawn"), default="fork")

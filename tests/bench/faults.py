@@ -8,7 +8,6 @@ every other), on a SuperLink, its worker and two SuperNodes. What came of it is 
 ``<out>/table.md`` is made of all that is there.
 """
 
-import argparse
 import hashlib
 import json
 import re
@@ -26,7 +25,7 @@ from typing import Any
 import psutil
 from safetensors.numpy import load_file
 
-from tests.bench.printing import markdown
+from tests.bench.printing import markdown, parser_of
 from tests.support.processes import free_port
 from tests.support.relay import Relay
 from tests.support.standing import Standing
@@ -439,9 +438,7 @@ def table(out: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("faults"), help="folder of the results")
     parser.add_argument("--times", type=int, default=5, help="how often each fault strikes")
     parser.add_argument("--only", nargs="*", choices=FAULTS, default=list(FAULTS))

@@ -8,7 +8,6 @@ kept in the repository. Compared are the rounds' metrics without times, the summ
 and every tensor that the server leaves.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from protofl_common.experiment.catalog import CATALOG
+from tests.bench.printing import parser_of
 from tests.support.harness import LONG, run_config, run_federation
 from tests.support.results import digests, without_times
 
@@ -70,9 +70,7 @@ def figures(algo: str, settings: dict[str, Any]) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=("record", "compare"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", help="one algorithm")

@@ -10,7 +10,6 @@ each after a first round that warms up. ``bare``: the same network under autogra
 their own. ``HtFLlib``: a round of its own loop. Last, a round of FedTGP's server with 100 classes.
 """
 
-import argparse
 import multiprocessing
 import statistics
 import tempfile
@@ -35,6 +34,7 @@ from protofl_common.wire.payloads import Payload
 from protofl_common.wire.records import Report
 from server_app.run.replies import Upload
 from tests.bench import htfllib
+from tests.bench.printing import parser_of
 from tests.support.fakes import server_of
 
 SHAPES = {"htcnn8": ((1, 28, 28), 10), "htfe8": ((3, 32, 32), 100)}
@@ -174,9 +174,7 @@ def server_seconds(device: str, classes: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 8])

@@ -7,7 +7,6 @@ The table's runs are read from OUT/runs. An accuracy here is a mean over five ev
 ten rounds: single rounds of single small clients go up and down by more than the limit.
 """
 
-import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from protofl_common.runs.figures import by_head
 from protofl_common.runs.folder import RunFolder
 from protofl_common.tools.tables.plan import plan
 from protofl_common.tools.tables.spec import read_table
-from tests.bench.printing import markdown, with_content
+from tests.bench.printing import markdown, parser_of, with_content
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "configs" / "tables" / "hundred-rounds.yaml"
@@ -66,9 +65,7 @@ def curve_of(folder: Path) -> Curve | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("out", type=Path, help="where protofl table put its results")
     runs = parser.parse_args().out / "runs"
     table = read_table(TABLE)

@@ -7,7 +7,6 @@ The table's runs, finished or not, are read from OUT/runs. Their figures go to d
 where a figure stays until a run of more rounds replaces it. The page's list is made of that file.
 """
 
-import argparse
 import csv
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +17,7 @@ from protofl_common.basics.text import human_bytes
 from protofl_common.runs.folder import RoundRow, RunFolder
 from protofl_common.tools.tables.plan import Cell, plan
 from protofl_common.tools.tables.spec import TableFile, read_table
-from tests.bench.printing import markdown, with_content
+from tests.bench.printing import markdown, parser_of, with_content
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "configs" / "tables" / "pfllib-fmnist.yaml"
@@ -176,9 +175,7 @@ def cells_of(figures: Figures | None, theirs: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("out", type=Path, help="where protofl table put its results")
     parser.add_argument("--data-dir", default="", help="as for protofl table")
     options = parser.parse_args()

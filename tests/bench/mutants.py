@@ -7,7 +7,6 @@ so that it outlives every edit that keeps the meaning of the line. `tests/unit/t
 says which entries have lost theirs. A mutant that no test notices survives, and is named.
 """
 
-import argparse
 import ast
 import os
 import shutil
@@ -21,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
+from tests.bench.printing import parser_of
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_suffix(".yaml")
@@ -141,9 +142,7 @@ def read() -> list[Mutant]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("names", nargs="*", help="parts of names; none: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()

@@ -11,7 +11,6 @@ The first makes /data/heart.npz; the last reads runs/tables/runs.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from protofl_common.basics.text import human_bytes
 from protofl_common.runs.folder import RoundRow, RunFolder
 from protofl_common.tools.tables.plan import plan
 from protofl_common.tools.tables.spec import read_table
-from tests.bench.printing import markdown, of_seeds
+from tests.bench.printing import markdown, of_seeds, parser_of
 
 TABLES = Path(__file__).parents[2] / "configs" / "tables"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -79,9 +78,7 @@ def with_categories(row: np.ndarray) -> list[float]:
 
 # -- the page's table
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=("write", "show"))
     parser.add_argument(
         "which", help="write: the folder of the data; show: a table of configs/tables, natural-…"

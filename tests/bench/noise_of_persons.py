@@ -14,7 +14,6 @@ brackets. In the row "five images" the noise is so large that *this* ε is the c
 choose it if it knew that nobody has more than five.
 """
 
-import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +23,7 @@ from torchvision.datasets import MNIST
 
 from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.plan import Mechanism, epsilon, least_noise
+from tests.bench.printing import markdown, of_seeds, parser_of
 from tests.bench.shared_noise import COMMON, SITES, hits
 from tests.support.harness import CACHE, client_of, run_config, run_federation
 
@@ -114,25 +114,28 @@ def of_a_sample(person_epsilon: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     arguments = parser.parse_args()
 
-    def cell(settings: dict[str, Any]) -> str:
-        found = [100 * exact_accuracy(settings, arguments.data_dir, s) for s in arguments.seeds]
-        return f"{np.mean(found):.1f} ± {np.std(found, ddof=1):.1f}"
+    def cell(dp: str, **more: float) -> str:
+        found = []
+        for seed in arguments.seeds:
+            found.append(100 * exact_accuracy({"dp": dp, **more}, arguments.data_dir, seed))
+        return of_seeds(found)
 
-    print("| noise for | " + " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS) + " |")
-    print("|---" * (len(EPSILONS) + 1) + "|")
-    print(f"none: {cell({'dp': 'none'})}", flush=True)
-    persons = [cell({"dp": "person", "dp_epsilon": e}) for e in EPSILONS]
-    print("| a person | " + " | ".join(persons) + " |", flush=True)
-    samples = [cell({"dp": "sample", "dp_epsilon": of_a_sample(e)}) for e in EPSILONS]
-    print("| five images | " + " | ".join(samples) + " |", flush=True)
-    samples = [cell({"dp": "sample", "dp_epsilon": e}) for e in EPSILONS]
-    samples = [f"{c} ({of_a_person(e):.1f})" for c, e in zip(samples, EPSILONS, strict=True)]
-    print("| a sample (ε of a person) | " + " | ".join(samples) + " |", flush=True)
+    print(f"none: {cell('none')}", flush=True)
+    persons = ["a person"]
+    five_images = ["five images"]
+    samples = ["a sample (ε of a person)"]
+    for wanted in EPSILONS:
+        persons.append(cell("person", dp_epsilon=wanted))
+        five_images.append(cell("sample", dp_epsilon=of_a_sample(wanted)))
+        of_one = cell("sample", dp_epsilon=wanted)
+        samples.append(f"{of_one} ({of_a_person(wanted):.1f})")
+    heads = ["noise for", *(f"ε = {wanted:g}" for wanted in EPSILONS)]
+    print(markdown(heads, [persons, five_images, samples]))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ The setting is that of configs/tables/pfllib-fmnist.yaml, but for the number of 
 has batches of its own. A line holds the accuracy over all test samples after rounds 1, 2, …
 """
 
-import argparse
 import importlib
 import json
 import os
@@ -26,6 +25,7 @@ from protofl_common.tools.tables.plan import Run, plan
 from protofl_common.tools.tables.spec import read_table
 from tests.bench import htfllib
 from tests.bench.leaderboard import TABLE
+from tests.bench.printing import parser_of
 from tests.support import ROOT
 from tests.support.harness import run_federation
 
@@ -91,9 +91,7 @@ def run_theirs(options: dict[str, Any]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     for name in ("pfllib", "out"):
         parser.add_argument(f"--{name}", type=lambda text: Path(text).resolve(), required=True)
     parser.add_argument("--data-dir", required=True)

@@ -1,9 +1,16 @@
-"""How the programs print what they have measured."""
+"""What the programs have in common: their options' help, and how they print what they measured."""
 
+import argparse
 import statistics
 from collections.abc import Iterable, Sequence
 
 from protofl_common.runs.figures import Table
+
+
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    """A parser of options, whose help shows the module's text as it stands."""
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=about, formatter_class=raw)
 
 
 def of_seeds(values: Sequence[float], digits: int = 1) -> str:

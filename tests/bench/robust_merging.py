@@ -8,7 +8,6 @@ prototype or, for FedAvg and FedPLVM, by the model. What a run came to is kept i
 ``<out>/results.jsonl``: the command, started again, does only what is missing.
 """
 
-import argparse
 import contextlib
 import io
 import itertools
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from protofl_common.tools.arguments import read_assignments
-from tests.bench.printing import markdown, of_seeds
+from tests.bench.printing import markdown, of_seeds, parser_of
 from tests.support import attacks
 from tests.support.attacks import Change, everywhere
 from tests.support.harness import Outcome, Tamper, run_config, run_federation
@@ -122,9 +121,7 @@ def table(results: Iterable[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("robust"))
     parser.add_argument("--algos", nargs="+", default=["fedproto", "fedtgp", "fedplvm", "fedavg"])
     parser.add_argument("--settings", nargs="+", default=["liars=0", "liars=1"])

@@ -22,6 +22,7 @@ from protofl_common.experiment.settings import Settings, default_run_config
 from protofl_common.runs.folder import RoundRow, RunFolder
 from tests.bench import htfllib
 from tests.bench.bare import BareFederation
+from tests.bench.printing import parser_of
 from tests.support.processes import Connection, superlink
 
 CLIENTS = 20
@@ -123,7 +124,7 @@ def spread(seconds: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--data-dir", required=True, help="folder with FashionMNIST/raw")
     parser.add_argument(
         "--htfllib", type=Path, help="folder of HtFLlib, whose own loop is measured too"

@@ -6,7 +6,6 @@ CPUs. Prints figures; nothing here passes or fails. ``ARGS='100 1000 1000:1.0'``
 federations: clients, and after a colon the part of them that a round asks.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.bench.printing import parser_of
 from tests.support import ROOT
 from tests.support.processes import Connection, superlink
 
@@ -100,7 +100,7 @@ def measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "federations", nargs="*", default=FEDERATIONS, help="CLIENTS or CLIENTS:PARTICIPATION"
     )

@@ -8,16 +8,15 @@ the figures of a private run have noise of their own. ``--data-dir`` holds Fashi
 last column has next to no noise: what it loses beside a run without ``dp`` is by cutting features.
 """
 
-import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 
 from client_app.learning.data import Samples
 from protofl_common.models.trained import TrainedModel
+from tests.bench.printing import markdown, of_seeds, parser_of
 from tests.support.harness import client_of, run_config, run_federation
 
 SITES = 4
@@ -73,28 +72,29 @@ def hits(model: torch.nn.Module, part: Samples) -> torch.Tensor:
 
 
 def mean_and_deviation(settings: dict[str, Any], seeds: list[int]) -> str:
-    found = [100 * exact_accuracy(settings | {"seed": seed}) for seed in seeds]
-    return f"{np.mean(found):.1f} ± {np.std(found, ddof=1):.1f}"
+    return of_seeds([100 * exact_accuracy(settings | {"seed": seed}) for seed in seeds])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     arguments = parser.parse_args()
 
     heads = ["data", "noise", *(f"ε = {epsilon:g}" for epsilon in EPSILONS)]
-    print("| " + " | ".join(heads) + " |")
-    print("|---" * len(heads) + "|")
+    rows = []
     for data, settings in data_sets(arguments.data_dir).items():
-        without = mean_and_deviation(settings, arguments.seeds)
-        print(f"| {data} | none | {without} |" + " |" * (len(EPSILONS) - 1), flush=True)
+        rows.append([data, "none", mean_and_deviation(settings, arguments.seeds)])
         for name, noise in NOISES.items():
-            cells = []
+            row = [data, name]
             for epsilon in EPSILONS:
                 private = settings | noise | {"dp_epsilon": epsilon}
-                cells.append(mean_and_deviation(private, arguments.seeds))
-            print(f"| {data} | {name} | " + " | ".join(cells) + " |", flush=True)
+                row.append(mean_and_deviation(private, arguments.seeds))
+            rows.append(row)
+
+    for row in rows:
+        row += [""] * (len(heads) - len(row))
+    print(markdown(heads, rows))
 
 
 if __name__ == "__main__":

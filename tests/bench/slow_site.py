@@ -10,7 +10,6 @@ site, in `PART` of the synchronous run's time. What a run came to is kept in
 ``<out>/results.jsonl``: the command, started again, does only what is missing.
 """
 
-import argparse
 import contextlib
 import io
 import itertools
@@ -27,7 +26,7 @@ from sklearn.datasets import load_digits
 
 from protofl_common.config.options import SettingsError
 from server_app.network.admission import slow_clients
-from tests.bench.printing import markdown, of_seeds
+from tests.bench.printing import markdown, of_seeds, parser_of
 from tests.support.harness import run_config, run_federation, settings_of
 
 SITES = 4
@@ -181,9 +180,7 @@ def table(results: Iterable[dict[str, Any]], grace: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--out", type=Path, default=Path("slow-site"))
     parser.add_argument("--algos", nargs="+", default=list(ALGORITHMS))
     parser.add_argument("--grace", type=int, default=GRACE)

@@ -10,7 +10,6 @@ do not count, fills the caches. ``draw`` makes the figure and the page's table f
 measured.
 """
 
-import argparse
 import csv
 import fcntl
 import statistics
@@ -24,7 +23,7 @@ from protofl_common.basics.text import human_bytes
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.tools.tables.plan import Run, plan
 from protofl_common.tools.tables.spec import read_table
-from tests.bench.printing import markdown, of_seeds, with_content
+from tests.bench.printing import markdown, of_seeds, parser_of, with_content
 from tests.support.harness import run_federation
 
 HERE = Path(__file__).parents[2]
@@ -85,9 +84,7 @@ class Point:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=("measure", "draw"))
     parser.add_argument("--data-dir", default="data")
     parser.add_argument(
@@ -239,15 +236,12 @@ def draw(points: dict[str, dict[str, Point]]) -> None:
             axis.xaxis.set_minor_formatter(NullFormatter())
             axis.spines[["top", "right"]].set_visible(False)
             axis.margins(0.15, 0.08)
-            for name in (names := sorted(named(found), key=lambda name: found[name].accuracy)):
-                where = (
-                    max(getattr(found[name], across), 1e4 if across == "bytes" else 0),
-                    found[name].accuracy,
-                )
-                apart = (
-                    0,
-                    5 if name == names[-1] or name in GROUPS["class vectors alone"] else -12,
-                )
+            names = sorted(named(found), key=lambda name: found[name].accuracy)
+            for name in names:
+                least = 1e4 if across == "bytes" else 0
+                where = (max(getattr(found[name], across), least), found[name].accuracy)
+                is_above = name == names[-1] or name in GROUPS["class vectors alone"]
+                apart = (0, 5 if is_above else -12)
                 axis.annotate(
                     name, where, apart, textcoords="offset points", ha="center", fontsize=8
                 )

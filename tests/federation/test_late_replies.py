@@ -1,6 +1,7 @@
 """Replies that come after their round has closed count in a later one (``late``)."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -151,19 +152,16 @@ def test_a_reply_counts_once_and_never_after_a_newer_one(
 ) -> None:
     """The server takes the reply to round 1 of a client in every round, and asks it in all."""
     take = LateReplies.take
+    hold_back = LateReplies.hold_back
     first: dict[str, LateReply] = {}
 
     def take_again(late: LateReplies, number: int) -> dict[str, LateReply]:
-        taken = take(late, number)
-        first.update(taken)
+        first.update(take(late, number))
         return first if number > 1 else {}
 
-    def in_time_from_the_third_on(
-        late: LateReplies, number: int, replies: dict[str, Any]
-    ) -> dict[str, Any]:
+    def in_time_from_the_third_on(late: LateReplies, number: int, replies: Any) -> Any:
         return replies if number > 2 else hold_back(late, number, replies)
 
-    hold_back = LateReplies.hold_back
     monkeypatch.setattr(LateReplies, "take", take_again)
     monkeypatch.setattr(LateReplies, "hold_back", in_time_from_the_third_on)
 
@@ -212,33 +210,41 @@ def test_with_discard_nobody_is_taken_to_be_at_work(three: Three, monkeypatch: P
 # -- what it weighs, and what is refused ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(("factor", "mean"), [(1.0, 3.0), (0.5, 2.0)])
+def merge_zeros_and_sixes(server: Any, payload: Callable[[float], Payload], factor: float) -> None:
+    """What one client sends is 0, and late, weighed by this factor, another sends 6."""
+    in_time = Upload("a", payload(0.0), Report(1, 10, 5))
+    late = Upload("b", payload(6.0), Report(1, 10, 5), age_factor=factor)
+    server.merge([in_time, late])
+
+
+WEIGHED = pytest.mark.parametrize(("factor", "mean"), [(1.0, 3.0), (0.5, 2.0)])
+
+
+@WEIGHED
 @pytest.mark.parametrize("weighting", ["counts", "uniform"])
 def test_by_hand_a_late_prototype_weighs_less(weighting: str, factor: float, mean: float) -> None:
-    server = server_of("fedproto", fedproto__weighting=weighting)
-    uploads = []
-    for site, value, age_factor in (("a", 0.0, 1.0), ("b", 6.0, factor)):
-        vector = Prototypes(torch.tensor([[value, value]]), torch.tensor([0]), torch.tensor([7]))
-        payload = Payload(prototypes=vector)
-        uploads.append(Upload(site, payload, Report(1, 10, 5), age_factor=age_factor))
-    server.merge(uploads)
+    def prototype(value: float) -> Payload:
+        means = torch.tensor([[value]])
+        return Payload(prototypes=Prototypes(means, torch.tensor([0]), torch.tensor([7])))
 
-    assert server.prototypes.means.tolist() == [[mean, mean]]
+    server = server_of("fedproto", feature_dim=1, fedproto__weighting=weighting)
+    merge_zeros_and_sixes(server, prototype, factor)
+
+    assert server.prototypes.means.tolist() == [[mean]]
 
 
-@pytest.mark.parametrize(("factor", "mean"), [(1.0, 3.0), (0.5, 2.0)])
+@WEIGHED
 @pytest.mark.parametrize("algo", ["fedavg", "pfedme"])
 def test_by_hand_late_weights_weigh_less(algo: str, factor: float, mean: float) -> None:
     server = server_of(algo)
-    uploads = []
-    for site, value, age_factor in (("a", 0.0, 1.0), ("b", 6.0, factor)):
-        weights = {name: torch.full_like(w, value) for name, w in server.weights.items()}
-        payload = Payload(weights=weights)
-        uploads.append(Upload(site, payload, Report(1, 10, 5), age_factor=age_factor))
-    server.merge(uploads)
 
-    for weights in server.weights.values():
-        assert weights.tolist() == torch.full_like(weights, mean).tolist()
+    def weights(value: float) -> Payload:
+        return Payload(weights={name: w * 0 + value for name, w in server.weights.items()})
+
+    merge_zeros_and_sixes(server, weights, factor)
+
+    for found in server.weights.values():
+        assert (found == mean).all()
 
 
 @pytest.mark.parametrize(("staleness", "factor"), [(0.0, 1.0), (0.5, 3**-0.5), (1.0, 1 / 3)])
@@ -267,17 +273,18 @@ def test_what_does_not_say_what_becomes_of_a_late_reply_refuses_it(algo: str) ->
     assert "choose discard, or an algo of ditto, fedavg" in said
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (
-            {"late": "next-round", "secagg": True},
-            "late = 'next-round': secagg = true hides the single uploads that it needs",
-        ),
-        ({"slow-rate": 0.5, "secagg": True}, "slow-rate = 0.5: secagg = true forbids sums over"),
-        ({"staleness": 1.5}, "staleness = 1.5: must be a number at least 0 and at most 1"),
-        ({"late": "later"}, "late = 'later': choose one of discard, next-round"),
-    ],
-)
+SECURE = {"secagg": True}
+IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
+    (
+        SECURE | {"late": "next-round"},
+        "late = 'next-round': secagg = true hides the single uploads that it needs",
+    ),
+    (SECURE | {"slow-rate": 0.5}, "slow-rate = 0.5: secagg = true forbids sums over"),
+    ({"staleness": 1.5}, "staleness = 1.5: must be a number at least 0 and at most 1"),
+    ({"late": "later"}, "late = 'later': choose one of discard, next-round"),
+]
+
+
+@pytest.mark.parametrize(("settings", "said"), IMPOSSIBLE)
 def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
     assert said in refusal(settings)

@@ -18,9 +18,7 @@ from PIL import Image
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
-from protofl_common.data import open_client_data
 from protofl_common.experiment.catalog import CATALOG
-from protofl_common.experiment.settings import Settings
 from protofl_common.maths.prototypes import class_scores, unknown_above
 from protofl_common.runs.folder import CARD, WEIGHTS
 from protofl_common.tasks import task_of
@@ -411,12 +409,14 @@ def test_a_thousand_files_of_which_ten_are_broken(
 def test_lines_of_json_name_what_was_left_out_too(
     model: Path, images: Path, capsys: Printed
 ) -> None:
-    first, text, second = (str(images / name) for name in ("0001.bmp", "text.jpg", "0002.png"))
+    first = images / "0001.bmp"
+    text = images / "text.jpg"
+    second = images / "0002.png"
 
     printed = output(capsys, "predict", model, first, text, second, "--json", status=3).out
 
     lines = [json.loads(line) for line in printed.splitlines()]
-    assert [line["file"] for line in lines] == [first, second, text]
+    assert [line["file"] for line in lines] == [str(file) for file in (first, second, text)]
     assert "is not a readable image" in lines[2]["error"]
 
 
@@ -544,13 +544,10 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
     rows = list(csv.DictReader(file.open(encoding="utf-8")))
     assert len(rows) == 150
 
-    settings = Settings.from_run_config(config)
     for number, site in enumerate(sites):
         own = [row for row in rows if row["client"] == site]
-        data = open_client_data(
-            settings.data, seed=settings.run.seed, partition=number, num_partitions=3
-        )
-        assert [int(row["label"]) for row in own] == data.test_labels.tolist()
+        labels = client_of(config, number).data.test_labels
+        assert [int(row["label"]) for row in own] == labels.tolist()
         for way, accuracy in run.summary["accuracy-of-clients"][site].items():
             assert np.mean([row[way] == row["label"] for row in own]) == accuracy
             for row in own:
@@ -569,15 +566,15 @@ def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
     stored = np.load(features)
     names = ("confusion-head", "confusion-prototype", "features")
     assert {file.stem for file in figures.iterdir()} == set(names)
+
     predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-1" / WEIGHTS))
-    settings = Settings.from_run_config(config)
-    data = open_client_data(settings.data, seed=42, partition=1, num_partitions=2)
+    data = client_of(config, 1, CLIENTS).data
     is_its = stored["client"] == "site-1"
     assert stored["label"][is_its].tolist() == data.test_labels.tolist()
-    np.testing.assert_allclose(
-        stored["features"][is_its], predictor.features(data.test_inputs), atol=1e-5
-    )
-    logits = predictor.model.head(torch.from_numpy(stored["features"][is_its]))
+
+    found = stored["features"][is_its]
+    np.testing.assert_allclose(found, predictor.features(data.test_inputs), atol=1e-5)
+    logits = predictor.model.head(torch.from_numpy(found))
     torch.testing.assert_close(logits, predictor.scores(data.test_inputs)["head"])
 
 

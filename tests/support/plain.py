@@ -6,10 +6,12 @@ and the seeds of the batch orders.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from flwr.app import ArrayRecord, MessageType
 from safetensors.torch import load_file
@@ -69,6 +71,13 @@ class PlainClient:
             seed=derive_seed(self.seed, "model", owner),
         )
 
+    def receive(self, shared: State) -> None:
+        self.model.load_state_dict(copied(self.model) | shared)
+
+    def part(self, shared: Collection[str]) -> State:
+        """The weights that have these names."""
+        return {name: value for name, value in copied(self.model).items() if name in shared}
+
     def batches(
         self, number: int, size: int = BATCH, passes: int = 1, what: str = "train"
     ) -> Iterator[list[int]]:
@@ -80,18 +89,22 @@ class PlainClient:
         """A round's steps on the loss of a batch, the model's cross-entropy unless one is given."""
         module = (module or self.model).train()
         loss = loss or self.cross_entropy
-        velocity = [torch.zeros_like(p) for p in module.parameters()]
+        velocity = zeros(module)
         for batch in self.batches(number):
             self.step(loss(batch), module, velocity)
 
-    def cross_entropy(self, batch: list[int]) -> Tensor:
-        return cross_entropy(self.model(self.x[batch]), [self.y[i] for i in batch])
+    def labels(self, batch: list[int]) -> list[int]:
+        return [self.y[i] for i in batch]
+
+    def cross_entropy(self, batch: list[int], model: nn.Module | None = None) -> Tensor:
+        model = model or self.model
+        return cross_entropy(model(self.x[batch]), self.labels(batch))
 
     def cross_entropy_and(
         self, batch: list[int], term: Callable[[Tensor, int], Tensor | float]
     ) -> Tensor:
         """The cross-entropy, and the batch's mean of a term of a sample's features and label."""
-        labels = [self.y[i] for i in batch]
+        labels = self.labels(batch)
         z = self.model.body(self.x[batch])
         terms = [term(features, label) for features, label in zip(z, labels, strict=True)]
         return cross_entropy(self.model.head(z), labels) + sum(terms) / len(batch)
@@ -108,6 +121,11 @@ class PlainClient:
         with torch.no_grad():
             z = self.model.eval().body(self.x).double()
         return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
+
+    def accuracy(self, logits: Tensor) -> float:
+        """The share of test samples whose label has the largest of their logits."""
+        hits = [row == label for row, label in zip(logits.argmax(1), self.y_test, strict=True)]
+        return float(sum(hits)) / len(hits)
 
     def step(
         self,
@@ -137,9 +155,19 @@ class SharingClient(PlainClient):
 
     def train(self, number: int, shared: State) -> State:
         """Take in the common part, learn, and send it."""
-        self.model.load_state_dict(copied(self.model) | shared)
+        self.receive(shared)
         self.sgd(number)
-        return {name: value for name, value in copied(self.model).items() if name in shared}
+        return self.part(shared)
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    lengths = a.norm().clamp(min=1e-12) * b.norm()
+    return (a * b).sum() / lengths
+
+
+def zeros(model: nn.Module) -> list[Tensor]:
+    """One for each of its parameters."""
+    return [torch.zeros_like(p) for p in model.parameters()]
 
 
 def cross_entropy(logits: Tensor, labels: list[int]) -> Tensor:
@@ -175,25 +203,32 @@ def averaged(states: list[State], sizes: list[int]) -> State:
     return mean
 
 
-def class_averages(sets: Iterable[Mapping[int, tuple[Any, int]]]) -> dict[int, Any]:
-    """Σ n_i C_i / Σ n_i of each class, over those who hold it."""
-    holders: dict[int, list[tuple[Any, int]]] = {}
-    for prototypes in sets:
-        for label, mean_and_count in prototypes.items():
-            holders.setdefault(label, []).append(mean_and_count)
+def mean_by_samples(clients: Sequence[PlainClient], states: list[State]) -> State:
+    return averaged(states, [len(client.y) for client in clients])
 
+
+def by_class(sets: Iterable[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
+    """Class -> what each client that holds it has sent, in the order of classes."""
+    pairs = chain.from_iterable(one.items() for one in sets)
+    held: dict[Any, list[Any]] = {}
+    for label, value in sorted(pairs, key=lambda pair: pair[0]):
+        held.setdefault(label, []).append(value)
+    return held
+
+
+def class_averages(sets: Iterable[Mapping[Any, tuple[Any, int]]]) -> dict[Any, Any]:
+    """Σ n_i C_i / Σ n_i of each class, over those who hold it."""
     averages = {}
-    for label in sorted(holders):
-        total = sum(n for _, n in holders[label])
-        averages[label] = sum(n * mean for mean, n in holders[label]) / total
+    for label, held in by_class(sets).items():
+        total = sum(n for _, n in held)
+        averages[label] = sum(n * mean for mean, n in held) / total
     return averages
 
 
-def two_rounds(clients: Sequence[Any], weights: State) -> State:
+def after_rounds(clients: Sequence[Any], weights: State, rounds: int = 2) -> State:
     """Each client trains on the weights, whose mean by samples the next round begins with."""
-    sizes = [len(client.y) for client in clients]
-    for number in (1, 2):
-        weights = averaged([client.train(number, weights) for client in clients], sizes)
+    for number in range(1, rounds + 1):
+        weights = mean_by_samples(clients, [client.train(number, weights) for client in clients])
     return weights
 
 
@@ -232,10 +267,34 @@ def weights_left(outcome: Outcome) -> State:
     return load_file(outcome.folder / "weights.safetensors")
 
 
-def assert_models_left(folder: Path, models: Mapping[str, State]) -> None:
-    """Site -> its model after the run."""
-    for site, wanted in models.items():
-        assert_close(model_left(folder, site), wanted)
+def server_state_left(outcome: Outcome) -> State:
+    """What the server's last checkpoint has."""
+    return load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
+
+
+def assert_weights_left(outcome: Outcome, wanted: State) -> None:
+    assert_close(weights_left(outcome), wanted)
+
+
+def assert_models_left(
+    outcome: Outcome,
+    clients: Sequence[PlainClient],
+    common: State | None = None,
+    own: str = "model",
+) -> None:
+    """Each client's ``own`` model after the run, of which the last merge has made a part common."""
+    _runs, folder, *_ = outcome.folder.parents  # in which sites have a folder of their own
+    for client in clients:
+        wanted = copied(getattr(client, own)) | (common or {})
+        assert_close(model_left(folder, client.name), wanted)
+
+
+def assert_accuracy(outcome: Outcome, client: PlainClient, **wanted: float) -> None:
+    """By the ways to predict; a borderline sample may fall to the other side."""
+    one_sample = 1.01 / len(client.y_test)
+    assert outcome.summary["accuracy-of-clients"][client.name] == pytest.approx(
+        wanted, abs=one_sample
+    )
 
 
 def assert_prototypes_left(
@@ -255,11 +314,11 @@ def side_by_side(
     number: int = CLIENTS,
     **settings: Any,
 ) -> tuple[Outcome, list[Any]]:
-    """A run, and a script's clients of the same settings.
+    """A run, and a script's clients of the same settings, in which features have 16 numbers.
 
     ``archs``: the architecture of all clients, or one for each.
     """
-    config = run_config(folder, **settings)
+    config = run_config(folder, **{"feature_dim": 16} | settings)
     if isinstance(archs, str):
         outcome = run_federation(config | {"models": archs}, number)
         archs = [archs] * number
@@ -288,6 +347,8 @@ UNEQUAL: dict[str, Any] = {
 }
 """Clients of other sizes and classes."""
 TINY: dict[str, Any] = {"train_samples": 25, "test_samples": 20, "feature_dim": 16, "lr": 0.02}
+HETEROGENEOUS = ("cnn4", "htcnn-3", "htcnn-1")
+"""Three architectures, none with dropout, so that script and system draw the same numbers."""
 
 
 def on_sites(folder: Path, archs: Sequence[str]) -> dict[int, dict[str, Any]]:

@@ -72,7 +72,7 @@ class FedPCLClient(PlainClient):
         z /= np.linalg.norm(z, axis=1, keepdims=True)
         return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
 
-    def accuracy(self) -> float:
+    def nearest(self) -> float:
         """The share of test samples whose nearest own prototype by cosine is of their class."""
         own = self.prototypes()
         hits = 0

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from client_app.algorithms.ditto import Ditto
 from tests.support import plain
@@ -23,12 +22,13 @@ class DittoClient(plain.PlainClient):
     def train(self, number: int, weights: plain.State) -> plain.State:
         """v <- v − η (∇F(v) + λ (v − w^t)) with momentum, on the batches of which w learns too."""
         self.model.load_state_dict(weights)
-        start = list(weights.values())
-        velocity, own_velocity = ([torch.zeros_like(w) for w in start] for _ in "wv")
+        start = weights.values()
+        velocity = plain.zeros(self.model)
+        own_velocity = plain.zeros(self.personal)
         for batch in self.batches(number):
-            labels = [self.y[i] for i in batch]
-            self.step(plain.cross_entropy(self.model(self.x[batch]), labels), self.model, velocity)
-            loss = plain.cross_entropy(self.personal(self.x[batch]), labels)
+            self.step(self.cross_entropy(batch), self.model, velocity)
+
+            loss = self.cross_entropy(batch, self.personal)
             self.step(loss, self.personal, own_velocity, start, self.hparams.lambda_)
         return plain.copied(self.model)
 
@@ -36,14 +36,13 @@ class DittoClient(plain.PlainClient):
 @pytest.mark.parametrize("lambda_", [0.5, 4.0])
 def test_two_rounds_equal_an_independent_script(lambda_: float, tmp_path: Path) -> None:
     """The global weights are FedAvg's, the models left the personal ones; only w travels."""
-    settings = {"lr": 0.02, "ditto__lambda": lambda_, "feature_dim": 16, **plain.UNEQUAL}
+    settings = {"lr": 0.02, "ditto__lambda": lambda_, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, DittoClient, algo="ditto", **settings)
 
-    weights = plain.two_rounds(clients, plain.copied(clients[0].model))
+    weights = plain.after_rounds(clients, plain.copied(clients[0].model))
 
-    plain.assert_close(plain.weights_left(outcome), weights)
-    models = {client.name: plain.copied(client.personal) for client in clients}
-    plain.assert_models_left(outcome.folder, models)
+    plain.assert_weights_left(outcome, weights)
+    plain.assert_models_left(outcome, clients, own="personal")
     plain.assert_only_weights_travel(outcome, weights)
 
 

@@ -40,18 +40,10 @@ class Client(plain.PlainClient):
 @pytest.mark.parametrize(("algo", "lambda_"), [("fedavg", 0.0), ("fedproto-avg", 2.0)])
 def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_path: Path) -> None:
     """The weights, with all that batch normalisation counts, and FedProto's prototypes."""
-    settings = {
-        "partition": "dirichlet",
-        "alpha": 0.5,
-        "train_samples": 0,
-        "total_samples": 100,
-        "test_samples": 20,
-        "feature_dim": 16,
-        "fedproto_avg__lambda": lambda_,
-    }
+    settings = plain.UNEQUAL | {"total_samples": 100, "fedproto_avg__lambda": lambda_}
     outcome, clients = plain.side_by_side(tmp_path, Client, ARCH, algo=algo, **settings)
-    sizes = [len(client.y) for client in clients]
-    assert len(set(sizes)) > 1
+    sizes = {len(client.y) for client in clients}
+    assert len(sizes) > 1
     assert all(n % 10 != 1 for n in sizes)  # a batch of one would have no batch normalisation
 
     weights = plain.copied(clients[0].model)
@@ -61,12 +53,13 @@ def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_p
         for client in clients:
             state = client.train(number, weights, prototypes, lambda_)
             states.append({name: value.double() for name, value in state.items()})
-        for name, mean in plain.averaged(states, sizes).items():
+
+        for name, mean in plain.mean_by_samples(clients, states).items():
             weights[name] = mean.round().long() if "num_batches" in name else mean.float()
         if lambda_:
             prototypes = plain.class_averages(client.means() for client in clients)
 
     assert any("running" in name for name in weights)
-    plain.assert_close(plain.weights_left(outcome), weights)
+    plain.assert_weights_left(outcome, weights)
     if lambda_:
         plain.assert_prototypes_left(outcome, prototypes)

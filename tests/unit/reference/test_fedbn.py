@@ -18,27 +18,24 @@ ARCH = "resnet4-imagenet-stem"
 
 def normalising(model: torch.nn.Module) -> set[str]:
     """Names of weights and statistics of layers that have statistics."""
-    layers = {
-        name.rpartition(".")[0] for name in model.state_dict() if name.endswith("running_mean")
-    }
-    return {name for name in model.state_dict() if name.rpartition(".")[0] in layers}
+    names = model.state_dict()
+    layers = {name.rpartition(".")[0] for name in names if name.endswith("running_mean")}
+    return {name for name in names if name.rpartition(".")[0] in layers}
 
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
-    more = {"feature_dim": 16, **plain.UNEQUAL}
-    outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, ARCH, algo="fedbn", **more)
-    first = clients[0].model_of("global")
+    outcome, clients = plain.side_by_side(
+        tmp_path, plain.SharingClient, ARCH, algo="fedbn", **plain.UNEQUAL
+    )
+    first = clients[0].model
     own = normalising(first)
-
     assert {name.rpartition(".")[2] for name in own} > {"weight", "bias", "running_var"}
 
-    shared = {name: value for name, value in plain.copied(first).items() if name not in own}
-    shared = plain.two_rounds(clients, shared)
+    shared = clients[0].part(first.state_dict().keys() - own)
+    shared = plain.after_rounds(clients, shared)
 
-    plain.assert_close(plain.weights_left(outcome), shared)
-    plain.assert_models_left(
-        outcome.folder, {client.name: plain.copied(client.model) | shared for client in clients}
-    )
+    plain.assert_weights_left(outcome, shared)
+    plain.assert_models_left(outcome, clients, shared)
     plain.assert_only_weights_travel(outcome, shared)
 
 

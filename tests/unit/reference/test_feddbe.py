@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.support import plain
 from tests.support.declaration import Declared
@@ -23,23 +22,24 @@ class FedDBEClient(plain.PlainClient):
         self, number: int, weights: plain.State, consensus: torch.Tensor | None
     ) -> plain.State:
         """θ and p move along one gradient; m_i is of this round alone."""
-        self.model = self.model_of("global")
         self.model.load_state_dict(weights)
         if number == 1:
             self.memory = torch.zeros(self.dim, requires_grad=True)
         self.mean = torch.zeros(self.dim)
-        velocity = [torch.zeros_like(p) for p in self.model.parameters()]
+        velocity = plain.zeros(self.model)
         velocity_of_memory = torch.zeros(self.dim)
+        mu = self.hparams.momentum
         for batch in self.batches(number):
-            labels = [self.y[i] for i in batch]
+            labels = self.labels(batch)
             z = self.model.body(self.x[batch])
-            mu = self.hparams.momentum
             mean = (1 - mu) * self.mean + mu * sum(z) / len(batch)
             self.mean = mean.detach()
-            if consensus is None:
-                self.step(plain.cross_entropy(self.model.head(z), labels), self.model, velocity)
-                continue
+
             loss = plain.cross_entropy(self.model.head(z + self.memory), labels)
+            if consensus is None:  # and the memory is still 0
+                self.step(loss, self.model, velocity)
+                continue
+
             squares = [0.5 * (a - b) ** 2 for a, b in zip(mean, consensus, strict=True)]
             loss = loss + self.hparams.kappa * sum(squares) / self.dim
             (gradient,) = torch.autograd.grad(loss, self.memory, retain_graph=True)
@@ -62,7 +62,6 @@ def test_three_rounds_equal_an_independent_script(
     """The weights, the consensus of the first round's means, and the models with their memory."""
     settings = {
         "rounds": 3,
-        "feature_dim": 16,
         "momentum": momentum,
         "feddbe__kappa": kappa,
         "feddbe__momentum": mu,
@@ -70,19 +69,18 @@ def test_three_rounds_equal_an_independent_script(
     }
     outcome, clients = plain.side_by_side(tmp_path, FedDBEClient, algo="feddbe", **settings)
 
-    weights = plain.copied(clients[0].model_of("global"))
-    sizes = [len(client.y) for client in clients]
+    weights = plain.copied(clients[0].model)
     consensus = None
     for number in (1, 2, 3):
         states = [client.train(number, weights, consensus) for client in clients]
-        weights = plain.averaged(states, sizes)
+        weights = plain.mean_by_samples(clients, states)
         if consensus is None:
-            weighted = [n * client.mean for n, client in zip(sizes, clients, strict=True)]
-            consensus = sum(weighted) / sum(sizes)
+            means = [{"mean": client.mean} for client in clients]
+            consensus = plain.mean_by_samples(clients, means)["mean"]
 
-    plain.assert_close(plain.weights_left(outcome), weights)
-    state = load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
-    torch.testing.assert_close(state["mean/mean"], consensus, rtol=1e-4, atol=1e-5)
+    plain.assert_weights_left(outcome, weights)
+    found = plain.server_state_left(outcome)["mean/mean"]
+    torch.testing.assert_close(found, consensus, rtol=1e-4, atol=1e-5)
     for client in clients:
         assert client.memory.any()
         plain.assert_close(plain.model_left(outcome.folder, client.name), client.left(weights))

@@ -24,7 +24,6 @@ DECLARED = Declared(
     acts={"gamma": 3.0, "outputs": "logits"},
 )
 
-ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 Outputs = dict[int, torch.Tensor]
 """Class -> mean output [C]."""
 
@@ -63,10 +62,12 @@ class FDClient(plain.PlainClient):
 def merged(sent: list[Outputs], merging: str) -> Outputs:
     """The mean, or median, of those who hold a class."""
     outputs = {}
-    for label in {label for one in sent for label in one}:
-        rows = np.stack([one[label].numpy() for one in sent if label in one])
-        middle = rows.mean(axis=0) if merging == "mean" else np.median(rows, axis=0)
-        outputs[label] = torch.from_numpy(middle)
+    for label, held in plain.by_class(sent).items():
+        rows = torch.stack(held)
+        if merging == "mean":
+            outputs[label] = rows.mean(0)
+        else:
+            outputs[label] = torch.from_numpy(np.median(rows.numpy(), axis=0))
     return outputs
 
 
@@ -87,19 +88,16 @@ def test_two_rounds_equal_an_independent_script(
 
     The teacher of probabilities is the merge of the others, that of logits of all.
     """
-    settings = {
-        "liars": 0,
-        "feature_dim": 16,
-        "partition": "dirichlet",
+    settings = plain.UNEQUAL | {
         "alpha": 0.3,
-        "train_samples": 0,
-        "total_samples": 100,
-        "test_samples": 20,
+        "liars": 0,
         "merging": merging,
         "feddistill__outputs": outputs,
         "feddistill__gamma": gamma,
     }
-    outcome, clients = plain.side_by_side(tmp_path, FDClient, ARCHS, algo="feddistill", **settings)
+    outcome, clients = plain.side_by_side(
+        tmp_path, FDClient, plain.HETEROGENEOUS, algo="feddistill", **settings
+    )
 
     sent = [client.train(1, {}) for client in clients]
     teachers = []
@@ -110,19 +108,19 @@ def test_two_rounds_equal_an_independent_script(
 
     # a client is taught classes that it lacks, or the reverse
     assert any(teacher.keys() != own.keys() for teacher, own in zip(teachers, sent, strict=True))
-    models = {client.name: plain.copied(client.model) for client in clients}
-    plain.assert_models_left(tmp_path, models)
+    plain.assert_models_left(outcome, clients)
 
-    for message, reply in outcome.grid.log:
+    for message, _ in outcome.grid.log:
         kind = message.metadata.message_type
         number = message.metadata.group_id
         without_outputs = (kind, number) in BEFORE_THE_FIRST_OUTPUTS
         assert list(message.content.array_records) == ([] if without_outputs else ["outputs"])
-        if kind == MessageType.TRAIN:
+    for number, wanted in ((1, sent), (2, again)):
+        for message, reply in outcome.exchanged(number=number):
             site = message.metadata.dst_node_id - 50
             assert list(reply.content.array_records) == ["outputs"]
-            assert_equal(received(reply.content), (sent if number == "1" else again)[site])
-            if number == "2":
+            assert_equal(received(reply.content), wanted[site])
+            if number == 2:
                 assert_equal(received(message.content), teachers[site])
 
 
@@ -130,9 +128,8 @@ BEFORE_THE_FIRST_OUTPUTS = {(MessageType.QUERY, "0"), (MessageType.TRAIN, "1")}
 
 
 def assert_equal(found: Outputs, wanted: Outputs) -> None:
-    assert found.keys() == wanted.keys()
-    for label, row in wanted.items():
-        torch.testing.assert_close(found[label], row.float(), rtol=1e-4, atol=1e-5)
+    rows = {label: row.float() for label, row in wanted.items()}
+    torch.testing.assert_close(found, rows, rtol=1e-4, atol=1e-5)
 
 
 def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:

@@ -21,100 +21,102 @@ EPS = 1e-6
 Table = dict[str, torch.Tensor]
 
 
-class FedFAClient(plain.PlainClient):
-    def train(self, number: int, weights: plain.State, gamma: Table) -> tuple[plain.State, Table]:
-        """The model, and the running averages of each channel's moments, which begin at N(0, 1)."""
-        model = self.model_of("global").train()
-        model.load_state_dict(weights)
-        self.gamma = gamma
-        self.averages = {}
-        for stage, channels in enumerate(STAGES.values()):
-            self.averages[f"{stage}.mean"] = torch.zeros(channels)
-            self.averages[f"{stage}.std"] = torch.ones(channels)
+def table(mean: float, std: float) -> Table:
+    """Of each stage a number of each channel, for its means and for its standard deviations."""
+    found = {}
+    for stage, channels in enumerate(STAGES.values()):
+        found[f"{stage}.mean"] = torch.full((channels,), mean)
+        found[f"{stage}.std"] = torch.full((channels,), std)
+    return found
 
-        def loss(batch: list[int]) -> torch.Tensor:
-            logits = self.logits(model, self.x[batch])
-            return plain.cross_entropy(logits, [self.y[i] for i in batch])
+
+class FedFAClient(plain.PlainClient):
+    def train(self, number: int, weights: plain.State, gamma: Table) -> plain.State:
+        """The model; the running averages of each channel's moments begin at N(0, 1)."""
+        self.model.load_state_dict(weights)
+        self.gamma = gamma
+        self.averages = table(mean=0.0, std=1.0)
 
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
-        self.sgd(number, model, loss)
-        return plain.copied(model), self.averages
+        self.sgd(number, loss=self.loss)
+        return plain.copied(self.model)
 
-    def logits(self, model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """The forward pass, in which each stage's output is augmented with probability p."""
+    def loss(self, batch: list[int]) -> torch.Tensor:
+        """CE of a forward pass in which each stage's output is augmented with probability p."""
+        x = self.x[batch]
         stage = 0
-        for place, layer in enumerate(model.body):
+        for place, layer in enumerate(self.model.body):
             x = layer(x)
-            if place in STAGES:
-                if float(torch.rand(())) < self.hparams.probability:
-                    x = self.augment(stage, x)
-                stage += 1
-        return model.head(x)
+            if place not in STAGES:
+                continue
+            if float(torch.rand(())) < self.hparams.probability:
+                x = self.augment(stage, x)
+            stage += 1
+        return plain.cross_entropy(self.model.head(x), self.labels(batch))
 
     def augment(self, stage: int, x: torch.Tensor) -> torch.Tensor:
         """σ̂ (x − μ) / σ + μ̂, where μ̂ and σ̂ are drawn around each channel's own μ and σ.
 
         They are drawn with the variance in the batch, plus γ times it.
         """
-        batch, channels, height, width = x.shape
-        mean = x.sum(dim=(2, 3)) / (height * width)
-        squares = ((x - mean[:, :, None, None]) ** 2).sum(dim=(2, 3))
-        std = torch.sqrt(squares / (height * width) + EPS)
+        batch, channels, *_ = x.shape
+        pixels = x.flatten(start_dim=2)
+        mean = pixels.mean(dim=2, keepdim=True)
+        squares = (pixels - mean) ** 2
+        std = torch.sqrt(squares.mean(dim=2, keepdim=True) + EPS)
 
         drawn = []
         for kind, moment in (("mean", mean), ("std", std)):
             key = f"{stage}.{kind}"
-            middle = moment.sum(dim=0) / batch
-            self.averages[key] = 0.99 * self.averages[key] + 0.01 * middle.detach()
-            variance = ((moment - middle) ** 2).sum(dim=0) / batch + EPS
-            deviation = torch.sqrt(variance + self.gamma[key] * variance)
-            drawn.append(moment + deviation * torch.randn(batch, channels))
+            middle = moment.mean(dim=0)
+            before = self.averages[key]
+            self.averages[key] = 0.99 * before + 0.01 * middle.detach()[:, 0]
+
+            variance = ((moment - middle) ** 2).mean(dim=0) + EPS
+            wider = variance + self.gamma[key][:, None] * variance
+            noise = torch.randn(batch, channels, 1)
+            drawn.append(moment + torch.sqrt(wider) * noise)
 
         new_mean, new_std = drawn
-        unit = (x - mean[:, :, None, None]) / std[:, :, None, None]
-        return new_std[:, :, None, None] * unit + new_mean[:, :, None, None]
+        unit = (pixels - mean) / std
+        return (new_std * unit + new_mean).reshape(x.shape)
 
 
 def coefficients(sent: list[Table]) -> Table:
     """γ of each channel: its part 1 / (1 + 1 / variance over the clients), with a mean of 1."""
     gamma = {}
     for key in sent[0]:
-        parts = []
-        for column in torch.stack([averages[key] for averages in sent]).double().T:
-            variance = float(((column - column.mean()) ** 2).mean()) + EPS
-            parts.append(1 / (1 + 1 / variance))
-        gamma[key] = torch.tensor([len(parts) * part / sum(parts) for part in parts])
+        of_clients = torch.stack([averages[key] for averages in sent]).double()
+        apart = of_clients - of_clients.mean(dim=0)
+        variance = (apart**2).mean(dim=0) + EPS
+        parts = 1 / (1 + 1 / variance)
+        gamma[key] = (parts / parts.mean()).float()
     return gamma
 
 
 @pytest.mark.parametrize("probability", [0.5, 1.0])
 def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Path) -> None:
     """The weights, and each round's γ on its way down, are the script's."""
-    settings = {
-        "feature_dim": 16,
+    settings = plain.UNEQUAL | {
         "image_size": 0,  # else spreads are near EPS
         "fedfa__probability": probability,
-        **plain.UNEQUAL,
         "total_samples": 90,
     }
     outcome, clients = plain.side_by_side(tmp_path, FedFAClient, "cnn4", algo="fedfa", **settings)
 
-    weights = plain.copied(clients[0].model_of("global"))
-    sizes = [len(client.y) for client in clients]
-    gamma = {}
-    for stage, channels in enumerate(STAGES.values()):
-        gamma[f"{stage}.mean"] = torch.ones(channels)
-        gamma[f"{stage}.std"] = torch.ones(channels)
+    weights = plain.copied(clients[0].model)
+    gamma = table(mean=1.0, std=1.0)
     for number in (1, 2):
-        assert len(outcome.exchanged(number=number)) == plain.CLIENTS
-        check_wire(outcome.exchanged(number=number), gamma)
-        trained = [client.train(number, weights, gamma) for client in clients]
-        weights = plain.averaged([state for state, _ in trained], sizes)
-        gamma = coefficients([averages for _, averages in trained])
+        exchanged = outcome.exchanged(number=number)
+        assert len(exchanged) == plain.CLIENTS
+        check_wire(exchanged, gamma)
+        states = [client.train(number, weights, gamma) for client in clients]
+        weights = plain.mean_by_samples(clients, states)
+        gamma = coefficients([client.averages for client in clients])
 
     assert max(float(one.max() / one.min()) for one in gamma.values()) > 2  # channels do differ
-    plain.assert_close(plain.weights_left(outcome), weights)
-    plain.assert_models_left(outcome.folder, {client.name: weights for client in clients})
+    plain.assert_weights_left(outcome, weights)
+    plain.assert_models_left(outcome, clients, weights)
 
     weights_and_averages = sum(value.numel() for value in weights.values())
     weights_and_averages += 2 * sum(STAGES.values())
@@ -152,5 +154,5 @@ def check_wire(training: list, gamma: Table) -> None:
     for message, reply in training:
         assert list(reply.content.array_records) == ["weights", "averages"]
         found = plain.tensors(message.content.array_records["coefficients"])
-        wanted = {f"coefficients.{key}": value.float() for key, value in gamma.items()}
+        wanted = {f"coefficients.{key}": value for key, value in gamma.items()}
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)

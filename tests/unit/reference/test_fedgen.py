@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import MessageType, RecordDict
 
 from protofl_common.basics.seeding import derive_seed
 from protofl_common.experiment.catalog import CATALOG
@@ -33,6 +34,7 @@ DECLARED = Declared(
 )
 
 ARCHS = ("mnist-cnn", "htcnn-3", "mnist-cnn-18")
+HEAD = ("head.weight", "head.bias")
 CLASSES = 10
 DIM = 16
 """Numbers of a feature, and of the generator's hidden layer."""
@@ -59,20 +61,17 @@ def drawn(
 def generated(
     w: plain.State, labels: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
 ) -> torch.Tensor:
-    """G(ε, y), row by row, with these statistics for its batch normalisation."""
-    hidden = before_norm(w, labels, noise)
-    scaled = (hidden - mean) / torch.sqrt(var + 1e-5) * w["norm.weight"] + w["norm.bias"]
-    return torch.stack([w["out.weight"] @ row.clamp(min=0) + w["out.bias"] for row in scaled])
+    """G(ε, y) of each row, with these statistics for its batch normalisation."""
+    unit = (before_norm(w, labels, noise) - mean) / torch.sqrt(var + 1e-5)
+    scaled = unit * w["norm.weight"] + w["norm.bias"]
+    return scaled.clamp(min=0) @ w["out.weight"].T + w["out.bias"]
 
 
 def before_norm(w: plain.State, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """W [ε; one-hot y] + b, row by row: the first layer."""
-    rows = []
-    for epsilon, label in zip(noise, labels, strict=True):
-        one_hot = torch.eye(CLASSES)[label]
-        row = torch.cat([epsilon, one_hot]).double()
-        rows.append(w["hidden.weight"] @ row + w["hidden.bias"])
-    return torch.stack(rows)
+    """W [ε; one-hot y] + b of each row: the first layer."""
+    one_hot = torch.eye(CLASSES)[labels]
+    rows = torch.cat([noise, one_hot], dim=1).double()
+    return rows @ w["hidden.weight"].T + w["hidden.bias"]
 
 
 class Generator:
@@ -85,8 +84,8 @@ class Generator:
                 self.w[name] = value.double()
         self.mean = torch.zeros(DIM).double()
         self.var = torch.ones(DIM).double()
-        self.m = {name: torch.zeros_like(value) for name, value in self.w.items()}
-        self.v = {name: torch.zeros_like(value) for name, value in self.w.items()}
+        self.m = dict.fromkeys(self.w, torch.zeros(()))
+        self.v = dict.fromkeys(self.w, torch.zeros(()))
         self.steps = 0
         self.random = torch.Generator().manual_seed(seed)
 
@@ -101,11 +100,12 @@ class Generator:
             var = hidden.var(0, unbiased=False)
             z = generated(leaves, labels, noise, mean, var)
 
-            logits = torch.zeros(SIZE, CLASSES).double()
-            for n, head in zip(sizes, heads, strict=True):
-                of_client = z @ head["head.weight"].double().T + head["head.bias"].double()
-                logits = logits + n / sum(sizes) * of_client
-            loss = plain.cross_entropy(logits, labels.tolist())
+            logits = []
+            for head in heads:
+                weight, bias = (head[name].double() for name in HEAD)
+                logits.append({"mean": z @ weight.T + bias})
+            ensemble = plain.averaged(logits, sizes)["mean"]
+            loss = plain.cross_entropy(ensemble, labels.tolist())
             gradients = torch.autograd.grad(loss, list(leaves.values()))
 
             self.mean = 0.9 * self.mean + 0.1 * mean.detach()
@@ -116,11 +116,15 @@ class Generator:
         """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η m̂ / (√v̂ + ε)."""
         self.steps += 1
         for name, g in gradients.items():
-            self.m[name] = 0.9 * self.m[name] + 0.1 * g
-            self.v[name] = 0.999 * self.v[name] + 0.001 * g * g
-            m = self.m[name] / (1 - 0.9**self.steps)
-            v = self.v[name] / (1 - 0.999**self.steps)
-            self.w[name] = self.w[name] - LR * m / (torch.sqrt(v) + 1e-8)
+            m = 0.9 * self.m[name] + 0.1 * g
+            v = 0.999 * self.v[name] + 0.001 * g * g
+            self.m[name] = m
+            self.v[name] = v
+
+            m_hat = m / (1 - 0.9**self.steps)
+            v_hat = v / (1 - 0.999**self.steps)
+            step = LR * m_hat / (torch.sqrt(v_hat) + 1e-8)
+            self.w[name] = self.w[name] - step
 
     def features(self, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """G(ε, y) as a client receives it: normalised by the running statistics."""
@@ -136,7 +140,7 @@ class FedGenClient(plain.PlainClient):
         self, number: int, head: plain.State, generator: Generator | None, totals: torch.Tensor
     ) -> plain.State:
         """CE of the samples, and λ times CE of the head on generated features of drawn labels."""
-        self.model.load_state_dict(plain.copied(self.model) | head)
+        self.receive(head)
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
 
         def loss(batch: list[int]) -> torch.Tensor:
@@ -149,7 +153,7 @@ class FedGenClient(plain.PlainClient):
             return of_samples + self.hparams.lambda_ * of_generated
 
         self.sgd(number, loss=loss)
-        return {name: value for name, value in plain.copied(self.model).items() if name in head}
+        return self.part(HEAD)
 
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
@@ -161,7 +165,6 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
         "fedgen__server_steps": STEPS,
         "fedgen__server_lr": LR,
         "fedgen__server_batch_size": SIZE,
-        "feature_dim": DIM,
         "lr": 0.02,
         "total_samples": 150,
         "liars": 0,
@@ -170,37 +173,34 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
         "test_samples": 20,
     }
     outcome, clients = plain.side_by_side(tmp_path, FedGenClient, ARCHS, algo="fedgen", **settings)
-    down: dict[int, list[Any]] = {1: [], 2: []}
-    for message, _ in outcome.grid.log:
-        number = int(message.metadata.group_id)
-        if number in down:
-            down[number].append(message.content.array_records)
+    first = [message.content for message, _ in outcome.exchanged(number=1)]
+    later = []
+    for kind in (MessageType.TRAIN, MessageType.EVALUATE):
+        later += [message.content for message, _ in outcome.exchanged(kind, 2)]
 
     # the first round begins without a generator
-    for records in down[1][: plain.CLIENTS]:
-        assert set(records) == {"weights"}
-    for records in down[2]:
-        assert list(records) == ["weights", "generator", "label_counts"]
+    for content in first:
+        assert set(content.array_records) == {"weights"}
+    for content in later:
+        assert list(content.array_records) == ["weights", "generator", "label_counts"]
 
     totals = sum(client.counts for client in clients)
     sizes = [len(client.y) for client in clients]
     generator = Generator(derive_seed(clients[0].seed, "fedgen"))
-    head = plain.tensors(down[1][0]["weights"])
-    assert head.keys() == {"head.weight", "head.bias"}
+    head = plain.tensors(first[0]["weights"])
+    assert head.keys() == set(HEAD)
     for number in (1, 2):
         sent_generator = generator if number > 1 and weight else None
         heads = [client.train(number, head, sent_generator, totals) for client in clients]
         head = plain.averaged(heads, sizes)
         generator.train(heads, sizes, totals)
 
-    plain.assert_close(plain.weights_left(outcome), head)
-    models = {client.name: plain.copied(client.model) | head for client in clients}
-    plain.assert_models_left(tmp_path, models)
+    plain.assert_weights_left(outcome, head)
+    plain.assert_models_left(outcome, clients, head)
+    assert counts_in(later[-1]) == totals.tolist()
 
-    last = down[2][-1]
-    assert plain.tensors(last["label_counts"])["counts"].tolist() == totals.tolist()
-
-    received = {name: value.double() for name, value in plain.tensors(last["generator"]).items()}
+    sent = plain.tensors(later[-1]["generator"])
+    received = {name: value.double() for name, value in sent.items()}
     mean = received["norm.running_mean"]
     var = received["norm.running_var"]
     labels, noise = drawn(totals, 50, torch.Generator().manual_seed(0))
@@ -209,10 +209,9 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
 
     for message, reply in outcome.exchanged():
         client = clients[message.metadata.dst_node_id - 50]
-        sent = reply.content.array_records
-        assert list(sent) == ["weights", "label_counts"]
-        assert set(sent["weights"]) == head.keys()
-        assert plain.tensors(sent["label_counts"])["counts"].tolist() == client.counts.tolist()
+        assert list(reply.content.array_records) == ["weights", "label_counts"]
+        assert set(reply.content["weights"]) == set(HEAD)
+        assert counts_in(reply.content) == client.counts.tolist()
 
     head_and_counts = plain.CLIENTS * (4 * (DIM + 1) * CLASSES + 8 * CLASSES)
     first_layer = (NOISE + CLASSES) * DIM + DIM
@@ -223,6 +222,11 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
         "up": head_and_counts,
         "down": head_and_counts + plain.CLIENTS * theta,
     }
+
+
+def counts_in(content: RecordDict) -> list[int]:
+    """How many samples of each class a message says there are."""
+    return plain.tensors(content["label_counts"])["counts"].tolist()
 
 
 def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> None:
@@ -242,9 +246,7 @@ def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> No
     training = outcome.exchanged()
     assert len(training) == 3
     for (_, reply), (next_message, _) in itertools.pairwise(training):
-        sent = reply.content.array_records["label_counts"]["counts"].data
-        received = next_message.content.array_records["label_counts"]["counts"].data
-        assert received == sent
+        assert counts_in(next_message.content) == counts_in(reply.content)
     assert not any(outcome.summary["trouble"].values())
 
 

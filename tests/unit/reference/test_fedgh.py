@@ -6,7 +6,6 @@ The header's steps by hand, in float64, on every mean alone.
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import MessageType
@@ -18,37 +17,35 @@ from tests.support.harness import Outcome
 
 DECLARED = Declared(PLAIN, acts={"server-epochs": 3, "server-lr": 0.5, "server-batch-size": 4})
 
-ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 HEADER = {"head.weight", "head.bias"}
-Means = dict[int, np.ndarray]
+LR = 0.1
+Pair = tuple[int, torch.Tensor]
 
 
-class FedGHClient(plain.PlainClient):
-    def train(self, number: int, header: plain.State) -> Means:
-        self.model.load_state_dict(plain.copied(self.model) | header)
-        self.sgd(number)
-        return {label: mean.numpy() for label, mean in self.class_means().items()}
+class FedGHClient(plain.SharingClient):
+    def means(self, number: int, header: plain.State) -> list[Pair]:
+        """Train, and return each class with its mean representation."""
+        self.train(number, header)
+        return list(self.class_means().items())
 
 
-def trained(
-    header: plain.State, sets: list[Means], batches: Iterable[list[int]], lr: float
-) -> plain.State:
+def trained(header: plain.State, pairs: list[Pair], batches: Iterable[list[int]]) -> plain.State:
     """θ ← θ − η/B Σ (softmax(W r + b) − onehot(s)) [r, 1], B by B representations r of class s."""
-    w = header["head.weight"].double().numpy().copy()
-    b = header["head.bias"].double().numpy().copy()
-    pairs = [(mean, label) for one in sets for label, mean in one.items()]
+    w = header["head.weight"].double()
+    b = header["head.bias"].double()
+    one_hot = torch.eye(len(b))
     for batch in batches:
-        step_w = np.zeros_like(w)
-        step_b = np.zeros_like(b)
+        step_w = torch.zeros_like(w)
+        step_b = torch.zeros_like(b)
         for i in batch:
-            mean, label = pairs[i]
-            scores = np.exp(w @ mean + b)
-            error = scores / scores.sum() - np.eye(len(b))[label]
-            step_w = step_w + np.outer(error, mean)
-            step_b = step_b + error
-        w = w - lr * step_w / len(batch)
-        b = b - lr * step_b / len(batch)
-    return {"head.weight": torch.from_numpy(w).float(), "head.bias": torch.from_numpy(b).float()}
+            label, mean = pairs[i]
+            scores = torch.exp(w @ mean + b)
+            error = scores / scores.sum() - one_hot[label]
+            step_w += torch.outer(error, mean)
+            step_b += error
+        w = w - LR / len(batch) * step_w
+        b = b - LR / len(batch) * step_b
+    return {"head.weight": w.float(), "head.bias": b.float()}
 
 
 def headers_sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
@@ -63,16 +60,16 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
 
     Some class is missing at some client.
     """
-    settings = {
-        "feature_dim": 16,
+    settings = plain.UNEQUAL | {
         "lr": 0.02,
         "liars": 0,
         "fedgh__server_epochs": epochs,
         "fedgh__server_batch_size": size,
-        "fedgh__server_lr": 0.1,
-        **plain.UNEQUAL,
+        "fedgh__server_lr": LR,
     }
-    outcome, clients = plain.side_by_side(tmp_path, FedGHClient, ARCHS, algo="fedgh", **settings)
+    outcome, clients = plain.side_by_side(
+        tmp_path, FedGHClient, plain.HETEROGENEOUS, algo="fedgh", **settings
+    )
 
     shuffle = torch.Generator().manual_seed(derive_seed(clients[0].seed, "fedgh"))
     header = headers_sent(outcome, MessageType.TRAIN, 1)[0]
@@ -80,17 +77,17 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
         for received in headers_sent(outcome, MessageType.TRAIN, number):
             assert received.keys() == HEADER
             plain.assert_close(received, header)
-        sets = [client.train(number, header) for client in clients]
-        batches = plain.minibatches(sum(len(means) for means in sets), size, epochs, shuffle)
-        header = trained(header, sets, batches, 0.1)
+        pairs = []
+        for client in clients:
+            pairs += client.means(number, header)
+        batches = plain.minibatches(len(pairs), size, epochs, shuffle)
+        header = trained(header, pairs, batches)
 
-    plain.assert_close(plain.weights_left(outcome), header)
-    models = {client.name: plain.copied(client.model) | header for client in clients}
-    plain.assert_models_left(tmp_path, models)
+    plain.assert_weights_left(outcome, header)
+    plain.assert_models_left(outcome, clients, header)
 
-    means_sent = sum(len(client.rows_of()) for client in clients)
-    assert means_sent < plain.CLIENTS * 10
+    assert len(pairs) < plain.CLIENTS * 10
     assert outcome.rows[1]["bytes"] == {
-        "up": means_sent * (4 * 16 + 8),
+        "up": len(pairs) * (4 * 16 + 8),
         "down": plain.CLIENTS * 4 * (16 + 1) * 10,
     }

@@ -20,7 +20,7 @@ Means = dict[int, tuple[np.ndarray, int]]
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
-    return vector / np.sqrt((vector**2).sum())
+    return vector / np.linalg.norm(vector)
 
 
 class FedNHClient(plain.PlainClient):
@@ -41,14 +41,11 @@ class FedNHClient(plain.PlainClient):
 
     def loss(self, batch: list[int], prototypes: torch.Tensor) -> torch.Tensor:
         """Mean over the batch of −log softmax(s cos(w_c, z)) at the sample's class."""
-        total = torch.zeros((), dtype=torch.float64)
-        for z, i in zip(self.net.body(self.x[batch]).double(), batch, strict=True):
-            cosines = []
-            for w in prototypes:
-                cosines.append((w * z).sum() / (w * w).sum().sqrt() / (z * z).sum().sqrt())
-            logits = self.net.scale * torch.stack(cosines)
-            total = total - logits[self.y[i]] + torch.log(torch.exp(logits).sum())
-        return total / len(batch)
+        logits = []
+        for z in self.net.body(self.x[batch]).double():
+            cosines = [plain.cosine(w, z) for w in prototypes]
+            logits.append(self.net.scale * torch.stack(cosines))
+        return plain.cross_entropy(torch.stack(logits), self.labels(batch))
 
     def means(self) -> Means:
         """Class -> (mean of its samples' features at unit length, how many samples)."""
@@ -63,14 +60,16 @@ class FedNHClient(plain.PlainClient):
 def moved(prototypes: np.ndarray, sets: list[Means], rho: float, merging: str) -> np.ndarray:
     """w_c ← unit(ρ w_c + (1 − ρ) unit(the clients' mean or median)) of each class that was sent."""
     after = prototypes.copy()
-    for label in {label for one in sets for label in one}:
-        held = [one[label] for one in sets if label in one]
+    for label, held in plain.by_class(sets).items():
+        means = [unit(mean) for mean, _ in held]
+        counts = [count for _, count in held]
         if merging == "median":
-            middle = np.median([unit(mean) for mean, _ in held], axis=0)
+            middle = np.median(means, axis=0)
         else:
-            total = sum(count for _, count in held)
-            middle = sum(count * unit(mean) for mean, count in held) / total
-        after[label] = unit(rho * after[label] + (1 - rho) * unit(middle))
+            middle = np.average(means, axis=0, weights=counts)
+
+        target = unit(middle)
+        after[label] = unit(rho * after[label] + (1 - rho) * target)
     return after
 
 
@@ -84,25 +83,20 @@ def test_two_rounds_equal_an_independent_script(
 
     The first prototypes come from the system; of them the test knows that they are orthogonal.
     """
-    settings = {
-        "feature_dim": 16,
-        "fednh__smoothing": rho,
-        "fednh__scale": scale,
-        "merging": merging,
-        **plain.UNEQUAL,
-    }
-    outcome, clients = plain.side_by_side(tmp_path, FedNHClient, algo="fednh", **settings)
+    settings = {"fednh__smoothing": rho, "fednh__scale": scale, "merging": merging}
+    outcome, clients = plain.side_by_side(
+        tmp_path, FedNHClient, algo="fednh", **settings, **plain.UNEQUAL
+    )
     first_message, _ = outcome.exchanged(number=1)[0]
     prototypes = values_of(first_message.content["prototypes"]["means"]).astype(np.float64)
     np.testing.assert_allclose(prototypes @ prototypes.T, np.eye(10), atol=1e-5)
 
-    sizes = [len(client.y) for client in clients]
     weights = plain.copied(clients[0].net)
     for number in (1, 2):
         states = [client.train(number, weights, prototypes) for client in clients]
         prototypes = moved(prototypes, [client.means() for client in clients], rho, merging)
         if merging == "mean":
-            weights = plain.averaged(states, sizes)
+            weights = plain.mean_by_samples(clients, states)
         else:
             for name in weights:
                 of_clients = torch.stack([state[name] for state in states])
@@ -114,8 +108,9 @@ def test_two_rounds_equal_an_independent_script(
     plain.assert_close(left, weights)
     plain.assert_prototypes_left(outcome, dict(enumerate(prototypes)))
 
-    head = {"head.weight": torch.from_numpy(prototypes).float(), "head.bias": torch.zeros(10)}
-    body = {name: value for name, value in weights.items() if name != "scale"}
-    plain.assert_models_left(outcome.folder, {client.name: body | head for client in clients})
+    del weights["scale"]
+    weights["head.weight"] = torch.from_numpy(prototypes).float()
+    weights["head.bias"] = torch.zeros(10)
+    plain.assert_models_left(outcome, clients, weights)
     for accuracy in outcome.summary["accuracy-of-clients"].values():
         assert accuracy["head"] == accuracy["prototype"]

@@ -16,7 +16,7 @@ from protofl_common.maths.prototypes import Prototypes
 from protofl_common.wire.payloads import Payload
 from tests.support.declaration import COUNTED, Declared
 from tests.support.harness import client_of, run_config, run_federation
-from tests.support.plain import CLIENTS, assert_prototypes_left, class_averages
+from tests.support.plain import CLIENTS, assert_accuracy, assert_prototypes_left, class_averages
 from tests.support.plain_fedpcl import FedPCLClient, Table
 
 DECLARED = Declared(
@@ -57,10 +57,7 @@ def test_three_rounds_equal_an_independent_script(alpha: float, tmp_path: Path) 
 
     assert_prototypes_left(outcome, overall)
     for client in clients:
-        reported = outcome.summary["accuracy-of-clients"][client.name]
-        assert set(reported) == {"prototype"}
-        one_sample = 1.01 / len(client.y_test)  # a borderline one may fall to the other side
-        assert reported["prototype"] == pytest.approx(client.accuracy(), abs=one_sample)
+        assert_accuracy(outcome, client, prototype=client.nearest())
 
 
 HELD = 7

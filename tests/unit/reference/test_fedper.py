@@ -18,14 +18,14 @@ PERSONAL = {
 
 @pytest.mark.parametrize("layers", PERSONAL)
 def test_two_rounds_equal_an_independent_script(layers: int, tmp_path: Path) -> None:
-    more = {"fedper__personal_layers": layers, "feature_dim": 16, **plain.UNEQUAL}
+    more = {"fedper__personal_layers": layers, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, algo="fedper", **more)
-    first = plain.copied(clients[0].model_of("global"))
-    base = {name: value for name, value in first.items() if name not in PERSONAL[layers]}
-    base = plain.two_rounds(clients, base)
+    base = plain.copied(clients[0].model)
+    for name in PERSONAL[layers]:
+        del base[name]
 
-    plain.assert_close(plain.weights_left(outcome), base)
-    plain.assert_models_left(
-        outcome.folder, {client.name: plain.copied(client.model) | base for client in clients}
-    )
+    base = plain.after_rounds(clients, base)
+
+    plain.assert_weights_left(outcome, base)
+    plain.assert_models_left(outcome, clients, base)
     plain.assert_only_weights_travel(outcome, base)

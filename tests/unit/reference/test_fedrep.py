@@ -21,57 +21,34 @@ DECLARED = Declared(weights=True, stays=("head.",), acts={"head-epochs": 2})
 EPOCHS = 3
 
 
-class FedRepClient(plain.PlainClient):
-    def receive(self, body: plain.State) -> None:
-        self.model.load_state_dict(plain.copied(self.model) | body)
-
-    def fit_head(self, number: int) -> None:
-        velocity = [torch.zeros_like(p) for p in self.model.head.parameters()]
+class FedRepClient(plain.SharingClient):
+    def train(self, number: int, body: plain.State) -> plain.State:
+        """First the head alone, then the body alone."""
+        head = self.model.head
+        velocity = plain.zeros(head)
         for batch in self.batches(number, passes=EPOCHS, what="head"):
-            self.step(self.cross_entropy(batch), self.model.head, velocity)
-
-    def train(self, number: int) -> plain.State:
-        self.fit_head(number)
+            self.step(self.cross_entropy(batch), head, velocity)
         self.sgd(number, self.model.body)
-        return {
-            name: value
-            for name, value in plain.copied(self.model).items()
-            if name.startswith("body.")
-        }
-
-    def accuracy(self) -> float:
-        with torch.no_grad():
-            predicted = self.model(self.x_test).argmax(1).tolist()
-        return sum(p == y for p, y in zip(predicted, self.y_test, strict=True)) / len(predicted)
+        return self.part(body)
 
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
     """A client is evaluated with its last head under the new body; only the body travels."""
-    settings = {
-        "feature_dim": 16,
-        "fedrep__head_epochs": EPOCHS,
-        "partition": "dirichlet",
-        "alpha": 0.5,
-        "train_samples": 0,
-        "total_samples": 100,
-    }
+    settings = {"fedrep__head_epochs": EPOCHS, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, FedRepClient, algo="fedrep", **settings)
 
-    first = plain.copied(clients[0].model_of("global"))
-    body = {name: value for name, value in first.items() if name.startswith("body.")}
-    sizes = [len(client.y) for client in clients]
+    body = {f"body.{name}": value for name, value in plain.copied(clients[0].model.body).items()}
     for number in (1, 2):
         for client in clients:
             client.receive(body)
-            accuracy = outcome.rows[number - 1]["clients"][client.name]["accuracy"]
-            assert accuracy == {"head": pytest.approx(client.accuracy())}
-        body = plain.averaged([client.train(number) for client in clients], sizes)
+            accuracy = client.accuracy(client.model(client.x_test))
+            reported = outcome.rows[number - 1]["clients"][client.name]["accuracy"]
+            assert reported == {"head": pytest.approx(accuracy)}
+        states = [client.train(number, body) for client in clients]
+        body = plain.mean_by_samples(clients, states)
 
-    plain.assert_close(plain.weights_left(outcome), body)
-    for client in clients:
-        client.receive(body)
-        left = plain.model_left(outcome.folder, client.name)
-        plain.assert_close(left, plain.copied(client.model))
+    plain.assert_weights_left(outcome, body)
+    plain.assert_models_left(outcome, clients, body)
     plain.assert_only_weights_travel(outcome, body)
 
 

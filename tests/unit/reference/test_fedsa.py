@@ -25,7 +25,6 @@ DECLARED = Declared(
     acts={"regularization": 5.0, "contrast": 0.0, "calibration": 0.0, "smoothing": 0.5},
 )
 
-ARCHS = ("cnn4", "htcnn-3", "htcnn-1")
 DIM = 16
 Table = dict[int, torch.Tensor]
 
@@ -73,18 +72,17 @@ class FedSAClient(plain.PlainClient):
         δ is added to the distance to the sample's own anchor.
         """
         hparams = self.hparams
-        labels = [self.y[i] for i in batch]
+        labels = self.labels(batch)
         z = self.model.body(self.x[batch])
         total = plain.cross_entropy(self.model.head(z), labels).double()
         calibration = plain.cross_entropy(self.model.head(anchors.float()), list(range(10)))
         total = total + hparams.calibration * calibration
 
         for row, label in zip(z.double(), labels, strict=True):
-            squares = ((row - anchors[label]) ** 2).sum() / DIM
-            scores = []
-            for c, anchor in enumerate(anchors):
-                scores.append(torch.exp(-distance(row, anchor) - delta * (c == label)))
-            contrast = -torch.log(scores[label] / sum(scores))
+            away = torch.stack([distance(row, anchor) for anchor in anchors])
+            squares = away[label] ** 2 / DIM
+            scores = torch.exp(-away - delta * torch.eye(10)[label])
+            contrast = -torch.log(scores[label] / scores.sum())
             terms = hparams.regularization * squares + hparams.contrast * contrast
             total = total + terms / len(batch)
         return total
@@ -106,14 +104,15 @@ def test_two_rounds_equal_an_independent_script(
         "fedsa__calibration": calibration,
         **plain.TINY,
     }
-    outcome, clients = plain.side_by_side(tmp_path, FedSAClient, ARCHS, algo="fedsa", **settings)
+    outcome, clients = plain.side_by_side(
+        tmp_path, FedSAClient, plain.HETEROGENEOUS, algo="fedsa", **settings
+    )
 
     anchors = first_anchors(clients[0].seed)
     prototypes: Table = {}
     for number in (1, 2):
         sets = [client.train(number, anchors) for client in clients]
-        for label in sorted({label for means in sets for label in means}):
-            held = [means[label] for means in sets if label in means]
+        for label, held in plain.by_class(sets).items():
             prototypes[label] = sum(held) / len(held)
             anchors[label] = alpha * anchors[label] + (1 - alpha) * prototypes[label]
 
@@ -122,8 +121,7 @@ def test_two_rounds_equal_an_independent_script(
     last_message, _ = outcome.exchanged(MessageType.EVALUATE)[0]
     sent_anchors = values_of(last_message.content["anchors"]["means"])
     np.testing.assert_allclose(sent_anchors, anchors, rtol=1e-3, atol=1e-4)
-    models = {client.name: plain.copied(client.model) for client in clients}
-    plain.assert_models_left(tmp_path, models)
+    plain.assert_models_left(outcome, clients)
 
     vector = 4 * DIM + 8  # bytes of a vector and its label
     assert outcome.rows[1]["bytes"] == {

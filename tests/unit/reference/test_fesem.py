@@ -89,7 +89,6 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
     """What each client is sent, its model and the centres are the script's."""
     settings = {
         "rounds": 3,
-        "feature_dim": 16,
         "fesem__centres": K,
         "clients_per_domain": domains,
         "test_samples": 20,
@@ -98,25 +97,28 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
         tmp_path, plain.SharingClient, "htcnn-1", SITES, algo="fesem", **settings
     )
 
-    centres = [plain.copied(clients[0].model_of("global"))] * K
+    centres = [plain.copied(clients[0].model)] * K
     centre_of = [0] * SITES
     for number in (1, 2, 3):
         for index, weights in received(outcome, MessageType.TRAIN, number).items():
             plain.assert_close(weights, centres[centre_of[index]])
+
         models = [client.train(number, centres[centre_of[i]]) for i, client in enumerate(clients)]
         groups = best_division(models) if number == 1 else nearest(models, centres)
+
         for k, group in enumerate(groups):
             if group:
-                sizes = [len(clients[i].y) for i in group]
-                centres[k] = plain.averaged([models[i] for i in group], sizes)
+                members = [clients[i] for i in group]
+                centres[k] = plain.mean_by_samples(members, [models[i] for i in group])
             for i in group:
                 centre_of[i] = k
     assert len(set(centre_of)) == K
 
     at_the_end = received(outcome, MessageType.EVALUATE, 3)
     for index, client in enumerate(clients):
-        plain.assert_close(at_the_end[index], centres[centre_of[index]])
-        plain.assert_close(plain.model_left(outcome.folder, client.name), centres[centre_of[index]])
+        centre = centres[centre_of[index]]
+        plain.assert_close(at_the_end[index], centre)
+        plain.assert_models_left(outcome, [client], centre)
 
     found = centres_left(outcome, K)
     if not torch.allclose(found[0]["head.weight"], centres[0]["head.weight"], atol=1e-5):

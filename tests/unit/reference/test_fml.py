@@ -19,7 +19,6 @@ DECLARED = Declared(
     acts={"alpha": 0.9, "beta": 0.9, "meme": "htcnn-1", "mutual": "coupled"},
 )
 
-PRIVATE = ("cnn4", "htcnn-3", "htcnn-1")
 MEME = "htcnn-1"
 
 
@@ -38,25 +37,27 @@ class FMLClient(plain.PlainClient):
         return plain.copied(self.meme)
 
     def loss(self, batch: list[int]) -> torch.Tensor:
-        """L_p + L_q, sample by sample."""
+        """L_p + L_q."""
         alpha = self.hparams.alpha
         beta = self.hparams.beta
-        p_BC = torch.softmax(self.private(self.x[batch]).double(), dim=1)
-        q_BC = torch.softmax(self.meme(self.x[batch]).double(), dim=1)
-        total = torch.zeros((), dtype=torch.float64)
-        for p, q, i in zip(p_BC, q_BC, batch, strict=True):
-            label = self.y[i]
-            total = total - alpha * torch.log(p[label]) - beta * torch.log(q[label])
-            total = total + (1 - alpha) * self.divergence(q, p) + (1 - beta) * self.divergence(p, q)
-        return total / len(batch)
+        private = self.private(self.x[batch]).double()
+        meme = self.meme(self.x[batch]).double()
+        p_BC = torch.softmax(private, dim=1)
+        q_BC = torch.softmax(meme, dim=1)
+
+        labels = self.labels(batch)
+        of_private = alpha * plain.cross_entropy(private, labels)
+        of_private = of_private + (1 - alpha) * self.divergence(q_BC, p_BC)
+        of_meme = beta * plain.cross_entropy(meme, labels)
+        of_meme = of_meme + (1 - beta) * self.divergence(p_BC, q_BC)
+        return of_private + of_meme
 
     def divergence(self, target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         """KL(target ‖ found) = Σ_c target_c log(target_c / found_c), over C if it is coupled."""
-        is_detached = self.hparams.mutual == "detached"
-        if is_detached:
-            target = target.detach()
-        total = sum(target[c] * torch.log(target[c] / found[c]) for c in range(len(target)))
-        return total if is_detached else total / len(target)
+        if self.hparams.mutual == "coupled":
+            return (target * torch.log(target / found)).mean()
+        target = target.detach()
+        return (target * torch.log(target / found)).sum() / len(target)
 
 
 @pytest.mark.parametrize(
@@ -72,16 +73,14 @@ def test_two_rounds_equal_an_independent_script(
         "fml__mutual": mutual,
         "fml__meme": MEME,
         "liars": 0,
-        "feature_dim": 16,
-        "lr": 0.02,
-        "test_samples": 20,
-        "train_samples": 25,
+        **plain.TINY,
     }
-    outcome, clients = plain.side_by_side(tmp_path, FMLClient, PRIVATE, algo="fml", **settings)
+    outcome, clients = plain.side_by_side(
+        tmp_path, FMLClient, plain.HETEROGENEOUS, algo="fml", **settings
+    )
 
-    weights = plain.two_rounds(clients, plain.copied(clients[0].meme))
+    weights = plain.after_rounds(clients, plain.copied(clients[0].meme))
 
-    plain.assert_close(plain.weights_left(outcome), weights)
-    models = {client.name: plain.copied(client.private) for client in clients}
-    plain.assert_models_left(tmp_path, models)
-    assert len({card["arch"] for card in outcome.summary["clients"].values()}) == len(PRIVATE)
+    plain.assert_weights_left(outcome, weights)
+    plain.assert_models_left(outcome, clients, own="private")
+    assert len({card["arch"] for card in outcome.summary["clients"].values()}) == 3

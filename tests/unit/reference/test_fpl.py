@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from finch import FINCH
 from safetensors.torch import load_file
 
 from client_app.algorithms.base import client_half
@@ -18,6 +17,7 @@ from protofl_common.wire.payloads import Payload
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
 from tests.support.harness import client_of, run_config
+from tests.support.plain_finch import coarsest_clusters
 
 DECLARED = Declared(
     PLAIN,
@@ -35,7 +35,6 @@ Clusters = dict[int, list[np.ndarray]]
 class FPLClient(plain.PlainClient):
     def train(self, number: int, weights: plain.State, clusters: Clusters) -> plain.State:
         """CE, and λ times both prototype terms of each sample whose class has clusters."""
-        self.model = self.model_of("global")
         self.model.load_state_dict(weights)
 
         def terms(z: torch.Tensor, label: int) -> torch.Tensor | float:
@@ -52,20 +51,17 @@ class FPLClient(plain.PlainClient):
         The latter is Eq. 10; both are in float64.
         """
         z = z.double()
+        scores = {}
+        for k, of_class in clusters.items():
+            cosines = torch.stack([plain.cosine(z, torch.from_numpy(c)) for c in of_class])
+            scores[k] = torch.exp(cosines / self.hparams.temperature).sum()
+        contrast = -torch.log(scores[label] / sum(scores.values()))
 
-        def similarity(cluster: np.ndarray) -> torch.Tensor:
-            c = torch.from_numpy(cluster)
-            cosine = (z * c).sum() / (z.norm().clamp(min=1e-12) * c.norm())
-            return torch.exp(cosine / self.hparams.temperature)
-
-        every = {k: sum(similarity(c) for c in of_class) for k, of_class in clusters.items()}
-        contrast = -torch.log(every[label] / sum(every.values()))
-
-        unbiased = sum(clusters[label]) / len(clusters[label])
-        squares = sum((z[v] - unbiased[v]) ** 2 for v in range(len(z)))
+        unbiased = torch.from_numpy(np.mean(clusters[label], axis=0))
+        squares = (z - unbiased) ** 2
         if self.hparams.consistency == "mse":
-            squares = squares / len(z)
-        return contrast + squares
+            return contrast + squares.mean()
+        return contrast + squares.sum()
 
     def prototypes(self) -> dict[int, np.ndarray]:
         return {k: mean.numpy() for k, mean in self.class_means().items()}
@@ -73,18 +69,8 @@ class FPLClient(plain.PlainClient):
 
 def clustered(sent: list[dict[int, np.ndarray]]) -> Clusters:
     """Eq. 5, by FINCH's coarsest partition."""
-    clusters: Clusters = {}
-    for k in range(10):
-        rows = np.array([means[k] for means in sent if k in means])
-        if len(rows) == 0:
-            continue
-        cluster_of_row = np.zeros(1)
-        if len(rows) > 1:
-            partitions, *_ = FINCH(rows, verbose=False)
-            cluster_of_row = partitions[:, -1]
-        numbers = np.unique(cluster_of_row)
-        clusters[k] = [rows[cluster_of_row == number].mean(0) for number in numbers]
-    return clusters
+    of_classes = plain.by_class(sent)
+    return {k: coarsest_clusters(np.stack(rows)) for k, rows in of_classes.items()}
 
 
 @pytest.mark.parametrize(
@@ -96,7 +82,6 @@ def test_two_rounds_equal_an_independent_script(
 ) -> None:
     """Weights, clusters, and the bytes and entries that go up, are the script's."""
     settings: dict[str, Any] = {
-        "feature_dim": 16,
         "lr": 0.003,
         "fpl__lambda": 2.0,
         "fpl__temperature": tau,
@@ -108,15 +93,14 @@ def test_two_rounds_equal_an_independent_script(
         tmp_path, FPLClient, "htcnn-1", SITES, algo="fpl", **settings
     )
 
-    weights = plain.copied(clients[0].model_of("global"))
+    weights = plain.copied(clients[0].model)
     clusters: Clusters = {}
-    sizes = [len(client.y) for client in clients]
     for number in (1, 2):
         models = [client.train(number, weights, clusters) for client in clients]
-        weights = plain.averaged(models, sizes)
+        weights = plain.mean_by_samples(clients, models)
         clusters = clustered([client.prototypes() for client in clients])
 
-    plain.assert_close(plain.weights_left(outcome), weights)
+    plain.assert_weights_left(outcome, weights)
 
     kept = load_file(outcome.folder / "prototypes.safetensors")
     labels = []
@@ -143,22 +127,31 @@ def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
 
     Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10).
     """
-    config = run_config(
-        tmp_path, algo="fpl", feature_dim=4, models="htcnn-1", fpl__temperature=0.5, fpl__lambda=1.0
-    )
-    algorithm = client_half(CATALOG["fpl"])(client_of(config, 0, SITES), 2)
-    means = torch.tensor([[1.0, 0, 0, 0], [-1, 1, 0, 0], [0, 0, -1, 1]])
-    algorithm.receive(Payload(prototypes=Prototypes(means, torch.tensor([0, 1, 1]))))
-    z = torch.tensor([[-2.0, 0.5, 1, 0], [0.5, -1, 1, -3]], requires_grad=True)
+    settings = {"models": "htcnn-1", "feature_dim": 4}
+    settings |= {"fpl__temperature": 0.5, "fpl__lambda": 1.0}
+    config = run_config(tmp_path, algo="fpl", **settings)
+    means = torch.tensor([
+        [1.0, 0, 0, 0],
+        [-1, 1, 0, 0],
+        [0, 0, -1, 1],
+    ])  # fmt: skip
+    z = torch.tensor([
+        [-2.0, 0.5, 1, 0],
+        [0.5, -1, 1, -3],
+    ], requires_grad=True)  # fmt: skip
     labels = torch.tensor([0, 1])
 
+    algorithm = client_half(CATALOG["fpl"])(client_of(config, 0, SITES), 2)
+    algorithm.receive(Payload(prototypes=Prototypes(means, torch.tensor([0, 1, 1]))))
     terms = algorithm.loss(Batch(z, labels, labels, z, torch.zeros(2, 10)))
     loss = terms["contrast"] + terms["consistency"]
     (gradient,) = torch.autograd.grad(loss, z)
 
     script = FPLClient(Settings.from_run_config(config), 0, "htcnn-1", SITES)
-    clusters = {0: [means[0].double().numpy()], 1: [one.double().numpy() for one in means[1:]]}
+    of_first, *of_second = means.double().numpy()
+    clusters = {0: [of_first], 1: of_second}
     wanted = sum(script.of_sample(z[row], row, clusters) for row in (0, 1)) / 2
     (wanted_gradient,) = torch.autograd.grad(wanted, z)
+
     assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
     torch.testing.assert_close(gradient, wanted_gradient.float())

@@ -7,22 +7,19 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
-from numpy.typing import NDArray
-from safetensors.torch import load_file
 
 from protofl_common.maths.gaussian import ClassMoments
-from protofl_common.models.trained import TrainedModel
 from protofl_common.privacy.release import STEPS_OF_FEATURES, private_moments
 from protofl_common.wire.payloads import array_record
 from tests.support.attacks import values_of
 from tests.support.declaration import Declared
 from tests.support.harness import Outcome, client_of, run_config, run_federation
 from tests.support.plain import tensors
+from tests.support.plain_gaussian import Numbers, assert_within, head_left, moments_of, oas
 
 ACTS = {"head": "naive-bayes", "shrinkage": 1.0}
 DECLARED = Declared(beside={"moments": "moments"}, trains=False, losses=(), acts=ACTS)
 
-Numbers = NDArray[np.float64]
 C = 10
 HEADS = ("naive-bayes", "lda", "qda")
 SMALL = {
@@ -53,19 +50,6 @@ def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Nu
     return outcome, np.concatenate(x).astype(np.float64), np.concatenate(y)
 
 
-def oas(covariance: Numbers, n: float) -> Numbers:
-    """Chen et al. 2010, Eq. 23, and a millionth of the mean variance."""
-    p = len(covariance)
-    trace = np.trace(covariance)
-    squares = (covariance**2).sum()
-    above = (1 - 2 / p) * squares + trace**2
-    below = (n + 1 - 2 / p) * (squares - trace**2 / p)
-    rho = min(1, above / below)
-    mean_variance = trace / p
-    ridge = rho * mean_variance + 1e-9 + 1e-6 * mean_variance
-    return (1 - rho) * covariance + ridge * np.eye(p)
-
-
 def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
     """log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C].
 
@@ -93,23 +77,6 @@ def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
     return logits
 
 
-def moments_of(outcome: Outcome) -> dict[str, Numbers]:
-    """The merged moments in the run's last checkpoint."""
-    moments = {}
-    for name, value in load_file(
-        max((outcome.folder / "checkpoints").glob("*.safetensors"))
-    ).items():
-        if name.startswith("moments/"):
-            moments[name.removeprefix("moments/")] = value.numpy()
-    return moments
-
-
-def head_left(outcome: Outcome) -> torch.nn.Module:
-    """The head of the model that the first client leaves, in float64."""
-    file = outcome.folder / "clients" / "site-0" / "model.safetensors"
-    return TrainedModel.read(file).build().double()
-
-
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("division", DIVISIONS)
 def test_the_moments_are_those_of_all_features_in_one_place(
@@ -130,8 +97,7 @@ def test_the_moments_are_those_of_all_features_in_one_place(
         second = np.stack([(x[y == c].T @ x[y == c])[upper] for c in range(C)])
     sums = {"shares": one_hot.sum(0), "first": one_hot.T @ x, "second": second}
     for name, wanted in sums.items():
-        tolerance = 1e-9 * np.abs(wanted).max()
-        np.testing.assert_allclose(moments[name], wanted / len(y), rtol=0, atol=tolerance)
+        assert_within(moments[name], wanted / len(y), 1e-9)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -145,8 +111,7 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
     wanted = by_hand(x, y, head, at)
     found = found - found.max(1, keepdims=True)
     wanted = wanted - wanted.max(1, keepdims=True)
-    largest = np.abs(wanted[np.isfinite(wanted)]).max()
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * largest)
+    assert_within(found, wanted, 1e-4)
     assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.97
 
 
@@ -170,8 +135,7 @@ def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Pat
 
     of_secure = moments_of(secure)
     for name, wanted in moments_of(plain).items():
-        tolerance = 1e-6 * np.abs(wanted).max()
-        np.testing.assert_allclose(of_secure[name], wanted, rtol=0, atol=tolerance)
+        assert_within(of_secure[name], wanted, 1e-6)
     found, wanted = (run.summary["accuracy"]["head"]["weighted"] for run in (secure, plain))
     assert found == pytest.approx(wanted, abs=1e-6)
 

@@ -18,16 +18,11 @@ DECLARED = Declared(
 )
 
 
-def cosine(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a * b).sum() / (a.norm() * b.norm())
-
-
 class MOONClient(plain.PlainClient):
     previous: torch.nn.Module | None = None
 
     def train(self, number: int, weights: plain.State) -> plain.State:
         """One round on L_CE + μ L_con; from the second on there is something to contrast with."""
-        self.model = self.model_of("global")
         self.model.load_state_dict(weights)
         self.received = copy.deepcopy(self.model)
         self.contrasts: list[float] = []
@@ -39,17 +34,21 @@ class MOONClient(plain.PlainClient):
         loss = self.cross_entropy(batch)
         if self.previous is None:
             return loss
-        z = self.model.body(self.x[batch])
-        z_glob = self.received.body(self.x[batch]).detach()
-        z_prev = self.previous.body(self.x[batch]).detach()
+
+        x = self.x[batch]
+        z_BD = self.model.body(x)
+        z_glob_BD = self.received.body(x).detach()
+        z_prev_BD = self.previous.body(x).detach()
         tau = self.hparams.temperature
         terms = []
-        for row in range(len(batch)):
-            like = torch.exp(cosine(z[row], z_glob[row]) / tau)
-            unlike = torch.exp(cosine(z[row], z_prev[row]) / tau)
-            terms.append(-torch.log(like / (like + unlike)))
-        self.contrasts += [self.hparams.mu * float(term.detach()) for term in terms]
-        return loss + self.hparams.mu * sum(terms) / len(batch)
+        for z, z_glob, z_prev in zip(z_BD, z_glob_BD, z_prev_BD, strict=True):
+            like = torch.exp(plain.cosine(z, z_glob) / tau)
+            unlike = torch.exp(plain.cosine(z, z_prev) / tau)
+            term = -torch.log(like / (like + unlike))
+            terms.append(self.hparams.mu * term)
+
+        self.contrasts += [float(term.detach()) for term in terms]
+        return loss + sum(terms) / len(batch)
 
 
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 0.1)])
@@ -58,21 +57,12 @@ def test_three_rounds_equal_an_independent_script(mu: float, tau: float, tmp_pat
 
     It is not that of two equal models, μ log 2.
     """
-    settings = {
-        "moon__mu": mu,
-        "moon__temperature": tau,
-        "rounds": 3,
-        "feature_dim": 16,
-        **plain.UNEQUAL,
-    }
+    settings = {"moon__mu": mu, "moon__temperature": tau, "rounds": 3, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, MOONClient, algo="moon", **settings)
 
-    weights = plain.copied(clients[0].model_of("global"))
-    sizes = [len(client.y) for client in clients]
-    for number in (1, 2, 3):
-        weights = plain.averaged([client.train(number, weights) for client in clients], sizes)
+    weights = plain.after_rounds(clients, plain.copied(clients[0].model), rounds=3)
 
-    plain.assert_close(plain.weights_left(outcome), weights)
+    plain.assert_weights_left(outcome, weights)
     assert "contrast" not in outcome.rows[0]["clients"]["site-0"]["losses"]
     for client in clients:
         reported = outcome.rows[2]["clients"][client.name]["losses"]["contrast"]

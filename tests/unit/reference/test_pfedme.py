@@ -27,11 +27,10 @@ class PFedMeClient(plain.PlainClient):
         hparams = self.hparams
         local = {name: value.clone() for name, value in weights.items()}
         self.theta.load_state_dict(weights)
-        velocity = [torch.zeros_like(w) for w in local.values()]
+        velocity = plain.zeros(self.theta)
         for batch in self.batches(number):
-            labels = [self.y[i] for i in batch]
             for _ in range(hparams.personal_steps):
-                loss = plain.cross_entropy(self.theta(self.x[batch]), labels)
+                loss = self.cross_entropy(batch, self.theta)
                 self.step(loss, self.theta, velocity, local.values(), hparams.lambda_)
             for name, theta in plain.copied(self.theta).items():
                 local[name] = local[name] - hparams.eta * hparams.lambda_ * (local[name] - theta)
@@ -44,7 +43,6 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
     settings = {
         "lr": 0.02,
         "momentum": 0.3,
-        "feature_dim": 16,
         "pfedme__lambda": 5.0,
         "pfedme__eta": 0.03,
         "pfedme__beta": beta,
@@ -55,14 +53,13 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
     )
 
     weights = plain.copied(clients[0].theta)
-    sizes = [len(client.y) for client in clients]
     for number in (1, 2):
-        mean = plain.averaged([client.train(number, weights) for client in clients], sizes)
-        weights = {name: (1 - beta) * value + beta * mean[name] for name, value in weights.items()}
+        mean = plain.mean_by_samples(clients, [client.train(number, weights) for client in clients])
+        for name, before in weights.items():
+            weights[name] = (1 - beta) * before + beta * mean[name]
 
-    plain.assert_close(plain.weights_left(outcome), weights)
-    models = {client.name: plain.copied(client.theta) for client in clients}
-    plain.assert_models_left(outcome.folder, models)
+    plain.assert_weights_left(outcome, weights)
+    plain.assert_models_left(outcome, clients, own="theta")
     plain.assert_only_weights_travel(outcome, weights)
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support import plain
 from tests.support.declaration import PLAIN, Declared
@@ -37,14 +36,9 @@ def test_equation_3_by_plain_code(tmp_path: Path) -> None:
     outcome, clients = plain.side_by_side(
         tmp_path, plain.PlainClient, "cnn4", algo="protofed", **few
     )
-    sent = [
-        plain.tensors(reply.content.array_records["weights"]) for _, reply in outcome.exchanged()
-    ]
-    means: dict[int, list[torch.Tensor]] = {}
-    for client, weights in zip(clients, sent, strict=True):
-        client.model.load_state_dict(weights)
-        for label, mean in client.class_means().items():
-            means.setdefault(label, []).append(mean)
-    wanted = {label: torch.stack(rows).mean(0) for label, rows in means.items()}
+    for client, (_, reply) in zip(clients, outcome.exchanged(), strict=True):
+        client.model.load_state_dict(plain.tensors(reply.content["weights"]))
 
+    of_classes = plain.by_class(client.class_means() for client in clients)
+    wanted = {label: sum(means) / len(means) for label, means in of_classes.items()}
     plain.assert_prototypes_left(outcome, wanted, rtol=1e-4, atol=1e-5)
