@@ -144,11 +144,10 @@ def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
     from pyarrow import ArrowException, parquet  # not for every command
 
     try:
-        table = parquet.read_table(file)
-    except (OSError, ArrowException) as error:
+        return _columns_in(parquet.read_table(file))
+    except (OSError, ArrowException, UnicodeDecodeError) as error:
         reason = printable(str(error))
         raise DataError(f"{file} cannot be read as Parquet ({reason})") from error
-    return _columns_in(table)
 
 
 def arrow_of(frame: Any, where: str) -> Any:

@@ -25,7 +25,7 @@ from protofl_common.tools.flower import (
     keep_log_short,
     pull_parts,
 )
-from protofl_common.tools.task_process import handle_tasks, import_ahead
+from protofl_common.tools.task_process import end_with_parent, handle_tasks, import_ahead
 
 LARGEST = 2**32 + 2**28  # bytes of arrays in a message: two models of 2 GiB, and vectors
 AHEAD = ("torch", "torch._dynamo", "httpcore", "filelock", "numpy.ma")
@@ -70,6 +70,7 @@ def handle(app: str, arguments: list[str]) -> None:
 
     Where no reply is sent, the process ends at once, and the SuperNode answers in its place.
     """
+    end_with_parent()
     sys.argv[1:] = arguments
     with clientapp_process(received, installed_code(app), give_up=lambda: os._exit(1)):
         flwr_clientapp()

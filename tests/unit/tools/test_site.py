@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
@@ -231,6 +232,28 @@ def test_a_task_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("ValueError: of b alone") == 1
     assert done.returncode == 0
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
+def test_a_message_whose_site_has_ended_ends_too() -> None:
+    program = """
+import os, time
+from protofl_common.tools.task_process import end_with_parent, handle_tasks
+def handle(arguments):
+    end_with_parent()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+handle_tasks("fork", int, handle)
+"""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as parent:
+        print(written_task([]), file=parent.stdin, flush=True)
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+
+    child.wait(timeout=60)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
@@ -23,7 +24,6 @@ from protofl_common.tools.cli import main, worker
 from protofl_common.tools.executor import Executor
 from protofl_common.tools.resuming import Resuming
 from protofl_common.tools.site.supernode import CLIENT_PROCESS
-from protofl_common.tools.task_process import written_task
 from tests.support.fakes import task
 from tests.support.given import Patch, Printed
 from tests.support.processes import output_of, wait_until
@@ -191,9 +191,9 @@ def test_the_process_of_a_task_reads_its_arguments(
     command = [sys.executable, "-P", str(script), *arguments]
     env = os.environ | {"PYTHONPATH": str(app_folder())}
 
-    done = subprocess.run(
-        command, input=written_task(["--help"]), capture_output=True, text=True, env=env
-    )
+    soon = time.time() + 600  # however long this machine needs to start a process
+    task = json.dumps({"launched": soon, "arguments": ["--help"]})
+    done = subprocess.run(command, input=task, capture_output=True, text=True, env=env)
 
     assert done.stderr == ""
     assert done.returncode == 0

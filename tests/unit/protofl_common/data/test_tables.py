@@ -121,6 +121,15 @@ def test_a_wrong_definition_is_refused_before_reading(
         open_all(2, **{"dataset": "arrays", "data_dir": "absent", **changes})
 
 
+def test_a_text_in_parquet_that_is_no_text_is_refused(read: Read, tmp_path: Path) -> None:
+    offsets = pa.array([0, 1], pa.int32()).buffers()[1]
+    no_utf8 = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\x80")])
+    columns = {"a": [1.5], "label": no_utf8}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with refused(r"t\.parquet cannot be read as Parquet \(.*utf-8"):
+        read("arrays", tmp_path)
+
+
 def test_parquet_has_numbers_texts_and_gaps_of_its_own(read: Read, tmp_path: Path) -> None:
     columns = {
         "a": [1.5, None],
