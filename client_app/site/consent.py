@@ -183,7 +183,7 @@ def unknown_site(node: Values) -> str:
     """
     folder = site_folder(node).absolute()
     name = site_name(node)
-    state_dir = folder.parents[1]
+    state_dir = folder.parents[1]  # the folder is state-dir/sites/NAME
     key = folder / KEY_FILE
     ledger = state_dir / "privacy" / f"{name}.json"
     if key.exists() or ledger.exists():
@@ -255,7 +255,9 @@ def _check_approved(
         kind = "messages"
         most_per_run = MOST_MESSAGES * exchanges
         run_ids = all_runs
-    limit = most_per_run * (most_runs or min(len(all_runs), MOST_RUNS))
+    # a server may call each message another run's, so without a limit few runs count
+    counted_runs = most_runs or min(len(all_runs), MOST_RUNS)
+    limit = most_per_run * counted_runs
     number = getattr(request, kind) + 1
     if number > limit:
         raise RefusedMessage(
@@ -263,10 +265,11 @@ def _check_approved(
             "its operator may approve it again"
         )
     covered = request.covered
-    if code not in (request.code, covered[0]):
+    covered_code, _ = covered
+    if code not in (request.code, covered_code):
         covered = (code, RELEASE)
         audit.append(
-            path.parents[1],
+            path.parents[1],  # the site's folder
             decision=COVERED,
             by=request.by,
             code=code,
@@ -333,7 +336,7 @@ def _check_not_denied(request: Request, name: str) -> None:
 
 
 def _check_room(config: Values, study: Study, folder: Path) -> None:
-    """RefusedMessage for a request that would help to fill the disk, or to hide other requests.
+    """Refuse a request that would help to fill the disk, or to hide others: RefusedMessage.
 
     At most `MOST_REQUESTS` of a group may wait. Each signer of a study that was approved here is a
     group, all other signers are one, and all studies without a signature are one: so nobody can
@@ -388,7 +391,7 @@ def read(path: Path) -> Request:
     """
     with suppress(ValueError, TypeError, KeyError):
         stored = json.loads(path.read_text(encoding="utf-8"))
-        stored["covered"] = tuple(stored["covered"])
+        stored["covered"] = tuple(stored["covered"])  # JSON has lists
         request = Request(**stored)
         if request.study.id == path.stem:
             return request

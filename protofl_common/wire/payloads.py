@@ -504,7 +504,7 @@ class MomentsCodec(WeightsCodec):
         # the limit is of a sum over samples, and moments are means
         noise = self.limits.moment_noise / max(1.0, self.limits.samples)
         if noise:
-            problem = moments.problem_with_noise(noise, self.limits.max_feature_norm)
+            problem = moments.why_impossible_with_noise(noise, self.limits.max_feature_norm)
         else:
             problem = moments.why_impossible(self.limits.classes_of_a_sample)
         if problem:
