@@ -279,9 +279,9 @@ def _record_charges(file: Path, ledgers: Mapping[Path, Ledger]) -> None:
 
 
 def check_affordable(work: Workshop) -> None:
-    """Refuse a run whose first round alone is more than this site lets all runs spend.
+    """Refuse with SettingsError a run whose first round is more than this site lets all runs spend.
 
-    That is a SettingsError. The first round stands for the least that taking part would cost.
+    Without ``require-dp`` in its node config nothing is checked.
     """
     client = work.client
     if work.plan is None or client.node.required_dp is None:

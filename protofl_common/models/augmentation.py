@@ -41,8 +41,8 @@ class Augmentation(nn.Module):
     def _augment(self, stage: int, layer: nn.Module, inputs: object, maps: Tensor) -> Tensor:
         """Return a stage's maps with new moments, which are drawn around theirs.
 
-        Outside training, and in training but with this module's probability, return them unchanged.
-        The stage's running averages are moved towards the moments of each batch that is augmented.
+        Return them unchanged outside training, and in training but with the module's probability of
+        a change. The running averages move towards the moments of each batch that is augmented.
         The arguments are those of a forward hook, and the number of the stage.
         """
         if not layer.training or not self.probability:

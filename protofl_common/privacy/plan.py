@@ -152,7 +152,7 @@ class Plan:
         """σ of the numbers of right predictions of an evaluation; 0 if none is sent.
 
         All evaluations of the run, and `UNPLANNED` ones, cost `FIGURES_SHARE` of ε together, or all
-        of it where the client sends nothing else that costs any.
+        of it where the client sends nothing else that costs ε.
         """
         if not self.evaluate_every:
             return 0.0

@@ -211,9 +211,9 @@ def step_of_features(clip: float) -> float:
 def count_noise(noise: float) -> float:
     """Return the standard deviation of the noise that `private_moments` adds to a class's count.
 
-    ``noise`` is the multiplier σ: a deviation of σ is for a sample that adds √p₀, and a count is of
-    samples that add 1 each. With features cut to the length 1 no number of the other sums there
-    gets more noise, as no other part of `MOMENT_PARTS` is smaller.
+    ``noise`` is the multiplier σ, the deviation for a sum to which a sample adds √p₀. To a count it
+    adds 1, so the deviation is σ / √p₀. With features cut to the length 1 no number of the other
+    sums there gets more noise, as no other part of `MOMENT_PARTS` is smaller.
     """
     part_of_squared_length, _ = MOMENT_PARTS["shares"]  # p₀
     return noise / math.sqrt(part_of_squared_length)
