@@ -458,6 +458,7 @@ class SecureAggregation(Protection):
         return settings.privacy.secagg
 
     def receive(self) -> None:
+        """Open the shares of this answer's sum, and refuse one that noise would not protect."""
         self.sum = SecureSum(self.client, final=not self.client.trains_now)
         self.sum.open_shares()
         self._check_shared_noise()

@@ -147,7 +147,7 @@ class PaperNoise(Protection):
         return PrivateStep(**vars(step), plan=plan)
 
     def upload(self, upload: Payload) -> Payload:
-        """Add ``prototype-noise`` to all prototypes."""
+        """Return the upload with ``prototype-noise`` on all prototypes."""
         kind = self.client.settings.noise.prototype_noise
         if kind == "none":
             return upload

@@ -42,7 +42,10 @@ class Prototypes:
         return Prototypes(self.means[rows], self.labels[rows], counts)
 
     def thinned(self, most: float) -> "Prototypes":
-        """Return at most ⌊most⌋ of these: all, or evenly spaced ones from the first to the last."""
+        """Return all of these if they are ``most`` or fewer, else ⌊most⌋ of them.
+
+        Those are evenly spaced, from the first to the last.
+        """
         if len(self) <= most:
             return self
         rows = torch.linspace(0, len(self) - 1, int(most)).round().long()
