@@ -395,7 +395,7 @@ def test_only_who_was_awaited_to_the_end_is_missing_in_a_void_round(
 def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(
     tmp_path: Path, secagg: bool, asks: str
 ) -> None:
-    """In a secure sum it comes during the first of four exchanges."""
+    """In a secure sum the slow reply belongs to the first of the four exchanges."""
     grids: list[LocalGrid] = []
     late = a_round_late(grids, "2", asks)
 
@@ -603,7 +603,10 @@ def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:
 def test_a_bug_of_all_simulated_clients_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: Patch, capfd: Any
 ) -> None:
-    """One reason for all; its traceback is shown once. Of two reasons each round is void."""
+    """If all fail by one reason, the run ends and shows one traceback.
+
+    If each has a reason of its own, every round is void, and the run ends after three of them.
+    """
 
     def broken(self: Any) -> dict[str, float]:
         reason = "mine" if alike else f"of {self.client.name}"

@@ -178,7 +178,7 @@ def test_weights_are_averaged_exported_and_predict(
 def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
     tmp_path: Path, kinds: Any, capsys: Printed
 ) -> None:
-    """In whatever order and among whatever others they stand."""
+    """The run's columns may stand in any order and among other columns."""
     file = Path(kinds["text"]["data_dir"])
     rows = []
     for line in file.read_text().splitlines()[1:]:

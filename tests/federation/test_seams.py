@@ -198,7 +198,7 @@ class Talkative(torch.nn.Module):
 
 
 def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Its error goes to the server, and may quote what it was given."""
+    """An error of the network goes to the server, and may quote what the network was given."""
     (tmp_path / "talkative.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "talkative", raising=False)

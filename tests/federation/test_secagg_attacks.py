@@ -142,7 +142,7 @@ def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
 def test_masks_depend_on_every_instruction(
     record: str, key: str, value: Any, tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """Of each record one; `test_privacy_sums.py` has the others."""
+    """One instruction of each record is tried here; `test_privacy_sums.py` tries the others."""
     change_sent(monkeypatch, VICTIM, 1, instruct(key, value, record))
 
     assert all(row["void"] for row in rows_of(tmp_path, nodes=sites, algo="fedavg"))
@@ -243,7 +243,7 @@ def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(
 def test_a_site_that_diverges_in_every_round_costs_only_itself(
     tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """Its reply is that of any failure.
+    """Its reply looks like that of any other failure.
 
     No secret of the sum stays; it is asked again in the next.
     """
@@ -288,7 +288,7 @@ def rows_of_ten(folder: Path, owners: set[str], *liars: int) -> tuple[Any, Any]:
 def test_liars_about_a_key_are_out_and_its_owner_is_not(
     liars: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Of ten, where seven must stay: three lie together, and no right share is to spare."""
+    """Three of ten sites lie together; seven must stay, so no right share is to spare."""
     train, final = rows_of_ten(tmp_path, {"site-3"}, *liars)
 
     assert not train["void"]
@@ -331,7 +331,7 @@ def test_who_is_said_by_many_to_have_dealt_wrong_shares_is_out(
 
 
 def test_nobody_is_out_where_few_can_have_lied(tmp_path: Path) -> None:
-    """Of seven shares that are left, where seven are needed, one is not given."""
+    """Seven shares are left and seven are needed, but one of them is not given."""
     deny = by({1000: without_share_of("site-3")}, "query.unmask")
     gone = by(dict.fromkeys((1007, 1008, 1009), silent), "query.unmask")
     train, final = rows_of(tmp_path, both(deny, gone), clients=10, rounds=1)

@@ -621,7 +621,7 @@ def test_a_site_divides_its_own_data_as_its_operator_says(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("partition", ["iid", "natural", "n-way-k-shot"])
 def test_a_run_takes_no_part_of_a_sites_own_data(partition: str) -> None:
-    """With ``natural`` the first client that the data name would be all: one patient."""
+    """With ``natural`` the site would become one client of its data: a single patient."""
     refused = refusal({"partition": partition}, OWN | {"data-dir": "/srv/data"})
     reason = "this site has data of its own; choose 'own'"
     assert f"partition = '{partition}': {reason}" in refused

@@ -180,7 +180,7 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
 # -- what trains -------------------------------------------------------------------------
 @pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
-    """But those whose loss looks at the weights, or uses the head twice, do not."""
+    """Excepted are those whose loss looks at the weights, or uses the head twice."""
     plain = {"fedprox", "fedgen", "fedsa", "feddbe"}
     kind = Step if algo in plain else FusedStep
 

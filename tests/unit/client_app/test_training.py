@@ -39,7 +39,7 @@ def step_of(
 
 
 def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
-    """In every epoch, of the same tensors; and what the model makes of them stands beside them."""
+    """``batch.index`` says it in every epoch; what the model makes of them stands beside it."""
     data = some_data()
     model = some_model()
     chosen = settings(local_epochs=3, lr=1e-9)

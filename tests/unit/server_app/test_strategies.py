@@ -44,7 +44,7 @@ def by_class(vectors: Prototypes) -> dict[int, list[float]]:
 
 
 def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
-    """In the second round site-0 is not asked; class 0, which it alone has, stays."""
+    """Site-0 is not asked in the second round; class 0, which it alone has, stays."""
     server = server_of("fedpcl")
     first = sends("site-0", {0: EAST})
     second = sends("site-1", {1: [0.0, 3.0]})

@@ -232,7 +232,7 @@ def test_an_ipv6_address_may_have_brackets(door: HTTPServer) -> None:
 def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     door: HTTPServer, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    """Of a wrong clock Flower's own log has no word: the SuperNode is "terminated gracefully"."""
+    """Flower's own log does not mention a wrong clock: the SuperNode is "terminated gracefully"."""
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
     monkeypatch.setenv("FLWR_LOG_LEVEL", "INFO")  # the command would change the log of this process
     monkeypatch.setattr("subprocess.Popen", MagicMock())

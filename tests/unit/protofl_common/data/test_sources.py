@@ -164,7 +164,8 @@ def test_classes_picks_folders_of_a_domain_folder(read: Read, domain_dir: Path) 
     with refused(r"classes = 'cat,fox': no domain in .* has images in a folder 'fox'"):
         read(*where, classes="cat,fox")
 
-    # a site may lack a class that others have, but it has not spelt one of its own in another way
+    # A site may lack a class that others have, `fox` or `dogs`. A name that differs from one of its
+    # folders in case and punctuation alone is taken for a misspelling.
     for classes in ("cat,fox", "cat,dogs"):
         assert len(read(*where, partition="own", classes=classes).classes) == 2
     for classes in ("cat,Dog", "cat,do_g"):

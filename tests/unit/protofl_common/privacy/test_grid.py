@@ -56,7 +56,7 @@ def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> No
 
 @pytest.mark.parametrize("low_bits", [1, 2, 3])
 def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: int) -> None:
-    """By a χ² test at five standard deviations."""
+    """A χ² test at five standard deviations decides it."""
     patterns = 2**low_bits
 
     drawn = whole_noise(2.0**22, (400_000,), np.random.default_rng(1)).numpy().astype(np.int64)

@@ -90,7 +90,10 @@ def p_if_uniform(values: np.ndarray) -> float:
 
 
 def test_a_masked_vector_looks_uniform() -> None:
-    """So does the mask of one pair alone; the vector itself looks anything but uniform."""
+    """The mask of one pair alone looks uniform, too.
+
+    The vector itself looks anything but uniform.
+    """
     vector = np.arange(50_000, dtype=np.uint64)
     secrets = secrets_of(3)
     keys = keys_of(secrets)

@@ -48,7 +48,7 @@ def test_one_label_a_sample() -> None:
 
 
 def test_several_labels_a_sample() -> None:
-    """Of three labels the first sample has the first and lacks the second, and so on."""
+    """The first sample has the first of three labels and lacks the second, and so on."""
     task = task_of(["a", "b", "c"], "multi-label")
     labels = torch.tensor([[1, 0, -1], [0, -1, 1]])
     assert (task.num_classes, task.num_outputs, task.classes_of_a_sample) == (6, 3, 3)
