@@ -174,7 +174,7 @@ def test_a_reply_counts_once_and_never_after_a_newer_one(
 
 
 def test_a_late_reply_is_checked_like_any_other(tmp_path: Path, monkeypatch: Patch) -> None:
-    """It must be what was declared for the round that it answers."""
+    """It must have what was declared for the round that it answers."""
     take = LateReplies.take
 
     def of_another_round(late: LateReplies, number: int) -> dict[str, LateReply]:

@@ -327,7 +327,7 @@ def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) 
 def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(
     tmp_path: Path,
 ) -> None:
-    """Both run at once."""
+    """Both runs go on at the same time."""
     node = site(tmp_path)
     config = study(tmp_path, algo="fedproto", keep_best=True)
     asked(node, config, MessageType.TRAIN)

@@ -91,7 +91,7 @@ def test_a_site_does_not_begin_anew_because_the_server_says_that_no_state_counts
 def test_a_site_goes_by_whatever_is_on_record(
     algo: str, reason: str, tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """Also where its record of answers was lost: by how far it is in the sum, or by its models."""
+    """If its record of answers is lost, it goes by its place in the sum, or by its models."""
 
     def lose_record(message: Message, reply: Message) -> Message:
         (tmp_path / "disk-3" / "privacy" / "site-3.answered").unlink()
@@ -127,7 +127,7 @@ def test_sites_go_on_with_their_models_in_a_run_that_is_resumed(
 def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Also where no site has a record that contradicts, as in its first round of a Flower run."""
+    """This holds even where no site has a record of its own, as in a run's first round."""
     change_sent(monkeypatch, VICTIM, 1, instruct("run_history", NO_STATE_COUNTS))
 
     for row in rows_of(tmp_path):
@@ -230,7 +230,7 @@ def diverging(monkeypatch: Patch, *names: str) -> None:
 def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Else it would be the upload of the one that is left."""
+    """It would otherwise be the upload of the one site that is left."""
     diverging(monkeypatch, "site-0", "site-1")
     rows = rows_of(tmp_path, nodes=real_sites(3, tmp_path / "disk"), algo="fedavg")
 

@@ -258,7 +258,7 @@ def test_downloads_and_strange_weights_need_the_operators_word(
 def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(
     key: str, value: str
 ) -> None:
-    """Else it could try out which columns and categories a site has."""
+    """A run could otherwise try out which columns and categories a site has."""
     arrays = SITE | {"dataset": "arrays"}
     own = arrays | {"data-dir": "/data"}
     shared = arrays | {"partition-id": 0, "num-partitions": 2}
@@ -510,7 +510,7 @@ def test_weights_are_not_averaged_over_tables_whose_columns_differ(
 def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
     demand: dict[str, Any], tmp_path: Path
 ) -> None:
-    """It accepts a run that names all its classes and no other: a run could try names out."""
+    """A run could try out names, so the site accepts only one that names all its classes."""
     folders = {"data-dir": str(tmp_path), "state-dir": str(tmp_path)}
     node = SITE | {"dataset": "arrays"} | folders | demand
     run = {"partition": "own", "dataset": "arrays", "classes": "sick,well"}

@@ -180,7 +180,7 @@ PLANTED = (3, 2, 9, 4, 4, 4, 9, 4)
 def test_validation_data_decide(
     algo: str, scripted: tuple[int, ...], tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    """On planted data, and with planted numbers of right predictions."""
+    """The data are planted, and so are the numbers of right predictions."""
 
     def evaluate_as_planted(work: Workshop, algorithm: ClientAlgorithm[Any]) -> EvaluatedModel:
         correct = {}

@@ -244,7 +244,7 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
 def test_own_prototypes_are_those_of_the_training_classes(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Also of those without a test sample: a client that predicts does not know what is tested."""
+    """A class without a test sample has one, too: who predicts does not know what is tested."""
     seen: list[tuple[Samples, Prototypes | None]] = []
 
     def noted(

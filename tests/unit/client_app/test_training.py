@@ -91,7 +91,7 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
 
 
 def test_every_module_of_the_step_is_checked() -> None:
-    """Also a buffer that no loss looks at."""
+    """A buffer that no loss looks at is checked, too."""
     model = some_model()
     other = torch.nn.Linear(4, 4)
     other.register_buffer("spoilt", torch.zeros(1))

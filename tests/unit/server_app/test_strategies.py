@@ -174,7 +174,7 @@ def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_sta
 
 
 def test_the_loss_of_fedtgps_server_falls() -> None:
-    """After 300 epochs it is less than half of what it is after one."""
+    """After 300 epochs the loss is less than half of what it is after one."""
     torch.manual_seed(2)
     centres_CD = torch.randn(5, 16)
     sent = []

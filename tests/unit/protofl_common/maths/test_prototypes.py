@@ -82,7 +82,7 @@ def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
 
 
 def test_nearest_label_by_hand_among_all_and_among_some() -> None:
-    """Where no prototype is of the classes that are asked for, all of them are chosen from."""
+    """If no prototype is of a class that is asked for, all prototypes are compared."""
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
 

@@ -40,7 +40,7 @@ def test_a_row_that_is_no_number_becomes_zeros() -> None:
 
 @pytest.mark.parametrize("deviation", [0.5, 3.0, 2.0**22])
 def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> None:
-    """That of the discrete normal with this parameter, which for a small one is another."""
+    """The discrete normal's own deviation differs from its parameter where that is small."""
     wanted = deviation
     if deviation < 9:
         whole = np.arange(-99, 100)

@@ -129,7 +129,7 @@ def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
 
 
 def test_a_share_that_does_not_fit_its_digest_is_not_kept() -> None:
-    """Else its receiver would give it back, and seem to lie."""
+    """Its receiver would otherwise give it back later, and seem to lie."""
     sender, receiver = secrets_of(2).values()
     of_pair, of_own = bytes(SHARE), bytes([1]) * SHARE
     sealed = masks.seal(THIS, sender, masks.public_of(receiver), "a", "b", of_pair + of_own)
