@@ -243,7 +243,8 @@ def test_downloads_and_strange_weights_need_the_operators_word(
     (line,) = refusal(run, SITE).splitlines()
 
     assert line.startswith(f"{key} = ")
-    assert str(value).split(",")[-1].lower() in line.lower()
+    refused_part = str(value).split(",")[-1]  # the last of a list is the one that is not allowed
+    assert refused_part.lower() in line.lower()
 
     verb = "set" if key == "download" else "name it in"
     assert f"not allowed on this site; its operator may {verb} {allow}" in line

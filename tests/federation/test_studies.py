@@ -1153,7 +1153,7 @@ TAMPERINGS: dict[str, Callable[[list[str]], list[str]]] = {
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-def test_a_log_that_somebody_changed_says_where(tampering: str, tmp_path: Path) -> None:
+def test_a_log_that_somebody_changed_is_found_out(tampering: str, tmp_path: Path) -> None:
     path = log_with(tmp_path, 6)
     assert not problems_in(path)
 
@@ -1244,10 +1244,10 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     outcome = hospitals.federate(config, run_id=1)
     asked = [message for message, _ in outcome.exchanged(MessageType.TRAIN)]
     (message,) = [each for each in asked if each.metadata.dst_node_id == 2]
-    message.content["round"]["run_history"] = "2"
+    message.content["round"]["run_history"] = "2"  # the second run sends it once more
     grid = LocalGrid(config, hospitals.nodes, run_id=2)
     files = files_in(hospitals.state("north"))
-    OPENED.clear()
+    OPENED.clear()  # of the files that are opened, only those from here on count
 
     false_heads: list[Any] = ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]]
     for head in false_heads:

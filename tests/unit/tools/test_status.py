@@ -34,7 +34,10 @@ from tests.support.sites import Three, found, level_of
 
 
 def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
-    """A SuperLink that answered so: ``nodes`` have a number, a name and a state."""
+    """Return what a SuperLink may answer: ``nodes`` have a number, a name and a state.
+
+    Run 77 has failed, and the certificate ends in twelve days.
+    """
     infos = [SimpleNamespace(node_id=node, name=name, status=state) for node, name, state in nodes]
     run = submission(77, **override)
     return Federation(infos, [run], Endpoint(days=12, ahead=0.0))  # type: ignore[arg-type]

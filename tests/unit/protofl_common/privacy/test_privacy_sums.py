@@ -77,6 +77,7 @@ def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
     study = MaskedSum()
     total = study.sent[:3].sum(axis=0) - study.own_masks[:3].sum(axis=0)
     absent = masks.key_of(study.secrets["site-3"], masks.PAIR)
+    # the mask that the absent site would have added for a peer is the negative of the peer's own
     for peer in study.sites[:3]:
         total += masks.pair_mask(THIS, absent, "site-3", peer, study.keys[peer], 50, "r")
 
