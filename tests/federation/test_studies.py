@@ -1076,7 +1076,7 @@ def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
 
 
 def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) -> None:
-    """Its server says which Flower runs came before, and may name any."""
+    """The server says which Flower runs came before this one, and may name any."""
     node = hospitals.nodes[1] | {"approve": False}
     LocalGrid(hospitals.config(), hospitals.nodes)  # Flower's messages want a run
     instructions = pack_instructions(Instructions(3, "run", RunHistory(8, ((7, 2),))))
@@ -1100,7 +1100,9 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
 def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """Of eight sites in a study it names three to each other, whose own threshold would be three.
+    """The study has eight sites.
+
+    The server names three to each, whose own threshold would be three.
 
     But six must stay.
     """
@@ -1151,7 +1153,7 @@ TAMPERINGS: dict[str, Callable[[list[str]], list[str]]] = {
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-def test_a_log_that_somebody_changed_says_where(tampering: str, tmp_path: Path) -> None:
+def test_a_log_that_somebody_changed_is_found_out(tampering: str, tmp_path: Path) -> None:
     path = log_with(tmp_path, 6)
     assert not problems_in(path)
 
@@ -1197,7 +1199,7 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
 def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     secagg: bool, hospitals: Hospitals, tmp_path: Path
 ) -> None:
-    """Neither a copy of ``state-dir`` from before a run, nor an empty one with the old key."""
+    """The folder is a copy of ``state-dir`` from before a run, or an empty one with the old key."""
     config = hospitals.study(min_clients=2, secagg=secagg)
     hospitals.ask_and_decide(config)
     before = shutil.copytree(hospitals.state("north"), tmp_path / "copy")
@@ -1242,10 +1244,10 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     outcome = hospitals.federate(config, run_id=1)
     asked = [message for message, _ in outcome.exchanged(MessageType.TRAIN)]
     (message,) = [each for each in asked if each.metadata.dst_node_id == 2]
-    message.content["round"]["run_history"] = "2"
+    message.content["round"]["run_history"] = "2"  # the second run sends it once more
     grid = LocalGrid(config, hospitals.nodes, run_id=2)
     files = files_in(hospitals.state("north"))
-    OPENED.clear()
+    OPENED.clear()  # of the files that are opened, only those from here on count
 
     false_heads: list[Any] = ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]]
     for head in false_heads:

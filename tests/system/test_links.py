@@ -96,11 +96,12 @@ def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
 
 
 def test_prototypes_of_a_large_network_pass_a_line_of_64_kbit(sites: Sites) -> None:
-    """Its weights would take an hour and a half each way."""
+    """The network's weights would take an hour and a half each way."""
     lines = {"north": {}, "south": {"rate": 0.064 * MBIT}}
     sites.begin(lines, algo="fedproto", rounds=2, models="resnet18")
     rows = sites.finish(timeout=1200)
 
+    # two rounds and the final evaluation, each of two sites
     assert [row["valid"] for row in rows] == [2, 2, 2], sites.printed()
 
 
