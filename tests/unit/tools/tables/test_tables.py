@@ -778,6 +778,7 @@ def folder(tmp_path: Path) -> Path:
     ({"what": "prototypes-sent"}, 10.0),
     ({"what": "numbers"}, (400 + 800) / 4),
     ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
+    ({"what": "numbers-sent"}, 400 / 4 / 3),
 ])  # fmt: skip
 def test_a_figure(parts: dict[str, Any], value: float, folder: Path) -> None:
     assert Figure.of(parts, "here").read(folder) == pytest.approx(value)
