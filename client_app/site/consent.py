@@ -73,6 +73,10 @@ class WaitingForApproval(RefusedMessage):
         super().__init__(f"waiting for approval at {name}: {why}")
 
 
+class ApprovalUsedUp(WaitingForApproval):
+    """A site's operator has approved too few runs; no request tells of it, but ``on-trouble``."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A run's settings, and what an operator has decided about them, as a file stores it."""
@@ -224,7 +228,8 @@ def _check_approved(
     """Check that the operator has approved a run, and count its message in the request at ``path``.
 
     RefusedMessage where it is not approved, or no longer, and where the run or the message is one
-    too many. With ``counts`` the run is counted as well; otherwise the message is an introduction.
+    too many. WaitingForApproval where it waits for the operator. With ``counts`` the run is counted
+    as well; otherwise the message is an introduction.
     """
     name = site_name(node)
     request = as_it_counts(read(path), node)
@@ -239,11 +244,16 @@ def _check_approved(
 
     all_runs = sorted({*request.run_ids, run_id})
     most_runs = request.bounded.runs
-    if most_runs and len(all_runs) > most_runs:
+    if study.runs and len(all_runs) > study.runs:
         raise RefusedMessage(
-            f"{name} takes part in {most_runs} runs of {study}; "
-            "all have begun, and resumed ones count. "
-            "Its operator may approve more (--runs), as many as study-runs allows"
+            f"{name} takes part in {study.runs} runs of {study} (study-runs); "
+            "all have begun, and resumed ones count"
+        )
+    if most_runs and len(all_runs) > most_runs:
+        raise ApprovalUsedUp(
+            name,
+            f"{study}; all runs approved so far ({most_runs}) have begun, and resumed ones count; "
+            f"its operator runs protofl site approve {study.id} --runs {len(all_runs)}",
         )
 
     kind = "introductions"

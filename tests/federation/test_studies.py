@@ -423,8 +423,16 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
 
+    (hospitals.consent("north") / hooks.FILE).unlink()
+    config = hospitals.config(lr=0.3)
+    hospitals.ask_and_decide(config, words=("approve", "--runs", "1"))
+    hospitals.federate(config, run_id=1)
+    assert told.read_text() == 2 * "refused\n"
+    assert WAITING in hospitals.answer("north", config, 2)
+    assert told.read_text() == 3 * "refused\n"
+
     hooks.tell_of_trouble(hospitals.nodes[2], hooks.DISK)
-    assert told.read_text() == 2 * "refused\n" + "disk\n"
+    assert told.read_text() == 3 * "refused\n" + "disk\n"
 
 
 @pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"])
@@ -488,8 +496,13 @@ def test_an_approval_ends_with_its_runs_and_its_days(
     too_many = "north has had 3 introductions of a run without a study"
     assert too_many in hospitals.answer("north", config, 2)
 
-    another_run = "north takes part in 1 runs of a run without a study"
-    assert another_run in hospitals.answer("north", config, 3)
+    another_run = hospitals.answer("north", config, 3)
+    assert WAITING in another_run  # so the server asks again
+    assert "so far (1) have begun, and resumed ones count" in another_run
+    assert another_run.endswith(f"protofl site approve {study} --runs 2")
+
+    hospitals.decide(config, "north", words=("approve", "--runs", "2"))
+    assert hospitals.answer("north", config, 3) == ""
 
     request = hospitals.request(config)
     consent.write(request, replace(consent.read(request), until=YESTERDAY))
@@ -593,7 +606,17 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
         reasons.append(reason_in(reply))
 
     assert reasons[0] == ""
-    assert "takes part in 2 runs" in reasons[1]
+    assert "all runs approved so far (2) have begun" in reasons[1]
+
+
+def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals: Hospitals) -> None:
+    config = signed(hospitals.config(study_runs=1))
+    hospitals.ask_and_decide(config, words=("approve", "--runs", "2"))
+    hospitals.federate(config, run_id=1)
+
+    another_run = hospitals.answer("north", config, 2)
+    assert "north takes part in 1 runs of study " in another_run
+    assert WAITING not in another_run
 
 
 def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
