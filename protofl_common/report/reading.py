@@ -106,6 +106,8 @@ class RecordedRun:
         sites = dict(self.facts.get("sites", {}))
         evaluated: set[str] | None = None  # the clients of the first evaluation
         for row in self.files.each_row():
+            for site in row["clients"]:
+                sites.setdefault(site, {})  # one that replied, but was never introduced
             self.rows.append(_without_clients(row))
             self.last_row = row
             for name in figures_of(row):
@@ -115,8 +117,6 @@ class RecordedRun:
                     evaluated = set(row["clients"])
                 if row["clients"].keys() != evaluated:
                     self.evaluated_alike = False
-            for site in row["clients"]:
-                sites.setdefault(site, {})  # one that replied, but was never introduced
         self.sites: dict[str, SiteFacts] = {site: sites[site] for site in in_order(sites)}
 
     def each_row(self) -> Iterator[RoundRow]:
