@@ -2,14 +2,9 @@
 
 The distance of a strange sample is calibrated by a site's own samples outside training. Symbols: N
 samples, P prototypes, C classes, D feature dimension, K clusters.
-
-FINCH (Sarfraz et al., CVPR 2019; finch-clust) links every vector to its first neighbour, takes the
-connected components as clusters, and repeats on their means: a hierarchy of partitions without a
-parameter.
 """
 
 import math
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -160,24 +155,6 @@ def margins(prototypes: Prototypes, num_classes: int) -> Tensor:
     return margins_C.masked_fill(margins_C.isinf(), torch.nan)
 
 
-def finch_partitions(vectors_ND: np.ndarray) -> list[np.ndarray]:
-    """Return FINCH's partitions by cosine distance, the one with the most clusters first.
-
-    Each is an array [N] of the vectors' cluster numbers, from 0.
-    """
-    if len(vectors_ND) < 2:
-        return [np.zeros(len(vectors_ND), dtype=np.int64)]
-    with warnings.catch_warnings():
-        # FINCH warns at import that its optional search libraries are missing
-        warnings.simplefilter("ignore")
-        from finch import FINCH
-    # above ``ann_threshold`` vectors it would search neighbours approximately
-    partitions, _, _ = FINCH(
-        vectors_ND, distance="cosine", ann_threshold=len(vectors_ND), verbose=False
-    )
-    return [np.asarray(column, dtype=np.int64) for column in partitions.T]
-
-
 def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor, Tensor]:
     """Cluster vectors [N, D]; return the clusters' means [K, D], and their numbers of vectors [K].
 
@@ -187,6 +164,8 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
     """
     if method == "average" or len(vectors_ND) == 1:
         return vectors_ND.mean(dim=0, keepdim=True), torch.tensor([len(vectors_ND)])
+    from protofl_common.maths.finch import finch_partitions  # scikit-learn, half a second
+
     vectors = vectors_ND.double().numpy()
     if method == "finch":
         return _means(vectors_ND, finch_partitions(vectors)[-1])

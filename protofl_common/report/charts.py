@@ -46,8 +46,7 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
         f"Test accuracy over {run.averaged_over}, {kinds}: the mean{worst}. Measured with what the "
         "clients received, after the round on the horizontal axis."
     )
-    sets_of_clients = {frozenset(row["clients"]) for row in rows}
-    if len(sets_of_clients) > 1:
+    if not run.evaluated_alike:
         caption += " Points are not all of the same clients."
     if any("validation" in row for row in rows):
         caption += " Validation: the mean on their validation data."
@@ -104,18 +103,18 @@ def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the accuracy of each domain's clients over the rounds, if there are several domains."""
     if not run.domains or not run.better_kind or run.hides_clients:
         return
-    rows = run.evaluations(run.better_kind)
-    lines: dict[str, list[float]] = {}
-    for domain, sites in run.domains.items():
-        lines[domain] = []
-        for row in rows:
+    lines: dict[str, list[float]] = {domain: [] for domain in run.domains}
+    for row in run.each_row():
+        if run.better_kind not in row["accuracy"]:
+            continue
+        for domain, sites in run.domains.items():
             accuracies = [accuracy_of(row, site, run.better_kind) for site in sites]
             lines[domain].append(_mean_of_known(accuracies))
     yield plot.line_chart(
         "accuracy-of-domains",
         "By domain",
         f"Mean test accuracy over the clients of each domain, by {MEANING[run.better_kind]}.",
-        _rounds(rows),
+        _rounds(run.evaluations(run.better_kind)),
         lines,
         f"test accuracy ({run.better_kind}), %",
     )
@@ -126,19 +125,20 @@ def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
     if run.hides_clients or not run.sites:
         return
     sites, left_out = _first_of(run, list(run.sites))
-    for kind in run.last_evaluation:
-        rows = run.evaluations(kind)
-        values = []
-        for site in sites:
-            values.append([accuracy_of(row, site, kind) for row in rows])
+    values: dict[str, list[list[float]]] = {kind: [] for kind in run.last_evaluation}
+    for row in run.each_row():
+        for kind, of_rounds in values.items():
+            if kind in row["accuracy"]:
+                of_rounds.append([accuracy_of(row, site, kind) for site in sites])
+    for kind, of_rounds in values.items():
         yield plot.heat_map(
             f"accuracy-of-clients-{kind}",
             f"Every client ({kind})",
             f"Test accuracy of each client by {MEANING[kind]}; lighter is better, on the "
             f"range of these values. Blank: not evaluated.{left_out}",
-            np.array(values),
+            np.array(of_rounds).T,
             sites,
-            _rounds(rows),
+            _rounds(run.evaluations(kind)),
             "test accuracy, %",
             "after round",
         )
@@ -250,9 +250,9 @@ def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
     A margin is the distance to the nearest prototype of another class. FedTGP's paper normalises
     the margins of each method, to show that averaging shrinks them; here they are as measured.
     """
-    if not run.margins:
+    last = run.margins
+    if last is None:
         return
-    last = run.margins[-1]
     clients_SC = np.array([*last["clients"].values()], dtype=np.float64)
     if not np.isfinite(clients_SC).any():
         return
@@ -359,9 +359,11 @@ def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
     There is a line for each domain, else one for all clients.
     """
     groups = run.domains or {"all clients": [*run.sites]}
-    lines = {}
-    for name, sites in groups.items():
-        lines[name] = [_prototypes_per_class(row, sites) for row in run.rounds]
+    lines: dict[str, list[float]] = {name: [] for name in groups}
+    for row in run.each_row():
+        if row["kind"] == "round":
+            for name, sites in groups.items():
+                lines[name].append(_prototypes_per_class(row, sites))
     if np.isnan([*lines.values()]).all():
         return
     yield plot.line_chart(

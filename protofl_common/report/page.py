@@ -194,7 +194,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
         delta = f"{run.settings['dp-delta']:g}"
         words = f"planned for the client that the run costs most, δ = {delta}"
         tiles.append((f"ε ≤ {run.rows[-1]['epsilon']:.2f}{per_unit}", words))
-    of_ledgers = figures.epsilon_of_ledgers(run.rows[-1])
+    of_ledgers = figures.epsilon_of_ledgers(run.last_row) if run.last_row else None
     if of_ledgers is not None:
         words = "the most that a client's own ledger counts for this run"
         tiles.append((f"ε = {of_ledgers:.2f}{per_unit}", words))
@@ -262,12 +262,10 @@ def _metrics(run: RecordedRun) -> Markup:
 def _auc_of_labels(run: RecordedRun) -> Markup:
     """Return the table of each label's AUC, by the better kind, at the last evaluation with one."""
     prefix = f"{run.better_kind}/{LABEL_AUC}/"
-    last: RoundRow | None = None
-    for row in run.rows:
-        if any(name.startswith(prefix) for name in row.get("metrics", {})):
-            last = row
-    if last is None:
+    measured = [row for name, row in run.last_rows.items() if name.startswith(prefix)]
+    if not measured:
         return Markup("")
+    last = max(measured, key=lambda row: row["evaluated-after-round"])
 
     rows = []
     for label in range(1, len(run.facts.get("classes", [])), 2):  # the classes "with it"

@@ -1,9 +1,11 @@
 """A run's folder -> what the page shows, also of a run that still goes on or has failed."""
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from protofl_common.runs.folder import (
     SiteFacts,
     baseline_folder,
 )
+from protofl_common.runs.over_clients import figures_of
 
 AUDIT = "audit.json"
 Floats = NDArray[np.float64]
@@ -41,27 +44,30 @@ class StoredPrototypes:
 class RecordedRun:
     """All that the page shows of one run; files that are missing or damaged count as empty.
 
+    The figures of many clients over many rounds may exceed the memory. Therefore `rows` are without
+    clients; `each_row` reads them once more, one by one, and `last_rows` has the last ones whole.
     SettingsError for a folder without settings, or of a later version.
     """
 
     def __init__(self, folder: Path) -> None:
         """Read the files of a run's folder."""
         files = RunFolder(folder)
+        self.files = files
         self.folder = folder
         self.name = folder.resolve().name
         self.settings = files.settings()
         if not self.settings:
             raise SettingsError(f"{folder}: no {SETTINGS} in it; give the folder of a run")
 
-        self.rows = files.rows()
+        self.facts = files.sites()
         self.summary = files.summary()
+        self._read_rows()
         self.rounds = [row for row in self.rows if row["kind"] == "round"]
         self.hides_clients = any(_has_only_means(row) for row in self.rows)
         self.note_on_hidden = f" {HIDDEN}" if self.hides_clients else ""
         self.averaged_over = "all samples" if self.hides_clients else "the clients"
 
-        self.facts = files.sites()
-        self.margins = files.margins()
+        self.margins = files.latest_margins()
         # of the last round's clients, and of the server after it
         prototypes = folder / "client-prototypes.safetensors"
         self.client_prototypes = _read_prototypes(prototypes)
@@ -75,16 +81,15 @@ class RecordedRun:
         self.rows_of_baselines: dict[str, list[RoundRow]] = {}  # the algorithm's title -> its rows
         for summary in self.compared[:-1]:  # the last is the run's own
             of_baseline = baseline_folder(folder.resolve(), str(summary["settings"]["algo"]))
-            self.rows_of_baselines[summary["algorithm"]] = RunFolder(of_baseline).rows()
+            rows = [_without_clients(row) for row in RunFolder(of_baseline).each_row()]
+            self.rows_of_baselines[summary["algorithm"]] = rows
         # baselines without a result, as when a folder is renamed; the run itself is compared, too
         self.missing_baselines = len(baselines) + 1 - len(self.compared)
 
-        self.sites = self._sites()
         self.last_evaluation: dict[str, RoundRow] = {}  # way to predict -> its last evaluation
         for kind in reversed(KINDS):  # the head first, as in the run's result
-            evaluations = self.evaluations(kind)
-            if evaluations:
-                self.last_evaluation[kind] = evaluations[-1]
+            if kind in self.last_rows:
+                self.last_evaluation[kind] = self.last_rows[kind]
         # the way to predict with the better last mean; "" without any
         self.better_kind = max(
             self.last_evaluation,
@@ -92,16 +97,31 @@ class RecordedRun:
             default="",
         )
 
-    def _sites(self) -> dict[str, SiteFacts]:
-        """Return the facts of each site, {} for one that replied but was never introduced.
-
-        Sites are in the order of their names.
-        """
+    def _read_rows(self) -> None:
+        """Read the rows of all rounds, one by one, and note what they have of the clients."""
+        self.rows: list[RoundRow] = []
+        self.last_rows: dict[str, RoundRow] = {}  # figure -> the last row that has it
+        self.last_row: RoundRow | None = None
+        self.evaluated_alike = True  # every evaluation is of the same clients
         sites = dict(self.facts.get("sites", {}))
-        for row in self.rows:
+        evaluated: set[str] | None = None  # the clients of the first evaluation
+        for row in self.files.each_row():
             for site in row["clients"]:
-                sites.setdefault(site, {})
-        return {site: sites[site] for site in in_order(sites)}
+                sites.setdefault(site, {})  # one that replied, but was never introduced
+            self.rows.append(_without_clients(row))
+            self.last_row = row
+            for name in figures_of(row):
+                self.last_rows[name] = row
+            if row["accuracy"]:
+                if evaluated is None:
+                    evaluated = set(row["clients"])
+                if row["clients"].keys() != evaluated:
+                    self.evaluated_alike = False
+        self.sites: dict[str, SiteFacts] = {site: sites[site] for site in in_order(sites)}
+
+    def each_row(self) -> Iterator[RoundRow]:
+        """Read `rows` once more, one by one, with their clients."""
+        return islice(self.files.each_row(), len(self.rows))
 
     @cached_property
     def domains(self) -> dict[str, list[str]]:
@@ -139,6 +159,10 @@ class RecordedRun:
         if self.settings.get("partition") == "own":
             data = "own data of the sites"
         return f"{self.algorithm} on {data}"
+
+
+def _without_clients(row: RoundRow) -> RoundRow:
+    return {**row, "clients": {}}
 
 
 def _has_only_means(row: RoundRow) -> bool:

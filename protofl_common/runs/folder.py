@@ -297,6 +297,10 @@ class RunFolder:
         """Read all rows of ``prototypes.jsonl``."""
         return list(_read(self.path / MARGINS))
 
+    def latest_margins(self) -> MarginRow | None:
+        """Read the last row of ``prototypes.jsonl``: those before are not parsed."""
+        return next(_read(self.path / MARGINS, latest_first=True), None)
+
     def sites(self) -> Sites:
         """Read who takes part; empty before the first round."""
         return next(_read(self.path / SITES), Sites())

@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from protofl_common.runs.figures import Table, as_csv
@@ -49,7 +48,7 @@ class Result:
     state: str  # done, failed, skipped, open (not all runs made yet)
     reason: str  # why it failed, or was skipped: no data here, or no such figure of the algorithm
     figure: str  # its name, with what a reader must know of it
-    folders: Mapping[int, Path] = field(default_factory=dict)  # seed -> that of its finished run
+    costs: Sequence[str] = ()  # what its finished runs cost, the cells of `COSTS`; () without any
     warned: Mapping[str, Sequence[int]] = field(default_factory=dict)  # warning -> its seeds
 
     @property
@@ -118,7 +117,7 @@ def result_of(cell: Cell, runs: Runs) -> Result:
         return Result(cell, {}, "skipped", cell.skipped, str(cell.figure))
 
     values = {}
-    folders = {}
+    folders = []
     failures = []
     absent = []  # why a finished run has no such figure
     figures = []
@@ -131,7 +130,7 @@ def result_of(cell: Cell, runs: Runs) -> Result:
         folder = runs.folder_of(run)
         try:
             values[seed] = cell.figure.read(folder)
-            folders[seed] = folder
+            folders.append(folder)
             figures.append(cell.figure.described(folder))
             for warning in RunFolder(folder).finished_summary().get("warnings", []):
                 warned.setdefault(warning, []).append(seed)
@@ -152,7 +151,7 @@ def result_of(cell: Cell, runs: Runs) -> Result:
         state,
         reason="; ".join([*failures, *dict.fromkeys(absent)]),
         figure=" or ".join(dict.fromkeys(figures)) or str(cell.figure),
-        folders=folders,
+        costs=cost_cells(folders) if folders else (),
         warned=warned,
     )
 
@@ -269,8 +268,8 @@ def costs(table: TableFile, results: Results) -> Table:
     """Return a row for each cell with figures: what its runs have cost, on average."""
     rows = []
     for (name, column), result in results.items():
-        if result.folders:
-            rows.append([name, column, *cost_cells(result.folders.values())])
+        if result.costs:
+            rows.append([name, column, *result.costs])
     return Table(("", "column", *COSTS), rows, ABOUT_COSTS, words=(0, 1))
 
 

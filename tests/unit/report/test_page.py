@@ -10,6 +10,7 @@ import pytest
 from protofl_common.basics.text import in_order
 from protofl_common.report import charts
 from protofl_common.report.page import FIGURES, write_report
+from protofl_common.report.reading import RecordedRun
 from tests.support.fakes import row, write, write_prototypes
 from tests.support.given import Patch
 from tests.support.pages import Page
@@ -132,6 +133,25 @@ def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch
     page = Page(write_report(folder))
     assert "2 of 9" in page.texts
     assert "This run is not finished: the page shows it as far as it is." in page.texts
+
+
+def test_a_round_that_ends_while_the_page_is_drawn_is_left_out(tmp_path: Path) -> None:
+    """The figures of clients are read a second time, when there may be more of them."""
+    rows = rounds_of(["a", "b"], 3)
+    for one in rows:
+        for client in one["clients"].values():
+            client["prototypes-of-classes"] = [1, 2, 0]
+    run = RecordedRun(write(tmp_path, rows[:2]))
+    assert all(row["clients"] == {} for row in run.rows)
+
+    write(tmp_path, rows)
+
+    drawings = [*charts.of_clients(run), *charts.numbers(run)]
+    assert [drawing.name for drawing in drawings] == [
+        "accuracy-of-clients-head",
+        "accuracy-of-clients-prototype",
+        "prototype-numbers",
+    ]
 
 
 def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:

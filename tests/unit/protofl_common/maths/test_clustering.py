@@ -5,7 +5,10 @@ import pytest
 import torch
 from finch import FINCH
 
-from protofl_common.maths.prototypes import cluster, cluster_classes, finch_partitions
+from protofl_common.maths import finch
+from protofl_common.maths.finch import finch_partitions
+from protofl_common.maths.prototypes import cluster, cluster_classes
+from tests.support.given import Patch
 
 
 def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
@@ -63,6 +66,18 @@ def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str
         assert partition.max() + 1 == count
         assert same_partition(partition, expected)
     assert same_partition(found[0], first_partition(rows))
+
+
+def test_neighbours_are_the_same_when_they_are_searched_block_by_block(
+    monkeypatch: Patch,
+) -> None:
+    rows = rows_of("random")
+    expected = finch_partitions(rows)
+
+    monkeypatch.setattr(finch, "MAX_PAIRS", 7 * len(rows))  # 22 blocks, of which one is smaller
+
+    for partition, wanted in zip(finch_partitions(rows), expected, strict=True):
+        assert partition.tolist() == wanted.tolist()
 
 
 def test_no_cluster_mixes_blobs() -> None:
