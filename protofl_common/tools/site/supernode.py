@@ -31,7 +31,6 @@ from protofl_common.tools.flower import (
 )
 
 PAUSE_FRACTION = 0.1  # a pause is this part of Flower's, or of the time waited so far
-BUSY_FACTOR = 20.0  # a pause is at least so many times as long as the SuperLink took to answer
 REPLY_PAUSE_SECONDS = 0.5  # Flower's own pause while it waits for a reply
 LONGEST_START_SECONDS = 300.0  # within which a process must take a message
 LOST = "its process was stopped for longer than Flower waits for a sign of life"
@@ -86,7 +85,7 @@ class Waits:
 
     Flower asks for work every 3 seconds and looks for a reply every 0.5, for which each round
     waits; here the first pause is a tenth of that, and later ones a tenth of the time waited so
-    far. A SuperLink that is slow to answer is asked less often, for it has many sites.
+    far.
     Flower would also wait for ever for the reply of a process that was frozen before it had fetched
     its message, or midway through its reply: here such a message is answered by an error.
     """
@@ -95,7 +94,6 @@ class Waits:
         self.executor = executor
         self.flower_pause = 0.0  # seconds that Flower asked to sleep last: they tell for what
         self.began = 0.0  # when Flower began to wait for that
-        self.woke = 0.0  # when the last pause ended
         self.tasks: SuperNodeTasks | None = None
         self.seems_lost = False  # no reply could come at the last look
         self.idle_seconds = 0.0  # since a process worked on the message
@@ -114,13 +112,10 @@ class Waits:
         now = time.monotonic()
         if flower_pause != self.flower_pause:  # Flower waits for something else than before
             self.flower_pause = flower_pause
-            self.began = self.woke = now
+            self.began = now
         waited = now - self.began
-        asking = now - self.woke  # the time that the question took which Flower has just asked
-        pause = max(PAUSE_FRACTION * max(flower_pause, waited), BUSY_FACTOR * asking)
-        pause = min(flower_pause, pause)
+        pause = min(flower_pause, PAUSE_FRACTION * max(flower_pause, waited))
         time.sleep(pause)
-        self.woke = time.monotonic()
 
         if self.executor.poll() is not None:
             end_supernode("The process that starts those of messages has ended.")

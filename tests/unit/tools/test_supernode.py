@@ -185,17 +185,3 @@ def test_a_sites_log_has_no_blank_lines_no_colours_and_no_lines_of_flowers_on_ea
         identity, failure = lines
         assert re.fullmatch(r"INFO 20\d\d-.* SuperNode ID: 5", identity)
         assert re.fullmatch(r"ERROR 20\d\d-.* Failed to receive message", failure)
-
-
-@pytest.mark.parametrize(("took", "pause"), [(0.01, 0.3), (0.1, 2.0), (1.0, 3.0)])
-def test_a_superlink_that_is_slow_to_answer_is_asked_less_often(
-    site: Site, took: float, pause: float
-) -> None:
-    waits = Waits(site)  # type: ignore[arg-type]
-    waits.sleep(3.0)
-    site.seconds += took  # a question, and no message for the answer
-    before = site.seconds
-
-    waits.sleep(3.0)
-
-    assert site.seconds - before == pytest.approx(pause, abs=0.1)
