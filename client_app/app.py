@@ -155,7 +155,8 @@ def restored(work: Workshop, protections: Protections) -> ClientAlgorithm[Any]:
                 " from it",
             )
         return algorithm
-    if before == 1 or not client.node.is_site:
+    has_no_earlier_round = before == 1
+    if has_no_earlier_round or not client.node.is_site:
         return algorithm
     if client.settings.privacy.secagg and client.states.find_uncounted_state(before):
         raise RefusedMessage(
@@ -178,10 +179,11 @@ def _log_beginning(client: Client) -> None:
     if not (client.node.is_site and client.trains_now):
         return
     instructions = client.instructions
-    last_round = 0
+    last_round = 0  # of the Flower runs before this one
     if instructions.run_history.earlier:
         _, last_round = instructions.run_history.earlier[-1]
-    if instructions.round == last_round + 1:
+    is_first_of_this_run = instructions.round == last_round + 1
+    if is_first_of_this_run:
         log(
             "INFO",
             f"run {instructions.run_name} ({client.run_id}) {client.states.describe_beginning()};"

@@ -122,7 +122,8 @@ def _about_model(work: Workshop) -> tuple[int, str]:
     """Return the number of the model's parameters, and a digest of what weights it exchanges.
 
     Builds the client's half, and checks on the way that model and data fit: SettingsError where
-    they do not. Simulated clients that are alike share one result.
+    they do not. Clients of one process for which all is equal that the result depends on share it,
+    unless the algorithm is the user's own.
     """
     settings = work.settings
     has_dp = settings.privacy.dp != "none"
@@ -153,7 +154,7 @@ def _about_model(work: Workshop) -> tuple[int, str]:
             raise SettingsError(str(error)) from error
     if is_python_name(work.arch):
         _check_storable(work)
-    algorithm = build_half(work, 0, protections_of(work))
+    algorithm = build_half(work, 0, protections_of(work))  # round 0: before the first
     if (has_dp or settings.noise.gradient_noise) and not settings.row.one_shot:
         algorithm.step()  # refuses what DP-SGD cannot train
 
@@ -169,7 +170,7 @@ def _about_model(work: Workshop) -> tuple[int, str]:
 
 
 def _check_storable(work: Workshop) -> None:
-    """SettingsError for a network of the user's own that cannot be written to a file.
+    """Raise SettingsError for a network of the user's own that cannot be written to a file.
 
     Sparse tensors, for example, cannot. Otherwise it would show only after the last round, when
     the trained model is lost.
@@ -184,7 +185,7 @@ def _check_storable(work: Workshop) -> None:
 
 
 def _check_sendable(template: Template, arch: str) -> None:
-    """SettingsError for weights of a type that messages cannot carry."""
+    """Raise SettingsError for weights of a type that messages cannot carry."""
     for name, (dtype, _) in template.items():
         if dtype not in DTYPES:
             raise SettingsError(
@@ -194,9 +195,9 @@ def _check_sendable(template: Template, arch: str) -> None:
 
 
 def _check_batches(work: Workshop) -> None:
-    """SettingsError where all batches have one sample and batch normalisation cannot train on it.
+    """Raise SettingsError where batches have one sample and the model cannot train on one.
 
-    A copy of the model is tried on such a batch.
+    A model with batch normalisation cannot. A copy of the model is tried on such a batch.
     """
     size = work.settings.training.batch_size
     if min(size, len(work.data.train_labels)) > 1:

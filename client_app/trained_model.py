@@ -36,10 +36,10 @@ class EvaluatedModel:
     validated: Evaluation = field(default_factory=Evaluation)
 
 
-def export_model(evaluated: EvaluatedModel, name: str, after: int) -> None:
+def export_model(evaluated: EvaluatedModel, name: str, trained_in: int) -> None:
     """Write the model with prototypes and card, as a file ``name`` in the client's folder.
 
-    ``after`` is the round that trained it. Failure is logged, and not raised.
+    ``trained_in`` is the round that trained it last. Failure is logged, and not raised.
     """
     algorithm = evaluated.algorithm
     client = evaluated.work.client
@@ -48,7 +48,7 @@ def export_model(evaluated: EvaluatedModel, name: str, after: int) -> None:
         prototypes = None
     own_distances, temperature = _calibrated(evaluated, prototypes)
     weights = algorithm.evaluation_model().state_dict()
-    card = _card(evaluated, after, temperature)
+    card = _card(evaluated, trained_in, temperature)
     model = TrainedModel(card, weights, prototypes, own_distances)
     path = client.states.folder / name
     try:
@@ -58,7 +58,7 @@ def export_model(evaluated: EvaluatedModel, name: str, after: int) -> None:
         log("ERROR", f"the trained model was not left for use: {error}")
 
 
-def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCard:
+def _card(evaluated: EvaluatedModel, trained_in: int, temperature: float) -> ModelCard:
     """Return the card of a model: where it is from, its inputs, how it predicts and how well.
 
     It predicts by prototypes if these are as often right as its head, on validation samples or else
@@ -71,7 +71,8 @@ def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCar
     settings = client.settings
     has_validation = len(work.validation_set) > 0
     correct = (evaluated.validated if has_validation else evaluated.tested).correct
-    # -1 for a kind of prediction that it does not have; without figures, prototypes predict
+    # -1 for a kind of prediction that the model lacks; where it has neither figure, prototypes
+    # predict
     by_prototype = correct.get("prototype", -1) >= correct.get("head", -1)
     return ModelCard(
         run=client.instructions.run_name,
@@ -79,7 +80,7 @@ def _card(evaluated: EvaluatedModel, after: int, temperature: float) -> ModelCar
         site=client.name,
         domain=data.domain,
         algorithm=settings.run.algo,
-        round=after,
+        round=trained_in,
         arch=algorithm.evaluation_arch,
         input_shape=tuple(data.test_inputs.shape[1:]),
         input_type=str(data.test_inputs.dtype),
@@ -149,11 +150,11 @@ def export_best(evaluated: EvaluatedModel) -> None:
     folder = client.states.folder
     best, _ = unpack_best(client.content)
     _keep_former(client, folder / BEST)
-    for file in (*folder.glob(_evaluated("*", client.run_id)), folder / BEST):
-        if file.name != _evaluated(best, client.run_id):
+    for file in (*folder.glob(_file_name("*", client.run_id)), folder / BEST):
+        if file.name != _file_name(best, client.run_id):
             file.unlink(missing_ok=True)
-    after = client.instructions.round - 1
-    export_model(evaluated, _evaluated(after, client.run_id), after)
+    trained_in = client.instructions.round - 1
+    export_model(evaluated, _file_name(trained_in, client.run_id), trained_in)
 
 
 def choose_best(message: Message, context: Context) -> RecordDict:
@@ -170,7 +171,7 @@ def choose_best(message: Message, context: Context) -> RecordDict:
     # of the last round has the name `WEIGHTS`
     run_history = client.instructions.run_history
     run_ids = [run_id for run_id in run_history.run_ids if run_history.counts(run_id, best + 1)]
-    for name in (*(_evaluated(best, run_id) for run_id in run_ids), WEIGHTS):
+    for name in (*(_file_name(best, run_id) for run_id in run_ids), WEIGHTS):
         with suppress(SettingsError):  # no such file, or a damaged one
             model = TrainedModel.read(folder / name)
             if model.card.round == best:
@@ -181,11 +182,14 @@ def choose_best(message: Message, context: Context) -> RecordDict:
     else:
         log("ERROR", f"there is no model of round {best}, which was the best")
 
-    for file in folder.glob(_evaluated("*", client.run_id)):
+    for file in folder.glob(_file_name("*", client.run_id)):
         file.unlink(missing_ok=True)
     return RecordDict()
 
 
-def _evaluated(after: int | str, run_id: int | str) -> str:
-    """Return the name of the file of a model evaluated after a round, or a pattern with "*"."""
-    return f"evaluated-{after}-{run_id}.safetensors"
+def _file_name(trained_in: int | str, run_id: int | str) -> str:
+    """Return the name of the file of a model that a round has trained and the next evaluated.
+
+    With "*" for the round it is a pattern for the files of all rounds.
+    """
+    return f"evaluated-{trained_in}-{run_id}.safetensors"

@@ -20,8 +20,9 @@ TRIED_ON = ("1.41", "1.42")
 def needing_flowers_names() -> Iterator[None]:
     """Raise SettingsError instead of Python's own error if the installed Flower lacks a name.
 
-    A name is imported (ImportError), an attribute of a module or an object (AttributeError), or a
-    command among Flower's entry points (LookupError, in `console_script` of `tools/flower.py`).
+    The name that is missing may be an import (ImportError), an attribute of a module or an object
+    (AttributeError), or a command among Flower's entry points (LookupError, which `console_script`
+    of `tools/flower.py` raises).
     """
     try:
         yield

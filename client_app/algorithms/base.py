@@ -170,8 +170,8 @@ class ClientAlgorithm(Generic[H]):
             if self.of_catalog:
                 # in a third of load_state_dict's time; another package's module may have a state
                 # that is more than its tensors
-                for key, own in declared_part(module, entry).items():
-                    own.copy_(weights[key])
+                for key, tensor in declared_part(module, entry).items():
+                    tensor.copy_(weights[key])
             else:
                 # `unpack_payload` has seen to it that all that is declared is there
                 module.load_state_dict(weights, strict=False)
@@ -227,20 +227,20 @@ class ClientAlgorithm(Generic[H]):
         num_unlabelled = len(data.unlabelled)
         counts_C = self.task.class_counts(data.labels)
 
-        def both(batch: Batch) -> LossTerms:
-            known_B = self.task.known(batch.labels)
+        def loss_with_unlabelled(batch: Batch) -> LossTerms:
+            is_labelled_B = self.task.known(batch.labels)
             terms: LossTerms = {}  # of a batch without a label there is nothing to learn by `loss`
-            if bool(known_B.any()):
-                terms = loss(batch.only(known_B))
+            if bool(is_labelled_B.any()):
+                terms = loss(batch.only(is_labelled_B))
             if settings.pu_weight > 0:
-                bounded = settings.pu_risk == "non-negative"
+                non_negative = settings.pu_risk == "non-negative"
                 risk = positive_unlabelled_risk(
-                    batch.logits, batch.labels, counts_C, num_unlabelled, bounded
+                    batch.logits, batch.labels, counts_C, num_unlabelled, non_negative
                 )
                 terms["unlabelled"] = settings.pu_weight * risk
             return terms
 
-        return both
+        return loss_with_unlabelled
 
     def _softened(self, alignment: float, batch: Batch) -> LossTerms:
         """Return the terms of `loss`, with those that align features times ``alignment``."""

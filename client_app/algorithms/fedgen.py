@@ -36,6 +36,7 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
         super().__init__(client, round_number)
         self.needs_gradients = self.hparams.lambda_ > 0  # the head is then used twice
         feature_dim = self.settings.model.feature_dim
+        # any seed would do: the server sends the generator's weights
         generator = Generator(client.num_classes, feature_dim, self.hparams.noise_dim, seed=0)
         self.generator = generator.to(client.device).eval()
 

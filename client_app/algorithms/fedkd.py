@@ -87,7 +87,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
 
     def loss(self, batch: Batch) -> LossTerms:
         """Return the three terms of the teacher's loss and the three of the student's."""
-        # batch normalisation needs more than one labelled sample
+        # in evaluation mode for one labelled sample, on which batch normalisation cannot train
         self.student.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
         teacher_BC = batch.logits
         student_BD = self.student.body(batch.inputs)

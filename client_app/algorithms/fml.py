@@ -35,7 +35,7 @@ class FML(ClientAlgorithm[FMLHparams]):
 
     def loss(self, batch: Batch) -> LossTerms:
         """Return the terms of L_p and L_q, which are minimised together."""
-        # batch normalisation needs more than one labelled sample
+        # in evaluation mode for one labelled sample, on which batch normalisation cannot train
         self.meme.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
         own_BC = batch.logits
         meme_BC = self.meme(batch.inputs)

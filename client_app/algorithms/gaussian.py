@@ -72,10 +72,11 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         data = self.client.train_set
         features_ND = data.in_memory.cpu()
         labels = data.labels.cpu().numpy()
-        large = self.task.only_of(labels, self.client.large_classes.numpy())
-        is_large_N = torch.from_numpy(self.task.known(large))
-        counted = self.task.tensor(large)[is_large_N]
-        features_MF, classes_M = self.task.assigned(features_ND[is_large_N], counted)
+        labels_of_large = self.task.only_of(labels, self.client.large_classes.numpy())
+        is_counted_N = torch.from_numpy(self.task.known(labels_of_large))
+        counted = self.task.tensor(labels_of_large)[is_counted_N]
+        # a row for each class of each sample: M of len(counted) samples
+        features_MF, classes_M = self.task.assigned(features_ND[is_counted_N], counted)
         moments = self._no_moments()
         self.privacy.measure(moments, features_MF, classes_M, len(counted))
         return moments

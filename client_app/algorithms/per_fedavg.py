@@ -40,7 +40,7 @@ class MetaStep(Step):
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
         """Update w by a batch, and return the loss terms of w̃ on the second half, D'."""
         first = second = (inputs, labels, index)
-        if len(labels) > 3:  # a smaller rest serves as both halves
+        if len(labels) > 3:  # then a half has two samples; a smaller rest serves as both halves
             halves = [value.tensor_split(2) for value in (inputs, labels, index)]
             first, second = zip(*halves, strict=True)
         before = [weight.detach().clone() for weight in self.model.parameters()]

@@ -121,7 +121,10 @@ def to_device(
 
 
 def split_unlabelled(task: Task, inputs: Tensor, labels: Tensor) -> Samples:
-    """Return the samples, those of which nothing is known apart, as `Samples.unlabelled`."""
+    """Return samples with labels, and the inputs of all others as their `Samples.unlabelled`.
+
+    A sample has a label if anything is known of it (`Task.known`).
+    """
     is_known = task.known(labels)
     if bool(is_known.all()):
         return Samples(inputs, labels)
@@ -139,7 +142,7 @@ def augment_of(named: str, data: ClientData, device: torch.device) -> Augment | 
     if not are_images(data.train_inputs):
         sample = described(data.train_inputs)
         raise DataError(f"augment = {named!r}: only images take it; a sample is {sample}; set none")
-    # 0 after normalisation
+    # the pixel value 0 after normalisation
     black_C = -torch.tensor(data.mean, device=device) / torch.tensor(data.std, device=device)
     return Augment(kinds, black_C.view(-1, 1, 1))
 

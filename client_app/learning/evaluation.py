@@ -92,7 +92,7 @@ def evaluate(
 
 
 def _finite(scores_NC: Tensor) -> np.ndarray:
-    """Return the scores with infinity and NaN replaced, so that a softmax can be taken.
+    """Return the scores with −1e30 for all that is not finite, so that a softmax can be taken.
 
     A class without a prototype has the score −∞, and so the probability 0 afterwards.
     """

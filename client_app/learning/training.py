@@ -227,7 +227,7 @@ def make_optimizer(
         lr=lr,
         weight_decay=weight_decay,
         capturable=any(each.is_cuda for each in parameters),  # steps are counted on the GPU
-        fused=fused or None,
+        fused=fused or None,  # None leaves the choice to PyTorch
     )
     if fused:
         adam.register_step_pre_hook(_fused_where_in_order)
@@ -270,7 +270,8 @@ def train(
     sums: dict[str, Tensor] = {}
     samples_seen = 0
     steps_taken = 0
-    limit = settings.local_steps
+    limit = settings.local_steps  # 0: none, local-epochs count
+    # with a limit of steps, epochs follow until it is reached, which without data it never is
     epochs = count() if limit and len(data) else range(settings.local_epochs)
     for module in step.modules:
         module.train()
@@ -278,7 +279,8 @@ def train(
     with step.session():
         for epoch in epochs:
             batches = step.batches(data, settings.batch_size, generator, settings.drop_last)
-            for inputs, labels, index in islice(batches, limit - steps_taken if limit else None):
+            steps_left = limit - steps_taken if limit else None
+            for inputs, labels, index in islice(batches, steps_left):
                 samples_seen += len(labels)
                 steps_taken += 1
                 for name, value in step(inputs, labels, index).items():
@@ -304,7 +306,7 @@ def check_finite(weights: Sequence[tuple[str, Tensor]]) -> None:
     """Raise TrainingError, which names it, if one of the weights is not finite."""
     sums = torch.stack([value.sum(dtype=torch.float32) for _, value in weights])
     if bool(sums.isfinite().all()):
-        return  # NaN and infinity stay in every sum
+        return  # a NaN or an infinity would stay in its sum
     for name, value in weights:
         if not bool(value.isfinite().all()):
             raise TrainingError(f"{name} is no longer finite after training; try a smaller lr")

@@ -142,7 +142,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         self._released.add([*modules])
 
     def begin_training(self, step: Step, as_charged: bool) -> None:
-        """SettingsError for a second training of this message, and for a step without noise.
+        """Refuse a second training for this message, and a step without noise: SettingsError.
 
         ``as_charged`` is False where the batches are more or larger than those of the ledger's
         charge, which is refused as well.
@@ -199,7 +199,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         self._released.add(moments)
 
     def check_answer(self, modules: Iterable[nn.Module], upload: Payload) -> None:
-        """SettingsError for a round's answer that is not what the ledger was charged for.
+        """Refuse a round's answer that is not what the ledger was charged for: SettingsError.
 
         An algorithm that is not one-shot must have trained, with all tables made that were charged.
         Every array of the upload must be released. Each of the algorithm's ``modules`` must be as
@@ -279,7 +279,10 @@ def _record_charges(file: Path, ledgers: Mapping[Path, Ledger]) -> None:
 
 
 def check_affordable(work: Workshop) -> None:
-    """SettingsError where not even the first round fits in what this site lets all runs spend."""
+    """Refuse with SettingsError a run whose first round is more than this site lets all runs spend.
+
+    Without ``require-dp`` in its node config nothing is checked.
+    """
     client = work.client
     if work.plan is None or client.node.required_dp is None:
         return
@@ -290,7 +293,7 @@ def check_affordable(work: Workshop) -> None:
 
 
 def _check_all_runs(client: Client, spending: Spending) -> None:
-    """SettingsError where all runs together spend more than the site's ``require-dp``.
+    """Refuse with SettingsError what makes all runs together spend more than ``require-dp``.
 
     LedgerError where the site's records are not complete, so that more was spent. Without
     ``require-dp`` nothing is checked.
@@ -301,7 +304,9 @@ def _check_all_runs(client: Client, spending: Spending) -> None:
     if lost:
         raise LedgerError(lost)
     limits = client.node.required_dp
-    if client.settings.privacy.dp == "person":  # the data name persons, so these are protected
+    if client.settings.privacy.dp == "person":
+        # then the limit is one for each person, even if the operator wrote it for samples: earlier
+        # charges for samples do not say what a person has lost, so `_check` refuses after such
         limits = limits._replace(unit="person")
     cure = "; what earlier runs spent does not come back: a run of smaller dp-epsilon may still fit"
     _check(spending, limits, "require-dp, over all runs,", cure)

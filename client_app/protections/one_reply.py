@@ -22,7 +22,7 @@ Answers = dict[str, tuple[int, int]]
 
 
 class OneReply(Protection):
-    """RefusedMessage for a question that has been answered.
+    """Refuses a question that has been answered, with RefusedMessage.
 
     StateError if the record cannot be read or written.
     """
@@ -72,7 +72,7 @@ class OneReply(Protection):
             yield answers
 
     def _refuse_if_answered(self, trained: int, evaluated: int, number: int) -> None:
-        """RefusedMessage if the question of round ``number`` or a later one was answered.
+        """Raise RefusedMessage if the question of round ``number`` or a later one was answered.
 
         ``trained`` is the last training round and ``evaluated`` the round of the final evaluation
         that were answered, 0 for none. After the final evaluation nothing is answered.
@@ -89,7 +89,7 @@ class OneReply(Protection):
         )
 
     def _refuse_another_history(self, trained: int, history: RunHistory) -> None:
-        """RefusedMessage where the history does not count the last round that was answered.
+        """Raise RefusedMessage where the history does not count the last round that was answered.
 
         ``trained`` is that round, 0 for none. The history decides from which stored state of the
         model the client goes on, so a server must not change it within a Flower run.

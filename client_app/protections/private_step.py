@@ -153,15 +153,15 @@ class PrivateStep(Step):
         Gradients of single samples need much memory, so the batch is taken in parts, of as many
         samples as `NUMBERS_AT_ONCE` allows. No person is divided between two parts.
         """
-        sums = dict.fromkeys(weights, torch.zeros(()))
+        sums = dict.fromkeys(weights, torch.zeros(()))  # the first part makes them tensors [...]
         num_weights = sum(weight.numel() for weight in weights.values())
         most_samples = max(1, NUMBERS_AT_ONCE // num_weights)
-        sizes = self.sizes or [1] * len(batch[0])
-        sizes_of_parts = [*sizes_in_groups(sizes, most_samples)]
-        samples_in_parts = [sum(sizes) for sizes in sizes_of_parts]
+        samples_of_persons = self.sizes or [1] * len(batch[0])
+        persons_of_parts = [*sizes_in_groups(samples_of_persons, most_samples)]
+        samples_in_parts = [sum(sizes) for sizes in persons_of_parts]
         inputs_labels_index = [values.split(samples_in_parts) for values in batch]
         parts = zip(*inputs_labels_index, strict=True)
-        for sizes, samples in zip(sizes_of_parts, parts, strict=True):
+        for sizes, samples in zip(persons_of_parts, parts, strict=True):
             gradients = _means(self._of_each(weights, samples), sizes)
             for name, total in self._cut(gradients).items():
                 sums[name] = sums[name] + total
@@ -193,6 +193,7 @@ class PrivateStep(Step):
             [gradient.reshape(len(gradient), -1) for gradient in gradients.values()]
         )
         steps_in_c = STEPS / self.plan.privacy.dp_clip  # the factor of a gradient that is not cut
+        # the clamp is for a length of 0: its gradient, all zeros, is not cut
         factors_B = (longest * STEPS / lengths_B.clamp(min=1e-30)).clamp(max=steps_in_c)
         if self.empty:
             factors_B = torch.zeros_like(factors_B)
@@ -203,8 +204,8 @@ class PrivateStep(Step):
             # of a weight that the loss does not touch, all numbers are one zero in memory
             own_numbers = gradient.contiguous()
             if not all_are_finite:
-                own_numbers.nan_to_num_(0.0, 0.0, 0.0)  # 0·∞ would be NaN
-            factors = factors_B.view(-1, *[1] * (gradient.dim() - 1))
+                own_numbers.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)  # 0·∞ would be NaN
+            factors = factors_B.view(-1, *[1] * (gradient.dim() - 1))  # [B, 1, …]
             sums[name] = _exact_sum(own_numbers.mul_(factors).round_())
         return sums
 

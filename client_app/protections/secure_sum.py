@@ -282,7 +282,7 @@ class SecureSum:
         return pack_by_site(sealed, record_name)
 
     def _check_keys(self, keys: Mapping[str, bytes], progress: _Progress) -> None:
-        """RefusedMessage unless ``keys`` are valid keys of enough different sites.
+        """Raise RefusedMessage unless ``keys`` are valid keys of enough different sites.
 
         This site's must be those that it sent, no key may occur twice, and where the study names
         the sites each must have signed its own. Otherwise a server could stand in for a peer, and
@@ -310,7 +310,7 @@ class SecureSum:
         self._check_known(keys)
 
     def _check_known(self, sites: Collection[str]) -> None:
-        """RefusedMessage where this site knows too few of the ``sites`` of a sum by their keys.
+        """Raise RefusedMessage where this site knows too few ``sites`` of a sum by their keys.
 
         The server may have invented the others, so they count as its helpers. A sum is safe with c
         of them among n sites and a threshold t if n + c < 2t. Without ``peers`` in the node config
@@ -319,7 +319,7 @@ class SecureSum:
         if not self.client.node.peers:
             return
         strangers = len(self._strangers(sites))
-        known = len(sites) - 1 - strangers
+        known = len(sites) - 1 - strangers  # beside this site itself
         if known < FEWEST_KNOWN:
             raise RefusedMessage(
                 f"a sum with {known} sites that {self.name} knows, fewer than {FEWEST_KNOWN}"
@@ -458,20 +458,21 @@ class SecureAggregation(Protection):
         return settings.privacy.secagg
 
     def receive(self) -> None:
+        """Open the shares of this answer's sum, and refuse one that noise would not protect."""
         self.sum = SecureSum(self.client, final=not self.client.trains_now)
         self.sum.open_shares()
         self._check_shared_noise()
 
     def _check_shared_noise(self) -> None:
-        """SettingsError where the noise that sites share would be too small in this sum.
+        """Raise SettingsError where the noise that sites share would be too small in this sum.
 
         With ``dp-honest-sites`` = k each site adds a part of the noise, so k honest sites are
-        needed. A sum may have fewer that count: sites that this one does not know (``peers``) may
-        be the server's own. And the sum must not be coarser than the noise: the numbers that sites
-        round to its steps would not add up to a sum with the noise of one client. Nor may a number
-        be too large for a sum: that a site drops out tells of its own number, which has a part of
-        the noise only. Nor may this site have more samples than a sum counts, as its noise would
-        count for as much less.
+        needed. Sites that this one does not know (``peers``) do not count, as they may be the
+        server's own. The sum must not be coarser than the noise: the numbers that sites round to
+        its steps would not add up to a sum with the noise of one client. No number may be too large
+        for a sum: that a site drops out tells of its own number, which has a part of the noise
+        only. And this site may not have more samples than a sum counts, as its noise would count
+        for as much less.
         """
         privacy = self.client.settings.privacy
         honest_sites = privacy.dp_honest_sites
@@ -553,4 +554,5 @@ def blank_secrets(folder: Path) -> None:
     """
     for file in folder.glob("*.secagg"):
         with record_in(file, "which sum it is of (remove it if its run is over)") as rows:
+            # after "unmask" no other stage of that sum can follow
             rows |= {"stage": "unmask", "secret": "", "following": "", "keys": {}, "shares": {}}

@@ -141,13 +141,13 @@ class PaperNoise(Protection):
             samples=len(self.work.data.train_labels),
             batch_size=settings.training.batch_size,
             epochs=settings.training.local_epochs,
-            tables=(0,) * settings.run.rounds,
+            tables=(0,) * settings.run.rounds,  # none in any round: all of ε is for the steps
             evaluate_every=0,
         )
         return PrivateStep(**vars(step), plan=plan)
 
     def upload(self, upload: Payload) -> Payload:
-        """Add ``prototype-noise`` to all prototypes."""
+        """Return the upload with ``prototype-noise`` on all prototypes."""
         kind = self.client.settings.noise.prototype_noise
         if kind == "none":
             return upload

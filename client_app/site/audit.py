@@ -32,7 +32,7 @@ class AuditError(RuntimeError):
 def append(folder: Path, **entry: Any) -> str:
     """Append a line with these values and the time to the log in ``folder``; return its hash.
 
-    It is on the disk then. AuditError where that fails.
+    When this returns, the line is on the disk. AuditError where that fails.
     """
     path = folder / FILE
     try:

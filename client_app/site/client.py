@@ -149,7 +149,8 @@ def open_client(context: Context, message: Message | None = None) -> Client:
     """
     kind = message.metadata.message_type if message else ""
     content = message.content if message else RecordDict()
-    # Flower gives "train.default" to the handler of "train", but the checks below compare with that
+    # Flower gives "train.default" to the handler of "train", too, but the checks below would not
+    # take it for training
     if kind.endswith(".default"):
         raise RefusedMessage(f"a message of the unknown kind {kind!r}")
     settings = _read_settings(context, content)
@@ -187,7 +188,7 @@ def open_client(context: Context, message: Message | None = None) -> Client:
 
 
 def _check_witness(content: RecordDict, name: str, folder: Path) -> None:
-    """RefusedMessage where the server has seen a line that this site's audit log lacks.
+    """Raise RefusedMessage where the server has seen a line that this site's audit log lacks.
 
     ``state-dir`` is an older copy or a new folder then, so its counts (what was spent, answered,
     approved) are too low. A server that lies about it only stops its own run.

@@ -73,6 +73,10 @@ class WaitingForApproval(RefusedMessage):
         super().__init__(f"waiting for approval at {name}: {why}")
 
 
+class ApprovalUsedUp(WaitingForApproval):
+    """A site's operator has approved too few runs; no request tells of it, but ``on-trouble``."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A run's settings, and what an operator has decided about them, as a file stores it."""
@@ -183,7 +187,7 @@ def unknown_site(node: Values) -> str:
     """
     folder = site_folder(node).absolute()
     name = site_name(node)
-    state_dir = folder.parents[1]
+    state_dir = folder.parents[1]  # the folder is state-dir/sites/NAME
     key = folder / KEY_FILE
     ledger = state_dir / "privacy" / f"{name}.json"
     if key.exists() or ledger.exists():
@@ -224,7 +228,8 @@ def _check_approved(
     """Check that the operator has approved a run, and count its message in the request at ``path``.
 
     RefusedMessage where it is not approved, or no longer, and where the run or the message is one
-    too many. With ``counts`` the run is counted as well; otherwise the message is an introduction.
+    too many. WaitingForApproval where it waits for the operator. With ``counts`` the run is counted
+    as well; otherwise the message is an introduction.
     """
     name = site_name(node)
     request = as_it_counts(read(path), node)
@@ -239,11 +244,16 @@ def _check_approved(
 
     all_runs = sorted({*request.run_ids, run_id})
     most_runs = request.bounded.runs
-    if most_runs and len(all_runs) > most_runs:
+    if study.runs and len(all_runs) > study.runs:
         raise RefusedMessage(
-            f"{name} takes part in {most_runs} runs of {study}; "
-            "all have begun, and resumed ones count. "
-            "Its operator may approve more (--runs), as many as study-runs allows"
+            f"{name} takes part in {study.runs} runs of {study} (study-runs); "
+            "all have begun, and resumed ones count"
+        )
+    if most_runs and len(all_runs) > most_runs:
+        raise ApprovalUsedUp(
+            name,
+            f"{study}; all runs approved so far ({most_runs}) have begun, and resumed ones count; "
+            f"its operator runs protofl site approve {study.id} --runs {len(all_runs)}",
         )
 
     kind = "introductions"
@@ -255,7 +265,9 @@ def _check_approved(
         kind = "messages"
         most_per_run = MOST_MESSAGES * exchanges
         run_ids = all_runs
-    limit = most_per_run * (most_runs or min(len(all_runs), MOST_RUNS))
+    # a server may call each message another run's, so without a limit few runs count
+    counted_runs = most_runs or min(len(all_runs), MOST_RUNS)
+    limit = most_per_run * counted_runs
     number = getattr(request, kind) + 1
     if number > limit:
         raise RefusedMessage(
@@ -263,10 +275,11 @@ def _check_approved(
             "its operator may approve it again"
         )
     covered = request.covered
-    if code not in (request.code, covered[0]):
+    covered_code, _ = covered
+    if code not in (request.code, covered_code):
         covered = (code, RELEASE)
         audit.append(
-            path.parents[1],
+            path.parents[1],  # the site's folder
             decision=COVERED,
             by=request.by,
             code=code,
@@ -333,7 +346,7 @@ def _check_not_denied(request: Request, name: str) -> None:
 
 
 def _check_room(config: Values, study: Study, folder: Path) -> None:
-    """RefusedMessage for a request that would help to fill the disk, or to hide other requests.
+    """Refuse a request that would help to fill the disk, or to hide others: RefusedMessage.
 
     At most `MOST_REQUESTS` of a group may wait. Each signer of a study that was approved here is a
     group, all other signers are one, and all studies without a signature are one: so nobody can
@@ -388,7 +401,7 @@ def read(path: Path) -> Request:
     """
     with suppress(ValueError, TypeError, KeyError):
         stored = json.loads(path.read_text(encoding="utf-8"))
-        stored["covered"] = tuple(stored["covered"])
+        stored["covered"] = tuple(stored["covered"])  # JSON has lists
         request = Request(**stored)
         if request.study.id == path.stem:
             return request

@@ -33,7 +33,8 @@ def missing_records(root: Path, name: str) -> str:
     """
     file = answers_file(root, name)
     log = root / "sites" / name / FILE
-    record: AbstractContextManager[Answers] = nullcontext({})  # no file is made
+    # `record_in` would make a lock file where there is no record
+    record: AbstractContextManager[Answers] = nullcontext({})
     if file.exists():
         record = record_in(file, "what was sent")
     with record as answers:

@@ -112,12 +112,15 @@ class StateFolder:
                 )
         return tensors, key.round
 
-    def _facts(self, after: int, arch: str) -> dict[str, str]:
-        """Return what a file says of its state, all of which must be right when it is loaded."""
-        return {"format": FORMAT, "round": str(after), "arch": arch, "use": self.use}
+    def _facts(self, round_number: int, arch: str) -> dict[str, str]:
+        """Return what the file of the state after a round says of it.
+
+        A state is loaded only if all of this is as it should be.
+        """
+        return {"format": FORMAT, "round": str(round_number), "arch": arch, "use": self.use}
 
     def _check_newest(self, key: _Key | None, counted: int) -> None:
-        """LostStateError where the newest state, that of ``key``, is older than round ``counted``.
+        """Raise LostStateError where the newest state, of ``key``, is older than round ``counted``.
 
         The text says how the name of the file begins that should be there.
         """
@@ -125,7 +128,7 @@ class StateFolder:
         if newest >= counted:
             return
         there = f"the newest is of round {newest}" if newest else "there is none"
-        path = self.folder.relative_to(self.folder.parents[2])
+        path = self.folder.relative_to(self.folder.parents[2])  # RUN/clients/SITE
         raise LostStateError(
             f"{self.folder.name}: {path}/{counted:06d}-*,"
             f" its state after round {counted}, is missing; {there}. {LOST}"
@@ -139,7 +142,7 @@ class StateFolder:
         counts. StateError where such a file cannot be read.
         """
         cpu = torch.device("cpu")
-        all_runs = self.folder.parents[2]
+        all_runs = self.folder.parents[2]  # the folder is RUN/clients/SITE in it
         for run_id in self.run_history.run_ids:
             pattern = f"*/clients/{escape(self.folder.name)}/*-{run_id}.safetensors"
             for path in all_runs.glob(pattern):
@@ -160,8 +163,9 @@ class StateFolder:
         The two are the state from which the round started and the one before that: the server may
         ask for the last two rounds again. StateError where it cannot be written; the two stay then.
         """
-        start = self._last(after)
-        self._remove_before(self._last(start.round) if start else None)
+        start = self._last(after)  # from which the round started
+        before_start = self._last(start.round) if start else None
+        self._remove_before(before_start)
         path = self._path(_Key(after, self.run_history.run_id))
         try:
             # a simulation does not wait for the disk with each client: it does so once a round
@@ -176,18 +180,19 @@ class StateFolder:
         """Remove all states but that of the last round."""
         self._remove_before(self._last(last_round + 1))
 
-    def _remove_before(self, start: _Key | None) -> None:
-        """Remove states that are older than ``start`` (None: no age limit), or that do not count.
+    def _remove_before(self, oldest_kept: _Key | None) -> None:
+        """Remove states of rounds before ``oldest_kept``, and those that do not count.
 
-        Files of Flower runs that are not in the history stay. A site removes older states of the
-        present Flower run only, never the newest: the history is the server's word.
+        With None no state is too old. Files of Flower runs that are not in the history stay. A site
+        removes older states of the present Flower run only, never the newest, and none for not
+        counting: the history is the server's word.
         """
         files = self._files()
         present = self.run_history.run_id
         rounds = [key.round for path, key in files if key.run_id == present and _is_whole(path)]
         newest = max(rounds, default=0)
         for path, key in files:
-            is_superfluous = start is not None and key.round < start.round
+            is_superfluous = oldest_kept is not None and key.round < oldest_kept.round
             if self.is_site:
                 is_older = key.run_id == present and key.round < newest
                 is_superfluous = is_superfluous and is_older

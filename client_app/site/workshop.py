@@ -284,10 +284,12 @@ class Workshop:
     def found_samples(self) -> int:
         """The size of the data set that this client's samples are from, as it tells the server.
 
-        Its training samples are in it as often as `stated_samples` counts them, and so are persons.
+        Of the client's own training samples only those are counted that `stated_samples` counts.
+        Under ``dp = "person"`` it is the number of persons in the training part, and of samples in
+        the others, where each person has one at most.
         """
         data = self.data
-        if self.settings.privacy.dp == "person":  # each is in both other parts together once
+        if self.settings.privacy.dp == "person":
             return len(self.persons) + len(data.test_labels) + len(data.validation_labels)
         return data.found - len(data.train_labels) + self.stated_samples
 
@@ -298,9 +300,9 @@ class Workshop:
         return torch.from_numpy(self.task.large_classes(self.data.train_labels, least))
 
     def require_large_classes(self) -> None:
-        """SettingsError where no class has ``min-class-samples``, unless noise hides the classes.
+        """Raise SettingsError where no class has ``min-class-samples``, so that nothing may leave.
 
-        Such a client could send nothing.
+        Under ``dp`` nothing is checked, as noise hides which classes are small.
         """
         has_noise = self.plan is not None
         if not (has_noise or len(self.large_classes)):
@@ -385,9 +387,9 @@ def without_rare_tests(data: ClientData, least: int) -> ClientData:
         inputs = getattr(data, f"{part}_inputs")
         labels = getattr(data, f"{part}_labels")
         kept_classes = np.intersect1d(large_in_training, task.large_classes(labels, least))
-        left = task.only_of(labels, kept_classes)
-        rows = np.flatnonzero(task.known(left))
-        changes[f"{part}_labels"] = left[rows]
+        kept_labels = task.only_of(labels, kept_classes)
+        rows = np.flatnonzero(task.known(kept_labels))
+        changes[f"{part}_labels"] = kept_labels[rows]
         if len(rows) < len(labels):
             changes[f"{part}_inputs"] = StoredRows(inputs, rows)
             found -= len(labels) - len(rows)

@@ -185,7 +185,7 @@ def _from_torchvision(name: BackboneName) -> Parts:
     weights = models.get_model_weights(classifier_name(name.arch)).DEFAULT
     preset = weights.transforms()
     network = models.get_model(name.arch, weights=weights)
-    without_head(network, name.arch)
+    remove_head(network, name.arch)
     return network, int(preset.crop_size[0]), preset.mean, preset.std
 
 
@@ -197,14 +197,15 @@ def _from_timm(name: BackboneName) -> Parts:
 
 
 def _from_file(name: BackboneName) -> Parts:
-    """Read a user's file with the state dict of a torchvision network, of any number of classes.
+    """Build a torchvision network without its head, with weights from a user's file.
 
-    The state dict is all that the file has, or stands there as ``state_dict``.
+    The file has the state dict of the whole network, for any number of classes, or a dictionary in
+    which it stands as ``state_dict``. Its images are taken to be like `IMAGENET`'s.
     """
     from torchvision import models
 
     network = models.get_model(classifier_name(name.arch), weights=None)
-    head = without_head(network, name.arch)
+    prefix_of_head = remove_head(network, name.arch)
     file = Path(name.path).expanduser()
     content: Any
     if file.suffix == ".safetensors":
@@ -212,9 +213,10 @@ def _from_file(name: BackboneName) -> Parts:
     else:
         content = torch.load(file, map_location="cpu", weights_only=True)
     state: Mapping[str, Tensor] = content.get("state_dict", content)
-    body = {key: value for key, value in state.items() if not key.startswith(head)}
+    body = {key: value for key, value in state.items() if not key.startswith(prefix_of_head)}
     network.load_state_dict(body)
-    return network, *IMAGENET
+    size, mean, std = IMAGENET
+    return network, size, mean, std
 
 
 _READERS: dict[str, Callable[[BackboneName], Parts]] = {
@@ -245,11 +247,11 @@ def classifier_name(arch: str) -> str:
     return arch
 
 
-def without_head(network: nn.Module, arch: str) -> str:
+def remove_head(network: nn.Module, arch: str) -> str:
     """Replace a network's last linear layer by the identity, in place.
 
-    Return how the names of its parameters begin, such as ``fc.``. ValueError where the network does
-    not end in a linear layer.
+    Return how the names of that layer's parameters begin, such as ``fc.``. ValueError where the
+    network does not end in a linear layer.
     """
     last = ""
     for name, module in network.named_modules():

@@ -273,14 +273,22 @@ def problem_with(value: Scalar, wanted: type, legal: Mapping[str, Any]) -> str:
         if problem:
             return problem
     must_be = f"must be {TYPES[wanted]}{range_text(legal)}"
-    fits = isinstance(value, (int, float) if wanted is float else wanted)
-    if not fits or isinstance(value, bool) != (wanted is bool):  # Python takes a bool for an int
+    if not _has_type(value, wanted):
         return must_be
     if isinstance(value, (bool, str)):
         return ""
     if not abs(value) <= LARGEST_FLOAT32:  # in this form nan is refused too
         return f"must be a finite number{range_text(legal)} (in float32, up to {LARGEST_FLOAT32:g})"
     return "" if _is_in_range(value, legal) else must_be
+
+
+def _has_type(value: Scalar, wanted: type) -> bool:
+    """Return whether the value has the type. An int is a float too, but a bool is no number."""
+    if isinstance(value, bool):
+        return wanted is bool
+    if wanted is float:
+        return isinstance(value, (int, float))
+    return isinstance(value, wanted)
 
 
 def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:

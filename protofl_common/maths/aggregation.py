@@ -23,7 +23,7 @@ from protofl_common.maths.prototypes import Prototypes
 # clients from which on their median tells what is usual, and can outvote one of them
 MIN_CLIENTS_FOR_MEDIAN = 3
 State = Mapping[str, Tensor]  # of a model or a part of it: name of parameter or buffer -> value
-# sorted at once: all of a large layer of many clients would take gigabytes
+# of a layer, to be sorted together
 COORDINATES_AT_ONCE = 2**18
 
 
@@ -82,6 +82,7 @@ class Aggregator:
                 for value, share in zip(values, shares, strict=True):
                     mean += value.double() * share
             else:
+                # piece by piece: a large layer of many clients, sorted at once, takes gigabytes
                 pieces_of_clients = [value.flatten().split(COORDINATES_AT_ONCE) for value in values]
                 means = []
                 for pieces in zip(*pieces_of_clients, strict=True):
@@ -108,6 +109,7 @@ class Aggregator:
         deviations_M = distances_MC.nanmean(dim=1)
         kept = [torch.ones(len(prototypes), dtype=torch.bool) for prototypes in sets]
         for label, distances_M in enumerate(distances_MC.T):
+            # nobody, where too few clients have the class to compare them
             holders = torch.nonzero(~distances_M.isnan()).flatten()
             largest_last = holders[deviations_M[holders].argsort(stable=True)]
             first_dropped = len(holders) - self.dropped_at_each_end(len(holders))
@@ -206,7 +208,8 @@ def _distances_from_median(sets: Sequence[Prototypes]) -> Tensor:
         votes_ND = torch.stack(votes)
         median_D = trimmed_mean(votes_ND, MEDIAN.dropped_at_each_end(len(holders)))
         distances_N = (votes_ND - median_D).norm(dim=1)
-        # it may be 0, where most votes are equal
+        # tiny in the place of 0, by which it would be divided: the median is 0 where most votes are
+        # equal
         median_distance = distances_N.median().clamp_min(torch.finfo(torch.float64).tiny)
         distances_MC[holders, label] = distances_N / median_distance
     return distances_MC
@@ -233,9 +236,10 @@ def clip_updates(sets: Sequence[State], received: Sequence[State], ratio: float)
 
 
 def lengths_for_median(lengths: Sequence[float]) -> Sequence[float]:
-    """Return the lengths of which to take the median as an honest client's.
+    """Return those lengths of clients' updates whose median shall stand for an honest client's.
 
-    These are all, unless half of them or more are 0: then those above 0, as the median would be 0.
+    These are all lengths, unless the lower median of all is 0, as where half of the clients changed
+    nothing: then those above 0.
     """
     if statistics.median_low(lengths):
         return lengths

@@ -35,7 +35,7 @@ class ClassMoments(nn.Module):
 
     def __init__(self, num_classes: int, width: int, head: str) -> None:
         super().__init__()
-        half = width * (width + 1) // 2
+        half = width * (width + 1) // 2  # numbers in the upper half of a matrix [F, F]
         shape_of_second = {
             "naive-bayes": (num_classes, width),
             "lda": (half,),
@@ -65,9 +65,10 @@ class ClassMoments(nn.Module):
         return self.second.dim() == 1
 
     def measure(self, features_NF: Tensor, labels_N: Tensor, samples: int | None = None) -> None:
-        """Set π, m and S to the moments of these n samples; ``labels_N`` are in [0, C).
+        """Set the shares π and the moments m and S to those of n samples; labels are in [0, C).
 
-        If they are of several classes, they have a row for each, and ``samples`` is n.
+        Where a sample can be of several classes, ``features_NF`` and ``labels_N`` have a row for
+        each class of each sample, and ``samples`` is n; None: n is the number of rows.
         """
         n = samples or len(labels_N)
         # in float64, on the CPU: sums of products of many samples
@@ -94,7 +95,8 @@ class ClassMoments(nn.Module):
         """
         is_kept_C = self.shares >= min_share
         is_kept_C[self.shares.argmax()] = True
-        noisy_shares_C = self.shares.clamp(min=LEAST_VARIANCE)  # what is divided by
+        # divided by below: noise may have brought a share to 0 or less
+        noisy_shares_C = self.shares.clamp(min=LEAST_VARIANCE)
         kept_shares_C = is_kept_C * noisy_shares_C
         shares_C = kept_shares_C / kept_shares_C.sum()
 
@@ -105,9 +107,11 @@ class ClassMoments(nn.Module):
         self.shares.copy_(shares_C)
         self.first.copy_(shares_C[:, None] * means_CF)
         if self._is_diagonal:
+            # the variance S_c / π_c − μ_c² is at least 0 if S_c is at least m_c μ_c
             self.second.copy_(self.second.maximum(self.first * means_CF))
             return
 
+        # S is linear in the covariance, so what shall leave the covariance leaves S, times π_c
         eigenvalues, eigenvectors = torch.linalg.eigh(self.covariances())
         negative = eigenvalues.clamp(max=0)
         negative_part = (eigenvectors * negative[..., None, :]) @ eigenvectors.mT
@@ -151,7 +155,10 @@ class ClassMoments(nn.Module):
         return ClassMoments.of({name: value / total for name, value in self.named_buffers()})
 
     def why_impossible(self, classes_of_a_sample: int = 1) -> str:
-        """Say why no samples, of so many classes each at most, can have these moments; or ""."""
+        """Say why no samples can have these moments; "" if some can.
+
+        A sample is of at most ``classes_of_a_sample`` classes, and of at least one.
+        """
         total = float(self.shares.sum())
         most = classes_of_a_sample
         adds_up = 1 - TOLERANCE <= total <= most * (1 + TOLERANCE)
@@ -159,6 +166,7 @@ class ClassMoments(nn.Module):
             rest = "" if most == 1 else f" to {most}"
             return f"the shares of the classes must be at least 0 and add up to 1{rest}"
         if classes_of_a_sample > 1:
+            # those that count a sample once for each class must be moments of samples of one class
             return self.over_classes(classes_of_a_sample).why_impossible()
         absent_C = self.shares == 0
         if self.first[absent_C].any():
@@ -169,24 +177,27 @@ class ClassMoments(nn.Module):
         if self._is_diagonal:
             # S_c π_c − m_c² is π_c² times the variance, without a division
             squares = self.second * self.shares[:, None]
-            smallest = (squares - self.first.square()).amin()
+            smallest_variance = (squares - self.first.square()).amin()
             scale = squares.abs().amax()
         else:
             covariances = self.covariances()
             if not covariances.isfinite().all():
                 return "moments too large to be added"
             traces = covariances.diagonal(dim1=-2, dim2=-1).sum(-1)
-            smallest = torch.linalg.eigvalsh(covariances).amin()
+            smallest_variance = torch.linalg.eigvalsh(covariances).amin()
             scale = traces.abs().amax() + self.second.abs().amax()
-        if float(smallest) >= -TOLERANCE * float(scale):
+        # rounding may bring a variance of 0 below it, by a part of the numbers that were subtracted
+        if float(smallest_variance) >= -TOLERANCE * float(scale):
             return ""
         return "second moments by which a variance is below 0"
 
-    def problem_with_noise(self, noise: float, max_norm: float) -> str:
-        """Say why samples of norm up to ``max_norm`` cannot have these moments; "" if they can.
+    def why_impossible_with_noise(self, noise: float, max_norm: float) -> str:
+        """Say why noise cannot have made these moments from those of samples; "" if it can.
 
-        A number may be as large as such samples can make it, and ``noise`` times that larger.
+        The samples have norms up to ``max_norm``. Each number may be as large as they can make it,
+        and ``noise`` times that larger. The moments are finite: NaN would pass as possible.
         """
+        # shares, means and squares of features
         bounds = ((self.shares, 1.0), (self.first, max_norm), (self.second, max_norm**2))
         for value, bound in bounds:
             if float(value.abs().max()) > (1 + noise) * bound:
@@ -221,7 +232,7 @@ class GaussianHead(nn.Module):
         self.register_buffer("longest", torch.tensor(torch.inf))
 
     def forward(self, x: Tensor) -> Tensor:
-        # as the samples were cut whose moments it is fitted to
+        # features are cut to this length as those were whose moments the head is fitted to
         length_B1 = x.norm(dim=1, keepdim=True)
         x = x * (self.longest / length_B1).clamp(max=1)
         if self.kind == "lda":
@@ -255,6 +266,7 @@ class GaussianHead(nn.Module):
             within = shrunk_covariance(covariances, float(counts_C.sum()), shrinkage)
             weight_CF = torch.linalg.solve(within, means_CF.T).T
             bias_C = log_priors_C - (weight_CF * means_CF).sum(1) / 2
+            # logits are linear in weight and bias, so these are combined in their place
             self.weight.copy_(combined(weight_CF.T).T)
             self.bias.copy_(combined(bias_C[None])[0])
             return
@@ -309,14 +321,15 @@ def shrunk_covariance(covariance: Tensor, samples: float, shrinkage: float) -> T
 def with_classes(
     moments: Mapping[str, Tensor], before: Sequence[str], now: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return moments of the classes ``before`` as such of the classes ``now``, zero for new ones.
+    """Return moments of the classes ``before`` as moments of ``now``, which has them and others.
 
-    What else stands beside them stays.
+    The tensors by class get rows of zeros for the other classes, and the order of ``now``. Tensors
+    that are of all classes together stay, and so does what else is in ``moments``.
     """
     places = [now.index(name) for name in before]
     spread = {}
     for name, value in moments.items():
-        is_by_class = name == "shares" or value.dim() == 2  # else of all classes together
+        is_by_class = name == "shares" or value.dim() == 2
         spread[name] = value
         if is_by_class:
             spread[name] = value.new_zeros(len(now), *value.shape[1:])
@@ -337,9 +350,11 @@ def off_diagonal_parts(shape: torch.Size, width: int) -> Tensor:
     """Return √½ for each number of second moments that stands for two of a matrix, else 1.
 
     ``shape`` is that of the second moments of ``width`` features. Of a symmetric matrix they have
-    the upper half, so a number beside the diagonal counts twice in the length of the matrix.
+    the upper half, so a number beside the diagonal counts twice in the length of the matrix. The
+    result is one row, [F] or [F (F + 1) / 2]: the same for every class.
     """
     is_diagonal = shape[-1] == width
     if is_diagonal:
         return torch.ones(width)
+    # the upper half of a matrix with 1 on the diagonal and √½ beside it
     return _upper_half(torch.eye(width) + (1 - torch.eye(width)) / 2**0.5)

@@ -19,7 +19,7 @@ from torch.nn.functional import (
 )
 
 EPSILON = 1e-6  # of FedPU, see `positive_unlabelled_risk`
-MASKED = -1e9  # stands for −∞ in a log-sum-exp, whose gradients it would make NaN in empty rows
+MASKED = -1e9  # stands for −∞ in a log-sum-exp
 MIN_TASK_LOSS = 1e-8  # replaces a smaller sum of task losses: it may be 0 in float32
 MIN_SQUARED_DISTANCE = 1e-9  # replaces a smaller one: the slope of the root at 0 is infinite
 
@@ -63,6 +63,7 @@ def prototype_alignment(
 
     one_hot_BC = one_hot(labels_B, len(present_C), features_BD.dtype)
     counts_C = one_hot_BC.sum(0)
+    # of a class that the batch lacks this mean is 0, not 0 / 0: it does not count
     means_CD = (one_hot_BC.T @ features_BD) / counts_C.clamp(min=1).unsqueeze(1)
     counted_C = present_C & (counts_C > 0)
     distances_C = _distance(means_CD - prototypes_CD, distance)
@@ -107,15 +108,16 @@ def prototype_contrast(
     """Return FedPCL's contrast of features with prototypes (Tan et al., NeurIPS 2022); a scalar.
 
     For a sample and a set of prototypes it is
-    −log [ exp(z·C^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C^(y_a)/τ) ]. With one set, the global prototypes,
-    the result is L_g (Eq. 8); with a set of each client it is L_p (Eq. 9).
+    −log [ exp(z·C^(y)/τ) / Σ_{y_a ∈ A(y)} exp(z·C^(y_a)/τ) ], where A(y) are the labels distinct
+    from y, as the text defines it, or with ``with_own`` all labels, as in the usual InfoNCE. With
+    one set, the global prototypes, the result is L_g (Eq. 8); with a set of each client it is L_p
+    (Eq. 9).
 
     Features z and prototypes C have unit length: the caller normalises them. ``sets_MCD`` are M
     tables of one prototype per class, and ``present_MC`` bool says which of them exist. A set
     counts for a sample only if it has the sample's class and another one to contrast with. The loss
     of a sample is the mean over the sets that count for it, 0 if none does; the result is the mean
-    over all samples of the batch. A(y) is the labels distinct from y, as the text defines it, or
-    with ``with_own`` all labels, as in the usual InfoNCE.
+    over all samples of the batch.
     """
     scaled_BMC = torch.einsum("bd,mcd->bmc", features_BD, sets_MCD) / temperature
     own_B1C = one_hot(labels_B, present_MC.shape[1], torch.bool).unsqueeze(1)
@@ -125,6 +127,7 @@ def prototype_contrast(
     counts_BM = has_own_BM & others_BMC.any(2)
 
     contrasted_BMC = present_1MC if with_own else others_BMC
+    # not −∞: a sample may have nothing to contrast with, and its gradient would be NaN
     contrasted_BM = scaled_BMC.masked_fill(~contrasted_BMC, MASKED).logsumexp(2)
     own_BM = (scaled_BMC * own_B1C).sum(2)
     losses_BM = torch.where(counts_BM, contrasted_BM - own_BM, 0.0)
@@ -140,6 +143,7 @@ def supervised_contrast(features_BD: Tensor, labels_B: Tensor, temperature: floa
     """
     scaled_BB = features_BD @ features_BD.T / temperature
     self_BB = torch.eye(len(labels_B), dtype=torch.bool, device=labels_B.device)
+    # not −∞: in a batch of one sample the sum is over nothing, and its gradient would be NaN
     log_sums_B1 = scaled_BB.masked_fill(self_BB, MASKED).logsumexp(1, keepdim=True)
     log_shares_BB = scaled_BB - log_sums_B1
 
@@ -187,6 +191,7 @@ def sparse_correction(similarity_BG: Tensor, own_BG: Tensor, mean: bool = False)
     The arguments are those of `sparse_contrast`; C_y is the number of prototypes of class y. As the
     paper has it, the term and its gradient grow with that number; ``mean`` divides by it.
     """
+    # Σ (s_α − 1) over the C_y own prototypes
     losses_B = ((similarity_BG - 1) * own_BG).sum(dim=1).abs()
     if mean:
         losses_B = losses_B / own_BG.sum(dim=1).clamp(min=1)
@@ -256,7 +261,7 @@ def euclidean_distances(samples_PD: Tensor, targets_KD: Tensor) -> Tensor:
 
     The gradient of matrix products is many times faster than that of `torch.cdist`. Both sides are
     shifted by the targets' mean first, which keeps the products small, and so their rounding.
-    Distances below 3·10⁻⁵ are replaced by that and pass no gradient.
+    Distances below 3·10⁻⁵ are replaced by that and pass no gradient: it would be infinite at 0.
     """
     middle_D = targets_KD.detach().mean(dim=0)
     samples_PD = samples_PD - middle_D
@@ -270,7 +275,8 @@ def euclidean_distances(samples_PD: Tensor, targets_KD: Tensor) -> Tensor:
 def nearest_distances(centres_KD: Tensor) -> Tensor:
     """Return the Euclidean distance of each centre from the nearest other one, [K].
 
-    [0] for fewer than two centres. The mean of these distances is FedSA's margin.
+    The mean of these distances is FedSA's margin. For fewer than two centres they are [0], of which
+    the mean is 0, too.
     """
     if len(centres_KD) < 2:
         return centres_KD.new_zeros(1)
@@ -286,7 +292,8 @@ def orthogonality(samples_PD: Tensor, labels_P: Tensor, targets_KD: Tensor, gamm
     cosines_PK = normalize(samples_PD) @ normalize(targets_KD).T
     own_PK = one_hot(labels_P, len(targets_KD), cosines_PK.dtype)
     own_P = (cosines_PK * own_PK).sum(1)
-    others_P = (cosines_PK.abs() * (1 - own_PK)).sum(1) / max(1, len(targets_KD) - 1)
+    others = max(1, len(targets_KD) - 1)  # a single target has no others: a sum of 0
+    others_P = (cosines_PK.abs() * (1 - own_PK)).sum(1) / others
     return (1 - own_P + gamma * others_P).mean()
 
 
@@ -389,4 +396,5 @@ def loss_of_absence(logits_BC: Tensor) -> Tensor:
     logits_BCC = logits_BC.unsqueeze(1).expand(-1, classes, -1)
     others_BC = logits_BCC.masked_fill(same_class_CC, float("-inf")).logsumexp(2)
     losses_BC = softplus(logits_BC - others_BC)  # −log(1 − p_c)
-    return -torch.logaddexp(-losses_BC, losses_BC.new_full((), math.log(EPSILON)))
+    log_epsilon = losses_BC.new_full((), math.log(EPSILON))
+    return -torch.logaddexp(-losses_BC, log_epsilon)  # −log(e^(−loss) + ε)

@@ -44,7 +44,8 @@ def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
     update: dict[str, Tensor] = {}
     for name, value in weights.items():
         pair = None
-        if value.is_floating_point() and largest_rank(value.shape):
+        # a vector, for one, has no factors that are smaller: its largest rank is 0
+        if value.is_floating_point() and largest_rank(value.shape) > 0:
             pair = factors(value, energy)
         if pair is None:
             update[name] = value
@@ -56,7 +57,10 @@ def compress(weights: Mapping[str, Tensor], energy: float) -> dict[str, Tensor]:
 
 
 def expand(update: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Multiply the factors that `compress` gave: tensors with the names and shapes of ``like``."""
+    """Return the weights that `compress` was given, with its factors multiplied.
+
+    They have the names and shapes of ``like``; rounded, and less what the factors did not keep.
+    """
     weights = {}
     for name, value in like.items():
         if name in update:
@@ -81,12 +85,13 @@ def factors(weight: Tensor, energy: float) -> tuple[Tensor, Tensor] | None:
     # vectors of W as eigenvectors: many times faster than an SVD
     squares, vectors = torch.linalg.eigh(wide @ wide.T)
     energies = squares.flip(0).clamp(min=0).cumsum(0)
-    rank = 1 + int((energies < energy * energies[-1]).sum())  # K
+    # K is one more than the number of ranks that keep too little of the energy
+    rank = 1 + int((energies < energy * energies[-1]).sum())
     if rank > largest_rank(weight.shape):
         return None
 
-    U = vectors[:, -rank:].contiguous()
-    projected = U.T @ wide
+    U = vectors[:, -rank:].contiguous()  # those of the largest K
+    projected = U.T @ wide  # the other factor, with the singular values in it: U Uᵀ W ≈ W
     if is_tall:
         return projected.T.to(weight.dtype), U.T.to(weight.dtype)
     return U.to(weight.dtype), projected.to(weight.dtype)

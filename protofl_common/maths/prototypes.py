@@ -42,7 +42,10 @@ class Prototypes:
         return Prototypes(self.means[rows], self.labels[rows], counts)
 
     def thinned(self, most: float) -> "Prototypes":
-        """Return at most ⌊most⌋ of these: all, or evenly spaced ones from the first to the last."""
+        """Return all of these if they are ``most`` or fewer, else ⌊most⌋ of them.
+
+        Those are evenly spaced, from the first to the last.
+        """
         if len(self) <= most:
             return self
         rows = torch.linspace(0, len(self) - 1, int(most)).round().long()
@@ -165,7 +168,7 @@ def finch_partitions(vectors_ND: np.ndarray) -> list[np.ndarray]:
     if len(vectors_ND) < 2:
         return [np.zeros(len(vectors_ND), dtype=np.int64)]
     with warnings.catch_warnings():
-        # it says at import that its optional search libraries are missing
+        # FINCH warns at import that its optional search libraries are missing
         warnings.simplefilter("ignore")
         from finch import FINCH
     # above ``ann_threshold`` vectors it would search neighbours approximately
@@ -192,7 +195,7 @@ def cluster(vectors_ND: Tensor, method: str, clusters: int = 0) -> tuple[Tensor,
     from sklearn.cluster import KMeans
 
     wanted = clusters or int(finch_partitions(vectors)[-1].max()) + 1
-    distinct = len(np.unique(vectors, axis=0))
+    distinct = len(np.unique(vectors, axis=0))  # K-means finds no more clusters than these
     kmeans = KMeans(min(wanted, distinct), n_init=4, random_state=0)
     return _means(vectors_ND, kmeans.fit_predict(vectors))
 
@@ -210,7 +213,7 @@ def cluster_classes(
         of_class_ND = vectors_ND[labels_N == label]
         clusters_of_class = clusters
         if ratio:
-            # 0.07 of 100 is a little more than 7 in floating point
+            # a little less: 0.07 of 100 is more than 7 in floating point, and would become 8
             clusters_of_class = math.ceil(ratio * len(of_class_ND) * (1 - 1e-12))
         means_KD, sizes_K = cluster(of_class_ND, method, clusters_of_class)
         sets.append(Prototypes(means_KD, torch.full_like(sizes_K, label), sizes_K))
@@ -218,9 +221,9 @@ def cluster_classes(
 
 
 def _means(vectors_ND: Tensor, numbers_N: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return the mean [K, D] of each cluster, and how many of the vectors are in it [K].
+    """Return the mean of each cluster, [K, D], and the number of vectors in it, [K].
 
-    ``numbers_N`` has the number, from 0, of the cluster that each vector is in.
+    ``numbers_N`` says for each vector which cluster it is in, from 0 to K − 1.
     """
     clusters_N = torch.from_numpy(numbers_N).long()
     counts_K = torch.bincount(clusters_N)

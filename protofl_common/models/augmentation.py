@@ -41,8 +41,9 @@ class Augmentation(nn.Module):
     def _augment(self, stage: int, layer: nn.Module, inputs: object, maps: Tensor) -> Tensor:
         """Return a stage's maps with new moments, which are drawn around theirs.
 
-        Only in training, and then with this module's probability. The stage's running averages of
-        the moments go on with those of this batch.
+        Return them unchanged outside training, and in training but with the module's probability of
+        a change. The running averages move towards the moments of each batch that is augmented.
+        The arguments are those of a forward hook, and the number of the stage.
         """
         if not layer.training or not self.probability:
             return maps
@@ -91,7 +92,7 @@ def resampled(moment_BC: Tensor, coefficient_C: Tensor) -> Tensor:
 def with_moments(maps: Tensor, mean_BC: Tensor, std_BC: Tensor) -> Tensor:
     """Return maps [B, C, …] shifted and scaled to these moments: σ̂ (X − μ) / σ + μ̂."""
     old_mean_BC, old_std_BC = moments(maps)
-    shape = (*old_mean_BC.shape, *[1] * (maps.dim() - 2))
+    shape = (*old_mean_BC.shape, *[1] * (maps.dim() - 2))  # [B, C, 1, …]
     scale = (std_BC / old_std_BC).reshape(shape)
     return (maps - old_mean_BC.reshape(shape)) * scale + mean_BC.reshape(shape)
 
@@ -103,7 +104,7 @@ def fusion_coefficients(averages_MC: Tensor) -> Tensor:
     channels in which clients differ are augmented more.
     """
     variance_C = averages_MC.double().var(dim=0, correction=0) + EPSILON
-    p_C = variance_C / (variance_C + 1)
+    p_C = variance_C / (variance_C + 1)  # 1 / (1 + 1 / Σ²)
     return (len(p_C) * p_C / p_C.sum()).to(averages_MC.dtype)
 
 
@@ -124,11 +125,13 @@ def stages_of(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module, 
             ends_of_blocks[-1] = layer
 
     stages = {}
-    pixels = [sizes[layer][1] for layer in ends_of_blocks]
-    sizes_of_neighbours = pairwise([*pixels, 0])  # with the 0 the last block always ends a stage
-    for layer, (before, after) in zip(ends_of_blocks, sizes_of_neighbours, strict=True):
-        if before > after:
-            stages[layer] = sizes[layer][0]
+    pixels_of_blocks = [sizes[layer][1] for layer in ends_of_blocks]
+    # with the 0 the last block always ends a stage
+    pixels_of_neighbours = pairwise([*pixels_of_blocks, 0])
+    for layer, (pixels, pixels_of_next) in zip(ends_of_blocks, pixels_of_neighbours, strict=True):
+        if pixels > pixels_of_next:
+            channels, _ = sizes[layer]
+            stages[layer] = channels
     return stages
 
 
@@ -175,9 +178,9 @@ def _map_sizes(body: nn.Module, input_shape: tuple[int, ...]) -> dict[nn.Module,
                 sizes[layer] = (output.shape[1], pixels)
 
     takes_tokens = any(isinstance(part, nn.Embedding) for part in body.modules())
-    like = next(body.parameters(), torch.zeros(()))
-    dtype = torch.int64 if takes_tokens else like.dtype
-    sample = torch.zeros(1, *input_shape, dtype=dtype, device=like.device)
+    weight = next(body.parameters(), torch.zeros(()))  # float32 on the CPU if there are none
+    dtype = torch.int64 if takes_tokens else weight.dtype
+    sample = torch.zeros(1, *input_shape, dtype=dtype, device=weight.device)
     hooks = [layer.register_forward_hook(note) for layer in _layers_of(body)]
     was_training = body.training
     body.eval()(sample)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from protofl_common.backbones.load import classifier_name, without_head
+from protofl_common.backbones.load import classifier_name, remove_head
 from protofl_common.config.architectures import PROJECTION, VOCABULARY
 
 KERNEL = 5  # pixels a side of the small CNNs' convolutions
@@ -97,7 +97,7 @@ CNN_PLANS: dict[str, CnnPlan] = {
 def _cnn(plan: CnnPlan, in_channels: int, image_size: int, feature_dim: int) -> nn.Module:
     """Build a small CNN for square images of ``image_size`` pixels a side.
 
-    ReLU follows the pool, not the convolution: values and gradients are the same, and it has a
+    ReLU follows the pool, not the convolution: values and gradients are the same, and ReLU has a
     quarter of the elements to work on.
     """
     padding, side = _padding_and_side(image_size, len(plan.channels))
@@ -192,18 +192,18 @@ def _of_torchvision(
 def torchvision_trunk(arch: str, channels: int) -> nn.Module:
     """Build an untrained network of torchvision without its head, for images of so many channels.
 
-    torchvision draws the kernels of the first convolution for three colours; of these, fewer
-    channels get the first ones, and more get them again and again. ValueError for what is no
-    classifier of torchvision.
+    torchvision draws the kernels of the first convolution for three colours. Channel c gets that of
+    colour c modulo 3. ValueError for what is no classifier of torchvision.
     """
     # over a second to import: only where it is needed
     from torchvision import models
 
     without_auxiliary = {}
     if arch in HEADS_BESIDE:
+        # torchvision warns where nobody says how such a network is to be initialised
         without_auxiliary = {"aux_logits": False, "init_weights": True}
     network: nn.Module = models.get_model(classifier_name(arch), weights=None, **without_auxiliary)
-    without_head(network, arch)
+    remove_head(network, arch)
     first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
     colours = torch.arange(channels) % first.in_channels
     first.weight = nn.Parameter(first.weight.detach()[:, colours])

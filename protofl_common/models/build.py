@@ -113,7 +113,8 @@ def build_model(
     with seeded(seed):
         body: nn.Module = nn.Identity()
         if input_shape:
-            body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
+            body_name, _ = body_and_hidden(arch)
+            body = _body(body_name, input_shape, feature_dim)
         return SplitModel(body, _head(arch, num_classes, feature_dim, head, head_seed))
 
 
@@ -125,17 +126,17 @@ def _check_size(
     arch: str, input_shape: tuple[int, ...], num_classes: int, feature_dim: int
 ) -> None:
     """Refuse a network of more than `MAX_PARAMETERS` with SettingsError, before it takes memory."""
+    body_name, _ = body_and_hidden(arch)
+    # any seed would do: nothing that is drawn is kept, and torch's generator stays as it was
     with seeded(0), torch.device("meta"):
-        body = _body(body_and_hidden(arch)[0], input_shape, feature_dim)
+        body = _body(body_name, input_shape, feature_dim)
         head = _head(arch, num_classes, feature_dim, "trainable", None)
     number = sum(parameter.numel() for parameter in SplitModel(body, head).parameters())
     if number > MAX_PARAMETERS:
-        size = (
-            f"inputs {list(input_shape)} and feature-dim = {feature_dim}; choose another network, "
-            "or a smaller size"
-        )
         raise SettingsError(
-            f"arch = {arch!r}: {number:,} parameters, above {MAX_PARAMETERS:,}, for {size}"
+            f"arch = {arch!r}: {number:,} parameters, above {MAX_PARAMETERS:,}, for inputs "
+            f"{list(input_shape)} and feature-dim = {feature_dim}; choose another network, "
+            "or a smaller size"
         )
 
 
@@ -145,7 +146,8 @@ def _head(
     """Build the head of ``arch``, with weights from torch's global generator.
 
     ``head`` is a value of the setting of this name. If it freezes the last layer, ``head_seed``
-    seeds that generator before its directions are drawn; with None they follow on what was drawn.
+    seeds that generator before the layer's directions are drawn; with None they are drawn from the
+    generator as it stands.
     """
     body_name, hidden = body_and_hidden(arch)
     layers: LinearHead

@@ -116,7 +116,7 @@ class _LinearWithSgd(torch.autograd.Function):
         state: dict[Tensor, Any],
         group: dict[str, Any],
     ) -> Tensor:
-        # as saved tensors: autograd notices if the weight has changed in between
+        # as saved tensors: in `backward` autograd then notices if the weight has changed in between
         ctx.save_for_backward(x, weight)
         ctx.weight = weight  # the parameter itself, which is the key of its optimizer state
         ctx.state = state
@@ -146,7 +146,9 @@ class _LinearWithSgd(torch.autograd.Function):
             else:
                 grad_x.addmm_(grad_block, block)
             _update(block, momentum_block, grad_block.T, x, ctx.group)
-        grad_bias = grad.sum(0) if ctx.needs_input_grad[2] else None
+        _, _, bias_needs_grad, _, _ = ctx.needs_input_grad
+        grad_bias = grad.sum(0) if bias_needs_grad else None
+        # of x, weight (which is updated already), bias, state and group
         return grad_x, None, grad_bias, None, None
 
 

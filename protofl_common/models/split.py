@@ -121,6 +121,7 @@ def class_directions(classes: int, width: int) -> Tensor:
     # gradient descent on Σ_{i≠j} exp(κ cos(u_i, u_j)): the rows repel one another; the larger κ,
     # the more the nearest ones alone
     for kappa in torch.linspace(1, 20, steps=200):
+        # the −1 keeps exp small, and cancels in the quotient
         push = torch.exp(kappa * (rows @ rows.T - 1)).fill_diagonal_(0)
         step_sizes = 0.9 / kappa * (push / push.sum(1, keepdim=True))
         rows = F.normalize(rows - step_sizes @ rows)

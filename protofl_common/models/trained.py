@@ -131,9 +131,9 @@ class TrainedModel:
         return model
 
     def write(self, file: Path, *, durable: bool = True) -> None:
-        """Write the model to ``file``, in one step, as `replacing` does; TensorFileError if not.
+        """Write the model to ``file`` in one step, as `replacing` does.
 
-        A power cut may undo what is not ``durable``.
+        A power cut may undo what is not ``durable``. TensorFileError if it cannot be written.
         """
         tensors = {f"model.{name}": value.cpu() for name, value in self.weights.items()}
         tensors["distances"] = self.distances

@@ -271,7 +271,8 @@ def threshold_of(clients: int, fraction: float) -> int:
 def most_liars(clients: int, threshold: int) -> int:
     """Return how many of n clients may lie, or help a server that lies, without harm.
 
-    That are c < 2t − n, of the threshold t; one at least.
+    c of them may while n + c < 2t, with the threshold t. 1 is the least that is returned: no single
+    client's word shall count against another's.
     """
     return max(1, 2 * threshold - clients - 1)
 

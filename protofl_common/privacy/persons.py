@@ -30,6 +30,7 @@ class Persons:
 
     def __init__(self, owners_N: Ints) -> None:
         self.samples = len(owners_N)
+        # the rows of one person after those of another; where each person's begin, and how many
         self._rows_N: Ints = np.argsort(owners_N, kind="stable")
         _, self._sizes_P = np.unique(owners_N, return_counts=True)
         self._starts_P = np.cumsum(self._sizes_P) - self._sizes_P
@@ -45,23 +46,24 @@ class Persons:
     def first_of_each(self) -> Ints:
         """Return the first row of each person, in rising order.
 
-        Rows are not drawn from a seed, as one person more would then change which samples of the
-        others are taken.
+        They are the first and not drawn from a seed: one person more would then change which
+        samples of the others are taken.
         """
         return np.sort(self._rows_N[self._starts_P])
 
     def one_of_each(self, draw: np.random.Generator) -> Ints:
         """Draw one row of each person, [P]."""
-        chosen_P = (draw.random(len(self)) * self._sizes_P).astype(np.int64)  # of the person's rows
+        # which of the person's rows, from 0
+        chosen_P = (draw.random(len(self)) * self._sizes_P).astype(np.int64)
         rows_P: Ints = self._rows_N[self._starts_P + chosen_P]
         return rows_P
 
     def rows_of(
         self, persons: Ints, most: int, draw: np.random.Generator
     ) -> tuple[Ints, list[int]]:
-        """Return the rows of these ``persons``, one person after another, and how many each has.
+        """Return the rows of these ``persons``, one person after another, and how many of each.
 
-        Of a person with more than ``most`` rows so many are drawn.
+        Of a person with more than ``most`` rows, ``most`` are drawn. At least one person is given.
         """
         rows_of_each = []
         for person in persons:

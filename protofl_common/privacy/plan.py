@@ -149,26 +149,33 @@ class Plan:
 
     @cached_property
     def figure_noise(self) -> float:
-        """σ of the numbers of right predictions of an evaluation; 0 if none is sent."""
+        """σ of the numbers of right predictions of an evaluation; 0 if none is sent.
+
+        All evaluations of the run, and `UNPLANNED` ones, cost `FIGURES_SHARE` of ε together, or all
+        of it where the client sends nothing else that costs ε.
+        """
         if not self.evaluate_every:
             return 0.0
-        evaluations = self._evaluations(len(self.tables)) + UNPLANNED
-        sends_more = self.steps or any(self.tables)
-        share = FIGURES_SHARE if sends_more else 1
-        return self._least(share, lambda noise: [Mechanism(1.0, noise, evaluations)])
+        rounds = len(self.tables)
+        evaluations = self._evaluations(rounds) + UNPLANNED
+        sends_more = self.steps > 0 or sum(self.tables) > 0
+        share_of_epsilon = FIGURES_SHARE if sends_more else 1
+        return self._least(share_of_epsilon, lambda noise: [Mechanism(1.0, noise, evaluations)])
 
     @cached_property
     def table_noise(self) -> float:
         """σ of the tables; 0 if none is sent.
 
-        In a run without DP-SGD they get all of ε that evaluations leave.
+        Beside DP-SGD they cost `TABLES_SHARE` of ε alone. In a run without it they get all of ε
+        that evaluations leave.
         """
-        if not any(self.tables):
+        tables = sum(self.tables)
+        if not tables:
             return 0.0
         if self.steps:
-            tables = sum(self.tables)
             return self._least(TABLES_SHARE, lambda noise: [Mechanism(1.0, noise, tables)])
-        return self._least(1, lambda noise: self._whole_run(0.0, noise))
+        no_steps = 0.0  # the σ of DP-SGD, which does not take place
+        return self._least(1, lambda noise: self._whole_run(no_steps, noise))
 
     @cached_property
     def noise(self) -> float:
@@ -199,7 +206,7 @@ class Plan:
         return epsilon(costs, self.privacy.dp_delta)
 
     def _evaluations(self, rounds: int) -> int:
-        """Return in how many of the first ``rounds`` clients evaluate."""
+        """Return in how many of the first ``rounds`` clients evaluate, beginning with round 1."""
         return math.ceil(rounds / self.evaluate_every) if self.evaluate_every else 0
 
     def _whole_run(self, noise: float, table_noise: float) -> list[Mechanism]:
@@ -228,9 +235,12 @@ class Plan:
         return [cost for cost in costs if cost.times]
 
     def _least(self, share: float, spent: Callable[[float], list[Mechanism]]) -> float:
-        """Return the least σ with which ``spent(σ)`` costs this ``share`` of dp-epsilon at most."""
-        most = self.privacy.dp_epsilon
-        return least_noise(spent, self.privacy.dp_delta, share * most, f"dp-epsilon = {most:g}")
+        """Return the least σ with which ``spent(σ)`` costs this ``share`` of dp-epsilon at most.
+
+        SettingsError, which names dp-epsilon, if no noise is large enough.
+        """
+        of_run = self.privacy.dp_epsilon
+        return least_noise(spent, self.privacy.dp_delta, share * of_run, f"dp-epsilon = {of_run:g}")
 
 
 @cache

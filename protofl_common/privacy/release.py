@@ -39,8 +39,8 @@ def stated_samples(task: Task, labels: Ints, privacy: PrivacySettings) -> int:
     least = privacy.min_class_samples
     if privacy.dp != "none" or least <= 1:
         return len(labels)
-    left = task.only_of(labels, task.large_classes(labels, least))
-    is_of_small_N = task.known(labels) & ~task.known(left)
+    labels_of_large = task.only_of(labels, task.large_classes(labels, least))
+    is_of_small_N = task.known(labels) & ~task.known(labels_of_large)
     return int((~is_of_small_N).sum())
 
 
@@ -209,12 +209,14 @@ def step_of_features(clip: float) -> float:
 
 
 def count_noise(noise: float) -> float:
-    """Return the deviation of the noise on the counts of classes in `private_moments`.
+    """Return the standard deviation of the noise that `private_moments` adds to a class's count.
 
-    In units of the length to which features are cut, no other sum there has a larger one.
+    ``noise`` is the multiplier σ, the deviation for a sum to which a sample adds √p₀. To a count it
+    adds 1, so the deviation is σ / √p₀. With features cut to the length 1 no number of the other
+    sums there gets more noise, as no other part of `MOMENT_PARTS` is smaller.
     """
-    part, _ = MOMENT_PARTS["shares"]
-    return noise / math.sqrt(part)
+    part_of_squared_length, _ = MOMENT_PARTS["shares"]  # p₀
+    return noise / math.sqrt(part_of_squared_length)
 
 
 def private_counts(counts_C: Tensor, noise: float, draw: np.random.Generator) -> Tensor:
@@ -234,9 +236,10 @@ def bounded_counts(noisy_C: Tensor, samples: int) -> Tensor:
     client always has a class.
     """
     positive_C = noisy_C.clamp(min=0)
-    scaled_C = positive_C * min(1.0, samples / max(1.0, float(positive_C.sum())))
+    total = float(positive_C.sum())
+    scaled_C = positive_C * min(1.0, samples / max(1.0, total))  # never scaled up
     whole_C = scaled_C.round()
-    if float(whole_C.sum()) > samples:
+    if float(whole_C.sum()) > samples:  # several halves were rounded up
         whole_C = scaled_C.floor()
     counts_C = whole_C.long()
     largest = noisy_C.argmax()
@@ -259,7 +262,7 @@ def private_correct(
     cut would not add up.
     """
     is_shared = part < 1
-    deviation = math.sqrt(len(correct)) * noise
+    deviation = math.sqrt(len(correct)) * noise  # √K σ
     if is_shared:
         deviation = max(part * deviation, LEAST_PART)
     drawn = whole_noise(deviation, (len(correct),), draw).tolist()

@@ -24,8 +24,10 @@ DIGEST = 32  # bytes of the digest of one
 def split(secret: bytes, threshold: int, points: Iterable[int]) -> dict[int, bytes]:
     """Return shares of a secret of 32 bytes by their ``points``, which are 1 or more.
 
-    As many as the ``threshold`` give it back. The polynomial is random: no two calls are alike.
+    Any ``threshold`` of the shares give the secret back. The polynomial is drawn at random: two
+    calls with one secret return different shares.
     """
+    # its coefficients, of which the first is f(0)
     polynomial = [int.from_bytes(secret)]
     for _ in range(threshold - 1):
         polynomial.append(secrets.randbelow(PRIME))
@@ -37,9 +39,10 @@ def digest_of(share: bytes) -> bytes:
 
 
 def secret_of(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Return the secret of which these are ``shares``, the ``threshold`` or more, by their points.
+    """Return the secret of 32 bytes that these ``shares`` give, by their points.
 
-    b"" where they give none.
+    There are ``threshold`` of them or more, of which that many are used. b"" where they give a
+    number of more than 32 bytes: then somebody has lied.
     """
     points = tuple(sorted(shares)[:threshold])
     total = 0
@@ -55,9 +58,9 @@ def _weights_at_0(points: tuple[int, ...]) -> tuple[int, ...]:
     weights = []
     for x in points:
         others = [other for other in points if other != x]
-        above = math.prod(-other for other in others)
-        below = math.prod(x - other for other in others)
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
+        numerator = math.prod(-other for other in others)
+        denominator = math.prod(x - other for other in others)
+        weights.append(numerator * pow(denominator, -1, PRIME) % PRIME)
     return tuple(weights)
 
 

@@ -47,9 +47,11 @@ def sum_after(number: int, rounds: int) -> int:
     The sum of round r has the number 2 r. That of the final evaluation, which is after the last of
     ``rounds``, or after round r in a run that stops early, has 2 r + 1.
     """
-    if number % 2:
+    is_final = number % 2 == 1
+    if is_final:
         return 0
-    return number + (2 if number < 2 * rounds else 1)
+    is_last_round = number >= 2 * rounds
+    return number + (1 if is_last_round else 2)
 
 
 def scale(clients: int) -> float:
@@ -58,7 +60,7 @@ def scale(clients: int) -> float:
     It is so small that no sum over so many ``clients`` of weights times numbers overflows, and a
     power of two, which keeps counts exact.
     """
-    bits = 62 - math.ceil(math.log2(clients))
+    bits = 62 - math.ceil(math.log2(clients))  # of an int64's 63 one is spare
     return 2.0**bits / (MAX_WEIGHT * MAX_ADDEND)
 
 
@@ -95,9 +97,9 @@ def to_whole(numbers: NDArray[np.float64], clients: int, step: float = 0.0) -> N
     """Turn the numbers of one client into integers mod 2^64 whose sum over ``clients`` is exact.
 
     Negative ones are in two's complement, as `from_whole` reads them. Where clients share noise,
-    all numbers are whole multiples of its ``step``, a power of two, and are rounded to that: n · w
-    of a large mean w is a little beside, and what is beside it no noise hides in the sum. NotFinite
-    for NaN or infinity.
+    all numbers are meant to be whole multiples of its ``step``, a power of two, and are rounded to
+    that: n · w of a large mean w is a little off, and no noise would hide in the sum by how much.
+    NotFinite for NaN or infinity.
     """
     if not np.isfinite(numbers).all():
         raise NotFinite("NaN or infinity, or a weight beyond 65,536, in what would be sent")
@@ -121,7 +123,8 @@ def from_sums(
     """
     numbers = torch.from_numpy(from_whole(sums, clients))
     n = float(numbers[0])  # first in every vector of `to_sums`; the arrays of each entry follow
-    if not 1 <= n <= clients * MAX_WEIGHT or n % 1:
+    is_whole = n % 1 == 0
+    if not 1 <= n <= clients * MAX_WEIGHT or not is_whole:
         raise RefusedMessage(f"sums of {n:g} training samples")
     means = {}
     start = 1
@@ -173,7 +176,7 @@ def weighted_figures(
         if not math.isfinite(figures[key]):
             raise NotFinite(f"{name} is {figures[key]}")
         n = min(samples.get(group, report.test_samples), MAX_WEIGHT)
-        if group == "correct":
+        if group == "correct":  # the figure is a number of samples already, and n may be cut
             total = np.rint(n * (figures[key] / max(1, report.test_samples)))
         else:
             total = n * np.clip(figures[key], -MAX_ADDEND, MAX_ADDEND)
@@ -196,7 +199,7 @@ def means_of(sums: NDArray[np.float64], names: Sequence[str], noisy: bool = Fals
     for name, (total, n) in zip(names, sums.reshape(-1, 2).tolist(), strict=True):
         group, _, key = name.partition(".")
         is_count = n >= 0 and n == round(n)
-        is_possible = is_count and (n or not total)
+        is_possible = is_count and (n or not total)  # no sum without samples
         if group == "correct":
             is_possible = is_possible and total == round(total)
         if not is_possible:

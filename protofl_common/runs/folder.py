@@ -264,7 +264,7 @@ class RunFolder:
     def remove_leftovers(self) -> None:
         """Remove the temporary files that a killed process has left, and no others.
 
-        The folder may be no run's.
+        A folder that is no run's loses nothing else.
         """
         remove_leftovers(self.path)
         remove_leftovers(self.path / CHECKPOINTS)

@@ -81,11 +81,11 @@ def mean_of_part(accuracies: Sequence[float], part: str) -> float:
 
 
 def comparable_rounds(rows: Sequence[RoundRow]) -> list[RoundRow]:
-    """Return the rounds in which as many clients were asked and answered as in the last one.
+    """Return the rounds in which as many clients were asked as in the last one, and answered.
 
-    Means over other sets of clients are not comparable: a lucky draw of them would look like
-    progress. Where ``liars`` are expected, rounds count with as many sites more or fewer: else a
-    liar could take rounds out by its silence or a late arrival.
+    Means over fewer clients are not comparable: a lucky draw of them would look like progress.
+    Where ``liars`` are expected, so many sites fewer may have answered, and so many more or fewer
+    may have been asked: else a liar could take rounds out by its silence or a late arrival.
     """
     if not rows:
         return []

@@ -29,7 +29,8 @@ def pool(workers: int) -> ProcessPoolExecutor:
     start_method = "spawn" if torch.cuda.is_initialized() else "fork"
     context = get_context(start_method)
     processes = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin)
-    processes.submit(os.getpid).result()  # they start now, all of them
+    # The first task starts all processes that are forked; spawned ones start when needed
+    processes.submit(os.getpid).result()
     return processes
 
 

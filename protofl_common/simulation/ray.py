@@ -437,7 +437,11 @@ class Cluster:
                 self._changed.notify_all()
 
     def _best_task(self, node: _Node) -> _Task | None:
-        """Return the task that a process of this node shall take; None where it shall wait."""
+        """Return the task that a process of this node shall take; None where it shall wait.
+
+        A task whose client's state lies on this node comes first. Else it is the oldest task whose
+        client has a state nowhere, or on a node that is busy.
+        """
         free = None
         for task in self._tasks:
             untried = [each for each in self.nodes.values() if each not in task.died_on]
@@ -446,7 +450,8 @@ class Cluster:
             home = self._home_of(task)
             if home is node:
                 return task
-            if free is None and (home is None or not home.idle):
+            home_takes_it = home is not None and home.idle
+            if free is None and not home_takes_it:
                 free = task
         return free
 

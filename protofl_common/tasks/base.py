@@ -81,7 +81,10 @@ class Task(ABC):
 
     @abstractmethod
     def known(self, labels: Any) -> Any:
-        """Return of which samples something is known, bool [N]; of an array or a tensor."""
+        """Return a mask [N] of the samples of which something is known.
+
+        ``labels`` may be an array or a tensor, and the mask is of the same kind.
+        """
 
     @abstractmethod
     def strata(self, labels: Labels) -> Labels:
@@ -117,7 +120,10 @@ class Task(ABC):
 
     @abstractmethod
     def combined(self, scores_NC: "Tensor") -> "Tensor":
-        """Return scores [N, O] of scores of each class; −∞ stands for a class that nobody knows."""
+        """Return scores of a head's O outputs, [N, O], from scores of the C classes, [N, C].
+
+        −∞ is the score of a class that nobody knows.
+        """
 
     def classes_of(self, labels: "Tensor") -> "Tensor":
         """Return the classes of all samples [M], in the order of the samples."""
@@ -142,9 +148,10 @@ class Task(ABC):
         """Return how many predictions are right; a scalar."""
 
     def scores(self, distances_NP: "Tensor", classes_P: "Tensor") -> "Tensor":
-        """Return scores [N, O] by the nearest prototypes; higher is likelier.
+        """Return scores [N, O] by the nearest prototypes, one for each of the O outputs of a head.
 
-        A class's score is −d² from its nearest prototype, −∞ for a class without one.
+        Higher is likelier. They are `combined` from the classes' scores: −d² from the nearest
+        prototype of a class, −∞ for a class without one.
         """
         from protofl_common.maths.prototypes import class_scores
 
@@ -156,7 +163,10 @@ class Task(ABC):
 
     @abstractmethod
     def of_each(self, scores_NO: "Tensor") -> list[dict[str, float]]:
-        """Return of each sample how likely its labels are, by name; {} where one holds alone."""
+        """Return for each sample the probability of every label, by the label's name.
+
+        The dictionaries are empty where a sample has a single label.
+        """
 
     @abstractmethod
     def temperature(self, scores_NO: "Tensor", labels: "Tensor") -> float:
@@ -165,7 +175,10 @@ class Task(ABC):
     # -- what may leave ----------------------------------------------------------------------------
     @abstractmethod
     def large_classes(self, labels: Labels, least: int) -> Labels:
-        """Return the classes of which something may leave where ``least`` samples must share it."""
+        """Return the classes with enough samples that what is made of them may leave the site.
+
+        Whatever leaves must be made of ``least`` samples or more.
+        """
 
     @abstractmethod
     def only_of(self, labels: Labels, classes: Labels) -> Labels:
@@ -173,10 +186,10 @@ class Task(ABC):
 
     # -- metrics -----------------------------------------------------------------------------------
     def thresholds(self, scores_NO: Scores, labels: Labels) -> Scores | None:
-        """Return above which scores to predict, [O], as is best for these validation samples.
+        """Return for each output the score above which to predict it, [O], as is best here.
 
-        They are taken off the scores of test samples before metrics are computed. None where
-        predictions need no threshold.
+        ``scores_NO`` and ``labels`` are of validation samples. The thresholds are subtracted from
+        the scores of test samples before metrics are computed. None where predictions need none.
         """
         return None
 
@@ -186,8 +199,8 @@ class Task(ABC):
     ) -> dict[str, float]:
         """Compute the metrics of these names; those that are NaN or infinite are left out.
 
-        With ``least`` above 1 none tells of fewer test samples. SettingsError if a function of the
-        user's fails.
+        With ``least`` above 1 the metrics are computed and rounded such that none tells anything of
+        fewer test samples than that. SettingsError if a function of the user's fails.
         """
 
     @classmethod

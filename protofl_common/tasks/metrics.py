@@ -74,7 +74,11 @@ RECALL = "recall"  # names not one figure but one of each class that occurs: `re
 def _columns_known(
     scores_NL: Scores, labels_NL: Labels
 ) -> Iterator[tuple[int, Scores, NDArray[np.bool_]]]:
-    """Yield each label that some samples have and some lack: scores and truth of who is known."""
+    """Yield for each label its number, scores [K], and whether samples have it, bool [K].
+
+    K are the samples of which the label is known. Labels that all or none of them have are left
+    out: no ranking of the samples can be right or wrong.
+    """
     for label, labels_N in enumerate(labels_NL.T):
         is_known_N = labels_N >= 0
         holds_K = labels_N[is_known_N] == 1
@@ -85,7 +89,10 @@ def _columns_known(
 def _mean_over_labels(
     metric: Callable[[NDArray[np.bool_], Scores], float], scores_NL: Scores, labels_NL: Labels
 ) -> float:
-    """Return the mean of a metric over the labels that can be tested; NaN where none can."""
+    """Return the mean of a metric over the labels that some samples have and some lack.
+
+    NaN if there are none. ``metric`` is called with whether samples have the label, and scores.
+    """
     values = [
         float(metric(holds_K, scores_K))
         for _, scores_K, holds_K in _columns_known(scores_NL, labels_NL)
@@ -122,29 +129,42 @@ def f1_of_labels(scores_NL: Scores, labels_NL: Labels) -> float:
     return _mean_over_labels(f1, scores_NL, labels_NL)
 
 
+def _name_of_figure(metric: str, label: int) -> str:
+    """Return the name of a label's figure, by the class of the samples with it: 2 · label + 1.
+
+    So ``label-auc/7`` is of label 3: metrics by class are named by classes, of which a label has
+    two (`MultiLabel`).
+    """
+    return f"{metric}/{2 * label + 1}"
+
+
 def auc_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float]:
-    """Return the area under the ROC curve of each label: `label-auc/7` of label 3 (2 · 3 + 1)."""
+    """Return the area under the ROC curve of each label that some have and some lack, by name."""
     from sklearn.metrics import roc_auc_score
 
     return {
-        f"{LABEL_AUC}/{2 * label + 1}": float(roc_auc_score(holds_K, scores_K))
+        _name_of_figure(LABEL_AUC, label): float(roc_auc_score(holds_K, scores_K))
         for label, scores_K, holds_K in _columns_known(scores_NL, labels_NL)
     }
 
 
 def auc_errors_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float]:
-    """Return the standard error of each label's AUC: 1.96 of it on both sides are a 95 % interval.
+    """Return the standard error of each label's AUC, by name.
 
-    DeLong et al. 1988, by ranks (Sun and Xu 2014). NaN if only one sample has the label, or lacks
-    it.
+    1.96 of it on both sides are a 95 % interval. DeLong et al. 1988, by ranks (Sun and Xu 2014).
+    NaN if only one sample has the label, or lacks it.
     """
     return {
-        f"{LABEL_AUC_ERROR}/{2 * label + 1}": _auc_error(holds_K, scores_K)
+        _name_of_figure(LABEL_AUC_ERROR, label): _auc_error(holds_K, scores_K)
         for label, scores_K, holds_K in _columns_known(scores_NL, labels_NL)
     }
 
 
 def _auc_error(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
+    """Return the standard error of the AUC of a label that ``holds_K`` for some of K samples.
+
+    NaN if fewer than two have it, or lack it: two variances are estimated.
+    """
     from scipy.stats import rankdata
 
     with_label = scores_K[holds_K]
@@ -168,10 +188,13 @@ def best_thresholds(scores_NL: Scores, labels_NL: Labels) -> Scores:
     for label, scores_K, holds_K in _columns_known(scores_NL, labels_NL):
         order = np.argsort(-scores_K, kind="stable")
         descending_K = scores_K[order]
-        right_K = holds_K[order].cumsum()  # if so many of the highest are predicted
-        f1_K = 2 * right_K / (np.arange(1, len(order) + 1) + holds_K.sum())
-        next_K = np.append(descending_K[1:], descending_K[-1] - 1)
-        best = np.where(next_K < descending_K, f1_K, -1).argmax()  # not between equal scores
+        # entry k of the following is for the label predicted of the k + 1 highest scores
+        predicted_K = np.arange(1, len(order) + 1)
+        right_K = holds_K[order].cumsum()
+        f1_K = 2 * right_K / (predicted_K + holds_K.sum())
+        next_K = np.append(descending_K[1:], descending_K[-1] - 1)  # below the last: predict all
+        is_possible_K = next_K < descending_K  # no threshold lies between equal scores
+        best = np.where(is_possible_K, f1_K, -1).argmax()
         thresholds_L[label] = (descending_K[best] + next_K[best]) / 2
     return thresholds_L
 
@@ -236,18 +259,18 @@ def evaluate_metrics(
 
 # -- of enough test samples
 def tested_classes(labels_N: Labels, least: int) -> Labels:
-    """Return the labels of the classes of which metrics may leave.
+    """Return the labels of the classes of which metrics may leave the site.
 
-    Each has at least ``least`` test samples, and `FEWEST_TESTED`, but with a ``least`` of 1 every
-    class counts. The others together must have as many, if there are any: fewer would show in the
-    number of right predictions of all classes. Where they have fewer, the smallest of the large
-    classes is left out, too.
+    With a ``least`` of 1 these are all that occur. Else each has at least ``least`` test samples,
+    and at least `FEWEST_TESTED`. The other classes together must have as many, if there are any:
+    fewer would show in the number of right predictions of all classes. Where they have fewer, the
+    smallest of the large classes is left out, too.
     """
     fewest = max(least, FEWEST_TESTED) if least > 1 else 1
     labels, counts = np.unique(labels_N, return_counts=True)
     large = counts >= fewest
     if 0 < counts[~large].sum() < fewest:
-        counts_of_large = np.where(large, counts, counts.max() + 1)
+        counts_of_large = np.where(large, counts, counts.max() + 1)  # no other is the smallest
         large[counts_of_large.argmin()] = False
     return np.asarray(labels[large])
 
@@ -267,6 +290,7 @@ def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) 
     for name, value in figures.items():
         step = least / float(samples_of.get(name, len(counts) * counts.min()))
         nearest = step * round(value / step)
+        # a user's metric may be above 1
         rounded[name] = min(1.0, nearest) if value <= 1 else nearest
     return rounded
 

@@ -54,7 +54,7 @@ class MultiLabel(Task):
     def class_names(self) -> tuple[str, ...]:
         names: list[str] = []
         for name in self.classes:
-            names += [f"no {name}", name]
+            names += [f"no {name}", name]  # classes 2 l and 2 l + 1
         return tuple(names)
 
     @property
@@ -175,11 +175,12 @@ class MultiLabel(Task):
 
     # -- what may leave ----------------------------------------------------------------------------
     def large_classes(self, labels: Labels, least: int) -> Labels:
-        """Return the classes of which something may leave: both of some labels, ascending.
+        """Return the classes of which something may leave, ascending: of a label both or neither.
 
-        Such a label is known to hold for ``least`` samples, and not to hold for as many. And sums
-        over these classes, however they are added and subtracted, never show fewer than ``least``
-        samples (`_hides_small_groups`). Labels are left out, the rarest first, until that is so.
+        A label counts if it is known to hold for at least ``least`` samples, and known not to hold
+        for at least as many. Of these labels the rarest are then left out, one by one, until sums
+        over the classes show no fewer than ``least`` samples, however they are added and subtracted
+        (`_hides_small_groups`).
         """
         smaller_L = np.minimum((labels == 1).sum(0), (labels == 0).sum(0))  # of a label's classes
         rarest_first = np.argsort(smaller_L, kind="stable").tolist()
@@ -218,7 +219,8 @@ class MultiLabel(Task):
         names = [name for name in names if name != LABEL_AUC_ERROR]
         exact = evaluate_metrics(names, self.metrics, scores_NO, tested)
         smallest = int(smaller_L[smaller_L > 0].min())
-        step = least / smallest  # a sample moves a figure of the rarest label by 1 / its samples
+        # one sample moves a figure of the rarest label by 1 / its samples at most
+        step = least / smallest
         rounded = {}
         for name, value in exact.items():
             nearest = step * round(value / step)
@@ -231,9 +233,10 @@ def _hides_small_groups(labels: Labels, least: int) -> bool:
     """Return whether no combination of sums over classes shows fewer than ``least`` samples.
 
     Samples with the same row of ``labels`` [N, L] form a group. A linear combination of the sums
-    over the 2 L classes weighs all samples of a group alike, by the classes that they belong to. It
-    would show a small group if it were 0 for every large one, and not for that. There is no such
-    combination if the small groups' memberships lie in the span of the large groups'.
+    over the 2 L classes weighs all samples of a group alike, by the classes that they belong to. A
+    combination shows small groups alone if its weight is 0 for every large group, and not for these
+    small ones. There is none if the small groups' memberships lie in the span of the large groups':
+    if both together have no higher rank than the large groups.
     """
     groups_GL, counts_G = np.unique(labels, axis=0, return_counts=True)
     belongs_G2L = np.concatenate([groups_GL == 0, groups_GL == 1], axis=1)

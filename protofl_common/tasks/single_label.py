@@ -106,7 +106,7 @@ class SingleLabel(Task):
         mean_squared_distance = float(-scores_NO[scores_NO.isfinite()].mean())
         if mean_squared_distance <= 0:
             return 1.0
-        factors = torch.logspace(-4, 4, 161)
+        factors = torch.logspace(-4, 4, 161)  # 20 for each power of ten
         losses = [self.loss(scores_NO / (mean_squared_distance * t), labels) for t in factors]
         return mean_squared_distance * float(factors[torch.stack(losses).argmin()])
 

@@ -341,6 +341,7 @@ class VectorsCodec(Codec):
         # a little below the limit: rounding in the sum must not bring the mean above it
         longest = 0.999999 * self.limits.max_norm
         means_PW = value.means.double().renorm(2, 0, longest)
+        # the norm's limit may be larger than a number in a sum may be; k has a limit of its own
         means_PW = means_PW.clamp(-MAX_ADDEND, MAX_ADDEND)
         if self.entry.counts and value.counts is not None:
             k_P = value.counts.clamp(max=int(MAX_WEIGHT)).double()
@@ -504,7 +505,7 @@ class MomentsCodec(WeightsCodec):
         # the limit is of a sum over samples, and moments are means
         noise = self.limits.moment_noise / max(1.0, self.limits.samples)
         if noise:
-            problem = moments.problem_with_noise(noise, self.limits.max_feature_norm)
+            problem = moments.why_impossible_with_noise(noise, self.limits.max_feature_norm)
         else:
             problem = moments.why_impossible(self.limits.classes_of_a_sample)
         if problem:

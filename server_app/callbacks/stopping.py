@@ -104,10 +104,10 @@ def _why_not_validated(run: ActiveRun) -> str:
             return f"{who}, too few for liars = {liars}"
 
     metric = run.best["metric"] if run.best else ""
-    all_training = len(cards) - len(run.federation.new_clients)
+    number_training = len(cards) - len(run.federation.new_clients)
     complete = []  # the figures of evaluations in which every training client took part
     for row in run.rows:
-        if row["evaluated-after-round"] and row["valid"] >= all_training:
+        if row["evaluated-after-round"] and row["valid"] >= number_training:
             complete.append(figures_of(row))
     is_tested = any(metric in figures for figures in complete)
     is_validated = any(f"validation/{metric}" in figures for figures in complete)

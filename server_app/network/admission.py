@@ -56,6 +56,8 @@ def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
     needs_one_network = settings.exchange.needs_one_architecture
     if needs_one_network:
         _check_networks(settings, cards)
+    # Digests of the names, types and shapes of what each site shares. Where they differ, the shape
+    # of the inputs is the likelier cause, and is looked at first
     weights = {card.weights for card in cards.values()}
     if needs_one_network or len(weights) > 1:
         hint = "bring inputs of one shape; for images set `image-size`"

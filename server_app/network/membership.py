@@ -208,10 +208,11 @@ class Federation:
         # Nobody has refused, so those that are missing may just be late
         if not problems:
             return False
-        # Some of the number wanted have neither come nor refused
+        # Some of the number wanted have neither come nor refused: they may yet come. Where all that
+        # came have refused, the run ends at once
         if ready and ready + len(problems) < wanted:
             return False
-        # All have answered. Do those that can take part suffice?
+        # All have answered. Do those that can take part suffice? (0: not known)
         if not 0 < self._least() <= ready:
             raise FederationError(admission.describe_problems(problems))
         return True

@@ -36,6 +36,7 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
     def __init__(self, federation: Federation) -> None:
         super().__init__(federation)
         settings = self.settings
+        # () as shape of inputs: a model without a body, whose head takes the clients' vectors
         model = initial_model(
             self.card.arch, (), self.task.num_outputs, settings.model, settings.run.seed, "global"
         )

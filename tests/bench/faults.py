@@ -11,10 +11,8 @@ every other), on a SuperLink, its worker and two SuperNodes. What came of it is 
 import hashlib
 import json
 import re
-import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,7 +24,7 @@ import psutil
 from safetensors.numpy import load_file
 
 from tests.bench.printing import markdown, parser_of
-from tests.support.processes import free_port
+from tests.support.processes import free_port, repeated
 from tests.support.relay import Relay
 from tests.support.standing import Standing
 
@@ -124,26 +122,21 @@ def held(trial: Trial) -> Iterator[None]:
 
     Afterwards they go on.
     """
-    over = threading.Event()
-    caught: dict[int, Any] = {}
+    caught: dict[int, psutil.Process] = {}
 
     def hold() -> None:
-        while not over.wait(0.1):
-            for one in trial.standing.family("south", "flwr-clientapp"):
-                with suppress(psutil.NoSuchProcess):
-                    one.send_signal(signal.SIGSTOP)
-                caught[one.pid] = one
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    try:
-        yield
-    finally:
-        over.set()
-        holder.join()
-        for one in caught.values():
+        for client in trial.standing.family("south", "flwr-clientapp"):
             with suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGCONT)
+                client.suspend()
+            caught[client.pid] = client
+
+    try:
+        with repeated(hold, seconds=0.1):
+            yield
+    finally:
+        for client in caught.values():
+            with suppress(psutil.NoSuchProcess):
+                client.resume()
 
 
 def slow(trial: Trial, **changes: Any) -> Tries:
@@ -197,7 +190,7 @@ def frozen(trial: Trial) -> Tries:
     trial.begin(rounds=2 * trial.times + 1, round_timeout=PATIENCE)
     struck = range(2, 2 * trial.times + 1, 2)
     for number in struck:
-        client = trial.training(number, after=0.1 * number - 0.2)
+        client = trial.training(number, after=0.05 * number - 0.1)
         with suppress(psutil.NoSuchProcess):
             client.suspend()
         trial.standing.wait_for_rounds("trial", number, timeout=2 * PATIENCE)

@@ -3,7 +3,8 @@
     python -m tests.bench.pfllib --pfllib P --data-dir DATA --out OUT
 
 The setting is that of configs/tables/pfllib-fmnist.yaml, but for the number of samples. Each engine
-has batches of its own. A line holds the accuracy over all test samples after rounds 1, 2, …
+has batches of its own, and --draws lets PFLlib draw its batches several times. A line holds the
+accuracy over all test samples after rounds 1, 2, …
 """
 
 import importlib
@@ -43,8 +44,11 @@ def ours(run: Run, changes: dict[str, Any], what: str) -> list[float]:
     return accuracies
 
 
-def theirs(library: Path, folder: Path, name: str, settings: Settings) -> list[float]:
-    """Run PFLlib's server in a process of its own, from our first weights."""
+def theirs(library: Path, folder: Path, name: str, settings: Settings, draw: int) -> list[float]:
+    """Run PFLlib's server in a process of its own, from our first weights.
+
+    ``draw`` seeds the order of its batches.
+    """
     htfllib.write_division(folder, settings, CLIENTS)
     model = build_model(
         "cnn4",
@@ -57,7 +61,7 @@ def theirs(library: Path, folder: Path, name: str, settings: Settings) -> list[f
     torch.save(list(model.state_dict().values()), folder / "system" / WEIGHTS)
     options = htfllib.defaults(library) | htfllib.OPTIONS
     options |= {"algorithm": name, "num_clients": CLIENTS, "global_rounds": settings.run.rounds}
-    options |= {"device": "cpu", "num_classes": 10}
+    options |= {"device": "cpu", "num_classes": 10, "draw": draw}
     environment = os.environ | {"PYTHONPATH": f"{library / 'system'}{os.pathsep}{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.bench.pfllib", json.dumps(options)],
@@ -78,6 +82,7 @@ def run_theirs(options: dict[str, Any]) -> list[float]:
     model = models.FedAvgCNN(in_features=1, num_classes=10, dim=1024)
     for mine, first in zip(model.parameters(), torch.load(WEIGHTS), strict=True):
         mine.data.copy_(first)
+    torch.manual_seed(options["draw"])
     name = options["algorithm"]
     if name == "FedProto":
         head = model.fc
@@ -97,24 +102,35 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--samples", type=int, default=7000)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--draws", type=int, default=1)
+    parser.add_argument("--only", choices=SERVERS, nargs="+", default=list(SERVERS))
+    parser.add_argument("--columns", nargs="+", help="of the table; default: all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     changes = {"total-samples": options.samples, "rounds": options.rounds, "evaluate-every": 1}
     table = read_table(TABLE)
-    cells = plan(table, data_dir=options.data_dir, only=tuple(SERVERS), overrides=changes)
+    cells = plan(
+        table,
+        data_dir=options.data_dir,
+        seeds=options.seeds,
+        only=tuple(options.only),
+        overrides=changes,
+    )
     for cell in cells:
-        if not cell.asked:
+        if not cell.asked or cell.column not in (options.columns or table.columns):
             continue
-        run = cell.runs[1]
-        folder = options.out / run.name
-        folder.mkdir(parents=True, exist_ok=True)
-        here = {"out-dir": str(folder), "report": False, "threads": 1}
-        curves = {
-            "PFLlib": theirs(options.pfllib, folder, cell.row, run.settings),
-            "ours": ours(run, here, cell.figure.what),
-        }
-        for engine, curve in curves.items():
-            print(cell.row, cell.column, engine, " ".join(f"{share:.2f}" for share in curve))
+        for seed, run in cell.runs.items():
+            folder = options.out / run.name
+            folder.mkdir(parents=True, exist_ok=True)
+            here = {"out-dir": str(folder), "report": False, "threads": 1}
+            curves = {"ours": ours(run, here, cell.figure.what)}
+            for draw in range(options.draws):
+                curve = theirs(options.pfllib, folder, cell.row, run.settings, draw)
+                curves[f"PFLlib, draw {draw}"] = curve
+            for engine, curve in curves.items():
+                accuracies = " ".join(f"{share:.2f}" for share in curve)
+                print(f"{cell.row}, {cell.column}, seed {seed}, {engine}: {accuracies}", flush=True)
 
 
 if __name__ == "__main__":

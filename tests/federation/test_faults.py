@@ -108,7 +108,7 @@ def per_row(outcome: Outcome, fact: str) -> list[Any]:
 def test_a_restarted_supernode_is_known_again_and_asked_again(
     tmp_path: Path, undisturbed: Undisturbed, capsys: Printed
 ) -> None:
-    """It has another node id, its own site name, and its state from before the round."""
+    """It has another node id, but its own site name and its state of before the round."""
     nodes = four()
 
     found = run(tmp_path, restarts(nodes), nodes)
@@ -295,7 +295,7 @@ def test_a_late_client_joins_the_next_round_with_the_global_prototypes(
 
 
 def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: Printed) -> None:
-    """It does not burn its rounds; they come back under other node ids."""
+    """It uses up no rounds meanwhile. The clients come back under other node ids."""
     nodes = four()
     back = {node + 1000: facts for node, facts in nodes.items()}
     looks: list[int] = []
@@ -375,7 +375,7 @@ def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed)
 def test_only_who_was_awaited_to_the_end_is_missing_in_a_void_round(
     stage: str, tmp_path: Path, capsys: Printed
 ) -> None:
-    """Else sites that answered all they were asked would be blamed, and rest."""
+    """Sites that answered all they were asked are not blamed, and do not rest."""
     silent = both(when(lost, stage, 1001, 1), when(lost, stage, 1002, 1))
 
     outcome = run(tmp_path, silent, round_timeout=0.5, max_silent_rounds=1, rounds=3, secagg=True)
@@ -395,7 +395,7 @@ def test_only_who_was_awaited_to_the_end_is_missing_in_a_void_round(
 def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(
     tmp_path: Path, secagg: bool, asks: str
 ) -> None:
-    """In a secure sum it comes during the first of four exchanges."""
+    """In a secure sum the slow reply belongs to the first of the four exchanges."""
     grids: list[LocalGrid] = []
     late = a_round_late(grids, "2", asks)
 
@@ -603,7 +603,10 @@ def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:
 def test_a_bug_of_all_simulated_clients_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: Patch, capfd: Any
 ) -> None:
-    """One reason for all; its traceback is shown once. Of two reasons each round is void."""
+    """If all fail by one reason, the run ends and shows one traceback.
+
+    If each has a reason of its own, every round is void, and the run ends after three of them.
+    """
 
     def broken(self: Any) -> dict[str, float]:
         reason = "mine" if alike else f"of {self.client.name}"

@@ -196,7 +196,7 @@ def expect_refusal(error: type[Exception], said: str, config: dict[str, Any], **
 
 
 def test_a_round_of_sites_with_operators_asks_two_at_least(tmp_path: Path) -> None:
-    """What is merged of one is its own upload, and the others would receive that."""
+    """A merge of one upload is that upload, and the others would receive it."""
     found = run_federation(run_config(tmp_path, participation=0.1, rounds=2), nodes=real_sites(3))
     assert {row["valid"] for row in found.rows[:-1]} == {2}
 

@@ -234,7 +234,7 @@ def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_round_without_an_evaluation_has_no_figures_of_one(tmp_path: Path) -> None:
-    """They would be those of the round, for nobody else has any."""
+    """A single site that sent figures would be the only one, and decide those of the round."""
     lies = {
         1002: report_with(correct__head=60),
         HOSTILE: report_with(**{"metrics__head/auc": 1.0}),
@@ -501,7 +501,7 @@ def test_the_first_decide_nothing(algo: str, tmp_path: Path, capsys: Printed) ->
 
 
 def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: Printed) -> None:
-    """Before round 1 nobody knows which is right, nor which of three; the others go on."""
+    """Before round 1 nobody knows which of two or three nodes is right; the others go on."""
     config = run_config(tmp_path, rounds=2, min_clients=3, **DIGITS)
     nodes = real_sites(5)
     takes_name = by({1000: card_with(name="site-3")}, MessageType.QUERY)
@@ -534,7 +534,7 @@ def test_no_site_says_how_many_must_take_part_where_data_are_their_own(tmp_path:
 
 
 def test_one_site_does_not_stop_a_run_early(tmp_path: Path) -> None:
-    """It validates with 100 % before the first round, and with 0 % from then on."""
+    """That site claims 100 % on validation data before the first round, and 0 % from then on."""
 
     def lies(message: Message, reply: Message) -> Message:
         accuracy = 1.0 if message.metadata.group_id == "1" else 0.0
@@ -562,7 +562,7 @@ def test_one_site_does_not_stop_a_run_early(tmp_path: Path) -> None:
 
 
 def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_path: Path) -> None:
-    """Nobody could outvote it: its figures would stop the run, and name the best round."""
+    """Nobody could outvote its figures, which would stop the run and name the best round."""
 
     def lies(message: Message, reply: Message) -> Message:
         if message.metadata.dst_node_id != 1004:
@@ -587,7 +587,7 @@ def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_
 def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_no_round(
     tmp_path: Path,
 ) -> None:
-    """It has fewer test samples than it may tell of; the other two cannot outvote one of them."""
+    """It has too few test samples to tell of; the other two cannot outvote one of them."""
     hidden = {1002: ("correct.", "metrics."), 1001: ("metrics.head/auc",)}
 
     def hides(message: Message, reply: Message) -> Message:

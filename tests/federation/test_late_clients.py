@@ -65,7 +65,7 @@ def test_new_clients_are_asked_last_and_their_figures_stand_apart(
 def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
     tmp_path: Path,
 ) -> None:
-    """With and without training of the new ones, the global model and all rounds are the same."""
+    """The global model and all rounds are the same, whether the new clients train or not."""
     results_of_others = []
     figures = []
     for epochs in (0, 3):

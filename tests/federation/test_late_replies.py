@@ -92,7 +92,7 @@ IMPATIENT = {"late": "next-round", "min_wait": 0.0, "round_timeout": 60.0, "algo
 
 
 def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
-    """Not even the first one; once its reply is there, it is asked again."""
+    """Not even the first round waits. When the slow site has replied, it is asked again."""
     grids: list[LocalGrid] = []
     late = a_round_late(grids, "13", node=3)
 
@@ -108,7 +108,7 @@ def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
 
 
 def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Patch) -> None:
-    """By events, and to `protofl status` by a file that is gone when the round closes."""
+    """Events tell it, and a file tells `protofl status`; the file is gone when the round closes."""
     monkeypatch.setattr("server_app.network.exchange.LOOK_AROUND_SECONDS", 0.0)
     monkeypatch.setattr("server_app.network.waiting.FIRST_WORD_SECONDS", 0.0)
     told: list[Any] = []
@@ -174,7 +174,7 @@ def test_a_reply_counts_once_and_never_after_a_newer_one(
 
 
 def test_a_late_reply_is_checked_like_any_other(tmp_path: Path, monkeypatch: Patch) -> None:
-    """It must be what was declared for the round that it answers."""
+    """It must have what was declared for the round that it answers."""
     take = LateReplies.take
 
     def of_another_round(late: LateReplies, number: int) -> dict[str, LateReply]:

@@ -178,7 +178,7 @@ def test_weights_are_averaged_exported_and_predict(
 def test_rows_of_a_file_are_predicted_from_the_columns_of_the_run(
     tmp_path: Path, kinds: Any, capsys: Printed
 ) -> None:
-    """In whatever order and among whatever others they stand."""
+    """The run's columns may stand in any order and among other columns."""
     file = Path(kinds["text"]["data_dir"])
     rows = []
     for line in file.read_text().splitlines()[1:]:
@@ -232,7 +232,7 @@ def write_table(file: Path, columns: list[str], rows: list[dict[str, str]]) -> N
 def test_onnx_computes_the_same(
     tmp_path: Path, kinds: Any, kind: str, arch: str, algo: str
 ) -> None:
-    """For every type of input."""
+    """This is tried for every type of input."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     config = run_config(tmp_path, algo=algo, rounds=1, **kinds[kind] | {"models": arch})
@@ -362,7 +362,7 @@ def test_tied_weights_and_layers_built_late_are_trained_and_exported(
 def test_a_type_that_does_not_travel_is_named_before_the_first_round(
     tmp_path: Path, nets: str, net: str, kind: str
 ) -> None:
-    """Where weights travel; a method that sends none may have such buffers."""
+    """Only methods that send weights name it; others may have such buffers."""
     settings = {"models": f"{nets}:{net}", **WINE}
     with pytest.raises(FederationError, match=rf"body\.mask is {kind}, and weights travel as"):
         run_federation(run_config(tmp_path, algo="fedavg", **settings), 2)

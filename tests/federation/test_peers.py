@@ -104,7 +104,7 @@ def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path
 
 
 def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Path) -> None:
-    """Who signs the study has made up two hospitals, or given known names other keys."""
+    """The study's signer has made up two hospitals, or has given known names other keys."""
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary", "university"))
     north = hospitals.nodes[2]
     invented = hospitals.study("north", "st-mary", "university")
@@ -193,7 +193,7 @@ def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path: Path) -> None:
 
 
 def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent() -> None:
-    """Where vectors come beside weights it does not."""
+    """It takes no part where weights are sent beside the vectors."""
     node = {"site-name": "north", "accept-weights": False}
     for algo in ("fedavg", "protofed", "scaffold", "fedkd"):
         refused = refusal({"algo": algo}, node)

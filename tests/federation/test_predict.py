@@ -579,7 +579,7 @@ def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
 
 
 def test_a_run_can_start_from_another_runs_frozen_body(tmp_path: Path, monkeypatch: Patch) -> None:
-    """By the lines of docs/models.md."""
+    """This follows the lines of docs/models.md."""
     settings = {"dataset": "digits", "partition": "iid", "models": "mlp-1", "rounds": 1}
     first = (
         trained(tmp_path / "first", algo="fedavg", **settings).folder / "clients/site-0" / WEIGHTS

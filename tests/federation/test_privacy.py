@@ -202,7 +202,10 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
 
 
 def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_name() -> None:
-    """Not covered: uploads beyond weights of DP-SGD alone and tables; Ditto, which trains twice."""
+    """DP-SGD covers weights alone, and noise covers tables; other uploads are not covered.
+
+    Nor is Ditto, which trains twice.
+    """
     not_covered = {
         "fedplvm",
         "mpft",
@@ -351,6 +354,7 @@ UNPAID = [
 def test_a_covered_row_pays_for_no_more(
     half: type[ClientAlgorithm[Any]], tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A half that does more with the data than its row's plan pays for is refused."""
     algo = "fedproto" if issubclass(half, FedProto) else "fedavg"
     row = replace(CATALOG[algo], client=f"{half.__module__}:{half.__name__}")
     replace_row(monkeypatch, algo, row)
@@ -571,7 +575,10 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
 def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(
     tmp_path: Path, capsys: Printed
 ) -> None:
-    """Of this run, beside the planned one, which is that of a client in every round."""
+    """It shows what the ledgers count for this run beside the planned ε.
+
+    The planned one is that of a client which takes part in every round.
+    """
     outcome = private(tmp_path, "fedproto", rounds=3, participation=0.5)
     *_, final = outcome.rows
     spent = {}
@@ -630,7 +637,7 @@ def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:
 def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run(
     tmp_path: Path,
 ) -> None:
-    """Of 64 samples an epoch of batches of 64 has one step, of 65 two at nearly the same rate."""
+    """In batches of 64, 64 samples make one step an epoch, and 65 make two at nearly that rate."""
     config = run_config(tmp_path, **SMALL | {"algo": "fedavg", "batch_size": 64, "rounds": 5})
     settings = Settings.from_run_config(config)
 
@@ -678,7 +685,7 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
 def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
     algo: str, tmp_path: Path, capfd: Printed
 ) -> None:
-    """Nor does an older folder of accounts, put back from a backup, buy it another run.
+    """An older folder of accounts, put back from a backup, buys the site no further run.
 
     Lines of the log that were compared before are not read again, unless the log is another one.
     """
@@ -752,7 +759,10 @@ def test_a_site_hides_the_kind_of_an_unexpected_error(
 
 
 def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
-    """Its own would shape its figures without noise; there are none before the first round."""
+    """A client's own prototypes would shape its figures without noise.
+
+    Before the first round there are no global ones.
+    """
     outcome = private(tmp_path, "fedpcl", rounds=2)
 
     first, second, final = outcome.rows

@@ -252,7 +252,7 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
 
 @pytest.mark.parametrize("at_once", [5, 2**18])
 def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> None:
-    """Also where a layer is sorted in several parts."""
+    """This holds where a layer is sorted in several parts, too."""
     monkeypatch.setattr("protofl_common.maths.aggregation.COORDINATES_AT_ONCE", at_once)
     rng = np.random.default_rng(0)
     drawn = [
@@ -343,7 +343,7 @@ def test_too_few_clients_are_told(tmp_path: Path, capsys: Printed) -> None:
 
 
 def test_one_hostile_model_of_ten_takes_the_mean_and_nothing_else(tmp_path: Path) -> None:
-    """It sends its update, reversed and ten times as long, below every limit of norms."""
+    """The hostile site reverses its update and makes it ten times as long, below every limit."""
     settings: dict[str, Any] = {
         "algo": "fedavg",
         "arch": "htcnn-1",

@@ -198,7 +198,7 @@ class Talkative(torch.nn.Module):
 
 
 def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Its error goes to the server, and may quote what it was given."""
+    """An error of the network goes to the server, and may quote what the network was given."""
     (tmp_path / "talkative.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "talkative", raising=False)
@@ -327,7 +327,7 @@ def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) 
 def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(
     tmp_path: Path,
 ) -> None:
-    """Both run at once."""
+    """Both runs go on at the same time."""
     node = site(tmp_path)
     config = study(tmp_path, algo="fedproto", keep_best=True)
     asked(node, config, MessageType.TRAIN)

@@ -282,7 +282,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(
 def test_who_is_lost_is_missed_in_the_sum_alone(
     stage: str, tmp_path: Path, plain: dict[str, Outcome]
 ) -> None:
-    """After its upload it is not even missed there."""
+    """A site that is lost after its upload is not missed even there."""
     found = federation(tmp_path, lost(stage, 1001))
 
     assert_same(found, plain["all" if stage == "query.unmask" else "without site-1"])
@@ -749,7 +749,7 @@ TRICKS = {
 
 
 def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None:
-    """After its answer to one message it gets others and refuses; the run goes on."""
+    """Once it has answered a message it refuses others of that stage; the run goes on."""
     grids: list[LocalGrid] = []
     refusals: dict[str, str] = {}
 
@@ -780,7 +780,7 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None
 
 
 def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
-    """It advertised keys and was lost before it shared, so its masks are in no upload."""
+    """It sent its keys and was lost before it shared, so no upload has a mask of it."""
     client = client_of(small_config(tmp_path), 0, CLIENTS).client
     every = [f"site-{number}" for number in range(CLIENTS)]
 
@@ -966,7 +966,7 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
 
 
 def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path) -> None:
-    """At a site with an operator; nor does the end of the run."""
+    """Nor does the end of the run. This is tried at a site with an operator."""
     nodes = real_sites(CLIENTS, tmp_path / "disk")
     config = small_config(tmp_path)
     outcome = run_federation(config, CLIENTS, nodes=nodes)

@@ -91,7 +91,7 @@ def test_a_site_does_not_begin_anew_because_the_server_says_that_no_state_counts
 def test_a_site_goes_by_whatever_is_on_record(
     algo: str, reason: str, tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """Also where its record of answers was lost: by how far it is in the sum, or by its models."""
+    """If its record of answers is lost, it goes by its place in the sum, or by its models."""
 
     def lose_record(message: Message, reply: Message) -> Message:
         (tmp_path / "disk-3" / "privacy" / "site-3.answered").unlink()
@@ -127,7 +127,7 @@ def test_sites_go_on_with_their_models_in_a_run_that_is_resumed(
 def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Also where no site has a record that contradicts, as in its first round of a Flower run."""
+    """This holds even where no site has a record of its own, as in a run's first round."""
     change_sent(monkeypatch, VICTIM, 1, instruct("run_history", NO_STATE_COUNTS))
 
     for row in rows_of(tmp_path):
@@ -142,7 +142,7 @@ def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
 def test_masks_depend_on_every_instruction(
     record: str, key: str, value: Any, tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """Of each record one; `test_privacy_sums.py` has the others."""
+    """One instruction of each record is tried here; `test_privacy_sums.py` tries the others."""
     change_sent(monkeypatch, VICTIM, 1, instruct(key, value, record))
 
     assert all(row["void"] for row in rows_of(tmp_path, nodes=sites, algo="fedavg"))
@@ -230,7 +230,7 @@ def diverging(monkeypatch: Patch, *names: str) -> None:
 def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Else it would be the upload of the one that is left."""
+    """It would otherwise be the upload of the one site that is left."""
     diverging(monkeypatch, "site-0", "site-1")
     rows = rows_of(tmp_path, nodes=real_sites(3, tmp_path / "disk"), algo="fedavg")
 
@@ -243,7 +243,7 @@ def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(
 def test_a_site_that_diverges_in_every_round_costs_only_itself(
     tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """Its reply is that of any failure.
+    """Its reply looks like that of any other failure.
 
     No secret of the sum stays; it is asked again in the next.
     """
@@ -288,7 +288,7 @@ def rows_of_ten(folder: Path, owners: set[str], *liars: int) -> tuple[Any, Any]:
 def test_liars_about_a_key_are_out_and_its_owner_is_not(
     liars: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Of ten, where seven must stay: three lie together, and no right share is to spare."""
+    """Three of ten sites lie together; seven must stay, so no right share is to spare."""
     train, final = rows_of_ten(tmp_path, {"site-3"}, *liars)
 
     assert not train["void"]
@@ -331,7 +331,7 @@ def test_who_is_said_by_many_to_have_dealt_wrong_shares_is_out(
 
 
 def test_nobody_is_out_where_few_can_have_lied(tmp_path: Path) -> None:
-    """Of seven shares that are left, where seven are needed, one is not given."""
+    """Seven shares are left and seven are needed, but one of them is not given."""
     deny = by({1000: without_share_of("site-3")}, "query.unmask")
     gone = by(dict.fromkeys((1007, 1008, 1009), silent), "query.unmask")
     train, final = rows_of(tmp_path, both(deny, gone), clients=10, rounds=1)

@@ -189,7 +189,7 @@ def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
 def test_f1_is_at_thresholds_of_validation_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they choose a threshold above all scores, no label is predicted of test samples."""
+    """If these choose a threshold above all scores, no test sample is given the label."""
     monkeypatch.setattr(MultiLabel, "thresholds", lambda *_: np.full(3, 1e9))
     config = config_of(
         tmp_path,

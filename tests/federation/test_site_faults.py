@@ -194,7 +194,7 @@ def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
 
 
 def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) -> None:
-    """In a round after the first; in the first everybody has the whole timeout."""
+    """This holds from the second round on; in the first every site has the whole time limit."""
     outcome = three.run(on_round(2, 3, lost), rounds=3, round_timeout=100.0, min_wait=0.0)
 
     assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]

@@ -243,7 +243,8 @@ def test_downloads_and_strange_weights_need_the_operators_word(
     (line,) = refusal(run, SITE).splitlines()
 
     assert line.startswith(f"{key} = ")
-    assert str(value).split(",")[-1].lower() in line.lower()
+    refused_part = str(value).split(",")[-1]  # the last of a list is the one that is not allowed
+    assert refused_part.lower() in line.lower()
 
     verb = "set" if key == "download" else "name it in"
     assert f"not allowed on this site; its operator may {verb} {allow}" in line
@@ -258,7 +259,7 @@ def test_downloads_and_strange_weights_need_the_operators_word(
 def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(
     key: str, value: str
 ) -> None:
-    """Else it could try out which columns and categories a site has."""
+    """A run could otherwise try out which columns and categories a site has."""
     arrays = SITE | {"dataset": "arrays"}
     own = arrays | {"data-dir": "/data"}
     shared = arrays | {"partition-id": 0, "num-partitions": 2}
@@ -510,7 +511,7 @@ def test_weights_are_not_averaged_over_tables_whose_columns_differ(
 def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
     demand: dict[str, Any], tmp_path: Path
 ) -> None:
-    """It accepts a run that names all its classes and no other: a run could try names out."""
+    """A run could try out names, so the site accepts only one that names all its classes."""
     folders = {"data-dir": str(tmp_path), "state-dir": str(tmp_path)}
     node = SITE | {"dataset": "arrays"} | folders | demand
     run = {"partition": "own", "dataset": "arrays", "classes": "sick,well"}
@@ -621,7 +622,7 @@ def test_a_site_divides_its_own_data_as_its_operator_says(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("partition", ["iid", "natural", "n-way-k-shot"])
 def test_a_run_takes_no_part_of_a_sites_own_data(partition: str) -> None:
-    """With ``natural`` the first client that the data name would be all: one patient."""
+    """With ``natural`` the site would become one client of its data: a single patient."""
     refused = refusal({"partition": partition}, OWN | {"data-dir": "/srv/data"})
     reason = "this site has data of its own; choose 'own'"
     assert f"partition = '{partition}': {reason}" in refused

@@ -423,8 +423,16 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
 
+    (hospitals.consent("north") / hooks.FILE).unlink()
+    config = hospitals.config(lr=0.3)
+    hospitals.ask_and_decide(config, words=("approve", "--runs", "1"))
+    hospitals.federate(config, run_id=1)
+    assert told.read_text() == 2 * "refused\n"
+    assert WAITING in hospitals.answer("north", config, 2)
+    assert told.read_text() == 3 * "refused\n"
+
     hooks.tell_of_trouble(hospitals.nodes[2], hooks.DISK)
-    assert told.read_text() == 2 * "refused\n" + "disk\n"
+    assert told.read_text() == 3 * "refused\n" + "disk\n"
 
 
 @pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"])
@@ -488,8 +496,13 @@ def test_an_approval_ends_with_its_runs_and_its_days(
     too_many = "north has had 3 introductions of a run without a study"
     assert too_many in hospitals.answer("north", config, 2)
 
-    another_run = "north takes part in 1 runs of a run without a study"
-    assert another_run in hospitals.answer("north", config, 3)
+    another_run = hospitals.answer("north", config, 3)
+    assert WAITING in another_run  # so the server asks again
+    assert "so far (1) have begun, and resumed ones count" in another_run
+    assert another_run.endswith(f"protofl site approve {study} --runs 2")
+
+    hospitals.decide(config, "north", words=("approve", "--runs", "2"))
+    assert hospitals.answer("north", config, 3) == ""
 
     request = hospitals.request(config)
     consent.write(request, replace(consent.read(request), until=YESTERDAY))
@@ -593,7 +606,17 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
         reasons.append(reason_in(reply))
 
     assert reasons[0] == ""
-    assert "takes part in 2 runs" in reasons[1]
+    assert "all runs approved so far (2) have begun" in reasons[1]
+
+
+def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals: Hospitals) -> None:
+    config = signed(hospitals.config(study_runs=1))
+    hospitals.ask_and_decide(config, words=("approve", "--runs", "2"))
+    hospitals.federate(config, run_id=1)
+
+    another_run = hospitals.answer("north", config, 2)
+    assert "north takes part in 1 runs of study " in another_run
+    assert WAITING not in another_run
 
 
 def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
@@ -1076,7 +1099,7 @@ def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
 
 
 def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) -> None:
-    """Its server says which Flower runs came before, and may name any."""
+    """The server says which Flower runs came before this one, and may name any."""
     node = hospitals.nodes[1] | {"approve": False}
     LocalGrid(hospitals.config(), hospitals.nodes)  # Flower's messages want a run
     instructions = pack_instructions(Instructions(3, "run", RunHistory(8, ((7, 2),))))
@@ -1100,7 +1123,9 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
 def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """Of eight sites in a study it names three to each other, whose own threshold would be three.
+    """The study has eight sites.
+
+    The server names three to each, whose own threshold would be three.
 
     But six must stay.
     """
@@ -1151,7 +1176,7 @@ TAMPERINGS: dict[str, Callable[[list[str]], list[str]]] = {
 
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
-def test_a_log_that_somebody_changed_says_where(tampering: str, tmp_path: Path) -> None:
+def test_a_log_that_somebody_changed_is_found_out(tampering: str, tmp_path: Path) -> None:
     path = log_with(tmp_path, 6)
     assert not problems_in(path)
 
@@ -1197,7 +1222,7 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
 def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     secagg: bool, hospitals: Hospitals, tmp_path: Path
 ) -> None:
-    """Neither a copy of ``state-dir`` from before a run, nor an empty one with the old key."""
+    """The folder is a copy of ``state-dir`` from before a run, or an empty one with the old key."""
     config = hospitals.study(min_clients=2, secagg=secagg)
     hospitals.ask_and_decide(config)
     before = shutil.copytree(hospitals.state("north"), tmp_path / "copy")
@@ -1242,10 +1267,10 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     outcome = hospitals.federate(config, run_id=1)
     asked = [message for message, _ in outcome.exchanged(MessageType.TRAIN)]
     (message,) = [each for each in asked if each.metadata.dst_node_id == 2]
-    message.content["round"]["run_history"] = "2"
+    message.content["round"]["run_history"] = "2"  # the second run sends it once more
     grid = LocalGrid(config, hospitals.nodes, run_id=2)
     files = files_in(hospitals.state("north"))
-    OPENED.clear()
+    OPENED.clear()  # of the files that are opened, only those from here on count
 
     false_heads: list[Any] = ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]]
     for head in false_heads:

@@ -180,7 +180,7 @@ PLANTED = (3, 2, 9, 4, 4, 4, 9, 4)
 def test_validation_data_decide(
     algo: str, scripted: tuple[int, ...], tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    """On planted data, and with planted numbers of right predictions."""
+    """The data are planted, and so are the numbers of right predictions."""
 
     def evaluate_as_planted(work: Workshop, algorithm: ClientAlgorithm[Any]) -> EvaluatedModel:
         correct = {}
@@ -237,7 +237,7 @@ def test_validation_data_decide(
 def test_early_stopping_and_the_kept_model_survive_a_stop(
     kind: str, number: int | None, tmp_path: Path
 ) -> None:
-    """In the second round, or in the final evaluation."""
+    """The server is killed in the second round, or in the final evaluation."""
     wanted = run_federation(*planted(tmp_path / "whole", early_stopping=2))
     config, *_, nodes = planted(tmp_path / "stopped", early_stopping=2)
 
@@ -255,7 +255,7 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(
 def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
     tmp_path: Path, capsys: Printed
 ) -> None:
-    """In a simulation.
+    """A simulation keeps it without validation data.
 
     What is best says, as the exported model does, that it was chosen on test data.
     """

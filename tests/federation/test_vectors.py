@@ -119,7 +119,10 @@ def test_vectors_have_noise_of_a_known_length(sites: Sites) -> None:
 
 
 def test_a_site_takes_its_vectors_back(sites: Sites) -> None:
-    """What is left are the moments of the images of the two others."""
+    """The moments that are left equal those of the other two sites' images.
+
+    Each site's vectors are features of its images.
+    """
     run = sites.run("vectors", algo="gaussian", gaussian__revocable=True).folder
     assert main(["forget", str(run), "--site", "east"]) == 0
 

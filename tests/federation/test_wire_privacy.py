@@ -331,7 +331,10 @@ def assert_found_out(honest: Outcome, kind: str, change: Change, found: str, fol
 def test_a_client_that_sends_more_is_found_out(
     kind: str, attack: str, honest: Outcome, tmp_path: Path
 ) -> None:
-    """So the test above can see it. The server refuses it, too (test_hostile)."""
+    """This shows that the test above can fail.
+
+    The server refuses such a client, too (test_hostile).
+    """
     change, _ = ATTACKS[kind][attack]
     assert_found_out(honest, kind, change, FOUND_BY_READING[kind, attack], tmp_path)
 
@@ -453,7 +456,10 @@ def sent_means(outcome: Outcome) -> np.ndarray:
 def test_class_means_under_differential_privacy_are_not_the_true_ones(
     asked: dict[str, Outcome],
 ) -> None:
-    """Nor near them: of 40 samples even a large ε leaves much noise; a few are equal by chance."""
+    """They are not even near: with 40 samples a large ε still leaves much noise.
+
+    A few coordinates are equal by chance.
+    """
     true = sent_means(asked["nothing"])
     noisy = sent_means(asked["noise"])
 
@@ -545,7 +551,7 @@ def client_asked(outcome: Outcome, message: Message) -> Any:
     "algo", [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts]
 )
 def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) -> None:
-    """Neither in introductions nor in uploads; clusters, too, are of so many samples.
+    """Neither introductions nor uploads tell of them, and clusters have as many samples, too.
 
     All else arrives.
     """

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -74,6 +75,24 @@ def wait_until(
             return value
         assert time.monotonic() < deadline, logs()
         time.sleep(pause)
+
+
+@contextmanager
+def repeated(action: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Do something again and again while the block runs, each time after so many seconds."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(seconds):
+            action()
+
+    repeating = threading.Thread(target=repeat)
+    repeating.start()
+    try:
+        yield
+    finally:
+        over.set()
+        repeating.join()
 
 
 def listens(port: int) -> bool:

@@ -22,7 +22,7 @@ TEN = ("--federation-config", "num-supernodes=10 client-resources-num-cpus=1")
 def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_flower(
     simulation: Connection, tmp_path: Path
 ) -> None:
-    """In one run, the others as its baselines: each has its two rounds of few samples."""
+    """One run has all others as its baselines; each trains two rounds on few samples."""
     first, *others = CATALOG
     settings: dict[str, Scalar] = {
         "algo": first,

@@ -1,16 +1,15 @@
 """Links that are slow, far away or broken, between a site and the SuperLink."""
 
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.processes import free_port
+from tests.support.processes import free_port, repeated
 from tests.support.relay import Relay
 from tests.support.standing import Standing
 
@@ -51,24 +50,6 @@ def sites(tmp_path: Path) -> Iterator[Sites]:
         yield Sites(tmp_path, running)
 
 
-@contextmanager
-def cut_every(seconds: float, relay: Relay) -> Iterator[None]:
-    """Break all connections of a line again and again."""
-    over = threading.Event()
-
-    def cut() -> None:
-        while not over.wait(seconds):
-            relay.cut()
-
-    cutter = threading.Thread(target=cut)
-    cutter.start()
-    try:
-        yield
-    finally:
-        over.set()
-        cutter.join()
-
-
 def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
     """One site is far away, one has a narrow line, one is cut off every two seconds.
 
@@ -81,7 +62,7 @@ def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
         "patient": {"idle": DOOR},
     }
     sites.begin(lines, algo="fedavg", rounds=3)
-    with cut_every(2.0, sites.relays["broken"]):
+    with repeated(sites.relays["broken"].cut, seconds=2.0):
         sites.wait_for_rounds("links", 1)
         client = sites.wait_for_client("patient")
         client.suspend()
@@ -96,11 +77,12 @@ def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
 
 
 def test_prototypes_of_a_large_network_pass_a_line_of_64_kbit(sites: Sites) -> None:
-    """Its weights would take an hour and a half each way."""
+    """The network's weights would take an hour and a half each way."""
     lines = {"north": {}, "south": {"rate": 0.064 * MBIT}}
     sites.begin(lines, algo="fedproto", rounds=2, models="resnet18")
     rows = sites.finish(timeout=1200)
 
+    # two rounds and the final evaluation, each of two sites
     assert [row["valid"] for row in rows] == [2, 2, 2], sites.printed()
 
 

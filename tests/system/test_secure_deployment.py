@@ -229,7 +229,7 @@ def shown_once(
 
 
 def test_the_operators_page(federation: Machines) -> None:
-    """Its blocks in order; north has a new key at the end, and nobody else has noticed."""
+    """The page's blocks run in order. North gets a new key at the end, and nobody else notices."""
     before = shown_once(federation, lambda found: all(found[site][1] == "online" for site in SITES))
 
     for block in blocks_of(OPERATIONS):

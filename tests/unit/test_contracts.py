@@ -113,7 +113,7 @@ def test_every_half_is_of_an_algorithm_of_the_catalog() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_neither_side_nor_shared_code_imports_what_it_must_not(package: str) -> None:
-    """And the mathematics imports no Flower."""
+    """The mathematics imports no Flower, either."""
     for path in files_of(package):
         if TOOLS in path.parents:
             continue

@@ -14,7 +14,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.runs import over_clients
 from protofl_common.runs.folder import RoundRow, RunFolder
 
-COUNTS = ("prototypes-sent", "prototypes-received", "numbers")
+COUNTS = ("prototypes-sent", "prototypes-received", "numbers", "numbers-sent")
 # each part of a figure: its values in words, and as a regular expression
 LEGAL = {
     "when": ("final, best, last-N", r"final|best|last-[1-9]\d*"),
@@ -188,16 +188,20 @@ class Figure:
         return over_clients.over_clients(values, samples)[measure]
 
     def _count(self, row: RoundRow) -> float:
-        """Return how many numbers all sent in a round, both ways, or how many prototypes.
+        """Return how many numbers or prototypes travelled in a round.
 
-        Prototypes sent are the mean over the clients whose reply counted; prototypes received are
-        the global ones, which each client gets. NoFigure for an algorithm that reports none.
+        ``numbers`` are those of all clients together, both ways. What is sent is the mean over the
+        clients whose reply counted; prototypes received are the global ones, which each client
+        gets. NoFigure for an algorithm that reports no prototypes.
         """
+        senders = max(1, row["valid"])
         if self.what == "numbers":
             return float(row["bytes"]["up"] + row["bytes"]["down"]) / BYTES_PER_NUMBER
+        if self.what == "numbers-sent":
+            return float(row["bytes"]["up"]) / BYTES_PER_NUMBER / senders
         is_sent = self.what == "prototypes-sent"
         name = "local-prototypes" if is_sent else "global-prototypes"
         if name not in row.get("server", {}):
             raise NoFigure(f"the algorithm reports no {name}")
         count = float(row["server"][name])
-        return count / max(1, row["valid"]) if is_sent else count
+        return count / senders if is_sent else count

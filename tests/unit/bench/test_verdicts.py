@@ -65,7 +65,7 @@ def test_a_number(mean: float, half_width: float, verdict: str) -> None:
 
 
 def test_intervals_are_paired_where_the_seeds_are_known_and_by_welch_where_they_are_not() -> None:
-    """By hand: of 1, 2, 3 the deviation is 1, and t with 2 degrees of freedom is 4.3027."""
+    """By hand: 1, 2, 3 have the deviation 1, and t with 2 degrees of freedom is 4.3027."""
     one = of_seeds(11.0, 22.0, 33.0)
     other = of_seeds(10.0, 20.0, 30.0, 40.0)
     paired = interval_of([one], [other])

@@ -180,7 +180,7 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
 # -- what trains -------------------------------------------------------------------------
 @pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
-    """But those whose loss looks at the weights, or uses the head twice, do not."""
+    """Excepted are those whose loss looks at the weights, or uses the head twice."""
     plain = {"fedprox", "fedgen", "fedsa", "feddbe"}
     kind = Step if algo in plain else FusedStep
 
@@ -244,7 +244,7 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
 def test_own_prototypes_are_those_of_the_training_classes(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Also of those without a test sample: a client that predicts does not know what is tested."""
+    """A class without a test sample has one, too: who predicts does not know what is tested."""
     seen: list[tuple[Samples, Prototypes | None]] = []
 
     def noted(

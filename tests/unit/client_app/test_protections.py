@@ -237,7 +237,10 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(
 
 @pytest.mark.parametrize("odd", ODD)
 def test_training_says_nothing_of_a_loss_that_is_not_finite(odd: float) -> None:
-    """Without differential privacy it says in which epoch."""
+    """Differential privacy forbids it.
+
+    Without it training says in which epoch the loss diverged.
+    """
     model = linear()
     data = Samples(torch.full((20, 2), odd), torch.zeros(20, dtype=torch.int64))
 
@@ -270,7 +273,10 @@ def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
 def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(
     empty: bool,
 ) -> None:
-    """Of 20,000 weights, each with its own noise; the sample of an empty batch counts nothing."""
+    """Each of 20,000 weights has its own noise.
+
+    The stand-in sample of an empty batch does not count.
+    """
     body = nn.Linear(20_000, 1, bias=False)
     nn.init.zeros_(body.weight)
     model = SplitModel(body, nn.Identity())
@@ -285,7 +291,7 @@ def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is
 
 
 def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
-    """Nor does one say how a drawn sample is changed, or which of its features are dropped.
+    """No seed says how a drawn sample is changed, or which of its features are dropped, either.
 
     Of 200 samples each is drawn with probability 0.1, in ten batches of each of twenty epochs.
     """

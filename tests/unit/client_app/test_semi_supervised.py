@@ -53,7 +53,10 @@ def assert_same_terms(found: LossTerms, wanted: LossTerms) -> None:
 
 
 def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
-    """Of 30 samples: ten labelled to train on, twenty apart; the test set is labelled whole."""
+    """30 samples: ten labelled ones to train on, and twenty apart.
+
+    The test set is labelled whole.
+    """
     client = algorithm(tmp_path).client
 
     assert client.train_set.labels.sort().values.tolist() == list(range(10))
@@ -66,7 +69,7 @@ def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algo", ["local", "fedavg", "fedproto", "fedtgp", "protofed"])
 def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_path: Path) -> None:
-    """In a batch of five labelled and five unlabelled samples, the latter have no gradient."""
+    """A batch has five labelled and five unlabelled samples; the latter have no gradient."""
     client = algorithm(tmp_path, algo)
     some = batch(client, slice(5, 15))
     labelled = Batch(

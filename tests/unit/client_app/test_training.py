@@ -39,7 +39,7 @@ def step_of(
 
 
 def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
-    """In every epoch, of the same tensors; and what the model makes of them stands beside them."""
+    """``batch.index`` says it in every epoch; what the model makes of them stands beside it."""
     data = some_data()
     model = some_model()
     chosen = settings(local_epochs=3, lr=1e-9)
@@ -91,7 +91,7 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
 
 
 def test_every_module_of_the_step_is_checked() -> None:
-    """Also a buffer that no loss looks at."""
+    """A buffer that no loss looks at is checked, too."""
     model = some_model()
     other = torch.nn.Linear(4, 4)
     other.register_buffer("spoilt", torch.zeros(1))

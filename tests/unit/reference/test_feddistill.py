@@ -133,7 +133,7 @@ def assert_equal(found: Outputs, wanted: Outputs) -> None:
 
 
 def test_outputs_are_summed_up_without_their_graphs(tmp_path: Path) -> None:
-    """Which would hold every batch of the round in memory."""
+    """The graphs would hold every batch of the round in memory."""
     site = client_of(run_config(tmp_path, liars=0, algo="feddistill", models="htcnn-1"), 1, 5)
     data = site.train_set
     client = FedDistill(site, 1)

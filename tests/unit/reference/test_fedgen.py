@@ -230,7 +230,7 @@ def counts_in(content: RecordDict) -> list[int]:
 
 
 def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> None:
-    """Not of the others: their heads are not among those that the generator learns from."""
+    """The generator learns from the heads of these clients only."""
     settings: dict[str, Any] = {
         "models": "htcnn-1",
         "participation": 0.25,  # one of four clients a round

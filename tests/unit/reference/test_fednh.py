@@ -108,6 +108,7 @@ def test_two_rounds_equal_an_independent_script(
     plain.assert_close(left, weights)
     plain.assert_prototypes_left(outcome, dict(enumerate(prototypes)))
 
+    # a client keeps a plain linear head: its rows are the prototypes, and no scale is left
     del weights["scale"]
     weights["head.weight"] = torch.from_numpy(prototypes).float()
     weights["head.bias"] = torch.zeros(10)

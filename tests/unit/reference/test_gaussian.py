@@ -159,7 +159,7 @@ def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
 
 
 def test_small_classes_stay_away(tmp_path: Path) -> None:
-    """Of each client exactly the classes of five samples and more have a share; some lack one."""
+    """Each client shares exactly its classes of five samples and more; some clients lack one."""
     settings = {
         "partition": "dirichlet",
         "alpha": 0.3,

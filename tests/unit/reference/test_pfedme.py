@@ -64,7 +64,10 @@ def test_two_rounds_equal_an_independent_script(steps: int, beta: float, tmp_pat
 
 
 def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path) -> None:
-    """With η · λ = 1 and one batch a round w_i is θ at any rate: Adam's small one slows θ alone."""
+    """With η · λ = 1 and one batch a round w_i ← w_i − η λ (w_i − θ) is θ.
+
+    Adam and its small learning rate act on the steps of θ alone.
+    """
     settings: dict[str, Any] = {
         "models": "htcnn-3",
         "train_samples": 20,

@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, str, Callable[[Outcome], Models], bool, dict[str, An
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case: str, tmp_path: Path) -> None:
-    """Both leave the same weights or models, to the last bit or up to rounding."""
+    """Both algorithms leave the same weights or models, to the last bit or up to rounding."""
     algo, simpler, left, exact, settings = CASES[case]
 
     run, run_of_simpler = plain.runs(tmp_path, (algo, simpler), **settings)
@@ -134,7 +134,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_it_cannot_serve_is_refused(
     algo: str, settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    """Before the first round; without settings the three clients have different heads."""
+    """It is refused before round 1. Without settings the three clients have different heads."""
     nodes = None if settings else plain.on_sites(tmp_path, HEADS)
     federation = {"rounds": 1, "liars": 0, "join_timeout": 5.0}
     config = run_config(tmp_path, algo=algo, **federation | settings)

@@ -94,7 +94,7 @@ def test_every_node_gets_its_messages_once(changed: bool) -> None:
 
 
 def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
-    """And a grid of another kind stays as it is."""
+    """A grid of another kind stays as it is."""
     grid, _, _ = simulation()
     find_messages_by_node(grid)
 
@@ -109,7 +109,7 @@ def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
 
 
 def test_a_grid_that_hides_its_superlink_is_refused(monkeypatch: Any) -> None:
-    """Its replies would have no limit of bytes."""
+    """The replies of such a grid would have no limit of bytes."""
     monkeypatch.delattr(HttpGrid, "_runtime_client")
     with pytest.raises(SettingsError, match="'HttpGrid' object has no attribute '_runtime_client'"):
         push_each(HttpGrid(token="any"), [])

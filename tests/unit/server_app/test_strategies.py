@@ -44,7 +44,7 @@ def by_class(vectors: Prototypes) -> dict[int, list[float]]:
 
 
 def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
-    """In the second round site-0 is not asked; class 0, which it alone has, stays."""
+    """Site-0 is not asked in the second round; class 0, which it alone has, stays."""
     server = server_of("fedpcl")
     first = sends("site-0", {0: EAST})
     second = sends("site-1", {1: [0.0, 3.0]})
@@ -174,7 +174,7 @@ def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_sta
 
 
 def test_the_loss_of_fedtgps_server_falls() -> None:
-    """After 300 epochs it is less than half of what it is after one."""
+    """After 300 epochs the loss is less than half of what it is after one."""
     torch.manual_seed(2)
     centres_CD = torch.randn(5, 16)
     sent = []

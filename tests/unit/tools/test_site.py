@@ -288,6 +288,10 @@ def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
 def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(
     monkeypatch: Patch,
 ) -> None:
+    """Each wait is a tenth of the time since the last work.
+
+    It is at least a tenth of Flower's own wait, and at most all of it.
+    """
     now = 1000.0
     waits: list[float] = []
 
@@ -390,7 +394,7 @@ def test_each_of_flowers_options_is_taken_or_refused_on_purpose() -> None:
 def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(
     given: dict[str, str], enabled: str
 ) -> None:
-    """In a process of its own: Flower reads the variable when it is imported."""
+    """The site runs in a process of its own: Flower reads the variable when it is imported."""
     code = "import protofl_common.tools.cli.site, flwr.supercore.telemetry as telemetry\n"
     code += "print(telemetry.FLWR_TELEMETRY_ENABLED)"
     others = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
@@ -609,7 +613,7 @@ def test_a_disk_that_is_almost_full(
 def test_files_of_a_site_that_others_may_read_or_it_cannot_use(
     site: Path, monkeypatch: Patch
 ) -> None:
-    """As after a restore as root; a site that works meanwhile may remove some unseen."""
+    """A restore as root leaves such files. The site may remove a file while its folder is read."""
     sites = site / "state/sites"
     key = sites / "north/site.key"
     weights = site / "state/first-1/clients/north/weights"

@@ -34,7 +34,10 @@ from tests.support.sites import Three, found, level_of
 
 
 def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
-    """A SuperLink that answered so: ``nodes`` have a number, a name and a state."""
+    """Return what a SuperLink may answer: ``nodes`` have a number, a name and a state.
+
+    Run 77 has failed, and the certificate ends in twelve days.
+    """
     infos = [SimpleNamespace(node_id=node, name=name, status=state) for node, name, state in nodes]
     run = submission(77, **override)
     return Federation(infos, [run], Endpoint(days=12, ahead=0.0))  # type: ignore[arg-type]
@@ -232,7 +235,7 @@ def test_an_ipv6_address_may_have_brackets(door: HTTPServer) -> None:
 def test_a_site_that_starts_says_what_is_wrong_on_the_way(
     door: HTTPServer, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    """Of a wrong clock Flower's own log has no word: the SuperNode is "terminated gracefully"."""
+    """Flower's own log does not mention a wrong clock: the SuperNode is "terminated gracefully"."""
     monkeypatch.setattr(Clock, "behind", timedelta(seconds=600))
     monkeypatch.setenv("FLWR_LOG_LEVEL", "INFO")  # the command would change the log of this process
     monkeypatch.setattr("subprocess.Popen", MagicMock())

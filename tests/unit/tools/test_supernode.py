@@ -152,7 +152,7 @@ print([name for name in ("torch", "scipy", "matplotlib") if name in sys.modules]
 
 
 def test_a_supernode_has_no_pytorch_in_memory() -> None:
-    """It waits, for months: with PyTorch it would take twice the memory."""
+    """A SuperNode waits for months, and PyTorch would double its memory."""
     assert output_of([sys.executable, "-c", IMPORTED]) == "[]\n"
 
 

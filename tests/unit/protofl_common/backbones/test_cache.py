@@ -37,7 +37,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Path) -> None:
     first = cached_features(images, NAMES, CPU, tmp_path, "site 1/train")
-    assert runs == [6, 6]
+    assert runs == [6, 6]  # six images by each of the two networks
     assert torch.equal(first, extract_features(images, NAMES, CPU))
 
     runs.clear()

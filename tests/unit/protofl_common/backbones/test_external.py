@@ -73,7 +73,7 @@ class _Code:
 def test_wrong_files_are_refused(
     kind: str, tmp_path: Path, network: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By their name, and no code in them is run; "other" are the weights of another network."""
+    """They are refused by name, and no code in them runs. "other" has another network's weights."""
     name = "x.safetensors" if kind == "safetensors" else "x.pth"
     arch = "resnet18" if kind == "other" else ARCH
     file = tmp_path / name
@@ -224,7 +224,7 @@ def test_a_packages_backbone(packages: Path) -> None:
 def test_other_weights_of_a_package_are_not_read_nor_code_in_them_run(
     packages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not even with the right checksum."""
+    """They are refused even with the right checksum."""
     torch.save({"stem.weight": _Code()}, packages)
     with pytest.raises(
         BackboneError, match=r"lite0-57934424.pth: SHA-256 \w+ is not \w+; install the package anew"

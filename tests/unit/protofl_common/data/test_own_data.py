@@ -96,7 +96,7 @@ def test_the_users_clients_and_split_must_fit_the_run(divided: Any) -> None:
 def test_at_a_site_no_patient_is_both_for_training_and_for_testing(
     patients: int, divided: Any
 ) -> None:
-    """Of those who have a rare class some are for testing, whatever they have beside it."""
+    """A rare class has some of its patients for testing, whatever other classes they have."""
     text = "x,label,client\n"
     for row in range(400):
         patient = row % patients
@@ -149,7 +149,7 @@ def many_with_one_large(column: str) -> str:
 def test_no_patient_is_trained_on_and_tested_by_anybody(
     partition: str, test_from: str, column: str, divided: Any
 ) -> None:
-    """Nor validated on. A scanner (a domain) is both trained on and tested."""
+    """Nor is one validated on. A scanner (a domain) is both trained on and tested."""
     clients = divided(
         3,
         many_with_one_large(column),
@@ -214,7 +214,7 @@ def ages(inputs: np.ndarray) -> list[int]:
 def test_a_part_marked_for_validation_is_used_as_it_stands(
     test_from: str, fraction: float, divided: Any
 ) -> None:
-    """By each client its own rows, whatever the fraction and the rest of the split."""
+    """Each client uses its own rows of it, whatever the fraction and the rest of the split."""
     north, south = divided(2, MARKED, test_from=test_from, validation_fraction=fraction)
 
     assert ages(north.validation_inputs) == [9]
@@ -472,7 +472,7 @@ def test_labels_are_names_or_indices() -> None:
 
 
 def test_names_as_macos_writes_them_are_those_of_others(opened: Any) -> None:
-    """Its file names, and what is copied from them, have an umlaut as two characters (NFD)."""
+    """macOS writes an umlaut in a file's name as two characters (NFD)."""
     text = "größe,art,label,client\n1,süß,bösartig,Köln\n2,herb,gut,Köln\n"
     rows = text.partition("\n")[2]
     mixed = normalize("NFD", text) + rows

@@ -338,7 +338,10 @@ def test_balanced_shares_are_pfllibs(
 
 
 def test_neighbours_share_classes_as_pfllib_deals_them(data_settings: MakeSettings) -> None:
-    """By its rule: of 7,000 a class, four clients take 175 to 1,749 each, the fourth the rest."""
+    """PFLlib's rule: of 7,000 samples a class, three of four clients take 175 to 1,749 each.
+
+    The fourth takes the rest.
+    """
     pool = made_up(70_000, 10)
     settings = data_settings(partition="pathological-in-order", classes_per_client=2)
 

@@ -15,7 +15,7 @@ LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
     st.integers(0, 99),
 )
 def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed: int) -> None:
-    """Of each class its positions, in the order of one permutation of all."""
+    """Each class has its positions in the order of one permutation of all samples."""
     decks = partitions.shuffled_by_class(labels, np.random.default_rng(seed))
 
     shuffled = np.random.default_rng(seed).permutation(len(labels))
@@ -31,7 +31,10 @@ def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed:
 def test_the_first_by_turn_and_lot_by_the_definition(
     turns: list[float], limit: int, seed: int
 ) -> None:
-    """By turn, and among equals by lot, cut at the limit; without one all are taken."""
+    """`_first` takes the ``limit`` rows of lowest turn, and draws lots among equals.
+
+    A limit of 0 takes all rows.
+    """
     first, others = partitions._first(np.array(turns), limit, np.random.default_rng(seed))
 
     order = np.lexsort((np.random.default_rng(seed).random(len(turns)), turns))
@@ -61,7 +64,7 @@ def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> 
 def test_what_is_set_aside_leaves_every_class_in_training(
     labels: np.ndarray, fraction: float, seed: int
 ) -> None:
-    """So it is the fraction, or less where each class must keep one of its few samples."""
+    """It is the fraction, or less where a class has few samples and must keep one."""
     stay, aside = partitions.set_aside(labels, fraction, np.random.default_rng(seed))
 
     assert sorted([*stay, *aside]) == list(range(len(labels)))
@@ -73,7 +76,10 @@ def test_what_is_set_aside_leaves_every_class_in_training(
 
 @given(LABELS, st.integers(0, 70), st.integers(0, 99))
 def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, seed: int) -> None:
-    """Of a class with samples left, at most one less than of any other; a limit of 0 is none."""
+    """A class with samples left gives at most one less than any other.
+
+    A limit of 0 means no limit.
+    """
     kept, left = partitions.balanced(labels, limit, np.random.default_rng(seed))
 
     assert sorted([*kept, *left]) == list(range(len(labels)))

@@ -128,7 +128,7 @@ def test_folders_of_parts_are_no_classes_and_no_domains(read: Read, domain_dir: 
 
 
 def test_folders_that_macos_has_named(read: Read, domain_dir: Path) -> None:
-    """Both spellings of an umlaut are one domain, and one class."""
+    """The two spellings of an umlaut name one domain, and one class."""
     (domain_dir / "photo").rename(domain_dir / "Bu\u0308ro")
     (domain_dir / "sketch/dog").rename(domain_dir / "sketch/Ku\u0308ken")
     write_image(domain_dir / "B\u00fcro/K\u00fcken/0.png")
@@ -164,7 +164,8 @@ def test_classes_picks_folders_of_a_domain_folder(read: Read, domain_dir: Path) 
     with refused(r"classes = 'cat,fox': no domain in .* has images in a folder 'fox'"):
         read(*where, classes="cat,fox")
 
-    # a site may lack a class that others have, but it has not spelt one of its own in another way
+    # A site may lack a class that others have, `fox` or `dogs`. A name that differs from one of its
+    # folders in case and punctuation alone is taken for a misspelling.
     for classes in ("cat,fox", "cat,dogs"):
         assert len(read(*where, partition="own", classes=classes).classes) == 2
     for classes in ("cat,Dog", "cat,do_g"):
@@ -354,7 +355,7 @@ def test_several_pages_or_frames_are_refused_but_not_of_a_phones_photo(tmp_path:
 
 @pytest.mark.parametrize("own_folder", [False, True])
 def test_torchvision_set_has_both_parts(own_folder: bool, read: Read, mnist_dir: Path) -> None:
-    """Which may lie in a folder of their own."""
+    """The files may lie in a folder of their own."""
     if own_folder:
         (mnist_dir / "MNIST" / "MNIST").mkdir()
         (mnist_dir / "MNIST" / "raw").rename(mnist_dir / "MNIST" / "MNIST" / "raw")

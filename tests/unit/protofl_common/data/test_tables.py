@@ -228,7 +228,7 @@ def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
 def test_a_split_made_here_leaks_nothing_either(
     opened: Any, open_all: OpenAll, tmp_path: Path
 ) -> None:
-    """Where the file marks no test samples, and of bundled tables."""
+    """A split is made here for bundled tables, and where a file marks no test samples."""
     values = np.arange(40)
 
     def client_of(values: np.ndarray) -> ClientData:

@@ -16,7 +16,7 @@ from protofl_common.maths.low_rank import (
 
 
 def test_a_matrix_whose_energy_takes_all_its_values_goes_as_it_is() -> None:
-    """Not as zeros, which is what a loop that looks for the rank and never finds it would leave."""
+    """A loop that looked for the rank and never found it would leave zeros instead."""
     weight = torch.eye(6)
     assert factors(weight, 0.9) is None
     assert torch.equal(compress({"w": weight}, 0.9)["w"], weight)

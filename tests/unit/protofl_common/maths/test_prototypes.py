@@ -34,7 +34,7 @@ def test_class_means_by_hand() -> None:
 
 
 def test_merging_by_hand() -> None:
-    """Of class 0 there are 3 and 1 samples at (0, 0) and (8, 4); class 1 is of one client."""
+    """Class 0 has 3 samples at (0, 0) and 1 at (8, 4); class 1 comes from one client."""
     first = prototypes([[0.0, 0.0], [4.0, 4.0]], [0, 1], [3, 5])
     second = prototypes([[8.0, 4.0]], [0], [1])
 
@@ -82,7 +82,7 @@ def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
 
 
 def test_nearest_label_by_hand_among_all_and_among_some() -> None:
-    """Where no prototype is of the classes that are asked for, all of them are chosen from."""
+    """If no prototype is of a class that is asked for, all prototypes are compared."""
     known = prototypes([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]], [4, 2, 7])
     features = torch.tensor([[1.0, 1.0], [9.0, 2.0], [2.0, 9.0]])
 
@@ -96,7 +96,7 @@ def test_nearest_label_by_hand_among_all_and_among_some() -> None:
 
 
 def test_nearest_label_far_from_the_origin() -> None:
-    """Of |z|² + |p|² − 2 z·p, with squares of 10⁸, float32 would leave nothing here."""
+    """|z|² + |p|² − 2 z·p with squares of 10⁸ would leave nothing of the distance in float32."""
     known = prototypes([[1e4, 0.0], [1e4 + 0.25, 0.0]], [0, 1])
     features = torch.tensor([[1e4 + 0.1, 0.0], [1e4 + 0.2, 0.0]])
 

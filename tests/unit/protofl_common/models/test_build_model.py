@@ -234,7 +234,7 @@ def test_a_list_of_architectures_may_name_groups() -> None:
 
 
 def test_feature_extractors_of_fedtgp() -> None:
-    """In the order in which the paper lists them."""
+    """They stand in the order in which the paper lists them."""
     small = ("cnn4", "googlenet", "mobilenet-v2")
     assert net.GROUPS["htfe2"] == ("cnn4", *resnets(18))
     assert net.GROUPS["htfe3"] == resnets(10, 18, 34)

@@ -53,7 +53,7 @@ def test_directions_are_orthogonal_where_there_is_room(classes: int, width: int)
     (12, 3, 0.447214, -1.0),  # icosahedron
     (3, 1, 1.0, -1.0),  # more than one direction can tell apart
 ])  # fmt: skip
-def test_directions_are_spread_where_there_is_not(
+def test_directions_without_room_for_right_angles_are_spread_evenly(
     classes: int, width: int, largest: float, smallest: float
 ) -> None:
     torch.manual_seed(0)
@@ -169,7 +169,7 @@ def test_a_head_of_a_network_that_cannot_be_imported_here_can_be_built() -> None
 
 @pytest.mark.parametrize("head", [LinearHead(3, 4), HiddenHead(3, 5, 4)])
 def test_a_move_of_the_features_can_stand_in_the_bias_of_the_first_layer(head: nn.Module) -> None:
-    """As in the model that a client of FedDBE leaves."""
+    """The model that a client of FedDBE leaves has its features moved in this way."""
     torch.manual_seed(0)
     features_BD, move_D = torch.randn(6, 3), torch.randn(3)
     wanted = head(features_BD + move_D)

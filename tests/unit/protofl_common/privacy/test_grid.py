@@ -40,7 +40,7 @@ def test_a_row_that_is_no_number_becomes_zeros() -> None:
 
 @pytest.mark.parametrize("deviation", [0.5, 3.0, 2.0**22])
 def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> None:
-    """That of the discrete normal with this parameter, which for a small one is another."""
+    """The discrete normal's own deviation differs from its parameter where that is small."""
     wanted = deviation
     if deviation < 9:
         whole = np.arange(-99, 100)
@@ -56,7 +56,7 @@ def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> No
 
 @pytest.mark.parametrize("low_bits", [1, 2, 3])
 def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: int) -> None:
-    """By a χ² test at five standard deviations."""
+    """A χ² test at five standard deviations decides it."""
     patterns = 2**low_bits
 
     drawn = whole_noise(2.0**22, (400_000,), np.random.default_rng(1)).numpy().astype(np.int64)

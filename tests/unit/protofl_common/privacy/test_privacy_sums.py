@@ -77,6 +77,7 @@ def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
     study = MaskedSum()
     total = study.sent[:3].sum(axis=0) - study.own_masks[:3].sum(axis=0)
     absent = masks.key_of(study.secrets["site-3"], masks.PAIR)
+    # the mask that the absent site would have added for a peer is the negative of the peer's own
     for peer in study.sites[:3]:
         total += masks.pair_mask(THIS, absent, "site-3", peer, study.keys[peer], 50, "r")
 
@@ -90,7 +91,10 @@ def p_if_uniform(values: np.ndarray) -> float:
 
 
 def test_a_masked_vector_looks_uniform() -> None:
-    """So does the mask of one pair alone; the vector itself looks anything but uniform."""
+    """The mask of one pair alone looks uniform, too.
+
+    The vector itself looks anything but uniform.
+    """
     vector = np.arange(50_000, dtype=np.uint64)
     secrets = secrets_of(3)
     keys = keys_of(secrets)
@@ -126,7 +130,7 @@ def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
 
 
 def test_a_share_that_does_not_fit_its_digest_is_not_kept() -> None:
-    """Else its receiver would give it back, and seem to lie."""
+    """Its receiver would otherwise give it back later, and seem to lie."""
     sender, receiver = secrets_of(2).values()
     of_pair, of_own = bytes(SHARE), bytes([1]) * SHARE
     sealed = masks.seal(THIS, sender, masks.public_of(receiver), "a", "b", of_pair + of_own)

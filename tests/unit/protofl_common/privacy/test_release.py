@@ -20,7 +20,10 @@ CLUSTERS = Prototypes(
 
 
 def test_small_clusters_of_a_class_become_one_and_a_small_class_goes() -> None:
-    """Of class 0 the clusters of 1 and 3 are merged; of class 2 the cluster of 1 is left out."""
+    """Class 0's clusters of 1 and 3 samples are merged.
+
+    Class 2's only cluster, of 1, is left out.
+    """
     large = release.large_enough(CLUSTERS, 4)
 
     assert large.labels.tolist() == [0, 0, 2]
@@ -106,7 +109,8 @@ def test_the_noise_of_a_table_has_the_size_that_the_accountant_assumes(
     assert float(counts.std()) == pytest.approx(sigma, rel=0.05)
 
 
-def test_a_class_that_nobody_has_is_rarely_told_and_one_is_always() -> None:
+def test_a_class_that_nobody_has_is_rarely_told() -> None:
+    """However large the noise, at least one class is told."""
     draw = np.random.default_rng(0)
     features = torch.ones(100, 2)
     labels = torch.zeros(100, dtype=torch.int64)

@@ -35,7 +35,7 @@ def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
 
 
 def test_shares_of_no_secret_give_none() -> None:
-    """What they give is p − 1, more than 32 bytes hold."""
+    """They give p − 1, which is more than 32 bytes can hold."""
     largest = (PRIME - 1).to_bytes(shares.SHARE)
     assert secret_of(dict.fromkeys((1, 2, 3), largest), 3) == b""
 

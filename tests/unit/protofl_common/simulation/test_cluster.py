@@ -59,7 +59,7 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
 
 
 def test_a_stranger_on_a_node_cannot_let_a_worker_wait(tmp_path: Path) -> None:
-    """Who opens a FIFO in the usual way waits until somebody writes."""
+    """A worker that opened a FIFO in the usual way would wait until somebody writes."""
     for name in ("protofl-abandoned", "protofl-strange"):
         (tmp_path / name).mkdir()
     (tmp_path / "protofl-abandoned" / IN_USE).touch()

@@ -48,7 +48,7 @@ def test_one_label_a_sample() -> None:
 
 
 def test_several_labels_a_sample() -> None:
-    """Of three labels the first sample has the first and lacks the second, and so on."""
+    """The first sample has the first of three labels and lacks the second, and so on."""
     task = task_of(["a", "b", "c"], "multi-label")
     labels = torch.tensor([[1, 0, -1], [0, -1, 1]])
     assert (task.num_classes, task.num_outputs, task.classes_of_a_sample) == (6, 3, 3)
@@ -166,7 +166,7 @@ def test_auc_is_of_the_order_of_probabilities() -> None:
     assert auc(_finite(without_class_1)) == pytest.approx(((1.5 + 2) / 4 + 0.5) / 2)
 
 
-def test_what_a_report_may_hold_and_the_choices() -> None:
+def test_a_metric_by_class_may_be_reported_for_each_class() -> None:
     assert declared_metrics(["auc", "recall"], ["recall"], 2) == {
         "head/auc",
         "head/recall/0",
@@ -175,6 +175,9 @@ def test_what_a_report_may_hold_and_the_choices() -> None:
         "prototype/recall/0",
         "prototype/recall/1",
     }
+
+
+def test_a_metric_that_nobody_knows_is_refused_with_the_choices() -> None:
     said = "metrics = 'auc, f1': 'f1' is not one of balanced-accuracy, macro-f1, auc"
     with pytest.raises(SettingsError, match=said):
         metric_names("auc, f1", [*METRICS, "recall"])

@@ -56,7 +56,7 @@ def test_rubbish_is_short_and_plain(changes: dict[str, Any]) -> None:
     refusal = read(json.dumps(HONEST | changes, default=repr))
 
     assert refusal.text.isprintable()
-    assert len(refusal.text) < 4100  # 500 characters, each written as its number at most
+    assert len(refusal.text) < 4100  # 500 characters; unprintable ones are written as several
     assert refusal.kind in ("failed", "waiting", "lost-state")
     assert not refusal.site or is_site_name(refusal.site)
     assert len(refusal.signature) in (0, 128)

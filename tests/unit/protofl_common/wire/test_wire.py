@@ -622,7 +622,7 @@ def test_factors_are_no_larger_than_their_matrix() -> None:
 
 
 def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_sent() -> None:
-    """Else an algorithm that misspells a name would train alone and nobody would see it."""
+    """An algorithm that misspells a name would otherwise train alone, unseen."""
     declared = {"weights": Weights(), "prototypes": Vectors()}
     received = unpack_payload(pack_payload(Payload(), declared), declared, LIMITS, required=False)
 

@@ -225,7 +225,7 @@ def test_any_command_ends_with_the_place_of_a_fault(monkeypatch: Patch, capsys: 
 def test_the_model_is_tried_on_two_samples(
     options: str, level: str, said: str, tmp_path: Path, capsys: Printed
 ) -> None:
-    """What can be read can perhaps not be trained on."""
+    """Data that can be read may still be data that no model can train on."""
     lines = [f"{number},{number * 7 % 5},{'xy'[number % 2]}" for number in range(40)]
     (tmp_path / "a.csv").write_text("\n".join(["a,b,label", *lines]))
     words = ["dataset=arrays", f"data-dir={tmp_path}/a.csv", f"cache-dir={tmp_path}/cache"]

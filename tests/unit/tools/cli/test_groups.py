@@ -314,7 +314,7 @@ def test_signs_that_latex_would_read_are_escaped() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["compare", "FOLDER"], ["runs", "FOLDER"], ["list"]])
 def test_figures_are_read_without_pytorch(words: list[str], tmp_path: Path) -> None:
-    """Its import takes seconds."""
+    """The import of PyTorch takes seconds."""
     write(tmp_path, "local", LOCAL)
     words = [word.replace("FOLDER", str(tmp_path)) for word in words]
     code = f"import sys; from protofl_common.tools.cli import main; main({words}); "

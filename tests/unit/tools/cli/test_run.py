@@ -159,7 +159,7 @@ def test_a_failed_run_exits_with_1(attempts: list[Attempt], capsys: Printed) -> 
 
 
 def test_the_program_is_named_so_that_a_shell_finds_it(monkeypatch: Patch, tmp_path: Path) -> None:
-    """In an environment that is not activated, as after ``make run``, by its path."""
+    """In an environment that is not activated, as after ``make run``, it is named by its path."""
     file = Path(sys.executable).with_name("protofl")
     monkeypatch.chdir(file.parents[2])
     monkeypatch.setenv("PATH", str(tmp_path))

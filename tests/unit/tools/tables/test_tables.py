@@ -778,13 +778,14 @@ def folder(tmp_path: Path) -> Path:
     ({"what": "prototypes-sent"}, 10.0),
     ({"what": "numbers"}, (400 + 800) / 4),
     ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
+    ({"what": "numbers-sent"}, 400 / 4 / 3),
 ])  # fmt: skip
 def test_a_figure(parts: dict[str, Any], value: float, folder: Path) -> None:
     assert Figure.of(parts, "here").read(folder) == pytest.approx(value)
 
 
 def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
-    """Nor is it the round of the largest deviation."""
+    """The round of the largest deviation is not the best one, either."""
     better_half: Accuracies = {"0": {"head": 0.9}, "1": {"head": 0.9}}
     all_clients = evaluations([(0.0, 0.9, 0.9), (0.9, 0.9, 0.3)])
     write_run(tmp_path, {}, [better_half, *all_clients], domains=DOMAINS)
