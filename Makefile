@@ -9,7 +9,7 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export FLWR_TELEMETRY_ENABLED := 0
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help run table reproduce quick test test-system test-long coverage docs verdicts test-gpu fuzz mutants lint format bench bench-gpu bench-peers bench-scale bench-deployment clean certificates demo demo-down faults
+.PHONY: help run table reproduce quick test test-system test-long coverage docs verdicts test-gpu fuzz mutants lint format bench bench-gpu bench-peers bench-scale bench-deployment bench-sites clean certificates demo demo-down faults
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "make %-16s %s\n", $$1, $$2}' Makefile
@@ -92,6 +92,9 @@ bench-scale: $(BIN)/.installed  ## what a client costs among 100 to 10,000; make
 
 bench-deployment: $(BIN)/.installed  ## where a round's time goes with SuperLink and SuperNodes; make bench-deployment STOCK=--stock
 	$(BIN)/python -m tests.bench.deployment_overhead $(STOCK)
+
+bench-sites: $(BIN)/.installed  ## up to how many sites one SuperLink serves: 10 to 300 stubs; make bench-sites ARGS='100 --secagg'
+	$(BIN)/python -m tests.bench.sites $(ARGS)
 
 faults: $(BIN)/.installed  ## every fault five times on real Flower processes, an hour; started again it goes on; ARGS='--only late'
 	$(BIN)/python -m tests.bench.faults --out faults $(ARGS)
