@@ -297,7 +297,8 @@ class Division:
         """
         fraction = self.settings.validation_fraction
         has_official = self.official_validation.any()
-        if has_official or not fraction or not (self.is_keyed or self.by_client):
+        chosen_for_all = self.is_keyed or self.by_client
+        if has_official or fraction == 0 or not chosen_for_all:
             return self.official_validation
 
         rows = pool.rows
@@ -307,8 +308,8 @@ class Division:
             chosen = rows[self._hashes("validation", rows) < fraction]
         else:
             rng = self.random("validation", 0, self.domain)  # 0: once for all clients
-            _, aside = set_aside(self.labels[rows], fraction, rng)
-            chosen = self._rows_aside(rows, aside, rng)
+            _, positions = set_aside(self.labels[rows], fraction, rng)
+            chosen = self._rows_aside(rows, positions, rng)
         is_chosen = np.zeros(len(self.labels), dtype=bool)
         is_chosen[chosen] = True
         return is_chosen

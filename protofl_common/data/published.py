@@ -67,12 +67,14 @@ def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
         Path(settings.data_dir).expanduser().mkdir(parents=True, exist_ok=True)
     hint = "; name another, or set download = true" if row.download else ""
     data_dir = data_dir_of(settings, hint=hint)
-    if download and row.place(data_dir)[1]:
+    root, missing = row.place(data_dir)
+    if download and missing:
         # one process downloads; the others wait, and then find the files
         with locked(data_dir / f".{row.folder}.download"):
-            if row.place(data_dir)[1]:
+            root, missing = row.place(data_dir)
+            if missing:
                 download(data_dir)
-    root, missing = row.place(data_dir)
+                root, missing = row.place(data_dir)
     if missing:
         where = f"neither in data-dir = {settings.data_dir!r} nor in its folder {row.folder!r}"
         raise DataError(

@@ -184,6 +184,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     tiles.append((human_bytes(sizes["up"]), "up in all"))
     tiles.append((human_bytes(sizes["down"]), "down in all"))
     tiles.append((human_seconds(seconds), "time"))
+    # a late reply was counted as missing before, in the round that waited for it
     tiles.append((str(sum(lost.values()) - lost["late"]), "lost replies"))
     counted_late = sum(len(row.get("counted-late", {})) for row in run.rows)
     if counted_late:
@@ -231,11 +232,13 @@ def _accuracies(run: RecordedRun) -> Markup:
         if best_round:
             best[kind] = best_round
 
-    after = next(iter(run.last_evaluation.values()))["evaluated-after-round"]
+    rounds = {row["evaluated-after-round"] for row in run.last_evaluation.values()}
+    after = " and ".join(str(number) for number in sorted(rounds))
+    how_chosen = figures.chosen(best.values())
     note = (
         f"Test accuracy after round {after} in percent, over the clients (their spread as in "
         "FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with its "
-        f"round, which was {figures.chosen(best.values())}.{run.note_on_hidden}"
+        f"round, which was {how_chosen}.{run.note_on_hidden}"
     )
     heads = ("", *ACCURACY_HEADS.values(), "best mean")
     return table(
