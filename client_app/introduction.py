@@ -218,6 +218,7 @@ def _zeros(work: Workshop, number: int) -> torch.Tensor:
 
     No samples are used, as an error goes to the server and may quote the inputs.
     """
+    # images and tables have a mean, and features come from backbones: only texts have neither
     are_tokens = not (work.data.mean or work.settings.backbones)
     dtype = torch.int64 if are_tokens else torch.float32
     return torch.zeros(number, *work.input_shape, dtype=dtype, device=work.device)

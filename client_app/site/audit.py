@@ -37,7 +37,7 @@ def append(folder: Path, **entry: Any) -> str:
     path = folder / FILE
     try:
         with locked(path), open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as log:
-            last_line = _last_line(log)
+            last_line = _last_line(log)  # and moves to the end, where the new line goes
             before = hash_of(last_line) if last_line else START
             time = datetime.now().astimezone().isoformat(timespec="milliseconds")
             line = json.dumps({"time": time, **entry, "before": before}).encode()

@@ -170,8 +170,8 @@ class Settings(Sections):
     def reported_metrics(self) -> tuple[str, ...]:
         """Return the metrics that a client may report: `metrics`, and perhaps the task's usual one.
 
-        A simulated client with uneven classes adds balanced accuracy without being asked, unless
-        its own figures are protected by secure sums or noise.
+        A client whose own figures are not protected, by secure sums or noise, may add the usual one
+        without being asked. For classes that is balanced accuracy, and the client decides.
         """
         has_protected_figures = self.privacy.sums_only or self.privacy.dp != "none"
         usual = self.task.usual_metric
@@ -589,8 +589,8 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
 def _honest_sites_problems(settings: Settings) -> Iterator[str]:
     """Yield a line for each reason why sites may not share noise (``dp-honest-sites``).
 
-    They may if the server sees only the sum of their uploads, and the algorithm makes nothing
-    of a noisy upload before it is summed.
+    They may if the server sees only the sum of their uploads, and if no step uses one site's noisy
+    values before they are summed: the site's part of the noise alone would be too small for that.
     """
     if settings.privacy.dp_honest_sites == 1:  # each site adds all the noise itself
         return

@@ -174,7 +174,7 @@ def _resnet(
     width_of_first = 256 if bottleneck else 64
     width = width_of_first * 2 ** (stages - 1)  # each stage has twice the channels of the last
     layers = [trunk, reach_width(width, feature_dim)]
-    if bottleneck:
+    if bottleneck:  # only these blocks have 1×1 convolutions, which gain by it
         layers.insert(0, ChannelsLast())
     return nn.Sequential(*layers)
 

@@ -198,8 +198,10 @@ def means_of(sums: NDArray[np.float64], names: Sequence[str], noisy: bool = Fals
     means: Means = {"correct": {}, "metrics": {}, "losses": {}, "validation": {}}
     for name, (total, n) in zip(names, sums.reshape(-1, 2).tolist(), strict=True):
         group, _, key = name.partition(".")
+        # numbers of samples, and sums of right predictions, are whole with noise, too
         is_count = n >= 0 and n == round(n)
-        is_possible = is_count and (n or not total)  # no sum without samples
+        is_sum_of_nobody = n == 0 and total != 0
+        is_possible = is_count and not is_sum_of_nobody
         if group == "correct":
             is_possible = is_possible and total == round(total)
         if not is_possible:

@@ -107,6 +107,7 @@ class Drawing:
             self.figure.savefig(text, format="svg", dpi=180)
 
         whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
+        # of the opening tag only the viewBox is kept
         start, body = whole[whole.index("<svg") :].split(">", 1)
         view_box = start.partition('viewBox="')[2].partition('"')[0]
         body = body.replace("xlink:href=", "href=").replace(INK, "currentColor")

@@ -288,7 +288,8 @@ def rounded_metrics(figures: Mapping[str, float], labels_N: Labels, least: int) 
     samples_of = {f"{RECALL}/{label}": n for label, n in zip(labels, counts, strict=True)}
     rounded: dict[str, float] = {}
     for name, value in figures.items():
-        step = least / float(samples_of.get(name, len(counts) * counts.min()))
+        samples_of_mean = len(counts) * counts.min()  # C N_c of the smallest class
+        step = least / float(samples_of.get(name, samples_of_mean))
         nearest = step * round(value / step)
         # a user's metric may be above 1
         rounded[name] = min(1.0, nearest) if value <= 1 else nearest

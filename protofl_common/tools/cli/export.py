@@ -84,7 +84,7 @@ def act(arguments: argparse.Namespace) -> None:
         written.append(ONNX)
     model.export(arguments.out, limit)
     facts = _facts(model.card, RunFolder(run).summary())
-    if math.isfinite(limit):  # not where no input is called so, or too few samples tell a limit
+    if math.isfinite(limit):  # infinite with --unknown 0, or where too few samples tell a limit
         facts["unknown"] = f"what is farther than {limit:.4g} from every prototype"
     write_text(arguments.out / README, _readme(model.card, facts))
 

@@ -276,7 +276,7 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure | None) -> N
 
 
 def _experiment_of(summary: Summary) -> Config:
-    """Return all in which two runs of one group may not differ, and the seed.
+    """Return all in which two runs of one group may not differ, and the seed, by which they may.
 
     That is settings, the version of the dividing code, the clients' networks, the place of the
     user's own data, and the version of the user's own code.
