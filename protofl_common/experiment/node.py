@@ -170,8 +170,8 @@ NODE_ROWS: dict[str, NodeKey] = {
     "max-honest-sites": NodeKey(
         default=1,
         help=(
-            "`dp-honest-sites` of a run at most: so many others' noise this site's privacy may"
-            " count on; 1: on nobody's"
+            "this site's privacy may count on the noise of so many sites, itself included; 1: on its"
+            " own alone"
         ),
     ),
     "max-image-size": NodeKey(default=512, help="this bounds memory and time"),

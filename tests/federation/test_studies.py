@@ -1014,6 +1014,11 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(
         assert ("6 training and 2 test samples" in shown) is not bool(status)
         assert "state-dir" in shown
 
+    hospitals.nodes[2]["peers"] = f"west:{'A' * 43}"
+    file.write_text(f'{settings}study-sites = "{hospitals.keys(*NAMES)}"\n')
+    output(capsys, "study", *sign)
+    assert "this site knows 0 of the others" in hospitals.shown("check", str(file), status=1)
+
 
 def test_where_a_site_names_operators_only_their_signed_decisions_count(
     hospitals: Hospitals, tmp_path: Path

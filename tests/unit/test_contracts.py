@@ -149,6 +149,7 @@ NOT_BY_LABELS = {
     "protofl_common/wire/payloads.py": "counts prototypes",
     "protofl_common/maths/prototypes.py": "means of each class, or of each cluster",
     "protofl_common/maths/losses.py": "FedTGP's contrast of prototypes with prototypes (Eq. 10)",
+    "protofl_common/maths/finch.py": "counts the vectors of a cluster",
     "protofl_common/maths/gaussian.py": "the largest class",
     "protofl_common/privacy/release.py": "noisy counts of classes, and the largest of them",
     "protofl_common/data/raw.py": "counts pixels",

@@ -321,13 +321,21 @@ def _check_acceptable(request: Request, node: Mapping[str, Scalar]) -> None:
     """Raise SettingsError if the site would refuse the request whatever its operator decides."""
     config = default_run_config() | request.settings
     Settings.from_run_config(config, node)
-    study = request.study
+    problem = problem_of_sites(node, config)
+    if problem:
+        raise SettingsError(problem)
+
+
+def problem_of_sites(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> str:
+    """Say why a run with these sites has no place for this one; "" if it has.
+
+    Its study names others, or this site cannot know with whom its uploads would be summed.
+    """
+    study = Study.of(config)
     name = site_name(node)
     if study.sites and name not in study.sites:
-        raise SettingsError(f"{study} does not name {name}")
-    unknown_peers = problem_of_peers(node, config)
-    if unknown_peers:
-        raise SettingsError(unknown_peers)
+        return f"study-sites: {study} does not name {name}"
+    return problem_of_peers(node, config)
 
 
 def _operator(

@@ -36,10 +36,8 @@ from protofl_common.experiment.node import (
     allowed_by,
     as_its_operator,
     asks_its_operator,
-    site_name,
 )
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
-from protofl_common.experiment.study import Study
 from protofl_common.tools.federation import FEW_DAYS, ask_endpoint
 from protofl_common.tools.findings import (
     FACT,
@@ -50,7 +48,7 @@ from protofl_common.tools.findings import (
     worst_first,
 )
 from protofl_common.tools.flower import TIMESTAMP_TOLERANCE, get_flwr_home
-from protofl_common.tools.site.approvals import sent_always, sent_of_model
+from protofl_common.tools.site.approvals import problem_of_sites, sent_always, sent_of_model
 from protofl_common.tools.site.node import (
     allowed_algorithms,
     least_demanding_settings,
@@ -107,12 +105,12 @@ def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterato
     """Say why the site refuses a run with the settings ``asked``; for {}, why it refuses all."""
     try:
         settings = site_settings(node, asked)
-        study = Study.of(settings.given)
+        problem = problem_of_sites(node, settings.given) if asked else ""
     except SettingsError as error:
         yield from [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
         return
-    if study.sites and site_name(node) not in study.sites:
-        yield Finding(WRONG, "settings", f"study-sites: {study} does not name {site_name(node)}")
+    if problem:
+        yield Finding(WRONG, "settings", problem)
 
 
 def _code_and_user() -> Iterator[Finding]:
