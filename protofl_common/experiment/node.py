@@ -170,8 +170,8 @@ NODE_ROWS: dict[str, NodeKey] = {
     "max-honest-sites": NodeKey(
         default=1,
         help=(
-            "this site's privacy may count on the noise of so many sites, itself included; 1: on its"
-            " own alone"
+            "this site's privacy may count on the noise of so many sites, itself included; 1: on"
+            " its own alone"
         ),
     ),
     "max-image-size": NodeKey(default=512, help="this bounds memory and time"),

@@ -1,6 +1,8 @@
 """The documents: links, commands, versions, and the list of mutants."""
 
 import argparse
+import ast
+import builtins
 import os
 import re
 import shlex
@@ -129,6 +131,33 @@ def test_every_mutant_is_of_code_that_is_there() -> None:
         except mutants.LostMutant as error:
             lost.append(str(error))
     assert lost == []
+
+
+def test_every_mutant_uses_names_that_its_file_has() -> None:
+    """An unknown name would end every test in a NameError, so that nothing would be tried."""
+    unknown = []
+    for mutant in mutants.read():
+        if mutant.file.endswith(".py"):
+            source = (ROOT / mutant.file).read_text("utf-8")
+            names = unknown_names(mutant.applied_to(source))
+            unknown += [f"{mutant.name}: {name}" for name in sorted(names)]
+    assert unknown == []
+
+
+def unknown_names(source: str) -> set[str]:
+    """Return the names that are used somewhere in the source, and bound nowhere in it."""
+    used = set()
+    bound = {*dir(builtins), "__file__"}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)):
+            bound.add(str(node.name))
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+    return used - bound
 
 
 def test_every_mutant_names_tests_that_are_there() -> None:
