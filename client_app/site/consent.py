@@ -375,6 +375,7 @@ def new_request(config: Values, run_ids: Sequence[int] = ()) -> Request:
 
     ``run_ids`` are the Flower runs that took part before an upgrade of the code.
     """
+    # what may change without another approval; the signature stays, so that it can be checked again
     left_out = UNSIGNED - {"study-signature"}
     settings = {key: value for key, value in config.items() if key not in left_out}
     now = datetime.now().astimezone().isoformat(timespec="seconds")

@@ -39,6 +39,7 @@ def stated_samples(task: Task, labels: Ints, privacy: PrivacySettings) -> int:
     least = privacy.min_class_samples
     if privacy.dp != "none" or least <= 1:
         return len(labels)
+    # the labels of all other classes become unknown
     labels_of_large = task.only_of(labels, task.large_classes(labels, least))
     is_of_small_N = task.known(labels) & ~task.known(labels_of_large)
     return int((~is_of_small_N).sum())

@@ -302,8 +302,8 @@ class Cluster:
                     num_gpus=gpus,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 )
-                copies = f"protofl-{self._secret}-{node.id}"
-                node.workers[index] = there.remote(os.getcwd(), copies)
+                folder_for_copies = f"protofl-{self._secret}-{node.id}"
+                node.workers[index] = there.remote(os.getcwd(), folder_for_copies)
                 self.nodes[node.id] = node
                 threading.Thread(target=self._work, args=(node, index), daemon=True).start()
 

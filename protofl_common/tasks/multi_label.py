@@ -175,7 +175,9 @@ class MultiLabel(Task):
 
     # -- what may leave ----------------------------------------------------------------------------
     def large_classes(self, labels: Labels, least: int) -> Labels:
-        """Return the classes of which something may leave, ascending: of a label both or neither.
+        """Return, ascending, the classes that are large enough for statistics of them to leave.
+
+        Both classes of a label are returned, or neither: samples without it, and with it.
 
         A label counts if it is known to hold for at least ``least`` samples, and known not to hold
         for at least as many. Of these labels the rarest are then left out, one by one, until sums

@@ -221,9 +221,10 @@ def _pull_present(
 ) -> dict[str, bytes]:
     """Add to a reply's ``parts`` those that have come, and return them once all are there.
 
-    It stands in for Flower's ``pull_objects``, which would wait two hours. ``pull_object_fn``
-    raises ObjectUnavailableError for a part that has not come. ValueError for more than ``most``
-    bytes, or `BESIDE` bytes beside arrays.
+    It stands in for Flower's ``pull_objects``, which would wait two hours. While a part is missing
+    it raises ObjectUnavailableError, as ``pull_object_fn`` does; ``parts`` keeps the others for the
+    next call. ValueError for more than ``most`` bytes, or for more than `BESIDE` that are not of
+    arrays.
     """
 
     def pull(name: str) -> int:

@@ -71,7 +71,10 @@ def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
 
 
 def _with_counts(value: Value, factor: float) -> Value:
-    """Return the value with its counts of samples times ``factor``, rounded up."""
+    """Return the value with its counts of samples times ``factor``, rounded up.
+
+    A tensor that is uploaded by itself holds counts.
+    """
     if isinstance(value, torch.Tensor):
         return (value.double() * factor).ceil().long()
     if not isinstance(value, Prototypes) or value.counts is None:

@@ -154,7 +154,7 @@ def test_the_command_line_says_what_python_says(
     assert len(twice.splitlines()) == 1
 
 
-def test_an_export_replaces_what_another_model_left_and_no_file(
+def test_an_export_replaces_what_another_model_left_but_never_a_file(
     outcome: Outcome, tmp_path: Path, capsys: Printed
 ) -> None:
     model = taken_out(outcome.folder, tmp_path / "model", "site-1")
@@ -168,6 +168,7 @@ def test_an_export_replaces_what_another_model_left_and_no_file(
     words = ("export", outcome.folder, "--site", "site-0", "--out", file)
 
     assert "protofl: this cannot work" in output(capsys, *words, status=1).err
+    assert file.read_bytes() == b"any"
 
 
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def sign(file: Path, key_file: Path | None, by: str) -> None:
     signer = f"{by}:{key_as_text(key.public_key())}"
     text = _SIGNED.sub("", file.read_text(encoding="utf-8"))
     recipe = read_recipe(str(file))
-    unsigned = default_run_config() | recipe.settings | {"study-by": signer}
-    signature = key.sign(signed_part(unsigned)).hex()
-    Settings.from_run_config(unsigned | {"study-signature": signature})  # for its SettingsError
+    settings = default_run_config() | recipe.settings | {"study-by": signer}
+    signature = key.sign(signed_part(settings)).hex()  # an earlier signature is no part of it
+    Settings.from_run_config(settings | {"study-signature": signature})  # for its SettingsError
     write_text(file, f'study-by = "{signer}"\nstudy-signature = "{signature}"\n{text}')

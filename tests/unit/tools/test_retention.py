@@ -48,6 +48,7 @@ def removed(capsys: Printed) -> Remove:
 
 
 def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -> None:
+    """A run and its baselines stay together until all are finished."""
     old = run(tmp_path / "old", 91)
     new = run(tmp_path / "new", 89)
     stopped = run(tmp_path / "stopped", 91, is_finished=False)

@@ -82,7 +82,7 @@ def test_heads_without_a_hidden_layer_can_be_exchanged(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(net.HTC4[1:])])
-def test_heads_with_one_have_named_parts(arch: str) -> None:
+def test_heads_with_a_hidden_layer_have_named_parts(arch: str) -> None:
     hidden = int(arch.rpartition("fc")[2])
     assert head_shapes(arch) == {
         "hidden.weight": (hidden, DIM),
