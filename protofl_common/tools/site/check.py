@@ -105,7 +105,8 @@ def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterato
     """Say why the site refuses a run with the settings ``asked``; for {}, why it refuses all."""
     try:
         settings = site_settings(node, asked)
-        problem = problem_of_sites(node, settings.given) if asked else ""
+        # before there is a study, settings alone may be asked about
+        problem = problem_of_sites(node, settings.given) if asked.get("study-sites") else ""
     except SettingsError as error:
         yield from [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
         return
