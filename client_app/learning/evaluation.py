@@ -49,7 +49,7 @@ def evaluate(
     or "cosine" (`distances`). The ``metrics`` (names) are of classes with at least ``least``
     samples, and rounded to multiples of what so many samples weigh (`Task.figures`); the numbers of
     right predictions are exact. ``thresholds`` are an earlier evaluation's, for the metrics of this
-    one.
+    one if these are not rounded.
     """
     model.eval()
     hits: dict[str, Tensor] = {}
@@ -84,7 +84,8 @@ def evaluate(
         best = task.thresholds(scores_NC, labels_N)
         if best is not None:
             best_thresholds[name] = best
-        if thresholds and name in thresholds:
+        # one validation sample may move a threshold past many test samples: no rounding covers that
+        if thresholds and name in thresholds and least <= 1:
             scores_NC = scores_NC - thresholds[name]
         for metric, value in task.figures(metrics, scores_NC, labels_N, least).items():
             figures[f"{name}/{metric}"] = value

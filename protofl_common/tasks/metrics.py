@@ -182,6 +182,9 @@ def _auc_error(holds_K: NDArray[np.bool_], scores_K: Scores) -> float:
     return math.sqrt(shares_below.var(ddof=1) / m + shares_above.var(ddof=1) / n)
 
 
+LARGEST_SCORE = 1e30  # stands for infinity, and for the score of which one class is not known
+
+
 def best_thresholds(scores_NL: Scores, labels_NL: Labels) -> Scores:
     """Return for each label the score above which predicting it has the best F1, [L].
 
@@ -198,7 +201,13 @@ def best_thresholds(scores_NL: Scores, labels_NL: Labels) -> Scores:
         next_K = np.append(descending_K[1:], descending_K[-1] - 1)  # below the last: predict all
         is_possible_K = next_K < descending_K  # no threshold lies between equal scores
         best = np.where(is_possible_K, f1_K, -1).argmax()
-        thresholds_L[label] = (descending_K[best] + next_K[best]) / 2
+        upper, lower = descending_K[best], next_K[best]
+        # a score that stands for infinity says nothing of the distance of the threshold
+        if upper >= LARGEST_SCORE:
+            upper = next_K[best] + 1
+        if lower <= -LARGEST_SCORE:
+            lower = descending_K[best] - 1
+        thresholds_L[label] = (upper + lower) / 2
     return thresholds_L
 
 

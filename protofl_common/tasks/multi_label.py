@@ -18,6 +18,7 @@ from protofl_common.tasks.metrics import (
     LABEL_AUC,
     LABEL_AUC_ERROR,
     LABEL_METRICS,
+    LARGEST_SCORE,
     Labels,
     Scores,
     best_thresholds,
@@ -27,7 +28,6 @@ from protofl_common.tasks.metrics import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-LARGEST_SCORE = 1e30  # of a label of which one class is not known
 NONE_HOLDS = "none of them"
 
 

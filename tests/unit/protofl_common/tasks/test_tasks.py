@@ -7,10 +7,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from client_app.learning.evaluation import _finite
+from client_app.learning.data import Samples
+from client_app.learning.evaluation import _finite, evaluate
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allow
+from protofl_common.models.split import SplitModel
 from protofl_common.tasks import task_of
 from protofl_common.tasks.metrics import (
     METRICS,
@@ -230,3 +233,34 @@ def test_a_threshold_has_the_best_f1_of_all() -> None:
         tried.append(2 * right / (predicted.sum() + truth[:, 0].sum()))
     assert found == pytest.approx(max(tried))
     assert found > task.figures(["macro-f1"], scores, truth)["macro-f1"]
+
+
+def test_a_threshold_beside_an_infinite_score_keeps_the_others_apart() -> None:
+    task = task_of(["a"], "multi-label")
+    positive = np.linspace(0, 5, 9)[:, None]
+    truth = np.repeat([[1], [0]], [9, 1], axis=0)
+
+    below_all = task.thresholds(np.append(positive, [[-1e30]], axis=0), truth)
+    above_all = task.thresholds(np.append(-positive, [[1e30]], axis=0), 1 - truth)
+
+    assert below_all == pytest.approx(-0.5)
+    assert above_all == pytest.approx(0.5)
+
+
+def test_rounded_figures_do_not_depend_on_validation_samples() -> None:
+    """One validation sample may move a threshold past many test samples."""
+    task = task_of(["a"], "multi-label")
+    scores = torch.cat([torch.linspace(-5, 5, 40), torch.full((40,), -9.0)])[:, None]
+    labels = torch.tensor([1] * 40 + [0] * 40)[:, None]
+    model = SplitModel(nn.Identity(), nn.Identity())
+    samples = Samples(scores, labels)
+
+    def macro_f1(least: int, threshold: float) -> float:
+        thresholds = {"head": np.array([threshold])}
+        found = evaluate(
+            model, samples, 80, task, metrics=["macro-f1"], least=least, thresholds=thresholds
+        )
+        return found.metrics["head/macro-f1"]
+
+    assert macro_f1(1, 0.0) < macro_f1(1, -7.0) == 1
+    assert macro_f1(10, 0.0) == macro_f1(10, -7.0)
