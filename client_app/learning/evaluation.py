@@ -11,6 +11,7 @@ from client_app.learning.data import Samples
 from protofl_common.maths.prototypes import Prototypes, distances
 from protofl_common.models.split import SplitModel
 from protofl_common.tasks import Task
+from protofl_common.tasks.metrics import LARGEST_SCORE
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,12 @@ def evaluate(
 
 
 def _finite(scores_NC: Tensor) -> np.ndarray:
-    """Return the scores with −1e30 for all that is not finite, so that a softmax can be taken.
+    """Return the scores with −`LARGEST_SCORE` where they are not finite, for a softmax to be taken.
 
     A class without a prototype has the score −∞, and so the probability 0 afterwards.
     """
     scores = scores_NC.double().cpu().numpy()
-    return np.where(np.isfinite(scores), scores, -1e30)
+    return np.where(np.isfinite(scores), scores, -LARGEST_SCORE)
 
 
 @torch.inference_mode()

@@ -32,7 +32,7 @@ from tests.support.stubs import Crew
 
 SECONDS = 3.0  # that a stub seems to train
 ROUNDS = 3
-KILL_IN = 3  # the round in which sites are killed
+KILL_IN = ROUNDS  # sites are killed in the last round
 PARTS = ("SuperLink", "worker", "ServerApp", "stubs")
 
 
@@ -49,11 +49,6 @@ class Server(Machines):
             else:
                 self.step("superlink", block.text)
         self.wait_for(self.superlink)
-
-    def online(self) -> int:
-        """How many sites are connected."""
-        done = self.run("superlink", "flwr supernode list federation --format json")
-        return done.stdout.count('"online"')
 
     def rows(self) -> list[dict[str, Any]]:
         """The rounds so far; a line that is being written is left out."""
@@ -141,9 +136,8 @@ def measure(sites: int, secagg: bool, folder: Path, settings: str) -> list[str]:
     write_digits(folder / "data" / "ward", slice(0, 60))
     names = [f"site-{number}" for number in range(sites)]
     doomed = [] if secagg else names[: sites * 3 // 10]
-    rounds = 3 if secagg else ROUNDS
     config = (
-        f'algo="fedproto" partition="own" image-size=28 rounds={rounds} local-epochs=1 threads=1'
+        f'algo="fedproto" partition="own" image-size=28 rounds={ROUNDS} local-epochs=1 threads=1'
         f' num-clients={sites} join-timeout=1800.0 round-timeout=1200.0 run-name="sites"'
         f" secagg={str(secagg).lower()} {settings}"
     )
@@ -161,7 +155,7 @@ def measure(sites: int, secagg: bool, folder: Path, settings: str) -> list[str]:
 
         server.step("superlink", f"flwr run . federation --run-config '{config}'")
         ends: list[float] = []
-        while len(ends) <= rounds:  # the final evaluation has a row, too
+        while len(ends) <= ROUNDS:  # the final evaluation has a row, too
             wait_until(lambda: len(server.rows()) > len(ends), server.logs, timeout=1800)
             ends.append(time.time())
             if victims and len(ends) == KILL_IN - 1:

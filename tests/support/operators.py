@@ -4,13 +4,12 @@ All of them use the commands that people type.
 """
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from protofl_common.config.options import Scalar
-from tests.support.processes import BIN, environment, output_of
+from tests.support.processes import BIN, environment, output_of, repeated
 
 PROTOFL = str(BIN / "protofl")
 
@@ -18,22 +17,15 @@ PROTOFL = str(BIN / "protofl")
 @contextmanager
 def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]) -> Iterator[None]:
     """The operators of sites with these state folders, who ``approve`` (site, id) what waits."""
-    ended = threading.Event()
 
     def approve_what_waits() -> None:
-        while not ended.wait(0.5):
-            for site, folder in folders.items():
-                for file in (folder / "studies").glob("*.json"):
-                    if not json.loads(file.read_text())["decision"]:
-                        approve(site, file.stem)
+        for site, folder in folders.items():
+            for file in (folder / "studies").glob("*.json"):
+                if not json.loads(file.read_text())["decision"]:
+                    approve(site, file.stem)
 
-    thread = threading.Thread(target=approve_what_waits)
-    thread.start()
-    try:
+    with repeated(approve_what_waits, seconds=0.5):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[None]:
