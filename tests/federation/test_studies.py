@@ -72,6 +72,7 @@ OWN = {
 OPENED: list[str] = []
 """Paths that this process has opened, by Python's own audit events; tests empty it."""
 sys.addaudithook(lambda event, details: OPENED.append(str(details[0])) if event == "open" else None)
+# such a hook cannot be removed again
 TODAY = date.today()
 YESTERDAY = str(TODAY - timedelta(days=1))
 TOMORROW = str(TODAY + timedelta(days=1))
@@ -105,14 +106,14 @@ class Hospitals(Three):
         return self.state(site) / "sites" / site
 
     def request(self, config: dict[str, Any]) -> Path:
-        """What north has noted of a run that asks to be approved."""
+        """Return the file in which north notes a run that asks to be approved."""
         return self.consent("north") / "studies" / f"{Study.of(config).id}.json"
 
     def log(self) -> Path:
         return self.consent("north") / audit.FILE
 
     def lines(self) -> list[dict[str, Any]]:
-        """The entries of the log of north."""
+        """Return the entries of north's audit log."""
         return [entry for _, entry, _ in audit.entries(self.log())]
 
     def rows(self, run: str) -> list[dict[str, Any]]:
@@ -122,13 +123,13 @@ class Hospitals(Three):
         return named(**{site: self.consent(site) for site in sites})
 
     def operator(self, site: str, *words: str) -> int:
-        """The exit status of a command of a site's operator."""
+        """Run ``protofl site`` with these words at a site, and return its exit status."""
         node = self.nodes[NAMES.index(site) + 1]
         node_config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
         return main(["site", *words, "--node-config", node_config])
 
     def shown(self, *words: str, status: int = 0) -> str:
-        """What a command of the operator of north prints; its exit status is this."""
+        """Run a command of north's operator, which must end with this status; return its output."""
         self.capsys.readouterr()
         assert self.operator("north", *words) == status
         return self.capsys.readouterr().out
@@ -136,22 +137,25 @@ class Hospitals(Three):
     def decide(
         self, config: dict[str, Any], *sites: str, words: tuple[str, ...] = ("approve",)
     ) -> None:
-        """The operators of these sites, or of all, decide about a run that asks."""
+        """Let the operators of these sites, or of all, decide about a run that has asked.
+
+        ``words`` are the command (``approve`` or ``deny``) and its options.
+        """
         for site in sites or NAMES:
             assert self.operator(site, words[0], Study.of(config).id, *words[1:]) == 0
 
     def ask_and_decide(
         self, config: dict[str, Any], *sites: str, words: tuple[str, ...] = ("approve",)
     ) -> None:
-        """These sites, or all, hear of the run, and their operators decide."""
+        """Let these sites, or all, hear of a run, and let their operators decide about it."""
         for site in sites or NAMES:
             self.answer(site, config)
         self.decide(config, *sites, words=words)
 
     def answer(self, site: str, config: dict[str, Any], run_id: int = 5, digest: str = "") -> str:
-        """The reason why a site does not introduce itself, or "".
+        """Ask a site to introduce itself; return the reason why it refuses, or "".
 
-        ``digest``: the server's, if its defaults differ.
+        ``digest`` is that of a server whose default settings differ from the site's.
         """
         content = RecordDict({**pack_settings(digest or digest_of(config))})
         # the grid comes before the message, which is of its Flower run
@@ -181,7 +185,10 @@ def hospitals(tmp_path: Path, capsys: Printed) -> Hospitals:
 def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     hospitals: Hospitals,
 ) -> None:
-    """A line of the log about a baseline names the baseline."""
+    """While it waits for approval no image is read; once approved it and its baseline train.
+
+    A line of the log about a baseline names the baseline.
+    """
     config = hospitals.config(baselines="local", min_clients=3)
     run = f"a run without a study ({Study.of(config).id})"
 
@@ -205,7 +212,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     hospitals.decide(config)
     outcome = hospitals.federate(config, run_id=2)
 
-    assert images_opened() >= 24
+    assert images_opened() >= 24  # eight at each of three sites
     assert clients_of(outcome) == set(NAMES)
 
     algos = [line["algo"] for line in hospitals.lines() if line.get("kind") == "train"]
@@ -232,8 +239,9 @@ def test_the_server_asks_again_until_an_operator_has_approved(
     server, sites = hospitals.capsys.readouterr()
     assert server.count(f"{WAITING} at north") == 1
 
+    # north was asked four times; a repeated refusal is logged at its times 1, 2, 4 …
     levels = re.findall(r"(\S+) protofl: .* waiting for approval at north", sites)
-    assert levels == ["INFO"] * 3  # at times 1, 2, 4 …
+    assert levels == ["INFO"] * 3
 
 
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
@@ -249,6 +257,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
     outcome = hospitals.federate(config, tamper=when(south_denies, node=3, number=2))
     valid = [(row["valid"], row["failed"].get("south")) for row in outcome.rows]
 
+    # south denies once it has answered round 2: rounds 3 and 4 and the final evaluation lack it
     assert valid == [(3, None)] * 2 + [(2, denied)] * 3
 
     request = hospitals.consent("south") / "studies" / hospitals.request(config).name
@@ -260,17 +269,17 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
         waited = "going on without south: not there after join-timeout" in printed
         assert waited == (decision == "")
 
-    # such a site asks about no run, but its operator has denied this one
+    # without approve a site asks its operator about no run, but this one has been denied
     hospitals.nodes[3]["approve"] = False
     assert denied in hospitals.answer("south", config)
     assert hospitals.answer("south", config | {"lr": 0.02}) == ""
 
 
 def upgrade(monkeypatch: Patch, code: str, release: str = "0.0.0") -> None:
-    """Let a site be started again with other code."""
+    """Let a site be started again with other code: that of the process, and that on the disk."""
     monkeypatch.setattr(consent, "CODE", code)
     monkeypatch.setattr(consent, "RELEASE", release)
-    on_disk = SimpleNamespace(__wrapped__=lambda: code)
+    on_disk = SimpleNamespace(__wrapped__=lambda: code)  # the function without its cache
     monkeypatch.setattr(consent, "code_version_at_site", on_disk)
 
 
@@ -301,24 +310,29 @@ def test_new_settings_and_new_code_are_asked_for_anew(
 
 
 def test_a_change_at_the_server_asks_nobody(tmp_path: Path, monkeypatch: Patch) -> None:
-    files = ("server_app/a", "protofl_common/report/a", "protofl_common/a", "client_app/a")
-    versions = []
+    """The server's half and the report do not run at a site; all else is code of the site."""
+    only_at_server = ("server_app/a", "protofl_common/report/a")
+    at_sites = ("protofl_common/a", "client_app/a")
+    files = only_at_server + at_sites
+    versions: dict[str, str] = {}
     for changed in ("nothing", *files):
         for file in files:
             path = tmp_path / f"{file}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{file} {file == changed}")
         monkeypatch.setattr(code_version, "ROOT", tmp_path)
-        versions.append(code_version.code_version_at_site.__wrapped__())
+        versions[changed] = code_version.code_version_at_site.__wrapped__()
 
-    assert versions[0] == versions[1] == versions[2]
-    assert len(set(versions)) == 3
+    for file in only_at_server:
+        assert versions[file] == versions["nothing"]
+    assert len({versions["nothing"], *(versions[file] for file in at_sites)}) == 3
 
 
 @pytest.mark.parametrize("words", [(), ("--code", "patch")], ids=["exact", "patch"])
 def test_an_approval_may_cover_later_patch_releases(
     words: tuple[str, ...], hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
+    """Release 0.1.3 is approved: with ``--code patch`` its later patches are, too."""
     monkeypatch.setattr(consent, "RELEASE", "0.1.3")
     monkeypatch.setattr(approvals, "RELEASE", "0.1.3")
     config = hospitals.config()
@@ -333,15 +347,15 @@ def test_an_approval_may_cover_later_patch_releases(
         assert waits("hotfix", "0.1.4")
         return
 
-    assert not waits("hotfix", "0.1.4")
-    assert not waits("hotfix", "0.1.4")
+    for _ in range(2):
+        assert not waits("hotfix", "0.1.4")
 
     log = (hospitals.consent("north") / "audit.jsonl").read_text()
     assert log.count('"decision": "covered"') == 1
 
     covered = consent.read(hospitals.request(config))
     for code, release in [
-        ("edited", "0.1.4"),
+        ("edited", "0.1.4"),  # other code under the release that took part last
         ("another", "0.1.3"),
         ("another", "0.1.2"),
         ("another", "0.2.4"),
@@ -353,6 +367,7 @@ def test_an_approval_may_cover_later_patch_releases(
 
     assert not waits("another", "0.1.5")
 
+    # the same approval without --code patch
     consent.write(hospitals.request(config), replace(approved, later=""))
     assert waits("hotfix", "0.1.4")
 
@@ -360,7 +375,7 @@ def test_an_approval_may_cover_later_patch_releases(
 def test_who_decides_about_other_code_than_the_process_has_approves_nothing(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """A program that ``on-request`` starts decides with the code on disk, pulled meanwhile."""
+    """The program of ``on-request`` runs the code on the disk, which was pulled since the start."""
     config = hospitals.config()
 
     def decides(*_: object) -> None:
@@ -386,7 +401,7 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
     for _ in range(3):
         assert WAITING in hospitals.answer("north", config)
 
-    line = f"1 {Study.of(config).id}\n"
+    line = f"1 {Study.of(config).id}\n"  # the number of arguments, and the only one
     assert told.read_text() == line
 
     hospitals.decide(config, "north")
@@ -406,6 +421,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     program.chmod(0o700)
     hospitals.nodes[2]["on-trouble"] = str(program)
 
+    # a run that waits for approval is no refusal
     assert WAITING in hospitals.answer("north", hospitals.config(lr=0.1))
     assert not told.exists()
 
@@ -414,6 +430,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
         assert "denied at north" in hospitals.answer("north", hospitals.config(lr=lr))
         assert told.read_text() == "refused\n"
 
+    # the last was on another day
     (hospitals.consent("north") / hooks.FILE).write_text('{"refused": "2026-11-22"}')
     assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
@@ -423,6 +440,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
 
+    # an approval whose only run has begun is a refusal once another run asks
     (hospitals.consent("north") / hooks.FILE).unlink()
     config = hospitals.config(lr=0.3)
     hospitals.ask_and_decide(config, words=("approve", "--runs", "1"))
@@ -431,11 +449,16 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     assert WAITING in hospitals.answer("north", config, 2)
     assert told.read_text() == 3 * "refused\n"
 
+    # another kind of trouble is told on the same day
     hooks.tell_of_trouble(hospitals.nodes[2], hooks.DISK)
     assert told.read_text() == 3 * "refused\n" + "disk\n"
 
 
-@pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"])
+@pytest.mark.parametrize(
+    "script",
+    [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"],
+    ids=["no program", "it fails", "it hangs"],
+)
 def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
     script: str | None, hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -489,25 +512,26 @@ def test_an_approval_ends_with_its_runs_and_its_days(
     approved = f", until {TODAY}; 0 of 1 runs so far; in {hospitals.consent('north')}/studies"
 
     assert approved in hospitals.capsys.readouterr().out
-    assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
+    # a run that only asks does not count
+    assert hospitals.answer("north", config, run_id=1) == ""
     assert clients_of(hospitals.federate(config, run_id=2)) == set(NAMES)
-    assert hospitals.answer("north", config, 2) == ""
+    assert hospitals.answer("north", config, run_id=2) == ""
 
     too_many = "north has had 3 introductions of a run without a study"
-    assert too_many in hospitals.answer("north", config, 2)
+    assert too_many in hospitals.answer("north", config, run_id=2)
 
-    another_run = hospitals.answer("north", config, 3)
+    another_run = hospitals.answer("north", config, run_id=3)
     assert WAITING in another_run  # so the server asks again
     assert "so far (1) have begun, and resumed ones count" in another_run
     assert another_run.endswith(f"protofl site approve {study} --runs 2")
 
     hospitals.decide(config, "north", words=("approve", "--runs", "2"))
-    assert hospitals.answer("north", config, 3) == ""
+    assert hospitals.answer("north", config, run_id=3) == ""
 
     request = hospitals.request(config)
     consent.write(request, replace(consent.read(request), until=YESTERDAY))
 
-    assert f"at north ended on {YESTERDAY}" in hospitals.answer("north", config, 2)
+    assert f"at north ended on {YESTERDAY}" in hospitals.answer("north", config, run_id=2)
 
 
 @pytest.mark.parametrize(
@@ -516,13 +540,15 @@ def test_an_approval_ends_with_its_runs_and_its_days(
 def test_a_server_asks_no_more_than_it_needs(
     words: tuple[str, ...], runs: int, hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """Each reply costs a line of the log.
+    """A site answers a limited number of messages of an approved run, as each costs a log line.
 
     Whether the server calls its messages one run's or many's makes no difference.
     """
     monkeypatch.setattr(consent, "MOST_RUNS", 3)
-    limit = runs * (2 + 1) * 2 * consent.MOST_MESSAGES
-    # an honest run, and the dearest
+    exchanges = 2 * (2 + 1)  # two rounds and the final evaluation, of the run and of its baseline
+    limit_of_a_run = consent.MOST_MESSAGES * exchanges
+    limit = runs * limit_of_a_run
+    # an honest run with all that needs messages
     config = hospitals.config(
         secagg=True, rounds=2, baselines="fedavg", keep_best=True, min_clients=3
     )
@@ -535,8 +561,9 @@ def test_a_server_asks_no_more_than_it_needs(
     request = hospitals.request(config)
     honest = consent.read(request).messages
 
-    assert len(to_north) == honest + 2  # introductions
-    assert honest < limit / runs / 2
+    # the questions for an introduction, of the run and of its baseline, are counted apart
+    assert len(to_north) == honest + 2
+    assert honest < limit_of_a_run / 2
 
     last_of_kind = {sent.metadata.message_type: sent for sent in to_north}
     kinds = ("query.best", "query.advertise", MessageType.TRAIN)
@@ -544,7 +571,7 @@ def test_a_server_asks_no_more_than_it_needs(
     for number in range(limit + 20):
         message = last_of_kind[kinds[number % 3]]
         run_id = RUN_ID
-        if runs > 1:
+        if runs > 1:  # two messages of each run
             run_id += number // 2
         message.content.config_records["round"]["run_history"] = str(run_id)
         grid = LocalGrid(config, hospitals.nodes, run_id=run_id)
@@ -560,6 +587,7 @@ def test_a_server_asks_no_more_than_it_needs(
     assert consent.read(request).messages == limit
     assert len(consent.read(request).run_ids) <= limit
 
+    # a refusal that repeats is logged at its times 1, 2, 4, 8 …
     entry = f"{refusal} server needs; its operator may approve it again (8 times that day)"
     assert entry in hospitals.shown("audit")
 
@@ -568,7 +596,10 @@ def test_a_server_asks_no_more_than_it_needs(
 
 
 def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals) -> None:
-    """Where they are rounded; a run that plans more is refused before it begins."""
+    """Figures that are rounded (min-class-samples) would else tell more in each evaluation.
+
+    A run that plans more evaluations is refused before it begins.
+    """
     hospitals.nodes[2] |= {"min-class-samples": 2, "max-evaluations": 5}
     too_many = "evaluate-every = 1: 6 evaluations in 5 rounds; with min-class-samples this site"
 
@@ -582,10 +613,10 @@ def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals)
         outcome = hospitals.federate(config, run_id=run_id)
         failed += [row["failed"].get("north", "") for row in outcome.rows]
         shutil.rmtree(outcome.folder)
-    *before, last = failed
+    *first_five, sixth = failed  # each run evaluates in two rounds and at the end
 
-    assert before == 5 * [""]
-    assert "north has evaluated 5 times for a run without a study" in last
+    assert first_five == 5 * [""]
+    assert "north has evaluated 5 times for a run without a study" in sixth
     assert consent.read(hospitals.request(config)).evaluations == 5
 
     hospitals.decide(config, "north")
@@ -614,7 +645,7 @@ def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals: Hospitals) -> No
     hospitals.ask_and_decide(config, words=("approve", "--runs", "2"))
     hospitals.federate(config, run_id=1)
 
-    another_run = hospitals.answer("north", config, 2)
+    another_run = hospitals.answer("north", config, run_id=2)
     assert "north takes part in 1 runs of study " in another_run
     assert WAITING not in another_run
 
@@ -677,10 +708,11 @@ def test_a_study_whose_sites_have_all_answered_does_not_wait(
     outcome = hospitals.federate(config)
 
     assert clients_of(outcome) == {"east", "north"}
-    assert sum(pauses) < 30
+    assert sum(pauses) < 30  # seconds, a tenth of join-timeout
 
 
 def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch: Patch) -> None:
+    """South is away at first; four strangers say in its name that it comes not, or is there."""
     config = hospitals.study(num_clients=0)
     nodes = hospitals.nodes
     hospitals.ask_and_decide(config)
@@ -716,6 +748,7 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
     hospitals: Hospitals,
 ) -> None:
+    """The operator's limits hold for approved runs; a request that somebody edited is not read."""
     config = hospitals.config(baselines="local")
     hospitals.answer("north", config)
     hospitals.nodes[2] |= {"max-rounds": 1, "allow-algorithms": "fedproto"}
@@ -741,11 +774,17 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
 def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """Nobody's requests, and those of signers unknown here, keep out no others."""
+    """A site keeps a limited number of requests without a signer, and as many of each signer.
+
+    So requests of one do not keep out those of others.
+    """
 
     def signed_by(name: str, seed: int) -> dict[str, Any]:
+        """Return a run's settings, signed under this name, or by nobody if it is ""."""
         config = hospitals.config(seed=seed)
-        return signed(config, by=f"{name}:{key_as_text(JANE.public_key())}") if name else config
+        if not name:
+            return config
+        return signed(config, by=f"{name}:{key_as_text(JANE.public_key())}")
 
     studies = hospitals.consent("north") / "studies"
     assert "'8584f680', and '" in hospitals.answer("north", hospitals.config(), digest="8584f680")
@@ -762,7 +801,7 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
         third = hospitals.answer("north", signed_by(signer, seed=3))
         assert "2 requests of other runs wait" in third
 
-    assert len([*studies.glob("*.json")]) == 1 + 3 * 2
+    assert len([*studies.glob("*.json")]) == 1 + 3 * 2  # one approved, and two of each waiting
 
 
 def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
@@ -780,7 +819,7 @@ def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
 def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """Nor behind what a package's row says of its weights."""
+    """Line breaks in a purpose of 2,000 letters, or in a package's row, forge no line."""
     weights = Weights(meaning="little\nprotected  all")
     monkeypatch.setitem(CATALOG["lg-fedavg"].exchange.up, "weights", weights)
     config = hospitals.config(metrics="auc", baselines="lg-fedavg")
@@ -819,10 +858,7 @@ def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
 def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(
     hospitals: Hospitals, tmp_path: Path
 ) -> None:
-    """Each operator has approved it, and yet south is not in it.
-
-    Nor is a site of which it names another key.
-    """
+    """A site that the study does not name, or names with another key, takes no part."""
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
     hospitals.ask_and_decide(config, "east", "north")
     OPENED.clear()
@@ -887,9 +923,10 @@ def test_a_wrong_study_or_signature_is_refused_on_both_sides(
 def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     hospitals: Hospitals,
 ) -> None:
-    """Its own SuperNode refuses.
+    """A thief takes the name of north: our code at the thief's node refuses to run.
 
-    A thief with code of its own sends the site's introduction, signed as it can.
+    With code of its own the thief sends north's introduction with another signature, and the
+    server refuses that.
     """
     config = hospitals.study()
     nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
@@ -918,6 +955,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
 
 
 def test_a_sum_is_with_all_sites_of_a_study(hospitals: Hospitals) -> None:
+    """In each of three rounds, and in the final evaluation."""
     config = hospitals.study(secagg=True, rounds=3, min_clients=3)
     hospitals.ask_and_decide(config)
 
@@ -928,7 +966,7 @@ def test_a_sum_is_with_all_sites_of_a_study(hospitals: Hospitals) -> None:
 
 @pytest.mark.parametrize(("stage", "record"), [("query.advertise", SECAGG), ("train", NEXT_SUM)])
 @pytest.mark.parametrize("server", ["honest", "hostile"])
-def test_a_sum_is_with_no_other(
+def test_a_sum_is_with_no_other_than_sites_of_the_study(
     server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
     """A server that puts keys of its own in the place of north's gets no sum.
@@ -941,6 +979,7 @@ def test_a_sum_is_with_no_other(
     hospitals.ask_and_decide(config)
 
     def swap_keys(message: Message, reply: Message) -> Message:
+        """Exchange north's two public keys of 32 bytes, which its signature comes after."""
         keys = reply.content.config_records[record]
         signed_keys = keys["north"]
         keys["north"] = signed_keys[32:PUBLIC] + signed_keys[:32] + signed_keys[PUBLIC:]
@@ -952,7 +991,7 @@ def test_a_sum_is_with_no_other(
 
     rows = hospitals.rows("false")
     rows_with_them = rows
-    if (server, stage) == ("honest", "train"):  # these keys are of the next sum
+    if (server, stage) == ("honest", "train"):  # these keys are of the next round's sum
         rows_with_them = rows[1:]
 
     assert all(row["void"] for row in rows_with_them)
@@ -981,7 +1020,7 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     assert "not signed" in output(capsys, "study", "show", file, status=1).err
 
     shown = ""
-    for _ in range(2):  # the second signature takes the place of the first
+    for _ in range(2):  # the second signature takes the place of the first, see below
         shown += output(capsys, "study", "sign", file, "--key", key, "--by", "jane").out
 
     assert "study heart" in shown
@@ -1010,8 +1049,9 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(
         sign = ("sign", file, "--key", ssh_key(tmp_path), "--by", "jane")
         output(capsys, "study", *sign)
         shown = hospitals.shown("check", str(file), status=status)
-        assert ("does not name north" in shown) is bool(status)
-        assert ("6 training and 2 test samples" in shown) is not bool(status)
+        names_north = status == 0
+        assert ("does not name north" in shown) is not names_north
+        assert ("6 training and 2 test samples" in shown) is names_north
         assert "state-dir" in shown
 
     hospitals.nodes[2]["peers"] = f"west:{'A' * 43}"
@@ -1047,7 +1087,7 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
     assert " by jane:" in hospitals.shown("requests")
     assert " (signed), runs 2" in hospitals.shown("audit")
 
-    # whoever writes to the folder cannot widen it, or make it another decision
+    # whoever writes to the folder cannot widen the approval, or make it another decision
     path = hospitals.request(config)
     approved = consent.read(path)
     for forged in ({"runs": 3}, {"code": "other"}, {"by": f"omar:{'A' * 43}"}, {"signature": ""}):
@@ -1069,7 +1109,7 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
 
 
 def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
-    """A file with somebody's private SSH key."""
+    """Write somebody's private key as `ssh-keygen` does, and return the file."""
     file = folder / f"{key_as_text(key.public_key())}.ssh"
     pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     file.write_bytes(pem)
@@ -1079,7 +1119,7 @@ def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
 def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: Hospitals) -> None:
     heart = Settings.from_run_config(hospitals.study(seed=1)).study
     other = Settings.from_run_config(hospitals.study(seed=2)).study
-    keys = bytes(PUBLIC)
+    keys = bytes(PUBLIC)  # of a secure sum; zeros do as well
     purpose = text_to_sign("fedproto", 2, keys)
 
     key = consent.site_key(hospitals.consent("north"))
@@ -1107,9 +1147,11 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
     """The server says which Flower runs came before this one, and may name any."""
     node = hospitals.nodes[1] | {"approve": False}
     LocalGrid(hospitals.config(), hospitals.nodes)  # Flower's messages want a run
+    # run 8 claims to go on with run 7 after its round 2
     instructions = pack_instructions(Instructions(3, "run", RunHistory(8, ((7, 2),))))
 
     def states(seed: int) -> StateFolder:
+        """Return east's states in round 3 of a study with this seed, which makes it another."""
         config = hospitals.study(seed=seed, rounds=3)
         content = RecordDict({"round": instructions})
         message = Message(content, 1, MessageType.TRAIN, group_id="3")
@@ -1128,11 +1170,9 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
 def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """The study has eight sites.
+    """The study has eight sites, of which six must stay to the end of a sum (secagg-threshold).
 
-    The server names three to each, whose own threshold would be three.
-
-    But six must stay.
+    The server names only three to each, among which three would be enough.
     """
     absent = []
     for number in range(5):
@@ -1154,6 +1194,7 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
 
 # -- the audit log ---------------------------------------------------------------------------------
 def log_with(folder: Path, lines: int) -> Path:
+    """Write an audit log of so many lines into a folder, and return the file."""
     for number in range(lines):
         audit.append(folder, study="s", kind="train", round=number, sent={"report": 8}, sha256="0")
     return folder / audit.FILE
@@ -1199,6 +1240,7 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     outcome = hospitals.federate(config)
     heads = outcome.folder.parent / HEADS
 
+    # two rounds and the final evaluation
     assert [set(row["heads"]) for row in heads_in(heads)] == 3 * [set(NAMES)]
 
     nothing = hospitals.shown("audit", "--against", str(outcome.folder), status=1)
@@ -1213,9 +1255,10 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     assert "approved by" in shown
 
     log = hospitals.log()
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    *all_but_last, _last = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(all_but_last))
 
-    assert hospitals.operator("north", "audit") == 0
+    assert hospitals.operator("north", "audit") == 0  # alone the log shows nothing wrong
 
     (wrong,) = json.loads(hospitals.shown("audit", *against, "--json", status=1))["wrong"]
     run = outcome.folder.name
@@ -1240,8 +1283,9 @@ def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     shutil.copytree(before, hospitals.state("north"))
     lacking = "seen.north: the server has seen a line that this site's audit log lacks"
 
-    assert lacking in failure_of_north(hospitals, config | {"run-name": "three"}, 3)
+    assert lacking in failure_of_north(hospitals, config | {"run-name": "three"}, run_id=3)
 
+    # an empty folder with the old key
     key = (hospitals.consent("north") / consent.KEY_FILE).read_text()
     shutil.rmtree(hospitals.state("north"))
     hospitals.consent("north").mkdir(parents=True)
@@ -1249,12 +1293,13 @@ def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     hospitals.answer("north", config)
     hospitals.decide(config, "north")
 
-    assert lacking in failure_of_north(hospitals, config | {"run-name": "four"}, 4)
-    assert [entry["refused"] for entry in hospitals.lines() if "refused" in entry][-1]
+    assert lacking in failure_of_north(hospitals, config | {"run-name": "four"}, run_id=4)
+    *_, last_refusal = [entry["refused"] for entry in hospitals.lines() if "refused" in entry]
+    assert last_refusal
 
 
 def failure_of_north(hospitals: Hospitals, config: dict[str, Any], run_id: int) -> str:
-    """Why north failed in the first round of a run of all three."""
+    """Return why north fails in the first round of a run of all three, which it then removes."""
     with suppress(FederationError):  # two are too few for a secure sum
         hospitals.federate(config, run_id=run_id)
     row, *_ = hospitals.rows(config["run-name"])
@@ -1272,7 +1317,7 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     outcome = hospitals.federate(config, run_id=1)
     asked = [message for message, _ in outcome.exchanged(MessageType.TRAIN)]
     (message,) = [each for each in asked if each.metadata.dst_node_id == 2]
-    message.content["round"]["run_history"] = "2"  # the second run sends it once more
+    message.content["round"]["run_history"] = "2"  # another Flower run sends it once more
     grid = LocalGrid(config, hospitals.nodes, run_id=2)
     files = files_in(hospitals.state("north"))
     OPENED.clear()  # of the files that are opened, only those from here on count
@@ -1341,6 +1386,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     waiting = reasons_for(11 * [first])
     too_long = reasons_for([hospitals.config(rounds=3000)])
     most = hospitals.config(rounds=5000)
+    # an unknown setting cannot pass its refusal off as one that waits for approval
     unsaid = reasons_for([first | {f"{WAITING} at north": 1}, most, most])
     waiting += reasons_for([hospitals.config(seed=1), hospitals.config(seed=2)])
 
@@ -1351,7 +1397,13 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     assert not problems_in(hospitals.log())
 
     lines = hospitals.lines()
-    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1, 1]
+    of_first = [1, 2, 4, 8]
+    of_too_long = [1]
+    of_unsaid = [1, 2]
+    of_other_seeds = [1, 1]
+    assert [entry["times"] for entry in lines] == (
+        of_first + of_too_long + of_unsaid + of_other_seeds
+    )
     assert {*waiting, *too_long, *unsaid} == {entry["refused"] for entry in lines}
     assert "(8 times that day)" in hospitals.shown("audit")
 
@@ -1367,6 +1419,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     since_tomorrow = hospitals.shown("audit", "--since", TOMORROW)
 
     assert "rounds = 4000" in since_today
+    # a line with an earlier time than one before it is shown, whatever the day
     assert ("rounds = 4000" in since_tomorrow) == ("rounds = 5000" not in since_tomorrow)
 
 
@@ -1384,6 +1437,7 @@ def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: Patch) -> None:
+    """Where the disk is full, so that the audit log cannot be written, no introduction is sent."""
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
 
