@@ -182,7 +182,7 @@ def assert_the_same_on_both(folder: Path, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_path: Path) -> None:
-    # Per-FedAvg's step needs three batches
+    # its batches have twice the size: of 20 samples three of six, and a rest of two
     batch_size = 3 if algo == "per-fedavg" else 5
     assert_the_same_on_both(tmp_path, {"algo": algo, "batch_size": batch_size})
 
