@@ -68,7 +68,7 @@ def test_cifar100_costs_what_the_paper_says(
         fedtgp__server_epochs=1,
         cache_dir=str(tmp_path / "cache"),
     )
-    run = run_federation(config, CLIENTS)
+    run = run_federation(config, clients=CLIENTS)
 
     sent = 0
     received = 0

@@ -46,7 +46,7 @@ def test_losses_on_cuda_are_nearly_those_of_the_cpu(algo: str, tmp_path: Path) -
     for device in ("cuda", "cpu"):
         settings = TRAINED | {"algo": algo, "device": device}
         clients = settings.pop("clients")
-        rows = run_federation(run_config(tmp_path / device, **settings), clients).rows
+        rows = run_federation(run_config(tmp_path / device, **settings), clients=clients).rows
         losses.append([row["losses"]["total"] for row in rows if row["losses"]])
 
     on_cuda, on_cpu = losses
@@ -58,13 +58,13 @@ def test_on_cuda_a_resumed_run_is_an_undisturbed_one(tmp_path: Path) -> None:
     """The server dies while the clients train in round 2."""
     settings = TRAINED | {"algo": "fedtgp", "rounds": 3, "run_name": "run"}
     clients = settings.pop("clients")
-    whole = run_federation(run_config(tmp_path / "whole", **settings), clients)
+    whole = run_federation(run_config(tmp_path / "whole", **settings), clients=clients)
 
     config = run_config(tmp_path / "parts", **settings)
     with pytest.raises(Killed):
-        run_federation(config, clients, on_message(MessageType.TRAIN, 2))
+        run_federation(config, clients=clients, tamper=on_message(MessageType.TRAIN, 2))
 
-    resumed = run_federation(config | {"resume": True}, clients, run_id=4712)
+    resumed = run_federation(config | {"resume": True}, clients=clients, run_id=4712)
 
     assert without_times(resumed.rows) == without_times(whole.rows)
     assert digests(resumed.folder) == digests(whole.folder)

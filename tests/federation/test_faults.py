@@ -65,7 +65,7 @@ def run(
 ) -> Outcome:
     """Run four simulated clients, unless other nodes are given."""
     config = run_config(folder, **SMALL | settings)
-    return run_federation(config, 4, tamper, nodes, on_grid=on_grid)
+    return run_federation(config, clients=4, tamper=tamper, nodes=nodes, on_grid=on_grid)
 
 
 Undisturbed = Callable[..., Outcome]
@@ -89,7 +89,7 @@ def restarts(nodes: Nodes, **facts: Any) -> Tamper:
     def restart(message: Message, reply: Message) -> None:
         nodes[2002] = nodes.pop(1002) | facts
 
-    return on_round(2, 1002, restart)
+    return on_round(number=2, node=1002, change=restart)
 
 
 def in_round(number: int, change: Any) -> Tamper:
@@ -124,7 +124,11 @@ def test_a_restarted_supernode_is_known_again_and_asked_again(
     assert capsys.readouterr().out.count("back: site-2, on another node") == 1
 
 
-DIED = on_round(2, 1002, failing(0, "<class 'ray.exceptions.ActorDiedError'>:<'The actor died'>"))
+DIED = on_round(
+    number=2,
+    node=1002,
+    change=failing(0, "<class 'ray.exceptions.ActorDiedError'>:<'The actor died'>"),
+)
 """Site-2's reply in round 2 is the error that Flower makes if a process of Ray has died."""
 
 
@@ -187,7 +191,9 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(
 
         grid.pull_messages = pull_messages  # type: ignore[method-assign]
 
-    found = run(tmp_path, on_round(2, 1002, happens), nodes, on_grid=back_once_given_up)
+    found = run(
+        tmp_path, on_round(number=2, node=1002, change=happens), nodes, on_grid=back_once_given_up
+    )
 
     assert_same(found, wanted)
 
@@ -202,7 +208,7 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(
 def test_a_site_that_always_says_that_its_node_died_is_asked_three_times_and_costs_its_reply(
     tmp_path: Path,
 ) -> None:
-    gone = when(failing(5, "gone"), MessageType.TRAIN, 1001)
+    gone = when(failing(5, "gone"), MessageType.TRAIN, node=1001)
 
     outcome = run(tmp_path, gone)
 
@@ -220,7 +226,7 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> N
         gone[2002] = nodes.pop(1002)
 
     returns = in_round(3, meanwhile(lambda: nodes.update(gone)))
-    outcome = run(tmp_path, both(on_round(2, 1002, go), returns), nodes)
+    outcome = run(tmp_path, both(on_round(number=2, node=1002, change=go), returns), nodes)
 
     assert per_row(outcome, "valid") == [4, 3, 4, 4, 4]
     assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
@@ -234,7 +240,7 @@ def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(
     other = {"arch": "mnist-cnn"}
     extra = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, **other}
 
-    joins = on_round(1, 1000, meanwhile(lambda: nodes.setdefault(1009, extra)))
+    joins = on_round(number=1, node=1000, change=meanwhile(lambda: nodes.setdefault(1009, extra)))
     tamper = both(joins, restarts(nodes, **other))
     outcome = run(tmp_path, tamper, nodes, algo="fedavg", num_clients=4)
 
@@ -250,7 +256,7 @@ def test_who_comes_back_without_validation_samples_does_not_end_a_run_that_may_s
 ) -> None:
     """Such a run is refused at its beginning only if nobody has validation samples."""
     nodes = real_sites(3)
-    none = when(card_with(validation_samples=0), MessageType.QUERY, 2002)
+    none = when(card_with(validation_samples=0), MessageType.QUERY, node=2002)
 
     tamper = both(restarts(nodes), none)
     outcome = run(tmp_path, tamper, nodes, validation_fraction=0.3, early_stopping=4)
@@ -283,7 +289,7 @@ def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
     nodes = four()
     away = {1002: dict(nodes[1002])}
 
-    returns = on_round(3, 1000, meanwhile(lambda: nodes.update(away)))
+    returns = on_round(number=3, node=1000, change=meanwhile(lambda: nodes.update(away)))
     outcome = run(tmp_path, both(restarts(nodes), returns), nodes)
 
     assert {1002, 2002} & nodes_asked(outcome, 4) == {1002}
@@ -296,7 +302,7 @@ def test_a_late_client_joins_the_next_round_with_the_global_prototypes(
     nodes = four()
     late = nodes.pop(1003)
 
-    joins = on_round(2, 1000, meanwhile(lambda: nodes.setdefault(1003, late)))
+    joins = on_round(number=2, node=1000, change=meanwhile(lambda: nodes.setdefault(1003, late)))
     outcome = run(tmp_path, joins, nodes, num_clients=3)
 
     assert per_row(outcome, "valid") == [3, 3, 4, 4, 4]
@@ -328,7 +334,7 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: Pr
 
         grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
 
-    all_go = on_round(2, 1003, meanwhile(nodes.clear))
+    all_go = on_round(number=2, node=1003, change=meanwhile(nodes.clear))
     outcome = run(tmp_path, all_go, nodes, on_grid=back_once_missed, min_replies=2)
 
     assert per_row(outcome, "valid") == [4] * 5
@@ -372,7 +378,9 @@ def test_a_superlink_that_was_away_is_told(
 
 def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> None:
     """It is missing in every round and at the end, and no round is void for it."""
-    never = both(when(lost, MessageType.TRAIN, 1001), when(lost, MessageType.EVALUATE, 1001))
+    never = both(
+        when(lost, MessageType.TRAIN, node=1001), when(lost, MessageType.EVALUATE, node=1001)
+    )
 
     outcome = run(tmp_path, never, round_timeout=0.3)
 
@@ -382,7 +390,9 @@ def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> 
 
 def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed) -> None:
     """After two silent rounds it is not asked in two, and then takes part again."""
-    silent_twice = both(on_round(1, 1001, lost), on_round(2, 1001, lost))
+    silent_twice = both(
+        on_round(number=1, node=1001, change=lost), on_round(number=2, node=1001, change=lost)
+    )
 
     outcome = run(tmp_path, silent_twice, round_timeout=0.5, max_silent_rounds=2, rounds=6)
 
@@ -396,7 +406,7 @@ def test_only_who_was_awaited_to_the_end_is_missing_in_a_void_round(
     stage: str, tmp_path: Path, capsys: Printed
 ) -> None:
     """Sites that answered all they were asked are not blamed, and do not rest."""
-    silent = both(when(lost, stage, 1001, 1), when(lost, stage, 1002, 1))
+    silent = both(when(lost, stage, node=1001, number=1), when(lost, stage, node=1002, number=1))
 
     outcome = run(tmp_path, silent, round_timeout=0.5, max_silent_rounds=1, rounds=3, secagg=True)
 
@@ -417,7 +427,7 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(
 ) -> None:
     """In a secure sum the slow reply belongs to the first of the four exchanges."""
     grids: list[LocalGrid] = []
-    late = a_round_late(grids, "2", asks)
+    late = a_round_late(grids, "2", asks=asks)
 
     outcome = run(tmp_path, late, on_grid=grids.append, round_timeout=1.0, secagg=secagg)
 
@@ -528,7 +538,7 @@ def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it
         return reply
 
     with pytest.raises(FederationError, match=said + ".*This round does not count$"):
-        run_federation(config, tamper=on_round(2, 1001, happens))
+        run_federation(config, tamper=on_round(number=2, node=1001, change=happens))
 
     # the accident happens after training in round 2, and is found in round 3
     rows = (tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()
@@ -541,7 +551,9 @@ def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it
     assert digests(resumed.folder) == digests(undisturbed(**settings).folder)
 
 
-FAILS_TWICE = both(on_round(1, 1001, fails), on_round(2, 1001, fails))
+FAILS_TWICE = both(
+    on_round(number=1, node=1001, change=fails), on_round(number=2, node=1001, change=fails)
+)
 """Site-1 fails in rounds 1 and 2, so that none of its states counts."""
 
 
@@ -568,7 +580,7 @@ def test_runs_in_which_no_state_is_lost_end(
 
 def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> None:
     """Client 3 fails in round 2, where all four are needed: round 3 sends down what round 2 did."""
-    outcome = run(tmp_path, on_round(2, 1003, fails), min_replies=4)
+    outcome = run(tmp_path, on_round(number=2, node=1003, change=fails), min_replies=4)
 
     assert per_row(outcome, "void") == [False, True, False, False, False]
 
@@ -590,7 +602,7 @@ def test_one_site_of_several_operators_is_no_round(tmp_path: Path) -> None:
 
     Simulated clients are one person's own, and so is a site that is alone in a run.
     """
-    one_is_left = on_round(2, 1001, fails)
+    one_is_left = on_round(number=2, node=1001, change=fails)
 
     real = run(tmp_path / "real", one_is_left, real_sites(2))
     assert per_row(real, "void") == [False, True, False, False, False]
@@ -686,11 +698,13 @@ def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies
     nodes = four()
     late = nodes.pop(1003)
     config = run_config(tmp_path, algo=algo, num_clients=3, max_update_ratio=1.0, **SMALL)
-    tamper: Tamper = on_round(2, 1000, meanwhile(lambda: nodes.setdefault(1003, late)))
+    tamper: Tamper = on_round(
+        number=2, node=1000, change=meanwhile(lambda: nodes.setdefault(1003, late))
+    )
     for accident in (
-        on_round(2, 1002, fails),
-        on_round(3, 1001, report_with(round=9)),
-        on_round(4, 1000, interrupted),
+        on_round(number=2, node=1002, change=fails),
+        on_round(number=3, node=1001, change=report_with(round=9)),
+        on_round(number=4, node=1000, change=interrupted),
     ):
         tamper = both(tamper, accident)
 
@@ -698,7 +712,11 @@ def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies
         run_federation(config, nodes=nodes, tamper=tamper)
 
     outcome = run_federation(
-        config | {"resume": True}, 4, on_round(4, 1003, fails), nodes, run_id=2
+        config | {"resume": True},
+        clients=4,
+        tamper=on_round(number=4, node=1003, change=fails),
+        nodes=nodes,
+        run_id=2,
     )
 
     server = Checkpoint.read(RunFolder(outcome.folder).checkpoints()[0])

@@ -40,7 +40,9 @@ def federation(folder: Path, *partitions: int, **settings: Any) -> Outcome:
 
 def features(outcome: Outcome, *partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the training features and labels of these clients, one after the other."""
-    sets = [client_of(outcome.grid.run_config, n, 4).train_set for n in partitions]
+    sets = [
+        client_of(outcome.grid.run_config, partition=n, clients=4).train_set for n in partitions
+    ]
     inputs = torch.cat([train_set.in_memory for train_set in sets])
     labels = torch.cat([train_set.labels for train_set in sets])
     return inputs, labels

@@ -78,7 +78,7 @@ def fedavg(folder: Path, **settings: Any) -> dict[str, Any]:
 def federation(folder: Path, change: Change, algo: str = "fedproto", **settings: Any) -> Outcome:
     """Run four clients with half of the ten digits each; change the fourth's training replies."""
     config = run_config(folder, algo=algo, rounds=ROUNDS, **HALF_OF_THE_DIGITS, **settings)
-    return run_federation(config, CLIENTS, tamper=by({HOSTILE: change}))
+    return run_federation(config, clients=CLIENTS, tamper=by({HOSTILE: change}))
 
 
 Reference = Callable[[str], Outcome]
@@ -250,7 +250,7 @@ def test_a_round_without_an_evaluation_has_no_figures_of_one(tmp_path: Path) -> 
     }
     config = run_config(tmp_path, rounds=2, evaluate_every=2, metrics="auc", **HALF_OF_THE_DIGITS)
 
-    evaluated, unevaluated, _ = run_federation(config, CLIENTS, by(lies)).rows
+    evaluated, unevaluated, _ = run_federation(config, clients=CLIENTS, tamper=by(lies)).rows
 
     assert evaluated["accuracy"]
     assert not evaluated["refused"]
@@ -358,7 +358,9 @@ def test_a_reply_that_flower_cannot_read_harms_nobody(tmp_path: Path, without: R
 def test_an_introduction_that_flower_cannot_read_harms_nobody(tmp_path: Path) -> None:
     config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
 
-    outcome = run_federation(config, CLIENTS, by({HOSTILE: garbled}, MessageType.QUERY))
+    outcome = run_federation(
+        config, clients=CLIENTS, tamper=by({HOSTILE: garbled}, MessageType.QUERY)
+    )
 
     assert sorted(outcome.summary["clients"]) == sorted(HONEST)
 
@@ -438,7 +440,7 @@ def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: Printed) -> Non
     learnt = []
     for samples in (30, 10**15):
         config = run_config(tmp_path / str(samples), max_samples_ratio=1.0, **data)
-        outcome = run_federation(config, CLIENTS, attacks.claims(samples))
+        outcome = run_federation(config, clients=CLIENTS, tamper=attacks.claims(samples))
         learnt.append(load_file(outcome.folder / "prototypes.safetensors")["means"])
 
     said = capsys.readouterr().out

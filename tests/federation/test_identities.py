@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         if name not in known:
             folder = tmp_path_factory.mktemp("run")
             config = run_config(folder, algo=algo, models=models, **SMALL, **settings)
-            known[name] = run_federation(config, CLIENTS)
+            known[name] = run_federation(config, clients=CLIENTS)
         return known[name]
 
     return once

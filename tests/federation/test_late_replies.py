@@ -31,7 +31,7 @@ SUPPORTING = [name for name, row in CATALOG.items() if "late" in row.supports]
 
 def run(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
     """Run four simulated clients, of which one is slow: its replies come two rounds later."""
-    return run_federation(run_config(folder, **SLOW | settings), 4, tamper)
+    return run_federation(run_config(folder, **SLOW | settings), clients=4, tamper=tamper)
 
 
 def of_rounds(outcome: Outcome, key: str) -> list[Any]:

@@ -76,7 +76,9 @@ def audited(
 
     Its clients have joined in another order than that of their numbers, as they do in processes.
     """
-    run = run_federation(run_config(folder, algo=algo, **TINY_RUN | changes), clients).folder
+    run = run_federation(
+        run_config(folder, algo=algo, **TINY_RUN | changes), clients=clients
+    ).folder
     facts = RunFolder(run).sites()
     RunFolder(run).write(SITES, {**facts, "sites": dict(reversed(facts["sites"].items()))})
     return run, {(found["attack"], found["samples"]): found for found in audit(run)}

@@ -247,16 +247,16 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(
         monkeypatch.setattr(half, name, partialmethod(drawing, hook=getattr(half, name)))
     more = {"rounds": 6, "run_name": "mine", "test_samples": 20, "participation": 0.5}
     settings = MOON | more | {"hparams": "mu=2.0"}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
 
     config = run_config(tmp_path / "parts", **settings)
     for number, place in enumerate(PLACES, start=1):
         stop(config | {"resume": number > 1}, place, number, run_id=100 + number)
 
     with pytest.raises(SettingsError, match=r'hparams = "mu=1.0": the run has hparams = "mu=2.0"'):
-        run_federation(config | {"resume": True, "hparams": "mu=1.0"}, CLIENTS, run_id=200)
+        run_federation(config | {"resume": True, "hparams": "mu=1.0"}, clients=CLIENTS, run_id=200)
 
-    found = run_federation(config | {"resume": True}, CLIENTS, run_id=300)
+    found = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=300)
 
     assert_same(found, wanted)
     # of the five places only the last, after the checkpoint, keeps its own round

@@ -164,7 +164,7 @@ def test_weights_are_averaged_exported_and_predict(
 
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
 
-    data = client_of(config, 1).data
+    data = client_of(config, partition=1).data
     labels = [prediction.label for prediction in Predictor.load(out).predict(data.test_inputs)]
     right = np.mean(np.equal(labels, data.test_labels))
 
@@ -247,7 +247,7 @@ def test_onnx_computes_the_same(
 
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
 
-    inputs = np.asarray(client_of(config, 1).data.test_inputs[:5])
+    inputs = np.asarray(client_of(config, partition=1).data.test_inputs[:5])
     given = inputs.astype(np.float32) if kind == "image" else inputs  # pixels are whole numbers
     session = runtime.InferenceSession(str(out / "model.onnx"))
     logits, *distances = session.run(None, {"inputs": given})
@@ -361,7 +361,7 @@ def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> Non
 def test_tied_weights_and_layers_built_late_are_trained_and_exported(
     tmp_path: Path, nets: str, algo: str, net: str
 ) -> None:
-    run = run_federation(run_config(tmp_path, algo=algo, models=f"{nets}:{net}", **WINE), 2)
+    run = run_federation(run_config(tmp_path, algo=algo, models=f"{nets}:{net}", **WINE), clients=2)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
 
     if net == "Tied":
@@ -378,14 +378,14 @@ def test_a_type_that_does_not_travel_is_named_before_the_first_round(
     """Only methods that send weights name it; others may have such buffers."""
     settings = {"models": f"{nets}:{net}", **WINE}
     with pytest.raises(FederationError, match=rf"body\.mask is {kind}, and weights travel as"):
-        run_federation(run_config(tmp_path, algo="fedavg", **settings), 2)
+        run_federation(run_config(tmp_path, algo="fedavg", **settings), clients=2)
 
-    run = run_federation(run_config(tmp_path / "fedproto", algo="fedproto", **settings), 2)
+    run = run_federation(run_config(tmp_path / "fedproto", algo="fedproto", **settings), clients=2)
     assert list(run.folder.glob("clients/*/model.safetensors"))
 
     settings["models"] = f"{nets}:Sparse"
     with pytest.raises(FederationError, match="its model cannot be written"):
-        run_federation(run_config(tmp_path / "sparse", algo="fedproto", **settings), 2)
+        run_federation(run_config(tmp_path / "sparse", algo="fedproto", **settings), clients=2)
 
 
 def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(

@@ -143,7 +143,7 @@ def test_whose_samples_they_are_decides_what_is_protected(tmp_path: Path) -> Non
     # here each value of the column is a client of the run
     natural = run_config(tmp_path, **RUN | {"partition": "natural", "data_dir": str(with_persons)})
     with pytest.raises(SettingsError, match="dp = 'person': this client's data do not say"):
-        _ = client_of(natural, 0, PERSONS).data
+        _ = client_of(natural, partition=0, clients=PERSONS).data
 
 
 def test_a_demand_per_person_is_met_by_no_run_per_sample(tmp_path: Path) -> None:

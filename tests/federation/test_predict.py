@@ -47,7 +47,7 @@ BROKEN: dict[str, bytes] = {
 
 def trained(tmp_path: Path, **settings: Any) -> Outcome:
     small = {"train_samples": 60, "test_samples": 60}
-    return run_federation(run_config(tmp_path, **small | settings), CLIENTS)
+    return run_federation(run_config(tmp_path, **small | settings), clients=CLIENTS)
 
 
 def taken_out(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
@@ -111,7 +111,7 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(
 
     for number in range(CLIENTS):
         site = f"site-{number}"
-        data = client_of(run.grid.run_config, number, CLIENTS).data
+        data = client_of(run.grid.run_config, partition=number, clients=CLIENTS).data
         accuracy = run.summary["accuracy-of-clients"][site]
         predictor = Predictor.load(taken_out(run.folder, tmp_path / f"model-{number}", site))
         assert set(predictor.inferences) == set(accuracy)
@@ -136,7 +136,7 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(
 def test_the_command_line_says_what_python_says(
     outcome: Outcome, tmp_path: Path, capsys: Printed
 ) -> None:
-    pixels = client_of(outcome.grid.run_config, 1, CLIENTS).data.test_inputs
+    pixels = client_of(outcome.grid.run_config, partition=1, clients=CLIENTS).data.test_inputs
     folder = tmp_path / "images"
     folder.mkdir()
     for index, image in enumerate(pixels):
@@ -218,7 +218,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     taken_out(run.folder, out, "site-1", "--unknown", "0")
     assert "unknown" not in (out / "README.md").read_text()
 
-    inverted = 255 - client_of(run.grid.run_config, 1, CLIENTS).data.test_inputs
+    inverted = 255 - client_of(run.grid.run_config, partition=1, clients=CLIENTS).data.test_inputs
     assert not any(prediction.unknown for prediction in Predictor.load(out).predict(inverted))
 
     # a model without test samples
@@ -264,7 +264,7 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> 
         test_samples=300,
     )
     predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS))
-    digits = client_of(run.grid.run_config, 0, CLIENTS).data.test_inputs
+    digits = client_of(run.grid.run_config, partition=0, clients=CLIENTS).data.test_inputs
 
     def unknown_share(inputs: np.ndarray) -> float:
         return float(np.mean([prediction.unknown for prediction in predictor.predict(inputs)]))
@@ -524,7 +524,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     the schema.
     """
     settings = {"algo": "fedproto", "models": "table3", "dataset": "wine", "partition": "iid"}
-    run = run_federation(run_config(tmp_path, **settings), 2).folder
+    run = run_federation(run_config(tmp_path, **settings), clients=2).folder
     model = taken_out(run, tmp_path / "model", "site-1")
     good = tmp_path / "good.csv"
     header = ",".join(f"x{i}" for i in range(13))
@@ -569,7 +569,7 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
     tmp_path: Path, capsys: Printed, algo: str
 ) -> None:
     config = run_config(tmp_path, algo=algo, models="cnn4", test_samples=50)
-    run = run_federation(config, 3)
+    run = run_federation(config, clients=3)
     file = run.folder / "predictions.csv"
     sites = ["site-0", "site-1", "site-2"]
 
@@ -584,7 +584,7 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
 
     for number, site in enumerate(sites):
         own = [row for row in rows if row["client"] == site]
-        labels = client_of(config, number).data.test_labels
+        labels = client_of(config, partition=number).data.test_labels
         assert [int(row["label"]) for row in own] == labels.tolist()
         for way, accuracy in run.summary["accuracy-of-clients"][site].items():
             assert np.mean([row[way] == row["label"] for row in own]) == accuracy
@@ -596,7 +596,7 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
 def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
     """The features that are stored are those of each client's model, and give its scores."""
     config = run_config(tmp_path, algo="fedproto", models="cnn4", test_samples=20)
-    run = run_federation(config, 2)
+    run = run_federation(config, clients=2)
     features = tmp_path / "features.npz"
     figures = tmp_path / "figures"
 
@@ -607,7 +607,7 @@ def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
     assert {file.stem for file in figures.iterdir()} == set(names)
 
     predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-1" / WEIGHTS))
-    data = client_of(config, 1, CLIENTS).data
+    data = client_of(config, partition=1, clients=CLIENTS).data
     is_its = stored["client"] == "site-1"
     assert stored["label"][is_its].tolist() == data.test_labels.tolist()
 
@@ -645,7 +645,7 @@ def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(
     tmp_path: Path, capsys: Printed
 ) -> None:
     """Predictions of a run need the test samples that its clients had, and a run that has ended."""
-    run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), 2).folder
+    run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), clients=2).folder
     with locked_run(run):
         busy = output(capsys, "predict", run, status=1).err
 

@@ -95,7 +95,7 @@ def small_config(folder: Path, algo: str, **changes: Any) -> dict[str, Any]:
 
 
 def private(folder: Path, algo: str, **changes: Any) -> Outcome:
-    return run_federation(small_config(folder, algo, **changes), 2)
+    return run_federation(small_config(folder, algo, **changes), clients=2)
 
 
 def failures_of(config: dict[str, Any], nodes: Nodes | None = None) -> list[str]:
@@ -137,8 +137,8 @@ def test_no_mean_is_fitted_on_a_clients_samples_under_differential_privacy(
     dp: str, same: bool, tmp_path: Path
 ) -> None:
     config = run_config(tmp_path, **SMALL | {"dp": dp})
-    first = client_of(config, 0, 2).data.mean
-    second = client_of(config, 1, 2).data.mean
+    first = client_of(config, partition=0, clients=2).data.mean
+    second = client_of(config, partition=1, clients=2).data.mean
 
     assert (first == second) == same
 
@@ -538,7 +538,7 @@ def test_an_epsilon_too_small_for_any_noise_is_refused_before_a_client_trains(
     config = run_config(tmp_path, **SMALL | {"dp_epsilon": 0.001})
 
     with pytest.raises(SettingsError, match=r"dp-epsilon = 0\.001: no noise is large enough"):
-        run_federation(config, 2, on_grid=grids.append)
+        run_federation(config, clients=2, on_grid=grids.append)
 
     for message, _ in grids[0].log:
         assert message.metadata.message_type != MessageType.TRAIN
@@ -549,7 +549,9 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
 ) -> None:
     """The setting gradient-noise, as in FedPLVM's Table 11: a run with it has no budget."""
     noise: dict[str, Any] = {"dp": "none", "gradient_noise": 4.0}
-    client = client_of(run_config(tmp_path, **SMALL | noise, algo="fedplvm"), 0, 2)
+    client = client_of(
+        run_config(tmp_path, **SMALL | noise, algo="fedplvm"), partition=0, clients=2
+    )
     step = build_half(client, 1, protections_of(client)).step()
 
     assert isinstance(step, PrivateStep)
@@ -642,9 +644,9 @@ def test_what_a_resumed_run_repeats_is_counted(
     """The server dies in round 2, after clients were charged for it; ``left`` rounds are made."""
     config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": rounds})
     with pytest.raises(Killed):
-        run_federation(config, 2, tamper=on_message(stopped, 2))
+        run_federation(config, clients=2, tamper=on_message(stopped, 2))
 
-    resumed = run_federation(config | {"resume": True}, 2, run_id=2)
+    resumed = run_federation(config | {"resume": True}, clients=2, run_id=2)
 
     assert resumed.summary["rounds"] == left
     assert not any(resumed.summary["trouble"].values())

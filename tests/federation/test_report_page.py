@@ -44,7 +44,7 @@ def read(outcome: Outcome) -> Page:
 
 
 def run(folder: Path, clients: int, **settings: Any) -> Outcome:
-    return run_federation(run_config(folder, **SMALL | settings), clients)
+    return run_federation(run_config(folder, **SMALL | settings), clients=clients)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
             return reply
         return rubbish(message, reply)
 
-    return run_federation(config, 4, by({1003: from_round_2}))
+    return run_federation(config, clients=4, tamper=by({1003: from_round_2}))
 
 
 def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -208,7 +208,7 @@ def test_the_page_shows_who_has_which_training_samples(fedtgp: Outcome) -> None:
     assert unit == "training samples"
 
     for index, site in enumerate(clients):
-        labels = client_of(fedtgp.grid.run_config, index, 4).data.train_labels
+        labels = client_of(fedtgp.grid.run_config, partition=index, clients=4).data.train_labels
         counts = np.bincount(labels, minlength=10).tolist()
         assert sites[site]["train-classes"] == counts
         assert np.nan_to_num(counts_CS[:, index]).tolist() == counts
@@ -269,7 +269,11 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(
 def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
     settings = {"algo": "local", "rounds": 9, "run_name": "mine", "round_timeout": 0.1}
     with pytest.raises(Exception, match="3 rounds in a row"):
-        run_federation(run_config(tmp_path, **SMALL, **settings), 2, when(lost, MessageType.TRAIN))
+        run_federation(
+            run_config(tmp_path, **SMALL, **settings),
+            clients=2,
+            tamper=when(lost, MessageType.TRAIN),
+        )
 
     page = Page(tmp_path / "runs" / "mine" / "report.html")
     assert "This run is not finished: the page shows it as far as it is." in page.texts
@@ -305,7 +309,7 @@ def test_too_many_prototypes_are_not_compared() -> None:
 def test_with_hidden_labels_all_training_samples_are_counted(tmp_path: Path) -> None:
     """All 30 of each client count, not only the half of the positive ones that keep their label."""
     config = run_config(tmp_path, algo="fedproto", positive_rate=0.5, rounds=1, **DIGITS)
-    for facts in sites_of(run_federation(config, 2)).values():
+    for facts in sites_of(run_federation(config, clients=2)).values():
         assert sum(facts["train-classes"]) == 30
 
 
@@ -330,14 +334,14 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
     monkeypatch.setattr(artifacts, "shares_of", divide)
     claims = card_with(num_partitions=10**6)
     config = run_config(tmp_path, num_clients=2, rounds=1, **DIGITS)
-    run_federation(config, 2, by({1000: claims, 1001: claims}, MessageType.QUERY))
+    run_federation(config, clients=2, tamper=by({1000: claims, 1001: claims}, MessageType.QUERY))
 
     assert not divide.called
 
 
 def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(artifacts, "data_if_cached", lambda settings: None)
-    outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), 2)
+    outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), clients=2)
 
     assert not (outcome.folder / "report.html").exists()  # which these settings do not want
     for facts in sites_of(outcome).values():

@@ -67,14 +67,14 @@ def test_a_stopped_run_equals_a_whole_one(
     A round is finished only if the server dies after its checkpoint.
     """
     settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
 
     config = run_config(tmp_path / "parts", **settings)
     finished_rounds = []
     for run_id, (place, number) in enumerate(stops.items(), start=1):
         stop(config | {"resume": run_id > 1}, place, number, run_id)
         finished_rounds.append(number if place in (STORED, FINAL) else number - 1)
-    found = run_federation(config | {"resume": True}, CLIENTS, run_id=9)
+    found = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=9)
 
     assert_same(found, wanted)
     assert found.summary["resumed-after-rounds"] == finished_rounds
@@ -96,7 +96,7 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
     recipe = read_recipe(str(folder / "resume.toml"))
     assert recipe.federation["num-supernodes"] == CLIENTS
 
-    found = run_federation(default_run_config() | recipe.settings, CLIENTS, run_id=2)
+    found = run_federation(default_run_config() | recipe.settings, clients=CLIENTS, run_id=2)
 
     assert found.folder == folder
     assert list(folder.rglob("*.tmp")) == [own]
@@ -106,7 +106,7 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
 def refusal(config: dict[str, Any]) -> str:
     """Return the error of a run that is resumed with these settings, and refused."""
     with pytest.raises((SettingsError, TensorFileError)) as caught:
-        run_federation(config | {"resume": True}, CLIENTS, run_id=9)
+        run_federation(config | {"resume": True}, clients=CLIENTS, run_id=9)
     return str(caught.value)
 
 
@@ -129,14 +129,14 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
 
     said = "holds a run already; choose another name, or let it go on with resume"
     with pytest.raises(SettingsError, match=said):
-        run_federation(config, CLIENTS)
+        run_federation(config, clients=CLIENTS)
 
     with FileLock(tmp_path / "runs" / ".mine.lock"):
         assert "another process is at work" in refusal(config)
 
     said = rf"divided among {CLIENTS} clients, not 2; .* 'num-supernodes={CLIENTS}'"
     with pytest.raises(FederationError, match=said):  # at once, not after ``join-timeout``
-        run_federation(config | {"resume": True}, 2, run_id=2)
+        run_federation(config | {"resume": True}, clients=2, run_id=2)
 
     said = refusal(config | {"lr": 0.5, "algo": "fedtgp", "round-timeout": 7.0})
     assert 'algo = "fedtgp": the run has algo = "fedproto"' in said
@@ -145,7 +145,7 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
     assert "round-timeout" not in said
 
     same_result = {"round-timeout": 7.0, "min-replies": 2}
-    found = run_federation(config | {"resume": True} | same_result, CLIENTS, run_id=3)
+    found = run_federation(config | {"resume": True} | same_result, clients=CLIENTS, run_id=3)
 
     assert found.summary["resumed-after-rounds"] == [1]
 
@@ -181,10 +181,10 @@ def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Prin
     assert f"out-dir: {__file__} cannot be written" in refusal(config | {"out-dir": __file__})
     assert not list((tmp_path / "runs").iterdir())
 
-    before = run_federation(config, CLIENTS).summary
+    before = run_federation(config, clients=CLIENTS).summary
     assert "rounds = 2: the run has rounds = 1" in refusal(config | {"rounds": 2})
 
-    outcome = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    outcome = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=2)
 
     assert outcome.summary == before
     assert outcome.grid.log == [], "nobody was asked anything"
@@ -203,7 +203,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     Clients keep the states that this needs, even where some had begun the next round.
     """
     settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, place, 5)
     kept = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()  # the newest first
@@ -212,7 +212,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
 
     flip_a_bit(kept[0], -99)  # in the numbers at its end
 
-    resumed = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    resumed = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=2)
 
     console = capsys.readouterr().out
     said = f"{kept[0].name} is damaged: its content does not have its checksum; going back a round"
@@ -268,7 +268,7 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
 
     assert f"{said}this is {code_version()}" in capsys.readouterr().out
 
-    run_federation(config | {"resume": True, "threads": 1}, CLIENTS, run_id=3)
+    run_federation(config | {"resume": True, "threads": 1}, clients=CLIENTS, run_id=3)
     console = capsys.readouterr().out
 
     assert "resuming mine after round 2 of 3; round 3 is next" in console
@@ -306,12 +306,12 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
     said = r"checkpoints/000002.safetensors could not be written.*No space left"
 
     with pytest.raises(TensorFileError, match=said):
-        run_federation(config, CLIENTS, run_id=1)
+        run_federation(config, clients=CLIENTS, run_id=1)
 
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_file)
-    found = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    found = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=2)
 
     # before rounds 1 and 2 are stored, and 2 and 3 once resumed; at last the clients' final models
     assert checkpoints_when_synced == [1, 2, 2, 3, 3]
     assert found.summary["resumed-after-rounds"] == [1]
-    assert_same(found, run_federation(run_config(tmp_path / "whole", **settings), CLIENTS))
+    assert_same(found, run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS))

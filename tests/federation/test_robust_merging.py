@@ -256,7 +256,7 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
     assert received["trimmed-mean"] < received["mean"]
 
     config = run_config(tmp_path / "many", algo=algo, liars=1, **data)
-    outcome = run_federation(config, 5, by({1004: flooding(60)}))
+    outcome = run_federation(config, clients=5, tamper=by({1004: flooding(60)}))
     sent = [values_of(reply.content["prototypes"]["labels"]) for _, reply in outcome.exchanged()]
     *honest, flood = [np.bincount(labels, minlength=10) for labels in sent]
     most = {"mpft": 0.1 * 60 + 10, "fedplvm": 2 * np.max(honest, axis=0).sum()}[algo]

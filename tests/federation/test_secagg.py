@@ -91,7 +91,7 @@ def small_config(folder: Path, **settings: Any) -> dict[str, Any]:
 
 def federation(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
     """Run four clients with five classes each."""
-    return run_federation(small_config(folder, **settings), CLIENTS, tamper)
+    return run_federation(small_config(folder, **settings), clients=CLIENTS, tamper=tamper)
 
 
 def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
@@ -109,7 +109,7 @@ def begun_anew(tamper: Tamper) -> Tamper:
         reply.content.pop(NEXT_SUM)
         return reply
 
-    return both(when(without_next_sum, "query.unmask", 1001), tamper)
+    return both(when(without_next_sum, "query.unmask", node=1001), tamper)
 
 
 def ask_site_0(
@@ -264,7 +264,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(
         metrics="auc",
         validation_fraction=0.3,
     )
-    run_federation(config, CLIENTS)
+    run_federation(config, clients=CLIENTS)
     folder = tmp_path / "runs" / "mine"
 
     console = " ".join(capsys.readouterr().out.split())
@@ -361,7 +361,7 @@ def lies_about_shares(node: int) -> Tamper:
         record.update(dict.fromkeys(others, bytes(SHARE - 1) + b"\7"))
         return reply
 
-    return when(change, "query.unmask", node)
+    return when(change, "query.unmask", node=node)
 
 
 @pytest.mark.parametrize(("node", "rounds"), [(1000, 1), (1002, 3)])
@@ -397,7 +397,7 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(
         return reply
 
     tamper = by({1001: send_same_keys, 1002: send_same_keys}, stage)
-    found = run_federation(small_config(tmp_path, rounds=3), 5, tamper)
+    found = run_federation(small_config(tmp_path, rounds=3), clients=5, tamper=tamper)
 
     assert [sorted(row["refused"]) for row in found.rows] == [["site-1", "site-2"], *3 * [[]]]
     assert voids(found) == [stage != "train", False, False, False]
@@ -533,7 +533,7 @@ def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
 
     sites = honest + len(senders)
     settings = {"rounds": 2, "train_samples": 5, "test_samples": 5, "secagg_threshold": 0.51}
-    outcome = run_federation(small_config(tmp_path, **settings), sites, send_rubbish)
+    outcome = run_federation(small_config(tmp_path, **settings), clients=sites, tamper=send_rubbish)
 
     refused = outcome.rows[0]["refused"]
     assert refused.keys() == {f"site-{number}" for number in senders}
@@ -566,7 +566,7 @@ def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(
         federation(tmp_path / "stopped", begun_anew(on_message(stage, 2)), **settings)
 
     config = small_config(tmp_path / "stopped", resume=True, **settings)
-    found = tensors(run_federation(config, CLIENTS, run_id=RUN_ID + 1))
+    found = tensors(run_federation(config, clients=CLIENTS, run_id=RUN_ID + 1))
 
     for name, value in wanted.items():
         assert torch.equal(found[name], value), name
@@ -814,7 +814,7 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None
         return reply
 
     config = small_config(tmp_path)
-    outcome = run_federation(config, CLIENTS, try_tricks, on_grid=grids.append)
+    outcome = run_federation(config, clients=CLIENTS, tamper=try_tricks, on_grid=grids.append)
 
     for name, trick in TRICKS.items():
         assert trick.refusal in refusals[name], name
@@ -896,7 +896,7 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(
             unmasking.join()
 
     monkeypatch.setattr(client_secagg.SecureSum, during, disturbed)
-    run_federation(config, len(names), nodes=nodes)
+    run_federation(config, clients=len(names), nodes=nodes)
     threads[0].join()
 
     assert "does not follow 'mask' of round 1" in reason_in(answers[-1])
@@ -1026,7 +1026,7 @@ def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path)
     """Nor does the end of the run: a site with an operator remembers it in its state."""
     nodes = real_sites(CLIENTS, tmp_path / "disk")
     config = small_config(tmp_path)
-    outcome = run_federation(config, CLIENTS, nodes=nodes)
+    outcome = run_federation(config, clients=CLIENTS, nodes=nodes)
 
     assert not outcome.rows[0]["void"]
 
@@ -1153,7 +1153,7 @@ def test_one_round_without_epochs_or_training_in_steps_makes_no_two_equal_sums(
 def test_two_clients_are_too_few(tmp_path: Path) -> None:
     too_few = r"secure aggregation: a round asks 2 sites; 3 are the"
     with pytest.raises(FederationError, match=too_few):
-        run_federation(run_config(tmp_path, secagg=True, **SMALL), 2)
+        run_federation(run_config(tmp_path, secagg=True, **SMALL), clients=2)
 
 
 def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """Make a run and return its rows, even if it ends early because its rounds are void."""
     with suppress(FederationError):
-        run_federation(config_of(folder, **settings), clients, tamper, nodes)
+        run_federation(config_of(folder, **settings), clients=clients, tamper=tamper, nodes=nodes)
     return [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").open()]
 
 
@@ -105,7 +105,7 @@ def test_a_site_goes_by_whatever_is_on_record(
         return reply
 
     change_sent(monkeypatch, VICTIM, 2, instruct("run_history", NO_STATE_COUNTS))
-    tamper = when(lose_record, "query.unmask", VICTIM, 1)
+    tamper = when(lose_record, "query.unmask", node=VICTIM, number=1)
     rows = rows_of(tmp_path, tamper, sites, algo=algo)
 
     assert reason in rows[1]["failed"]["site-3"]
@@ -113,7 +113,7 @@ def test_a_site_goes_by_whatever_is_on_record(
 
 def test_a_site_that_comes_late_begins_with_a_new_model(tmp_path: Path, sites: Nodes) -> None:
     """Site-3 is lost at the first stage of round 1, and takes part in round 2."""
-    rows = rows_of(tmp_path, when(silent, "query.advertise", VICTIM, 1), sites)
+    rows = rows_of(tmp_path, when(silent, "query.advertise", node=VICTIM, number=1), sites)
 
     assert [list(row["failed"]) for row in rows] == [["site-3"], [], []]
     assert not any(row["void"] for row in rows)
@@ -280,7 +280,7 @@ def test_a_site_that_diverges_in_every_round_costs_only_itself(
         progress.append((stored["stage"], stored["secret"], stored["sent"]))
         return reply
 
-    tamper = when(read_progress, "train", 1001)
+    tamper = when(read_progress, "train", node=1001)
     rows = rows_of(tmp_path, tamper, sites, algo="fedavg", rounds=3)
 
     assert progress == [("left", "", 2), ("left", "", 4), ("left", "", 6)]
@@ -310,7 +310,7 @@ def rows_of_ten(folder: Path, owners: set[str], *liars: int) -> tuple[Any, Any]:
     Return the rows of the round and of the final evaluation.
     """
     lie = by(dict.fromkeys(liars, wrong_share_of(owners)), "query.unmask")
-    train, final = run_federation(config_of(folder, rounds=1), 10, lie).rows
+    train, final = run_federation(config_of(folder, rounds=1), clients=10, tamper=lie).rows
     return train, final
 
 

@@ -55,7 +55,7 @@ def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum
     monkeypatch.setattr(differential_privacy.release, "private_moments", noted)
     monkeypatch.setattr(secure_sum.sums, "to_sums", noted_step)
     config = run_config(tmp_path, **PRIVATE, dp_honest_sites=SITES - 1)
-    outcome = run_federation(config, SITES)
+    outcome = run_federation(config, clients=SITES)
 
     plan = Settings.from_run_config(config).plan(100)  # its table noise is that of any number
     assert isinstance(plan, Plan)

@@ -158,7 +158,7 @@ def test_a_site_that_dies_over_its_introduction_or_loses_it_is_asked_again(three
             return reply
         return Message(Error(deaths.pop(), "unavailable"), reply_to=message)
 
-    outcome = three.run(when(dies_twice, MessageType.QUERY, 3), min_clients=3)
+    outcome = three.run(when(dies_twice, MessageType.QUERY, node=3), min_clients=3)
 
     assert set(outcome.summary["clients"]) == set(NAMES)
 
@@ -178,7 +178,7 @@ def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: Printed) ->
         for model in (three.south / "state").rglob("*-*.safetensors"):
             model.unlink()
 
-    three.run(on_round(1, 3, meanwhile(lose_models)), rounds=2)
+    three.run(on_round(number=1, node=3, change=meanwhile(lose_models)), rounds=2)
 
     line = r"WARNING protofl: run \d+: no model of an earlier round in state-dir"
     assert len(re.findall(line, capfd.readouterr().err)) == 1
@@ -196,7 +196,7 @@ def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
         max((three.south / "state").rglob("*-*.safetensors")).unlink()
         return reply
 
-    outcome = three.run(on_round(2, 3, older), rounds=3)
+    outcome = three.run(on_round(number=2, node=3, change=older), rounds=3)
     assert [row["valid"] for row in outcome.rows] == [3, 3, 3, 3]
 
     said = "the newest model in state-dir is of round 1, older than round 2, the last that counted"
@@ -208,7 +208,9 @@ def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) 
 
     It knows how long sites take from round 1, in which every site has the whole time.
     """
-    outcome = three.run(on_round(2, 3, lost), rounds=3, round_timeout=100.0, min_wait=0.0)
+    outcome = three.run(
+        on_round(number=2, node=3, change=lost), rounds=3, round_timeout=100.0, min_wait=0.0
+    )
 
     assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
 
@@ -244,7 +246,7 @@ def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(
 
     South's reply of round 1 is lost after it has left.
     """
-    outcome = three.run(on_round(1, 3, failing(2, "it rains")), run_name="mine")
+    outcome = three.run(on_round(number=1, node=3, change=failing(2, "it rains")), run_name="mine")
 
     log = (outcome.folder / "run.log").read_text()
     assert re.search(rf"(?m)^{STAMP} WARNING failed: south: it rains$", log)

@@ -985,7 +985,7 @@ def test_a_sum_is_with_no_other_than_sites_of_the_study(
         keys["north"] = signed_keys[32:PUBLIC] + signed_keys[:32] + signed_keys[PUBLIC:]
         return reply
 
-    tamper = when(swap_keys, stage, 2)
+    tamper = when(swap_keys, stage, node=2)
     with pytest.raises(FederationError):
         hospitals.federate(config, tamper=tamper)
 

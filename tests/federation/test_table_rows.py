@@ -123,7 +123,7 @@ def problem_of(run: Run, cells: list[Cell], folder: Path, cache: Path) -> str:
     """
     config, clients = small(run, folder, cache)
     try:
-        outcome = run_federation(config, clients)
+        outcome = run_federation(config, clients=clients)
         missing = [figure_missing(cell, outcome.folder) for cell in cells]
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -87,7 +87,7 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
     """A resumed run sends all rows once more. Settings go without paths and names of sites."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, name, fake)
-    run = run_federation(run_config(tmp_path, callback=name, **SMALL), 2)
+    run = run_federation(run_config(tmp_path, callback=name, **SMALL), clients=2)
 
     assert fake.figures == wanted(run)
     assert fake.started == ["one"]
@@ -130,7 +130,9 @@ def test_a_trackers_missing_package_is_one_line(
     grids: list[LocalGrid] = []
 
     with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
-        run_federation(run_config(tmp_path, callback=name, **SMALL), 2, on_grid=grids.append)
+        run_federation(
+            run_config(tmp_path, callback=name, **SMALL), clients=2, on_grid=grids.append
+        )
 
     assert f"pip install 'protofl[{name}]'" in str(error.value)
     assert not grids[0].log
@@ -160,7 +162,7 @@ def test_the_real_trackers_store_every_rounds_mean(
         monkeypatch.setenv(variable, value)  # before the import, which reads it
     pytest.importorskip(name)
 
-    figures = wanted(run_federation(run_config(tmp_path, callback=name, **SMALL), 2))
+    figures = wanted(run_federation(run_config(tmp_path, callback=name, **SMALL), clients=2))
 
     # before the first round, and after each of two
     means = {number: figures[number]["accuracy/head/mean"] for number in range(3)}
@@ -245,4 +247,4 @@ def test_a_resumed_run_has_each_round_once_in_tensorboard(tmp_path: Path) -> Non
     config = run_config(tmp_path, **EVENTS)
     stop(config, "before the checkpoint", 2)
 
-    assert_complete(run_federation(config | {"resume": True}, 4, run_id=7))
+    assert_complete(run_federation(config | {"resume": True}, clients=4, run_id=7))

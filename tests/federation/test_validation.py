@@ -430,7 +430,7 @@ def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **settings:
         "models": "mlp-1",
     }
     config = run_config(folder, algo="fedproto", rounds=1, **data | settings)
-    return run_federation(config, 3, nodes=nodes)
+    return run_federation(config, clients=3, nodes=nodes)
 
 
 def test_balanced_accuracy_stands_everywhere(

@@ -156,5 +156,5 @@ def test_a_request_says_that_moments_of_vectors_leave() -> None:
 def test_images_are_no_vectors(sites: Sites) -> None:
     config = run_config(sites.folder, algo="gaussian", backbones="none", image_size=16)
     with pytest.raises(Exception, match="gaussian then takes vectors of features") as refused:
-        run_federation(config, 3)
+        run_federation(config, clients=3)
     assert "choose auto, or name backbones, for images" in str(refused.value)

@@ -698,7 +698,7 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
 
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:
     for algo, declared in DECLARED.items():
-        site = client_of(small_config(tmp_path, algo), 1)
+        site = client_of(small_config(tmp_path, algo), partition=1)
         held = sorted(set(site.data.train_labels.tolist()))
         assert len(held) == 5
         assert list(card_of(site, 1, "").present) == (held if declared.tells_classes else [])
