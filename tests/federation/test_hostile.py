@@ -42,7 +42,7 @@ from tests.support.declared import DECLARED
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, Tamper, run_config, run_federation
 from tests.support.hostile import ATTACKS
-from tests.support.sites import Three, real_sites
+from tests.support.sites import EAST, SOUTH, Three, real_sites
 
 CLIENTS, ROUNDS = 4, 2
 HOSTILE = 1003
@@ -546,9 +546,9 @@ def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: P
 def test_no_site_says_how_many_must_take_part_where_data_are_their_own(tmp_path: Path) -> None:
     """East claims that data are divided in three; south has no data, and the others go on."""
     sites = Three(tmp_path)
-    sites.nodes[3]["data-dir"] = str(tmp_path)
+    sites.nodes[SOUTH]["data-dir"] = str(tmp_path)
 
-    outcome = sites.run(by({1: card_with(num_partitions=3)}, MessageType.QUERY))
+    outcome = sites.run(by({EAST: card_with(num_partitions=3)}, MessageType.QUERY))
 
     assert sorted(outcome.summary["clients"]) == ["east", "north"]
 

@@ -22,7 +22,7 @@ from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, Tamper, refusal, run_config, run_federation
 from tests.support.results import assert_same
-from tests.support.sites import Three
+from tests.support.sites import NORTH, SOUTH, Three
 
 SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
 SLOW = SMALL | {"slow_rate": 0.25, "slow_factor": 2, "rounds": 6, "run_name": "mine"}
@@ -106,7 +106,7 @@ def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
     No round takes the whole time limit, not even the first.
     """
     grids: list[LocalGrid] = []
-    late = a_round_late(grids, "13", node=3)
+    late = a_round_late(grids, "13", node=SOUTH)
 
     outcome = three.run(late, grids.append, rounds=5, **IMPATIENT)
 
@@ -132,7 +132,7 @@ def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Pat
         told.append((event, RunFolder(three.folder / "runs" / "first").awaited()))
 
     monkeypatch.setattr("server_app.network.waiting.emit", note)
-    silent = on_round(number=2, node=3, change=lambda message, reply: None)
+    silent = on_round(number=2, node=SOUTH, change=lambda message, reply: None)
 
     outcome = three.run(silent, rounds=2, run_name="first", round_timeout=3.0, algo="fedavg")
 
@@ -153,8 +153,8 @@ def test_a_round_with_too_few_replies_waits_for_late_ones(three: Three) -> None:
     So round 1 is void, as one reply is too few, and round 2 waits for both.
     """
     grids: list[LocalGrid] = []
-    north = a_round_late(grids, "1", node=2)
-    south = a_round_late(grids, "1", node=3)
+    north = a_round_late(grids, "1", node=NORTH)
+    south = a_round_late(grids, "1", node=SOUTH)
 
     def both(message: Any, reply: Any) -> Any:
         return north(message, reply) and south(message, reply)
@@ -225,7 +225,7 @@ def test_with_discard_nobody_is_taken_to_be_at_work(three: Three, monkeypatch: P
     grids: list[LocalGrid] = []
 
     discard = IMPATIENT | {"late": "discard"}
-    three.run(a_round_late(grids, "2", node=3), grids.append, rounds=3, **discard)
+    three.run(a_round_late(grids, "2", node=SOUTH), grids.append, rounds=3, **discard)
 
     assert seen == [set()] * 3
 

@@ -22,9 +22,10 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
-from tests.support.sites import NAMES, Three, named, signed
+from tests.support.sites import EAST, NAMES, NORTH, SOUTH, Three, named, signed
 
 FOUR = (*NAMES, "west")
+WEST = 4
 OWN: dict[str, Any] = {
     "partition": "own",
     "image_size": 8,
@@ -84,7 +85,7 @@ def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path
 
     def west_is_away(message: Any, reply: Any) -> Any:
         is_away = message.metadata.group_id == "2"
-        return by({4: silent})(message, reply) if is_away else reply
+        return by({WEST: silent})(message, reply) if is_away else reply
 
     first = hospitals.federate(heart, four, run_id=1, tamper=west_is_away)
     assert [row["valid"] for row in first.rows] == [4, 3, 4, 4]
@@ -111,7 +112,7 @@ def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path
 def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Path) -> None:
     """The study's signer has made up two hospitals, or has given known names other keys."""
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary", "university"))
-    north = hospitals.nodes[2]
+    north = hospitals.nodes[NORTH]
     invented = hospitals.study("north", "st-mary", "university")
     renamed = invented["study-sites"].replace("st-mary", "east").replace("university", "south")
 
@@ -122,7 +123,7 @@ def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Pa
     assert not problem_of_peers(north, hospitals.study())
 
     with pytest.raises(FederationError, match="north cannot take part: study-sites: this site"):
-        hospitals.federate(invented, {2: north}, 1)
+        hospitals.federate(invented, {NORTH: north}, 1)
 
 
 def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_pat
     hospitals = Hospitals(tmp_path, NAMES)
     for node in hospitals.nodes.values():
         del node["peers"]
-    unasked = refusal({"secagg": True, "partition": "own"}, hospitals.nodes[1])
+    unasked = refusal({"secagg": True, "partition": "own"}, hospitals.nodes[EAST])
 
     assert "node-config: approve = false: with require-secagg and without peers" in unasked
 
@@ -145,7 +146,7 @@ def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_pat
     with pytest.raises(FederationError, match="waiting for approval at north"):
         hospitals.federate(study, hospitals.nodes, 2)
 
-    ((_, lines),) = describe_requests(hospitals.nodes[2])
+    ((_, lines),) = describe_requests(hospitals.nodes[NORTH])
     assert "cannot know who the others are; compare the keys" in "\n".join(lines)
 
     for node in hospitals.nodes.values():
@@ -156,11 +157,11 @@ def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_pat
 def test_a_request_marks_the_keys_that_the_site_has_never_met(tmp_path: Path) -> None:
     """Of a study's four sites st-mary is not among the peers of north, whose operator is asked."""
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary",))
-    north = hospitals.nodes[2] | {"approve": True}
+    north = hospitals.nodes[NORTH] | {"approve": True}
     study = hospitals.study()
 
     with pytest.raises(FederationError):
-        hospitals.federate(study, {2: north}, 1)
+        hospitals.federate(study, {NORTH: north}, 1)
 
     ((_, lines),) = describe_requests(north)
 
@@ -179,7 +180,7 @@ def test_of_a_sum_two_peers_stay_to_its_end(tmp_path: Path) -> None:
 
     assert ends_with_a_result(hospitals.federate(config, hospitals.nodes, 1))
 
-    south_is_lost = when(silent, MessageType.EVALUATE, node=3)
+    south_is_lost = when(silent, MessageType.EVALUATE, node=SOUTH)
     said = "north: unmask: a sum with 1 sites that north knows, fewer than 2"
     with pytest.raises(FederationError, match=said):
         hospitals.federate(config, hospitals.nodes, 2, south_is_lost)

@@ -22,7 +22,7 @@ from server_app.network.membership import FederationError
 from tests.support.accidents import meanwhile, on_round
 from tests.support.attacks import empty, failing, lost, when
 from tests.support.given import Patch, Printed
-from tests.support.sites import NAMES, Three
+from tests.support.sites import NAMES, SOUTH, Three
 
 STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*"
 
@@ -42,7 +42,7 @@ def misspell(three: Three, patch: Patch) -> None:
 def name_the_misspelt(three: Three, patch: Patch) -> None:
     """South's operator misspells the folder and the class in the node config alike."""
     misspell(three, patch)
-    three.nodes[3]["classes"] = "benign,malingant"
+    three.nodes[SOUTH]["classes"] = "benign,malingant"
 
 
 def truncate(three: Three, patch: Patch) -> None:
@@ -158,7 +158,7 @@ def test_a_site_that_dies_over_its_introduction_or_loses_it_is_asked_again(three
             return reply
         return Message(Error(deaths.pop(), "unavailable"), reply_to=message)
 
-    outcome = three.run(when(dies_twice, MessageType.QUERY, node=3), min_clients=3)
+    outcome = three.run(when(dies_twice, MessageType.QUERY, node=SOUTH), min_clients=3)
 
     assert set(outcome.summary["clients"]) == set(NAMES)
 
@@ -178,7 +178,7 @@ def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: Printed) ->
         for model in (three.south / "state").rglob("*-*.safetensors"):
             model.unlink()
 
-    three.run(on_round(number=1, node=3, change=meanwhile(lose_models)), rounds=2)
+    three.run(on_round(number=1, node=SOUTH, change=meanwhile(lose_models)), rounds=2)
 
     line = r"WARNING protofl: run \d+: no model of an earlier round in state-dir"
     assert len(re.findall(line, capfd.readouterr().err)) == 1
@@ -196,7 +196,7 @@ def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
         max((three.south / "state").rglob("*-*.safetensors")).unlink()
         return reply
 
-    outcome = three.run(on_round(number=2, node=3, change=older), rounds=3)
+    outcome = three.run(on_round(number=2, node=SOUTH, change=older), rounds=3)
     assert [row["valid"] for row in outcome.rows] == [3, 3, 3, 3]
 
     said = "the newest model in state-dir is of round 1, older than round 2, the last that counted"
@@ -209,7 +209,7 @@ def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) 
     It knows how long sites take from round 1, in which every site has the whole time.
     """
     outcome = three.run(
-        on_round(number=2, node=3, change=lost), rounds=3, round_timeout=100.0, min_wait=0.0
+        on_round(number=2, node=SOUTH, change=lost), rounds=3, round_timeout=100.0, min_wait=0.0
     )
 
     assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
@@ -246,7 +246,9 @@ def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(
 
     South's reply of round 1 is lost after it has left.
     """
-    outcome = three.run(on_round(number=1, node=3, change=failing(2, "it rains")), run_name="mine")
+    outcome = three.run(
+        on_round(number=1, node=SOUTH, change=failing(2, "it rains")), run_name="mine"
+    )
 
     log = (outcome.folder / "run.log").read_text()
     assert re.search(rf"(?m)^{STAMP} WARNING failed: south: it rains$", log)

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 import server_app.protections.secure_sum as server_secagg
+from client_app.answers import ERROR_CODE
 from client_app.site import audit, consent, hooks
 from client_app.site.client import open_client
 from client_app.site.record import StateError
@@ -59,7 +60,7 @@ from tests.support.harness import (
     run_config,
     run_federation,
 )
-from tests.support.sites import JANE, NAMES, Three, named, signed
+from tests.support.sites import EAST, JANE, NAMES, NORTH, SOUTH, Three, named, signed
 
 OWN = {
     "partition": "own",
@@ -254,7 +255,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
         hospitals.decide(config, "south", words=("deny",))
         return reply
 
-    outcome = hospitals.federate(config, tamper=when(south_denies, node=3, number=2))
+    outcome = hospitals.federate(config, tamper=when(south_denies, node=SOUTH, number=2))
     valid = [(row["valid"], row["failed"].get("south")) for row in outcome.rows]
 
     # south denies once it has answered round 2: rounds 3 and 4 and the final evaluation lack it
@@ -270,7 +271,7 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
         assert waited == (decision == "")
 
     # without approve a site asks its operator about no run, but this one has been denied
-    hospitals.nodes[3]["approve"] = False
+    hospitals.nodes[SOUTH]["approve"] = False
     assert denied in hospitals.answer("south", config)
     assert hospitals.answer("south", config | {"lr": 0.02}) == ""
 
@@ -395,7 +396,7 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
     program = tmp_path / "tell me; exit"
     program.write_text(f'#!/bin/sh\necho "$#" "$@" >> {told}\n')
     program.chmod(0o700)
-    hospitals.nodes[2]["on-request"] = str(program)
+    hospitals.nodes[NORTH]["on-request"] = str(program)
     config = hospitals.config(study_purpose="$(reboot); `reboot`")
 
     for _ in range(3):
@@ -419,7 +420,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     program = tmp_path / "tell"
     program.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
     program.chmod(0o700)
-    hospitals.nodes[2]["on-trouble"] = str(program)
+    hospitals.nodes[NORTH]["on-trouble"] = str(program)
 
     # a run that waits for approval is no refusal
     assert WAITING in hospitals.answer("north", hospitals.config(lr=0.1))
@@ -450,7 +451,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     assert told.read_text() == 3 * "refused\n"
 
     # another kind of trouble is told on the same day
-    hooks.tell_of_trouble(hospitals.nodes[2], hooks.DISK)
+    hooks.tell_of_trouble(hospitals.nodes[NORTH], hooks.DISK)
     assert told.read_text() == 3 * "refused\n" + "disk\n"
 
 
@@ -467,7 +468,7 @@ def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
     if script:
         program.write_text(script)
         program.chmod(0o700)
-    hospitals.nodes[2]["on-request"] = str(program)
+    hospitals.nodes[NORTH]["on-request"] = str(program)
     config = hospitals.config()
 
     assert WAITING in hospitals.answer("north", config)
@@ -483,7 +484,7 @@ def test_new_code_of_a_package_is_asked_for_anew(
     package = tmp_path / "ours_of_studies.py"
     package.write_text("def brier(scores, labels):\n    return 0.0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    hospitals.nodes[2]["allow-python"] = package.stem
+    hospitals.nodes[NORTH]["allow-python"] = package.stem
     config = hospitals.config(metrics=f"{package.stem}:brier")
 
     for version in ("first", "second"):
@@ -557,7 +558,7 @@ def test_a_server_asks_no_more_than_it_needs(
 
     assert outcome.summary["rounds"] == 2
 
-    to_north = [sent for sent, _ in outcome.grid.log if sent.metadata.dst_node_id == 2]
+    to_north = [sent for sent, _ in outcome.grid.log if sent.metadata.dst_node_id == NORTH]
     request = hospitals.request(config)
     honest = consent.read(request).messages
 
@@ -600,7 +601,7 @@ def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals)
 
     A run that plans more evaluations is refused before it begins.
     """
-    hospitals.nodes[2] |= {"min-class-samples": 2, "max-evaluations": 5}
+    hospitals.nodes[NORTH] |= {"min-class-samples": 2, "max-evaluations": 5}
     too_many = "evaluate-every = 1: 6 evaluations in 5 rounds; with min-class-samples this site"
 
     assert f"{too_many} makes at most 5" in hospitals.answer("north", hospitals.config(rounds=5))
@@ -657,7 +658,7 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
     purpose = "which valves leak"
     limits = {"until": TOMORROW, "runs": 2}
     config = signed(hospitals.config(study_runs=2), until=TOMORROW, purpose=purpose)
-    hospitals.nodes[2]["min-class-samples"] = 2
+    hospitals.nodes[NORTH]["min-class-samples"] = 2
     wide = ("approve", "--runs", "9", "--until", "2099-01-01")
     hospitals.ask_and_decide(config, "north", words=wide)
 
@@ -716,12 +717,12 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
     config = hospitals.study(num_clients=0)
     nodes = hospitals.nodes
     hospitals.ask_and_decide(config)
-    south = nodes.pop(3)
+    south = nodes.pop(SOUTH)
     for stranger in (8, 9, 10, 11):
-        nodes[stranger] = nodes[1]
+        nodes[stranger] = nodes[EAST]
 
     def bring_south_back(seconds: float) -> None:
-        nodes[3] = south
+        nodes[SOUTH] = south
 
     def unsigned_card(message: Message, reply: Message) -> Message:
         card = ConfigRecord({"name": "south"})
@@ -730,15 +731,15 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
     unsigned = Refusal("denied at south", site="south")
     of_another_key = replace(unsigned, signature=JANE.sign(b"south").hex())
     denials = {
-        9: failing(2, pack_refusal(unsigned)),
-        10: failing(2, pack_refusal(of_another_key)),
-        11: failing(2, "site south: denied at south"),
+        9: failing(ERROR_CODE, pack_refusal(unsigned)),
+        10: failing(ERROR_CODE, pack_refusal(of_another_key)),
+        11: failing(ERROR_CODE, "site south: denied at south"),
     }
     monkeypatch.setattr("server_app.network.membership.time.sleep", bring_south_back)
     tamper = by({8: unsigned_card, **denials}, "query")
     outcome = hospitals.federate(config, tamper=tamper)
 
-    assert trained_nodes(outcome) == {1, 2, 3}
+    assert trained_nodes(outcome) == {EAST, NORTH, SOUTH}
 
     said = hospitals.capsys.readouterr().out
     assert "2 clients cannot take part: site south, not signed with its key: denied at" in said
@@ -751,7 +752,7 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
     """The operator's limits hold for approved runs; a request that somebody edited is not read."""
     config = hospitals.config(baselines="local")
     hospitals.answer("north", config)
-    hospitals.nodes[2] |= {"max-rounds": 1, "allow-algorithms": "fedproto"}
+    hospitals.nodes[NORTH] |= {"max-rounds": 1, "allow-algorithms": "fedproto"}
     refused = "refuses a baseline: baselines = 'local': algo = 'local': not allowed"
 
     assert refused in hospitals.shown("requests")
@@ -930,7 +931,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     """
     config = hospitals.study()
     nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
-    thief = {9: nodes[2] | {"state-dir": str(hospitals.folder / "thief")}}
+    thief = {9: nodes[NORTH] | {"state-dir": str(hospitals.folder / "thief")}}
 
     with pytest.raises(FederationError, match="does not name north, or names another key of it"):
         run_federation(config, nodes=thief)
@@ -940,7 +941,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     def forge_card(message: Message, reply: Message) -> Message:
         if message.metadata.message_type != MessageType.QUERY:
             return reply
-        if message.metadata.dst_node_id == 2:
+        if message.metadata.dst_node_id == NORTH:
             cards.append(reply.content.config_records["site"])
         if message.metadata.dst_node_id == 9:
             card = ConfigRecord({**cards[0], "signature": JANE.sign(b"north").hex()})
@@ -951,7 +952,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     outcome = run_federation(second, nodes=nodes | thief, tamper=forge_card)
 
     assert "north: not signed by a site of the study" in hospitals.capsys.readouterr().out
-    assert trained_nodes(outcome) == {1, 2, 3}
+    assert trained_nodes(outcome) == {EAST, NORTH, SOUTH}
 
 
 def test_a_sum_is_with_all_sites_of_a_study(hospitals: Hospitals) -> None:
@@ -985,7 +986,7 @@ def test_a_sum_is_with_no_other_than_sites_of_the_study(
         keys["north"] = signed_keys[32:PUBLIC] + signed_keys[:32] + signed_keys[PUBLIC:]
         return reply
 
-    tamper = when(swap_keys, stage, node=2)
+    tamper = when(swap_keys, stage, node=NORTH)
     with pytest.raises(FederationError):
         hospitals.federate(config, tamper=tamper)
 
@@ -1054,7 +1055,7 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(
         assert ("6 training and 2 test samples" in shown) is names_north
         assert "state-dir" in shown
 
-    hospitals.nodes[2]["peers"] = f"west:{'A' * 43}"
+    hospitals.nodes[NORTH]["peers"] = f"west:{'A' * 43}"
     file.write_text(f'{settings}study-sites = "{hospitals.keys(*NAMES)}"\n')
     output(capsys, "study", *sign)
     assert "this site knows 0 of the others" in hospitals.shown("check", str(file), status=1)
@@ -1071,7 +1072,7 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
 
     assert hospitals.answer("north", config) == ""
 
-    hospitals.nodes[2]["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
+    hospitals.nodes[NORTH]["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
     assert WAITING in hospitals.answer("north", config)
     assert "WAITS since" in hospitals.shown("requests")
 
@@ -1145,7 +1146,7 @@ def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
 
 def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) -> None:
     """The server says which Flower runs came before this one, and may name any."""
-    node = hospitals.nodes[1] | {"approve": False}
+    node = hospitals.nodes[EAST] | {"approve": False}
     LocalGrid(hospitals.config(), hospitals.nodes)  # Flower's messages want a run
     # run 8 claims to go on with run 7 after its round 2
     instructions = pack_instructions(Instructions(3, "run", RunHistory(8, ((7, 2),))))
@@ -1154,8 +1155,8 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
         """Return east's states in round 3 of a study with this seed, which makes it another."""
         config = hospitals.study(seed=seed, rounds=3)
         content = RecordDict({"round": instructions})
-        message = Message(content, 1, MessageType.TRAIN, group_id="3")
-        return open_client(Context(8, 1, node, RecordDict(), config), message).states
+        message = Message(content, EAST, MessageType.TRAIN, group_id="3")
+        return open_client(Context(8, EAST, node, RecordDict(), config), message).states
 
     earlier = states(1)
     earlier.run_history = RunHistory(7)
@@ -1316,7 +1317,7 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     hospitals.ask_and_decide(config)
     outcome = hospitals.federate(config, run_id=1)
     asked = [message for message, _ in outcome.exchanged(MessageType.TRAIN)]
-    (message,) = [each for each in asked if each.metadata.dst_node_id == 2]
+    (message,) = [each for each in asked if each.metadata.dst_node_id == NORTH]
     message.content["round"]["run_history"] = "2"  # another Flower run sends it once more
     grid = LocalGrid(config, hospitals.nodes, run_id=2)
     files = files_in(hospitals.state("north"))
@@ -1325,7 +1326,7 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     false_heads: list[Any] = ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]]
     for head in false_heads:
         content = RecordDict({**message.content, SEEN: ConfigRecord({"north": head})})
-        lie = Message(content, 2, MessageType.TRAIN)
+        lie = Message(content, NORTH, MessageType.TRAIN)
         assert f"{SEEN}.north" in reason_in(grid.asked(lie)), head
 
     assert not [path for path in OPENED if str(hospitals.folder / "north" / "data") in path]
@@ -1361,7 +1362,7 @@ def test_what_a_message_says_of_its_round_does_not_break_the_log(
     content = RecordDict({"round": ConfigRecord({"round": number, "run_name": "x" * 300_000})})
 
     for _ in range(2):
-        grid.push_messages([Message(content, 2, MessageType.TRAIN, group_id="1")])
+        grid.push_messages([Message(content, NORTH, MessageType.TRAIN, group_id="1")])
 
     log = hospitals.log()
     assert len(log.read_bytes().splitlines()) == 2

@@ -27,6 +27,10 @@ def images(folder: Path, *names: str) -> Path:
 
 
 NAMES = ("east", "north", "south")
+EAST = 1
+NORTH = 2
+SOUTH = 3
+"""The nodes of the sites with these names in `Three`."""
 CLASSES = ("benign", "malignant")
 FILES = [f"benign/{i}.png" for i in range(4)] + [f"malignant/{i}.png" for i in range(4)]
 
