@@ -267,6 +267,7 @@ def test_who_comes_back_without_validation_samples_does_not_end_a_run_that_may_s
 def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Node 2002 comes in round 1 and calls itself site-2, as node 1002 does: it is never asked."""
     nodes = four()
     second = {2002: dict(nodes[1002])}
 
@@ -299,6 +300,7 @@ def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
 def test_a_late_client_joins_the_next_round_with_the_global_prototypes(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Site-3 comes while the others train in round 2, and takes part from round 3 on."""
     nodes = four()
     late = nodes.pop(1003)
 
@@ -307,12 +309,11 @@ def test_a_late_client_joins_the_next_round_with_the_global_prototypes(
 
     assert per_row(outcome, "valid") == [3, 3, 4, 4, 4]
 
-    to_late = [
-        message for message, _ in outcome.exchanged() if message.metadata.dst_node_id == 1003
-    ]
+    asked = [message for message, _ in outcome.exchanged()]
+    first, *_ = [message for message in asked if message.metadata.dst_node_id == 1003]
 
-    assert to_late[0].metadata.group_id == "3"
-    assert "prototypes" in to_late[0].content.array_records
+    assert first.metadata.group_id == "3"
+    assert "prototypes" in first.content.array_records
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
 
 

@@ -85,6 +85,7 @@ Frozen features make their prototypes useful before any training.
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
+    """Rows, figures and files of every algorithm after two rounds, as its catalog's row says."""
     config = run_config(tmp_path, algo=algo, run_name="mine", train_samples=10, test_samples=20)
     outcome = run_federation(config, clients=3)
 
@@ -175,6 +176,7 @@ def test_node_ids_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
+    """Each of two sites has a state-dir of its own; the server's folder has nothing of it."""
     outcome = run_federation(run_config(tmp_path), nodes=real_sites(2, tmp_path / "disk"))
 
     run = f"{outcome.folder.name}-{RUN_ID}"
@@ -230,6 +232,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
 def test_what_cannot_work_ends_the_run_before_any_client_trains(
     said: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """The reason is in the error, and is printed."""
     error, settings = REFUSED[said]
     config = run_config(tmp_path, **{"join_timeout": 1.0} | settings)
     expect_refusal(error, said, config, clients=3)

@@ -166,6 +166,11 @@ def test_what_is_left_out_or_idle_is_told(
 def test_baselines_train_beside_the_run_and_do_not_change_it(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """A run has the same accuracy with baselines, and a baseline that of a run of its own.
+
+    FedAvg needs one architecture, so its baseline takes one of the two. The result is said in one
+    sentence, on the console and in the report.
+    """
     settings = {
         "dataset": "digits",
         "partition": "dirichlet",
@@ -254,6 +259,7 @@ def test_a_baseline_that_cannot_go_on_costs_only_itself(
 
 
 def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    """A run called mine-local is there already: mine with the baseline local is refused at once."""
     other = tmp_path / "runs" / "mine-local"
     other.mkdir(parents=True)
     (other / "settings.toml").touch()
@@ -271,6 +277,7 @@ def test_a_baseline_whose_settings_are_wrong_is_named() -> None:
 
 
 def test_a_baseline_that_sends_nothing_needs_no_merging() -> None:
+    """The run's merging, which local would refuse, is that of its other baselines alone."""
     merging = {"merging": "median", "max-update-ratio": 2.0}
     config = default_run_config() | merging | {"baselines": "local,fedavg"}
     local, fedavg = baselines_of(settings_of(config), config).values()

@@ -215,6 +215,7 @@ def test_on_a_gpu_every_setting_does_what_it_does_on_the_cpu(key: str, tmp_path:
 
 
 def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
+    """Tensors there and here can be brought together, but not mixed, as on a real GPU."""
     with pretended_gpu():
         there = torch.ones(3, device=GPU)
         here = torch.ones(3)

@@ -154,6 +154,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, str]:
 def test_an_attack_is_refused_for_a_reason(
     kind: str, attack: str, attacked: tuple[Outcome, str]
 ) -> None:
+    """The server says why, in a short line: of an introduction on its console, else in the rows."""
     outcome, said = attacked
     _, line = ATTACKS[kind][attack]
     site = site_of(NODES[kind, attack])
@@ -208,6 +209,7 @@ def test_the_others_learn_what_they_learn_without_the_hostile(
 
 
 def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -> None:
+    """One client sends a gigabyte of prototypes in every round, and no memory is taken for it."""
     change, _ = ATTACKS[MessageType.TRAIN]["a gigabyte in the prototypes"]
 
     tracemalloc.start()
@@ -347,6 +349,7 @@ def garbled(message: Message, reply: Message) -> Message:
 
 @pytest.mark.usefixtures("_decoding_grid")
 def test_a_reply_that_flower_cannot_read_harms_nobody(tmp_path: Path, without: Reference) -> None:
+    """One client's training replies cannot be decoded: they count as failed."""
     outcome = federation(tmp_path, garbled)
 
     for row in outcome.rows[:ROUNDS]:
@@ -415,6 +418,7 @@ def test_a_server_step_that_fails_costs_sites_a_round(
 def test_in_a_simulation_a_step_that_leaves_nan_is_void_as_well(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The server's weights are not finite after round 2, which does not count."""
     break_round_2(monkeypatch, overflow)
 
     outcome = run_federation(fedavg(tmp_path, rounds=3), clients=2)

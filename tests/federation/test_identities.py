@@ -62,6 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_an_algorithm_without_its_own_term_is_the_simpler_one(
     algo: str, models: str, run: Run
 ) -> None:
+    """`IDENTITIES` names the simpler algorithm: metrics and models are the same to the last bit."""
     simpler, switched_off, of_both = IDENTITIES[algo]
     found = run(algo, models, switched_off | of_both)
     wanted = run(simpler, models, of_both)

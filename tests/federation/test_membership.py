@@ -87,6 +87,10 @@ def audited(
 def test_a_run_without_protection_names_members_in_red(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
+    """Of classes with one to three samples the attack on prototypes names a member each time.
+
+    The report and the command warn of it.
+    """
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {})
     run, findings = audited(tmp_path, "fedproto")
 
@@ -102,6 +106,7 @@ def test_a_run_without_protection_names_members_in_red(
 
 
 def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
+    """They are attacked as prototypes are, and name a member of nine small classes in ten."""
     _, findings = audited(tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1)
     assert {attack for attack, _ in findings} == {"prototypes"}
 
@@ -141,6 +146,7 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> N
 
 
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
+    """With min-class-samples = 4 no prototype is of one to three samples, so none is attacked."""
     uneven = {"partition": "dirichlet", "alpha": 0.2, "train_samples": 60}
     _, findings = audited(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
 

@@ -44,6 +44,7 @@ def command(line: str) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Its cells of code are run one after the other, with `command` for lines of a shell."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", CACHE["cache-dir"])
     monkeypatch.setenv("MPLBACKEND", "agg")

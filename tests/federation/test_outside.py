@@ -134,6 +134,7 @@ def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
 
 
 def test_a_packages_method_is_found_by_its_entry_point(site_packages: Path) -> None:
+    """The modules that are imported are those of the installed package; its server is FedAvg's."""
     assert plugins.installed()["my-moon"].value == "outside_moon.method:ROW"
     assert row().title == "MOON"
 
@@ -474,6 +475,7 @@ def test_an_upload_says_of_how_many_clients_it_is(
 
 
 def test_uploads_must_have_the_names_of_what_is_merged(tmp_path: Path, monkeypatch: Patch) -> None:
+    """MOON's clients are said to send steps as well, of which the server has nothing to merge."""
     change(monkeypatch, exchange=Exchange(up={"weights": Weights(), "steps": Weights()}))
 
     lacks = "Summing lacks steps: uploads must have its names and shapes"
@@ -575,6 +577,7 @@ def test_a_callback_that_cannot_be_called_is_refused(own: str, tmp_path: Path) -
 
 
 def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
+    """A site whose node config lacks allow-python refuses the package's method."""
     nodes = real_sites(2, **{"allow-python": "outside_moon", "dataset": STRIPES["dataset"]})
     run = run_federation(run_config(tmp_path, **MOON), nodes=nodes)
     networks = {site: facts["arch"] for site, facts in run.summary["clients"].items()}
@@ -603,6 +606,7 @@ def table(after: str) -> list[list[str]]:
 
 
 def test_the_pages_row_and_entry_point_are_the_packages() -> None:
+    """docs/extend.md shows the end of the package's method.py, with comments, and its pyproject."""
     shown, *_ = blocks("python")
     method = (OUTSIDE / "outside_moon" / "method.py").read_text(encoding="utf-8")
     uncommented = re.sub(r"  #.*", "", shown)

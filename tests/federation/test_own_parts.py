@@ -361,6 +361,7 @@ def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> Non
 def test_tied_weights_and_layers_built_late_are_trained_and_exported(
     tmp_path: Path, nets: str, algo: str, net: str
 ) -> None:
+    """Two layers of `Tied` have one weight, also once exported; `Lazy` builds a layer when used."""
     run = run_federation(run_config(tmp_path, algo=algo, models=f"{nets}:{net}", **WINE), clients=2)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
 
@@ -443,6 +444,7 @@ def test_what_does_not_fit_a_table_is_refused(
 
 
 def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, nets: str) -> None:
+    """Clients name a network that the run does not: FedAvg, whose server must build it, refuses."""
     config = run_config(tmp_path, algo="fedavg", models="mlp-1", **WINE)
     nodes = {i: {"partition-id": i, "num-partitions": 2, "arch": f"{nets}:Tiny"} for i in range(2)}
     said = r"has a network of its own, .*:Tiny; fedavg averages weights"

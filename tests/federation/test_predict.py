@@ -136,6 +136,10 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(
 def test_the_command_line_says_what_python_says(
     outcome: Outcome, tmp_path: Path, capsys: Printed
 ) -> None:
+    """`protofl predict` of image files prints what a `Predictor` says of the same pixels.
+
+    A file that is named twice is predicted once.
+    """
     pixels = client_of(outcome.grid.run_config, partition=1, clients=CLIENTS).data.test_inputs
     folder = tmp_path / "images"
     folder.mkdir()
@@ -163,6 +167,7 @@ def test_the_command_line_says_what_python_says(
 def test_an_export_replaces_what_another_model_left_but_never_a_file(
     outcome: Outcome, tmp_path: Path, capsys: Printed
 ) -> None:
+    """An ONNX file of the model before is removed; a file in the place of the folder stays."""
     model = taken_out(outcome.folder, tmp_path / "model", "site-1")
     (model / "model.onnx").touch()
     taken_out(outcome.folder, model)
@@ -239,6 +244,7 @@ def test_names_of_classes_are_no_markup_in_the_readme() -> None:
 def test_a_run_of_separate_machines_says_where_its_models_are(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Models of sites never reach the server's folder, so export and predict name the sites."""
     folder = tmp_path / "runs" / "first"
     accuracy = {"north": {"head": 0.5}, "south": {"head": 0.5}}
     write_run(folder, {"algo": "local"}, [accuracy] * 2)
@@ -434,6 +440,7 @@ def test_a_thousand_files_of_which_ten_are_broken(
 def test_lines_of_json_name_what_was_left_out_too(
     model: Path, images: Path, capsys: Printed
 ) -> None:
+    """Of three files the second is no image: its line, the last one, has the error."""
     first = images / "0001.bmp"
     text = images / "text.jpg"
     second = images / "0002.png"
@@ -554,6 +561,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
 def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
     tmp_path: Path,
 ) -> None:
+    """Of two files of arrays one has ``inputs``, two images of 8×8, and the other has not."""
     pixels = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8)
     np.savez(tmp_path / "some.npz", inputs=pixels)
     np.savez(tmp_path / "none.npz", x_train=pixels)
@@ -568,6 +576,10 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
 def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
     tmp_path: Path, capsys: Printed, algo: str
 ) -> None:
+    """`protofl predict RUN` writes a table with the label, the predictions and scores of each.
+
+    A prediction is the class with the highest score; a class without one has none.
+    """
     config = run_config(tmp_path, algo=algo, models="cnn4", test_samples=50)
     run = run_federation(config, clients=3)
     file = run.folder / "predictions.csv"

@@ -136,6 +136,7 @@ def test_what_is_fitted_on_a_clients_samples_is_refused_under_differential_priva
 def test_no_mean_is_fitted_on_a_clients_samples_under_differential_privacy(
     dp: str, same: bool, tmp_path: Path
 ) -> None:
+    """By default a table is standardised by its client's own means; under dp these are not used."""
     config = run_config(tmp_path, **SMALL | {"dp": dp})
     first = client_of(config, partition=0, clients=2).data.mean
     second = client_of(config, partition=1, clients=2).data.mean
@@ -243,6 +244,7 @@ def replace_row(monkeypatch: Patch, algo: str, row: Algorithm) -> None:
 
 
 def test_a_new_entry_of_an_upload_is_refused_until_its_row_covers_it(monkeypatch: Patch) -> None:
+    """FedAvg's row gets a second entry, ``sizes``, which it does not name as private."""
     row = CATALOG["fedavg"]
     exchange = replace(row.exchange, up={**row.exchange.up, "sizes": Counts()})
     replace_row(monkeypatch, "fedavg", replace(row, exchange=exchange))
@@ -566,6 +568,7 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
 
 
 def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
+    """In its rows, in the report's figures, and in the ledgers of its two clients."""
     outcome = private(tmp_path, "fedproto", rounds=3, evaluate_every=2)
     spent = [row["epsilon"] for row in outcome.rows]  # from the beginning of the run
 
@@ -623,6 +626,7 @@ def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(
 
 
 def test_the_noise_of_two_runs_with_one_seed_differs(tmp_path: Path) -> None:
+    """Noise that could be drawn again from the seed would be no noise."""
     sent = []
     for name in ("a", "b"):
         outcome = private(tmp_path / name, "fedproto", rounds=1)
@@ -654,6 +658,7 @@ def test_what_a_resumed_run_repeats_is_counted(
 
 
 def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:
+    """Its ε is that of the rounds that were made, and so is each client's ledger's."""
     outcome = private(tmp_path, "fedavg", rounds=9, validation_fraction=0.3, early_stopping=1)
 
     assert outcome.summary["stopped-early"]
@@ -815,6 +820,7 @@ UNREADABLE = "cannot be read or written; the log of the site says more"
 
 
 def test_an_unusable_ledger_stops_the_client_and_is_named(tmp_path: Path, capfd: Printed) -> None:
+    """Each site has a ledger of its data that is no JSON: its log says which file that is."""
     for number in range(2):
         folder = tmp_path / f"disk-{number}" / "privacy"
         folder.mkdir(parents=True)

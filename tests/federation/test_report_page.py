@@ -103,6 +103,7 @@ def assert_margins(found: list[float | None], means: np.ndarray, labels: np.ndar
 
 
 def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outcome) -> None:
+    """Sections and figures stand in this order."""
     page = read(fedtgp)
     assert page.sections == [*ALWAYS[:3], "prototypes", *ALWAYS[3:]]
     assert list(page.figures) == [
@@ -164,6 +165,7 @@ def test_a_pages_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
 
 
 def test_recorded_margins_are_those_of_the_prototypes_that_were_sent(fedtgp: Outcome) -> None:
+    """Of each client in each round, and of the merged prototypes in the last."""
     lines = (fedtgp.folder / "prototypes.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
 
@@ -243,6 +245,7 @@ def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path: 
 
 
 def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
+    """The report of local training, in which no reply was lost."""
     outcome = run(tmp_path, 3, algo="local")
     page = read(outcome)
 
@@ -340,6 +343,7 @@ def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypat
 
 
 def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A server that has no data cannot say who has how many samples of each class."""
     monkeypatch.setattr(artifacts, "data_if_cached", lambda settings: None)
     outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), clients=2)
 

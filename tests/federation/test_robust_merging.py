@@ -76,7 +76,8 @@ def test_how_many_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_against_numpy_and_scipy(seed: int) -> None:
+def test_merged_prototypes_against_numpy_and_scipy(seed: int) -> None:
+    """Median and trimmed mean of each class over those of ten clients that hold it."""
     sets = sets_of(np.random.default_rng(seed), clients=10)
 
     median = MEDIAN.merge_prototypes(sets, "counts", None)
@@ -216,6 +217,7 @@ MEDIANS = [(algo, "prototypes") for algo in sorted(AVERAGING - {"fednh"})]
     [*MEDIANS, ("fedavg", "weights"), ("fedplvm", "weights"), ("fesem", "weights")],
 )
 def test_a_server_takes_the_median_of_what_was_sent(algo: str, sent: str, tmp_path: Path) -> None:
+    """The global prototypes or weights are the median of three clients', number by number."""
     data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "fesem__centres": 1}
     config = run_config(tmp_path, algo=algo, merging="median", rounds=1, **data)
     outcome = run_federation(config, clients=3)
@@ -267,7 +269,7 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
 
 
 @pytest.mark.parametrize("at_once", [5, 2**18])
-def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> None:
+def test_merged_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> None:
     """Nine clients with weights and a whole number, which is rounded after it is merged.
 
     A layer of more numbers than ``at_once`` is sorted in several parts.

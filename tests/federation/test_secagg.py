@@ -180,6 +180,7 @@ LONG_KINDS = sorted({*ABLE, "fedpcl"} - set(SHORT_KINDS))
     "kind", [*SHORT_KINDS, *(pytest.param(kind, marks=LONG) for kind in LONG_KINDS)]
 )
 def test_a_run_leaves_what_one_without_masks_leaves(kind: str, tmp_path: Path) -> None:
+    """The same global tensors and figures over all samples, with each algorithm that can."""
     algo = kind.partition(",")[0]
     settings = SETTINGS_OF_KINDS.get(kind, {})
 
@@ -343,6 +344,7 @@ def test_too_few_sites_change_nothing(
 
 
 def test_a_sum_of_fewer_than_min_replies_is_not_unmasked(tmp_path: Path, capsys: Printed) -> None:
+    """Of four sites one is lost: three are enough for a sum, but not for min-replies = 4."""
     found = federation(tmp_path, lost("train", 1001), min_replies=4)
 
     assert "3 of 4 sites sent uploads, fewer than the 4 needed (min-replies)" in (
@@ -434,6 +436,7 @@ def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
 
 
 def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Site-0 deals shares of nothing: round 1 cannot be unmasked, and then it is asked no more."""
     split = client_secagg.shares.split
     calls = 0
 
@@ -610,6 +613,10 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
 def test_the_final_sum_of_a_run_that_stops_early_begins_anew(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """With the last messages of a round its sites have begun a sum of the next, which never comes.
+
+    A run that stops early needs validation samples, and is refused without.
+    """
     settings: dict[str, Any] = {"rounds": 9, "early_stopping": 1, "lr": 1e-6}
     stopped = federation(tmp_path / "stopped", validation_fraction=0.4, **settings)
 
@@ -1072,6 +1079,7 @@ WHY = {
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
+    """The error says why the algorithm needs single uploads (`WHY`), and names others."""
     if algo not in WHY:
         settings_of({"algo": algo, "secagg": True, "rounds": 1})
         return

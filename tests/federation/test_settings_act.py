@@ -73,6 +73,7 @@ ELSEWHERE = {
 
 
 def test_every_setting_is_here_or_elsewhere() -> None:
+    """Each setting has a case or is in `ELSEWHERE`, which names test files that are there."""
     files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert set(re.findall(r"\btest_\w+", " ".join(ELSEWHERE))) <= files
 
@@ -111,6 +112,7 @@ def test_what_must_not_act_does_not(left_behind: Callable[[dict[str, Any]], obje
 
 @pytest.mark.parametrize("key", CASES)
 def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object]) -> None:
+    """With another value than its default, a run leaves something else."""
     settings, other = CASES[key]
     if key in IN_THE_SECOND_ROUND.split():
         settings = {"rounds": 2} | settings

@@ -146,6 +146,7 @@ def test_noise_is_shared_only_where_the_sum_is_all_that_is_seen(
 def test_a_site_takes_no_part_in_a_sum_that_would_not_hide_enough(
     changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
+    """Fewer honest sites than counted on may be left, or numbers do not fit the noise's grid."""
     rows = rows_without_a_reply(run_config(tmp_path, **PRIVATE | changes), SITES)
     failures: list[str] = []
     for row in rows:
@@ -167,6 +168,7 @@ def test_a_site_whose_noise_would_weigh_less_than_its_samples_takes_no_part(
 
 
 def test_a_site_counts_on_others_only_where_its_operator_has_said_so(tmp_path: Path) -> None:
+    """A run with dp-honest-sites = 3 needs max-honest-sites = 3 in the node config."""
     config = run_config(tmp_path, **PRIVATE, dp_honest_sites=3)
     site = {"partition-id": 0, "num-partitions": SITES, "site-name": "north"}
     refused = refusal(config, site)

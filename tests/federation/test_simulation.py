@@ -105,6 +105,8 @@ def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None
 
 
 def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: Patch) -> None:
+    """An error while the server merges ends the run: its reason is a line, its text a traceback."""
+
     def broken(*_: object) -> None:
         raise ZeroDivisionError("mine")
 
@@ -120,6 +122,7 @@ def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypat
 
 
 def test_a_wrong_setting_is_the_reason_itself(tmp_path: Path) -> None:
+    """It is shown to people without a traceback."""
     said = "rounds = 0: must be a whole number at least 1"
     events: list[Event] = []
     ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, events.append)

@@ -134,6 +134,7 @@ LEFT_OUT: dict[str, Fault] = {
 def test_a_faulty_site_is_named_and_left_out(
     name: str, three: Three, monkeypatch: Patch, capfd: Printed
 ) -> None:
+    """South has the fault; server and site say so, and east and north go on."""
     fault = LEFT_OUT[name]
     fault.strike(three, monkeypatch)
 
@@ -174,6 +175,8 @@ def test_images_of_another_size_are_no_fault(three: Three) -> None:
 
 
 def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: Printed) -> None:
+    """South's models are removed once it has answered round 1: its log warns of it in round 2."""
+
     def lose_models() -> None:
         for model in (three.south / "state").rglob("*-*.safetensors"):
             model.unlink()
@@ -226,6 +229,7 @@ def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) 
 def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(
     kind: str, three: Three
 ) -> None:
+    """All replies to training, or to the final evaluation, are empty: there is no summary."""
     line = r"no client has sent one valid reply|no valid reply to the final"
     with pytest.raises(FederationError, match=line):
         three.run(when(empty, kind), run_name="mine")

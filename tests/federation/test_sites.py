@@ -250,6 +250,7 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
 def test_downloads_and_strange_weights_need_the_operators_word(
     key: str, value: Any, allow: str, permission: Any
 ) -> None:
+    """The error names the key of the node config; a simulated client needs no word."""
     run = {key: value}
     (line,) = refusal(run, SITE).splitlines()
 
@@ -336,6 +337,7 @@ def test_an_operator_chooses_the_algorithms() -> None:
 
 
 def test_a_wrong_permission_is_named() -> None:
+    """An unknown algorithm in allow-algorithms, and values of a wrong type in other permissions."""
     unknown = refusal({}, SITE | {"allow-algorithms": "fedprotto"})
     choices = "choose from all, ditto, "
 
@@ -353,6 +355,7 @@ def test_a_wrong_permission_is_named() -> None:
 
 
 def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
+    """With each algorithm that the recipe has settings for; the site's default limits hold."""
     for recipe in Path("configs/recipes").glob("*.toml"):
         content = tomllib.loads(recipe.read_text(encoding="utf-8"))
         run = flatten(content) | {"download": False}
@@ -460,6 +463,7 @@ def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path
 def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(
     dataset: str, tmp_path: Path
 ) -> None:
+    """The node config has data-dir alone: the run's data set is not taken for the site's."""
     data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
     config = run_config(tmp_path, dataset=dataset, partition="own")
 
@@ -473,6 +477,10 @@ def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(
 def test_names_of_classes_and_domains_that_nobody_said_stay_there(
     kind: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """A table's labels and clients are people's names: the site's log has them, its error has not.
+
+    They leave once the node config, or the run, names the classes; the domain only from the site.
+    """
     table = tmp_path / "records.csv"
     rows = [f"ward of Dr. Grey,DOE {i},{i}.5\n" for i in range(3)] * 2
     table.write_text("".join(["client,label,x\n", *rows]))
@@ -499,6 +507,7 @@ def test_names_of_classes_and_domains_that_nobody_said_stay_there(
 def test_weights_are_not_averaged_over_tables_whose_columns_differ(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Two tables have the columns age and dose in another order: FedProto may, FedAvg may not."""
     config = run_config(tmp_path, **TABLE, dp="sample", norm="group")
     cards: dict[str, SiteCard] = {}
     for names in ("age,dose", "dose,age"):

@@ -223,6 +223,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
 def test_the_server_asks_again_until_an_operator_has_approved(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
+    """All three sites approve after the server's 12th question; it says once for whom it waits."""
     monkeypatch.setattr("server_app.network.membership.APPROVAL_POLL_SECONDS", 0.2)
     config = hospitals.config(join_timeout=60.0)
     questions: list[float] = []
@@ -287,6 +288,10 @@ def upgrade(monkeypatch: Patch, code: str, release: str = "0.0.0") -> None:
 def test_new_settings_and_new_code_are_asked_for_anew(
     hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """An approval holds for the run's settings, but for its name, and for the code of the site.
+
+    A process whose code has changed on the disk since its start must be started again.
+    """
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
 
@@ -416,6 +421,7 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
 def test_an_operator_hears_of_a_refusal_once_a_day(
     hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The program of on-trouble gets the word ``refused``, however many runs are refused."""
     told = tmp_path / "told"
     program = tmp_path / "tell"
     program.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
@@ -463,6 +469,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
 def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
     script: str | None, hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The program of on-request fails, as the log says; the request waits and can be approved."""
     monkeypatch.setattr(hooks, "HOOK_SECONDS", 0.3)
     program = tmp_path / "tell"
     if script:
@@ -481,6 +488,7 @@ def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
 def test_new_code_of_a_package_is_asked_for_anew(
     hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A run names a metric of a package; a line more in it makes the approval void."""
     package = tmp_path / "ours_of_studies.py"
     package.write_text("def brier(scores, labels):\n    return 0.0\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -499,6 +507,7 @@ def test_new_code_of_a_package_is_asked_for_anew(
 def test_an_approval_ends_with_its_runs_and_its_days(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
+    """North approves one Flower run until today, then a second run; after the day it is over."""
     monkeypatch.setattr(consent, "MOST_INTRODUCTIONS", 3)
     config = hospitals.config()
     study = Study.of(config).id
@@ -642,6 +651,7 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
 
 
 def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals: Hospitals) -> None:
+    """The study says one run, its operators approve two: the second is refused for good."""
     config = signed(hospitals.config(study_runs=1))
     hospitals.ask_and_decide(config, words=("approve", "--runs", "2"))
     hospitals.federate(config, run_id=1)
@@ -700,6 +710,7 @@ def test_a_run_with_noise_asks_for_no_losses_and_no_seconds(hospitals: Hospitals
 def test_a_study_whose_sites_have_all_answered_does_not_wait(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
+    """South has denied, so nobody is left to wait for in the five minutes of join-timeout."""
     pauses: list[float] = []
     monkeypatch.setattr("server_app.network.membership.time.sleep", pauses.append)
     config = hospitals.study(join_timeout=300.0, num_clients=0)
@@ -842,6 +853,7 @@ def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
 
 
 def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
+    """One of two requests cannot be read; the other is shown in full, and can be denied."""
     config = hospitals.config(baselines="fedper", fedper__personal_layers=0)
     hospitals.answer("north", config)
     (hospitals.consent("north") / "studies" / "bad.json").write_text("{")
@@ -886,6 +898,7 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(
 
 
 def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
+    """After it server and site refuse; on the day itself the study waits for approval."""
     config = signed(hospitals.config(), until=YESTERDAY)
     with pytest.raises(SettingsError, match="the study is over"):
         hospitals.federate(config)
@@ -1010,6 +1023,7 @@ def test_a_sum_is_with_no_other_than_sites_of_the_study(
 def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     hospitals: Hospitals, tmp_path: Path, capsys: Printed
 ) -> None:
+    """`protofl study sign` and `show`: unsigned, signed twice, changed after it, without a key."""
     key = ssh_key(tmp_path)
     file = tmp_path / "study.toml"
     file.write_text(
@@ -1042,6 +1056,7 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
 def test_a_check_takes_a_study_and_says_if_it_names_the_site(
     hospitals: Hospitals, tmp_path: Path, capsys: Printed
 ) -> None:
+    """`protofl site check` finds no fault in a study that names the site, and peers it knows."""
     settings = 'study = "heart"\nalgo = "fedproto"\npartition = "own"\nmodels = "cnn4"\n'
     settings += "image-size = 8\nsecagg = true\n"
     file = tmp_path / "study.toml"
@@ -1064,6 +1079,10 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(
 def test_where_a_site_names_operators_only_their_signed_decisions_count(
     hospitals: Hospitals, tmp_path: Path
 ) -> None:
+    """North's node config names omar and jane: an approval from before no longer counts.
+
+    Jane's does, and changes of it on the disk, or of its line in the log, are found.
+    """
     key = ssh_key(tmp_path)
     strangers = ssh_key(tmp_path, Ed25519PrivateKey.generate())
     config = hospitals.config()
@@ -1118,6 +1137,7 @@ def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
 
 
 def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: Hospitals) -> None:
+    """North signs keys for a sum in run 7: no other study, run, site, algorithm or sum."""
     heart = Settings.from_run_config(hospitals.study(seed=1)).study
     other = Settings.from_run_config(hospitals.study(seed=2)).study
     keys = bytes(PUBLIC)  # of a secure sum; zeros do as well
@@ -1135,6 +1155,7 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: 
 
 
 def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
+    """A site whose key file is cut short says so, and makes no new key by itself."""
     consent.site_key(hospitals.consent("north"), make=True)
     (hospitals.consent("north") / "site.key").write_text("ab")
 
@@ -1224,6 +1245,7 @@ TAMPERINGS: dict[str, Callable[[list[str]], list[str]]] = {
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
 def test_a_log_that_somebody_changed_is_found_out(tampering: str, tmp_path: Path) -> None:
+    """Each line has the hash of the one before it, so every change but a cut end shows."""
     path = log_with(tmp_path, 6)
     assert not problems_in(path)
 
@@ -1236,6 +1258,7 @@ def test_a_log_that_somebody_changed_is_found_out(tampering: str, tmp_path: Path
 def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     hospitals: Hospitals,
 ) -> None:
+    """A log without its last line looks whole; the server has kept the heads that it has seen."""
     config = hospitals.config(rounds=2)
     hospitals.ask_and_decide(config)
     outcome = hospitals.federate(config)
@@ -1358,6 +1381,7 @@ def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(
 def test_what_a_message_says_of_its_round_does_not_break_the_log(
     number: Any, hospitals: Hospitals
 ) -> None:
+    """A round that is no number, and texts of 300,000 letters, make short lines in the log."""
     grid = LocalGrid(hospitals.config(seed=number), hospitals.nodes, run_id=5)
     content = RecordDict({"round": ConfigRecord({"round": number, "run_name": "x" * 300_000})})
 
@@ -1425,6 +1449,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
 
 
 def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    """Half a line at the end is reported, and the next entry takes its place."""
     path = log_with(tmp_path, 3)
     path.write_text(path.read_text() + '{"time": "2026')
     cut_short = "line 4 is no whole line of the log: cut short by a full disk or a kill"

@@ -153,6 +153,7 @@ def figure_missing(cell: Cell, run: Path) -> str:
 def test_every_row_and_every_column_runs(
     path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """No run fails or loses a reply; unlike heads may be refused where the paper has no number."""
     cache = tmp_path_factory.getbasetemp() / "cache"
     table = read_table(path)
     problems = {}

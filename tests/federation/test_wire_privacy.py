@@ -356,6 +356,7 @@ def test_a_path_in_an_introduction_is_found_out(honest: Outcome, tmp_path: Path)
 
 
 def test_a_sample_in_place_of_a_mean_is_found_out(tmp_path: Path, monkeypatch: Patch) -> None:
+    """`assert_private` fails for a run whose clients send one feature as a prototype."""
     local_prototypes = ClientAlgorithm.local_prototypes
 
     def with_a_sample(self: ClientAlgorithm[Any]) -> Prototypes:
@@ -435,6 +436,7 @@ def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) 
 def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
     what: str, present: list[int], uploaded: set[str], asked: dict[str, Outcome]
 ) -> None:
+    """An introduction names all classes, or none with secure aggregation; ledgers are by sample."""
     for message, reply in asked[what].grid.log:
         kind = message.metadata.message_type
         names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
@@ -513,6 +515,10 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
 def test_an_error_names_no_file_of_a_site_and_no_folder(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """An error of training quotes two paths: a site tells the server its kind alone.
+
+    A simulated client shortens paths to file names. The log has the whole text.
+    """
     text = f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'"
     monkeypatch.setattr(ClientAlgorithm, "fit", MagicMock(side_effect=OSError(text)))
 
@@ -630,6 +636,7 @@ def test_the_least_number_of_a_site_must_be_a_number(tmp_path: Path) -> None:
 
 
 def test_a_client_without_a_large_class_says_so_at_once(tmp_path: Path) -> None:
+    """With min-class-samples = 999 there is nothing that it may tell of."""
     config = run_config(tmp_path, min_class_samples=999)
     assert client_of(config, **{"site-name": "north"}).stated_samples == 0
     for algo in ("fedproto", "fedavg"):
@@ -697,6 +704,7 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
 
 
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:
+    """Clients with five classes of ten introduce themselves with these, or with none."""
     for algo, declared in DECLARED.items():
         site = client_of(small_config(tmp_path, algo), partition=1)
         held = sorted(set(site.data.train_labels.tolist()))
