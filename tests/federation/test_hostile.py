@@ -429,6 +429,7 @@ def test_in_a_simulation_a_step_that_leaves_nan_is_void_as_well(
 def test_in_a_simulation_an_error_of_the_servers_step_ends_the_run(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """All is one person's own there, who sees the traceback at once."""
     break_round_2(monkeypatch, raise_error)
 
     with pytest.raises(RuntimeError, match="without overflow"):

@@ -282,7 +282,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(
     assert 'id="accuracy-of-clients' not in page
 
     (clients,) = re.findall(r'id="clients".*?</section>', page, re.S)
-    assert clients.count("<td>–</td>") >= CLIENTS
+    assert clients.count("<td>–</td>") >= CLIENTS  # a dash in the place of each one's accuracy
 
     assert Figure().read(folder) == Figure(over="by-samples").read(folder)
     for hidden in ({"over": "std"}, {"over": "worst-10%"}, {"domain": "digits"}):
@@ -473,6 +473,7 @@ TOO_FEW = "2 right shares of a key of site-0, fewer than the 3 needed"
 def test_what_nobody_can_mend_costs_the_round(
     tamper: Tamper, reason: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """The only round of a run is void, so no global prototypes are left."""
     found = federation(tmp_path, tamper)
 
     assert found.rows[0]["void"]

@@ -969,7 +969,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
 
 
 def test_a_sum_is_with_all_sites_of_a_study(hospitals: Hospitals) -> None:
-    """In each of three rounds, and in the final evaluation."""
+    """All three sites count in each of three rounds, and in the final evaluation."""
     config = hospitals.study(secagg=True, rounds=3, min_clients=3)
     hospitals.ask_and_decide(config)
 
@@ -1035,7 +1035,7 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     assert "not signed" in output(capsys, "study", "show", file, status=1).err
 
     shown = ""
-    for _ in range(2):  # the second signature takes the place of the first, see below
+    for _ in range(2):  # the second signature takes the place of the first
         shown += output(capsys, "study", "sign", file, "--key", key, "--by", "jane").out
 
     assert "study heart" in shown
@@ -1166,11 +1166,14 @@ def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
 
 
 def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) -> None:
-    """The server says which Flower runs came before this one, and may name any."""
+    """A server may name any Flower run as this one's beginning, also one of another study.
+
+    In round 3 run 8 claims to go on with run 7 after its round 2.
+    """
     node = hospitals.nodes[EAST] | {"approve": False}
     LocalGrid(hospitals.config(), hospitals.nodes)  # Flower's messages want a run
-    # run 8 claims to go on with run 7 after its round 2
-    instructions = pack_instructions(Instructions(3, "run", RunHistory(8, ((7, 2),))))
+    history = RunHistory(8, ((7, 2),))
+    instructions = pack_instructions(Instructions(3, "run", history))
 
     def states(seed: int) -> StateFolder:
         """Return east's states in round 3 of a study with this seed, which makes it another."""

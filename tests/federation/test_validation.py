@@ -96,6 +96,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
 
     assert f"3 clients · 10 classes · partition feature-shift ({domains})\n" in printed
 
+    # 14, 6 and 20 samples of each of three clients
     training = "2,500 found · 42 for training (train-samples = 20 a client)"
     assert f"{training} · 18 for validation · 60 for testing" in printed
     assert "chosen on validation data" in printed

@@ -523,6 +523,7 @@ def test_an_error_names_no_file_of_a_site_and_no_folder(
     monkeypatch.setattr(ClientAlgorithm, "fit", MagicMock(side_effect=OSError(text)))
 
     def reasons(folder: Path, **options: Any) -> set[str]:
+        """Return why the clients of a run fail."""
         rows = rows_without_a_reply(small_config(folder, "local"), CLIENTS, **options)
         found: set[str] = set()
         for row in rows:

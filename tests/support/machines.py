@@ -54,7 +54,7 @@ class Machines:
             copy_checkout(self.checkout(machine))
 
     def _ports(self) -> tuple[int, int]:
-        """Where the SuperLink and the door listen."""
+        """Return the ports of the SuperLink and of the door, the same one where there is no door."""
         superlink = free_port()
         if HAPROXY.exists():
             return superlink, free_port()

@@ -34,6 +34,7 @@ class Page(HTMLParser):
         self.assert_self_contained()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag, and begin the figure, table, row or cell that it stands for."""
         values = {name: value or "" for name, value in attrs}
         self.tags.append((tag, values))
         if "id" in values:

@@ -48,7 +48,7 @@ def arrays(draw: st.DrawFn) -> Array:
 
 
 def floats(draw: st.DrawFn, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw normal float32 numbers; in one array of five, any one is NaN, infinite or huge."""
+    """Draw normal float32 numbers; in one array of five, one may be NaN, infinite or huge."""
     seed = draw(st.integers(0, 2**32 - 1))
     values = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     spoil_one = values.size and draw(st.integers(0, 4)) == 0
