@@ -54,7 +54,7 @@ class Machines:
             copy_checkout(self.checkout(machine))
 
     def _ports(self) -> tuple[int, int]:
-        """Return the ports of the SuperLink and of the door, the same one where there is no door."""
+        """Return the ports of the SuperLink and of the door; without a door they are one."""
         superlink = free_port()
         if HAPROXY.exists():
             return superlink, free_port()
