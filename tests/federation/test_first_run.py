@@ -114,7 +114,8 @@ def test_every_sample_is_used_and_told(
     """A command of the README runs on data as it describes; three quarters are for training."""
     bring(tmp_path)
     monkeypatch.chdir(tmp_path)
-    arguments = parsed(words[1], words[2:])
+    _protofl, command, *options = words
+    arguments = parsed(command, options)
 
     _, clients = first_run(tmp_path, **read_assignments(arguments.settings))
 
@@ -130,6 +131,7 @@ def test_every_sample_is_used_and_told(
     console = capsys.readouterr().out.splitlines()
 
     assert told in console
+    # a table alone has columns
     assert ("inputs: the columns a, b, c, d together" in console) == ("dataset=arrays" in words)
 
 

@@ -539,6 +539,7 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
     node = SITE | {"dataset": "arrays"} | folders | demand
     run = {"partition": "own", "dataset": "arrays", "classes": "sick,well"}
     run |= {"dp": "sample", "norm": "group", "secagg": "require-secagg" in demand}
+    # what other settings must be under secure aggregation
     run |= {key: only for key, (only, _) in needed_with("with_secagg").items()}
 
     missing = f"classes: missing; with {next(iter(demand))} a site names its classes"
