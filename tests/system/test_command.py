@@ -19,6 +19,7 @@ TINY = ("algo=local", "dataset=digits", "partition=iid", "local-epochs=1", "--cl
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
+    """Start ``protofl`` with these words, as from a terminal."""
     return subprocess.Popen(
         [sys.executable, str(BIN / "protofl"), *arguments],
         cwd=ROOT,

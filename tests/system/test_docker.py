@@ -72,6 +72,7 @@ def demo() -> Iterator[str]:
 
 
 def test_the_demo_shows_what_was_learnt(demo: str) -> None:
+    """Each site's network, domain and accuracy; of ten classes a tenth is right by chance."""
     assert re.search(r"run \d+: finished:completed", demo)
     for site, (arch, domain) in SITES.items():
         assert re.search(rf"{site} +{arch} +{domain} .*prototype 0\.\d+", demo)
@@ -136,6 +137,7 @@ def test_health_is_that_of_the_way_to_the_superlink(demo: str) -> None:
 
 
 def test_a_failed_run_fails_the_demo_which_cleans_up(demo: str) -> None:
+    """A partition by domains cannot divide digits, which have none; no container is left."""
     failed = make("demo", SKIP_BUILD="1", RUN_CONFIG='algo="fedtgp" num-clients=3 dataset="digits"')
     assert failed.returncode != 0
     assert "demo: the run failed" in failed.stdout, failed.stdout

@@ -77,6 +77,7 @@ def assert_complete(folder: Path, rounds: int, clients: int) -> Summary:
 
 
 def test_a_wrong_setting_reaches_the_person_at_once(simulation: Connection) -> None:
+    """Two wrong settings are both named before the first round."""
     output, status = simulation.run(*TWO, "--run-config", 'lr="abc" dataset="mnst"')
     assert status == "finished:failed"
     assert "lr = 'abc': must be a number above 0" in output

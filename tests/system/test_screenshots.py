@@ -207,7 +207,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("device", WIDTHS)
 @pytest.mark.parametrize("algo", ["fedtgp", "fedplvm", "fedpcl"])
-def test_the_page_fits_the_screen(algo: str, device: str, pages: dict[str, Path]) -> None:
+def test_a_report_fits_the_screen(algo: str, device: str, pages: dict[str, Path]) -> None:
+    """Nothing sticks out or overlaps, texts are not too small, and drawings can be seen."""
     found = measured(pages[algo], MEASURE, WIDTHS[device], 900)
     assert found["asked"] == WIDTHS[device]
     assert found["wide"] == WIDTHS[device]
@@ -319,6 +320,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_page_of_the_documents_fits_and_can_be_read(
     page: str, has_equations: bool, device: str, scheme: str, site: Path
 ) -> None:
+    """Light and dark: all texts have contrast, every box can be scrolled, equations are drawn."""
     found = measured(site / f"{page}.html", SHOWN, WIDTHS[device], 900, dark=scheme == "dark")
     assert (found["page"] < 0.1) == (scheme == "dark")
     assert found["wide"] <= WIDTHS[device]

@@ -43,6 +43,7 @@ def test_the_readme_says_who_runs_each_block() -> None:
 
 
 def test_private_files_are_private(federation: Machines) -> None:
+    """Keys, the secret and the database are for their owner alone; no site has another's key."""
     certs = federation.checkout("superlink") / "certs"
     private = [certs / name for name in ("ca.key", "server.key", "superexec.secret")]
     private.append(federation.checkout("superlink") / "superlink.db")
@@ -264,11 +265,11 @@ def test_the_operators_page(federation: Machines) -> None:
     assert now["south"] == before["south"]
 
 
-def chapter(title: str, of: str = "sh superlink") -> list[str]:
-    """Return the blocks of a kind, ``of``, in a chapter of the operators' page."""
+def chapter(title: str, kind: str = "sh superlink") -> list[str]:
+    """Return the blocks of a kind in a chapter of the operators' page."""
     page = OPERATIONS.read_text(encoding="utf-8")
     (text,) = re.findall(rf"(?ms)^## {title}\n(.*?)(?=^## |\Z)", page)
-    return re.findall(rf"(?ms)^```{of}\n(.*?)^```", text)
+    return re.findall(rf"(?ms)^```{kind}\n(.*?)^```", text)
 
 
 def stopped_run(machines: Machines) -> str:
@@ -304,7 +305,7 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
     not registered; all get newer code; the run goes on. Then north erases what it keeps, and
     south's key is revoked for good.
     """
-    (stopping,) = chapter("Stop and resume", of="sh superlink stopping")
+    (stopping,) = chapter("Stop and resume", kind="sh superlink stopping")
     stop, resume = stopping.splitlines()
     renew, rotate = chapter("Certificates and keys")
     number = stopped_run(federation)
@@ -317,7 +318,7 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
     assert "guest" in nodes(federation)
 
     def meanwhile() -> None:
-        federation.step("superlink", *chapter("Backup and restore", of="sh superlink restoring"))
+        federation.step("superlink", *chapter("Backup and restore", kind="sh superlink restoring"))
         federation.step("superlink", renew)
         upgrade(federation)
 
@@ -326,7 +327,7 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
     shown = ssl.get_server_certificate(("127.0.0.1", federation.door))
     assert (checkout / "certs" / "server.crt").read_text().startswith(shown.strip())
     assert set(nodes(federation)) == set(SITES)
-    federation.step("north", *chapter("Upgrade", of="sh north upgrading"))
+    federation.step("north", *chapter("Upgrade", kind="sh north upgrading"))
 
     done = federation.run("superlink", resume, timeout=400)
     summary = json.loads((checkout / "runs" / "first" / "summary.json").read_text())
@@ -339,7 +340,7 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
         assert (federation.checkout(site) / "newer").exists()
     assert "round 1/8" in federation.run("superlink", f"flwr log {number} federation --show").stdout
 
-    federation.step("north", *chapter("Retention and erasure", of="sh north purging"))
+    federation.step("north", *chapter("Retention and erasure", kind="sh north purging"))
     assert list((federation.checkout("south") / "state").rglob("*.safetensors"))
     assert not list((federation.checkout("north") / "state").rglob("*.safetensors"))
 
