@@ -240,7 +240,7 @@ def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path: 
         per_class = len(labels) / len(np.unique(labels))
         assert lines[domain][-1] == pytest.approx(per_class)
 
-    *_, phases, _unit = drawn(charts.time, fedplvm.folder, "line_chart")
+    _name, _title, _caption, _rounds, phases, *_ = drawn(charts.time, fedplvm.folder, "line_chart")
     assert np.isnan(phases["client: evaluate"]).tolist() == [False, True, False]
 
 

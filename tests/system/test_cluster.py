@@ -81,7 +81,7 @@ def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(
                 kill_at_once(second)
         errors = run.stderr.read()
         assert run.wait() == 0, errors
-        # a node keeps no copies of the run's code or states
+        # a node keeps no copies of the clients' folders
         assert list((tmp_path / "first" / "copies").glob("protofl-*/*/*")) == []
 
     said = "\n".join(event.get("text", "") for event in events)
