@@ -162,7 +162,8 @@ def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Check what Flower says little about, and be the SuperNode until it ends.
 
-    SettingsError where its port cannot be opened; what else is wrong is printed, and it starts.
+    SettingsError where its port cannot be opened. All else that is wrong with the network and the
+    folders is only printed.
     """
     from protofl_common.tools.site.check import folders, network
     from protofl_common.tools.site.supernode import start
@@ -171,7 +172,7 @@ def run(arguments: argparse.Namespace) -> None:
     host = arguments.host
     port = arguments.port
     try:
-        # Flower's error is a traceback, and comes late
+        # opened and closed again, as Flower's error would be a traceback, and come late
         socket.create_server((host, int(port))).close()
     except (OSError, ValueError, OverflowError) as error:
         raise SettingsError(f"--host {host} --port {port}: {error}; give another") from error
@@ -242,6 +243,7 @@ def key(arguments: argparse.Namespace) -> None:
 def requests(arguments: argparse.Namespace) -> None:
     """Print what runs have asked of this site, and how many files of requests cannot be read."""
     folder = site_folder(arguments.node).absolute()
+    # those that cannot be read are left out
     described = list(approvals.describe_requests(arguments.node))
     files = list((folder / FOLDER).glob("*.json"))
     unread = len(files) - len(described)

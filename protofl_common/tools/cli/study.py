@@ -45,9 +45,9 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def sign(file: Path, key_file: Path | None, by: str) -> None:
-    """Write the signer and the signature at the top of a study's file; an earlier one goes.
+    """Write the signer and the signature at the top of a study's file, in place of earlier ones.
 
-    SettingsError for a key or settings that are wrong; then nothing is written.
+    SettingsError, before anything is written, for a key or settings that are wrong.
     """
     if key_file is None or not by:
         raise SettingsError(

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
-    """Be the worker: start the thread that resumes crashed runs, and Flower's loop until it ends.
+    """Be the worker: start the thread that resumes crashed runs, and run Flower's loop to its end.
 
     SettingsError for an option that is wrong, and where Flower lacks a name that is needed.
     """
