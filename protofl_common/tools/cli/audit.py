@@ -282,17 +282,18 @@ def _scores(
     for label in np.unique(data.train_labels[is_labelled_N]).tolist():
         chosen = torch.from_numpy(np.flatnonzero(labels_N == label))
         scores: dict[str, Tensor] = {}
-        of_class = None if sent is None else sent.only(sent.labels == label)
-        if of_class is not None and len(of_class):
-            space = features_ND
-            if of_class.means.shape[1] != features_ND.shape[1]:
+        sent_of_class = None if sent is None else sent.only(sent.labels == label)
+        if sent_of_class is not None and len(sent_of_class):
+            points_ND = features_ND
+            if sent_of_class.means.shape[1] != features_ND.shape[1]:
                 # the prototypes are of the frozen backbones' features, the inputs of this model
-                space = torch.cat(model_inputs).cpu()
+                points_ND = torch.cat(model_inputs).cpu()
             if settings.privacy.dp != "none":
                 # the client cut each sample's features to this norm before their mean was taken
-                space = space.renorm(2, 0, settings.privacy.dp_feature_clip)
+                points_ND = points_ND.renorm(2, 0, settings.privacy.dp_feature_clip)
             similarity = predictor.card.similarity
-            scores["prototypes"] = -distances(space[chosen], of_class, similarity).amin(1)
+            distances_NP = distances(points_ND[chosen], sent_of_class, similarity)
+            scores["prototypes"] = -distances_NP.amin(1)
         if sends_weights:
             scores["weights"] = logits_NC[chosen].log_softmax(1)[:, label]
 

@@ -99,7 +99,10 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def _draw(groups: list[Group], folder: Path, what: str) -> None:
-    """Draw the figures of the groups into the folder."""
+    """Draw the groups' intervals into the folder, and curves and boxes of what is no count.
+
+    ``what`` is the figure that is compared; "": the accuracy.
+    """
     from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
 
     intervals(groups, _units(groups)).save(folder)

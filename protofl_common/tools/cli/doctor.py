@@ -301,7 +301,8 @@ def _own_data(data: StoredData, settings: Settings, clients: int) -> Results:
     yield FACT, f"clients train on {len(train)} of them, and test on {len(test)}", ""
 
     if data.by_client and not PARTITIONS[settings.data.partition].needs_domains:
-        both = {*data.domains[train]} & {*data.domains[test]}  # the column `client` of each sample
+        # here `domains` are the values of that column
+        both = {*data.domains[train]} & {*data.domains[test]}
         if both:
             wrong = f"{len(both)} values of `client` are both trained on and tested"
             yield WARNING, wrong, "mend `split`"

@@ -131,8 +131,8 @@ def act(arguments: argparse.Namespace) -> int:
 def _predict_files(arguments: argparse.Namespace) -> int:
     """Predict each input of the files; return 0, or `SOME_LEFT_OUT`.
 
-    Print a table, with --json lines of JSON, and with --out alone write a CSV file. Files that
-    cannot be read are named on stderr; SettingsError where none can be.
+    Print a table, or with --json lines of JSON; with --out, write a CSV file and print no table.
+    Files that cannot be read are named on stderr; SettingsError where none can be read.
     """
     from protofl_common.tools.inference import Predictor  # PyTorch, seconds
 

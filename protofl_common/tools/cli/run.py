@@ -122,16 +122,16 @@ def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | Non
     images are decoded before a client waits for them. DataError for data that cannot be read.
     """
     clients: int | None = arguments.clients
-    nobody_says = clients is None and not arguments.recipe
-    data_says = settings.partition == "natural" and nobody_says  # a client for each domain
+    nobody_says = clients is None and not arguments.recipe  # which names a number
+    data_say = settings.partition == "natural" and nobody_says  # a client for each domain
     data_set = data_set_named(settings.dataset)
-    must_read = data_set.is_own or (data_says and data_set.has_domains)
+    must_read = data_set.is_own or (data_say and data_set.has_domains)
     if not must_read:
         return clients
 
     data = open_data(settings)
-    if data_says:
-        return len(data.domain_names) or None
+    if data_say:
+        return len(data.domain_names) or None  # None for the user's own data without domains
     return clients
 
 
@@ -220,7 +220,7 @@ class Screen(AbstractContextManager["Screen"]):
             self._print(text)
 
     def conclude(self, following: str) -> None:
-        """Show the result, the paths that matter, and the command to type next, if any."""
+        """Show the result, and the command to type next unless ``following`` is ""."""
         lines = list(self.results)
         if following:
             lines.append(f"next: {following}")

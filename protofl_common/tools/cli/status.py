@@ -223,13 +223,13 @@ def _sites(federation: Federation, runs: list[KnownRun]) -> list[Site]:
     """
     chosen = [run for run in runs if run.is_under_way] or runs[:1]
     known = {run.path.name: run.known_sites() for run in chosen}
-    names = {}
+    names_in_runs = {}
     for sites in known.values():
         for name, site in sites.items():
-            names[site.node] = name
+            names_in_runs[site.node] = name
     rows = []
     for node in federation.nodes:
-        name = names.get(node.node_id) or node.name or "?"
+        name = names_in_runs.get(node.node_id) or node.name or "?"
         in_runs = {run: sites[name] for run, sites in known.items() if name in sites}
         rows.append(Site(name, node.node_id, node.status, in_runs))
     return sorted(rows, key=lambda site: (site.name, site.node))

@@ -118,6 +118,7 @@ def act(arguments: argparse.Namespace) -> int | None:
         show_plan(planned, runs, trials, console)
         return None
 
+    # the recipes of a table say how many clients there are
     resources = partial(with_resources, arguments=arguments, clients=None)
     start_engine(planned, runs, resources, str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
@@ -180,7 +181,8 @@ def _check_words(arguments: argparse.Namespace, files: list[str], overrides: Con
 def _planned_tables(arguments: argparse.Namespace, files: list[str], overrides: Config) -> Planned:
     """Read each table, and plan its cells with the ``overrides`` of the command line.
 
-    A table notes the overrides. SettingsError with a line for each thing that is wrong in a file.
+    The overrides are added to a table's note. SettingsError with a line for each thing that is
+    wrong in a file.
     """
     tables = []
     for path in map(file_named, files):
@@ -313,7 +315,8 @@ def _plan_of(cell: Cell, cells: list[Cell], runs: Runs) -> str:
 def _make_one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
     """Make a run unless it is finished, with a bar of its rounds.
 
-    Return whether this process has made it now, well or not: another one may be making it.
+    Return True if this made it, even if it failed; False if it is finished, or another process
+    makes it.
     """
     if runs.finished(run):
         return False

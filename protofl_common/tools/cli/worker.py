@@ -60,6 +60,7 @@ def act(arguments: argparse.Namespace) -> None:
         raise SettingsError(f"--out-dir {out_dir}: is no folder that this user can write to")
 
     require_for_worker()  # here, so that it fails now and not in each run's process
+    # this file is also the script that handles a run
     script = [__file__, str(out_dir), modules, START_METHOD]
     executor = Executor(TaskType.SERVER_APP, script, START_METHOD)
     os.environ.update(environment_of_own_code())

@@ -261,7 +261,7 @@ def decide(
     runs: int = 0,
     later: str = "",
 ) -> str:
-    """Write an operator's decision on a request, also in the audit log; say what holds now.
+    """Write an operator's decision on a request, also into the audit log; return what holds now.
 
     ``id_or_file`` is the id of a request, or a file of settings, whose request may still come;
     ``decision`` is `APPROVED` or `DENIED`. An approval holds until the day ``until`` ("": no end)
@@ -423,7 +423,7 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
         if not is_signed(signer.rpartition(":")[2], str(row["signature"]), signed):
             problems.append(f"line {number} is not what {signer} has signed")
 
-    latest = ""  # time so far; times and days are ISO texts, whose order is that of time
+    latest = ""  # of the times so far; as ISO texts, times and days sort by time
     num_earlier = 0  # lines before the day
     for number, row in enumerate(rows, 1):
         latest = max(latest, str(row.get("time", "")))

@@ -76,8 +76,8 @@ def findings(
     listed = [*_code_and_user(), *network(options)]
     refused = [*_refused(node, asked)]
     listed += refused
-    is_refused_for_run = bool(refused and asked) and not [*_refused(node, {})]
-    is_node_config_right = not refused or is_refused_for_run
+    is_run_wrong = bool(refused and asked) and not [*_refused(node, {})]
+    is_node_config_right = not refused or is_run_wrong
     if is_node_config_right:
         listed += folders(node)
         listed += _permissions(node)
@@ -247,7 +247,8 @@ def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
     A backup that root has restored, for example, leaves files that this user cannot use.
     """
-    state_dir = site_folders(node)[0].absolute()
+    relative_state_dir, _ = site_folders(node)
+    state_dir = relative_state_dir.absolute()
     tops = [state_dir / "sites", state_dir / "privacy"]
     *runs, _ = stored_at(node)  # the last are the caches
     for run in runs:
@@ -295,7 +296,8 @@ def _folder(topic: str, key: str, folder: Path) -> Finding:
             return Finding(WRONG, topic, f"{name}: there is none")
         return Finding(FACT, topic, f"{name}: will be made, for this user only")
     mode = stat.S_IMODE(nearest.stat().st_mode)
-    if mode & (0o007 if is_read else 0o077):
+    forbidden = 0o007 if is_read else 0o077  # to others, and where the site writes to the group
+    if mode & forbidden:
         readable = f"{name}: other users of this machine may look in (mode {mode:04o})"
         return Finding(WARNING, topic, readable)
     return Finding(FACT, topic, f"{name} (mode {mode:04o})")

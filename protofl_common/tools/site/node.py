@@ -83,7 +83,7 @@ def node_config(text: str) -> dict[str, Scalar]:
             cure = '; write names as one text with commas, as in classes="a,b"'
         raise SettingsError(f"--node-config {text!r}: {reason}{cure}") from error
 
-    # each key that was read has one =, but for those inside quoted values
+    # outside of quoted values each key has one =; if there are more, Flower has left keys out
     without_quoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
     if not text.endswith(".toml") and without_quoted.count("=") > len(node):
         read = ", ".join(node) or "nothing"

@@ -64,7 +64,7 @@ def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
             models[run] = folder
 
     caches: list[Path] = []
-    for pattern in ("*", "features/*"):
+    for pattern in ("*", "features/*"):  # decoded data, and features of frozen backbones
         entries = sorted(cache.glob(pattern))
         caches += [path for path in entries if _CACHE_ENTRY.fullmatch(path.name)]
 
@@ -139,9 +139,9 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
 def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> Iterator[str]:
     """Remove models of finished runs, and caches, that were last changed ``before`` a time.
 
-    The time is in seconds since 1970. Yield a line for each run, and one for all caches. Yield a
-    line also for each unfinished run of that age, which stays, as do privacy ledgers, approvals and
-    the audit log. With ``dry_run`` nothing is removed.
+    The time is in seconds since 1970. Yield a line for each run that is removed, one for the
+    caches, and one for each unfinished run of that age, which stays. So do privacy ledgers,
+    approvals and the audit log. With ``dry_run`` nothing is removed.
     """
     *runs, caches = stored_at(node)
     for run in runs:
