@@ -419,7 +419,7 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
         if not row.get("signature"):
             continue
         signer = str(row.get("by"))  # NAME:KEY
-        signed = signed_decision(site_name(node), str(row["study"]), row)
+        signed = signed_decision(site_name(node), str(row.get("study")), row)
         if not is_signed(signer.rpartition(":")[2], str(row["signature"]), signed):
             problems.append(f"line {number} is not what {signer} has signed")
 
