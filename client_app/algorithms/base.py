@@ -193,7 +193,7 @@ class ClientAlgorithm(Generic[H]):
     # -- training --------------------------------------------------------------------------------
     @cached_property
     def privacy(self) -> SampleUse:
-        """The use of samples for the upload; under ``dp`` each training and table costs ε."""
+        """How the upload uses samples, with ``dp`` and without; under ``dp`` each use costs ε."""
         return self.protections.sample_use()
 
     @property
