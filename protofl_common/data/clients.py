@@ -30,7 +30,7 @@ from protofl_common.tasks import UNLABELLED, Task, kind_of, task_of
 
 Floats = tuple[float, ...]
 Scale = tuple[Floats, Floats, Floats]
-"""A feature's fill (what stands in the place of missing values), mean and deviation, for each."""
+"""Each feature's fill (what stands in the place of missing values), mean and deviation."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArra
     are a copy. Inputs above `MOST_BYTES_IN_MEMORY` are read from the disk when they are indexed.
     """
     bytes_as_float32 = 4 * len(rows) * math.prod(array.shape[1:])
-    is_one_number_each = array.ndim == 1  # labels and the like
-    if not is_one_number_each and bytes_as_float32 > MOST_BYTES_IN_MEMORY:
+    has_several_numbers = array.ndim > 1  # in a row; labels [N] are small enough
+    if has_several_numbers and bytes_as_float32 > MOST_BYTES_IN_MEMORY:
         return cast(NDArray[Any], StoredRows(array, rows, fill))
 
     in_memory = np.asarray(array)  # a plain array on the same memory

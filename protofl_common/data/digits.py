@@ -324,7 +324,7 @@ class Domain(NamedTuple):
     fonts: str  # of the printed ones
 
 
-# scikit-learn has 174 scans or more of a digit: 50 for each of three domains, and 24 for the last
+# scikit-learn has at least 174 scans of a digit: 50 for each of three domains, 24 for `coloured`
 DOMAINS: dict[str, Domain] = {
     "scanned": Domain(_scanned_look, PER_CLASS, ""),
     "printed": Domain(_printed_look, 0, PRINTED_FONTS),

@@ -85,6 +85,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     root = data_dir_of(settings)
     by_domain = settings.dataset != "image-folder"
     left_out: Counter[str] = Counter()
+    # what else is in an image-folder's root is counted with the rest of its tree below
     folders = domains or _folders(root, left_out if by_domain else None)
     trees = folders if by_domain else [root]
     picked = class_names(settings.classes)

@@ -396,8 +396,8 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
             parts = dict(opened) if isinstance(opened, Mapping) else {"train": opened}
             whole = datasets.concatenate_datasets(list(parts.values()))
         except Exception as error:  # the package raises many kinds
-            may_be_had = settings.data_dir or settings.download
-            hint = "" if may_be_had else "; set data-dir to a folder that has it, or download"
+            has_source = settings.data_dir or settings.download
+            hint = "" if has_source else "; set data-dir to a folder that has it, or download"
             what = f"{type(error).__name__}: {error}"
             raise DataError(f"{where}: cannot be read ({what}){hint}") from error
 
