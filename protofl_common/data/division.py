@@ -230,9 +230,9 @@ class Division:
             raise DataError(f"{which}: domain {min(empty)!r} is empty; fill or remove it")
 
     def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
-        """Decide which samples of the pool are for training, bool [n], and which for tests.
+        """Return which samples of the pool are for training, bool [n]; the others are for tests.
 
-        None if that is decided for each share by itself, or the tests are in nobody's share.
+        None if that is decided for each share by itself, or if the tests are in nobody's share.
         ``test-from = "balanced"`` splits each class of each domain by itself, so that it has
         samples for training wherever it occurs, and samples for tests wherever it has two.
         """
@@ -244,9 +244,11 @@ class Division:
         if self.is_keyed:
             return self._hashes("test", pool.rows) < settings.train_fraction
         is_balanced = settings.test_from == "balanced"
-        if not (is_balanced or self.by_client or self.partition.shares_samples):
+        is_split_here = is_balanced or self.by_client or self.partition.shares_samples
+        if not is_split_here:
             return None
 
+        # a validation part of the data set stays out of this
         free = pool.take(np.flatnonzero(~self.official_validation[pool.rows]))
         groups = free.labels
         if is_balanced:  # a number for each pair of domain and class
@@ -389,14 +391,12 @@ class Division:
             return divide(pool, settings, clients, rng)
 
         is_free = ~self.reserved[pool.rows]  # not for validation
-        for_training = pool.for_training
-        if for_training is None:
-            for_training = np.ones(len(pool.rows), dtype=bool)
-        # for training, and for testing if the pool has samples for this
-        needed_sides = 1 if for_training.all() else 2
+        may_train = pool.may_train
+        # samples for training, and for testing if the pool has such
+        needed_sides = 1 if may_train.all() else 2
         for _ in range(MOST_DRAWS):
             dealt = divide(pool, settings, clients, rng)
-            sides_of = [np.unique(for_training[share[is_free[share]]]) for share in dealt]
+            sides_of = [np.unique(may_train[share[is_free[share]]]) for share in dealt]
             if all(len(sides) == needed_sides for sides in sides_of):
                 break
         return dealt

@@ -35,6 +35,13 @@ class Pool:
     domain_names: tuple[str, ...]
     for_training: NDArray[np.bool_] | None = None  # bool [n]; None: decided after they are dealt
 
+    @property
+    def may_train(self) -> NDArray[np.bool_]:
+        """Which samples are for training, bool [n]; all if that is not decided yet."""
+        if self.for_training is None:
+            return np.ones(len(self.rows), dtype=bool)
+        return self.for_training
+
     def take(self, positions: Ints) -> "Pool":
         """Return a pool of these samples alone, with ``for_training`` still undecided."""
         return Pool(
@@ -280,11 +287,9 @@ def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     training samples are the part ``train-fraction`` of all.
     """
     decks = shuffled_by_class(pool.labels, rng)
-    for_training = pool.for_training
-    if for_training is None:
-        for_training = np.ones(len(pool.rows), dtype=bool)
-    training_decks = [_EndlessDeck(deck[for_training[deck]]) for deck in decks]
-    test_decks = [_EndlessDeck(deck[~for_training[deck]]) for deck in decks]
+    may_train = pool.may_train
+    training_decks = [_EndlessDeck(deck[may_train[deck]]) for deck in decks]
+    test_decks = [_EndlessDeck(deck[~may_train[deck]]) for deck in decks]
 
     most_classes = min(len(decks), settings.ways + settings.ways_stdev)
     fewest_classes = max(min(2, len(decks)), settings.ways - settings.ways_stdev)
