@@ -131,8 +131,8 @@ class SecureSum:
         self._check_enough(masked, needed, "uploads")
         self._check_enough(masked, self.request.fewest_replies, "uploads", "min-replies")
 
-        # Unmasking: each gives its shares of the keys of masks that do not cancel. The same
-        # question shares keys for the next sum, where the uploads came with such keys
+        # Unmasking: each gives its shares of the keys of masks that do not cancel. Where uploads
+        # came with keys for the next sum, the same step deals its shares
         keys_of_next = self._keys_of_next(answers_with_keys)
         answers = yield self._query("unmask", _to_unmask(masked, keys_of_next))
         self.sums.begun = self._next_begun(answers, keys_of_next)
