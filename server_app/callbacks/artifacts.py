@@ -87,11 +87,11 @@ class Artifacts(Callback):
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         self._write_prototypes()
-        run.files.write(SITES, _sites(run))
+        run.files.write(SITES, _sites(run))  # with the sites that came later
 
 
 def _sites(run: ActiveRun) -> Sites:
-    """Return the content of ``sites.json``."""
+    """Return the content of ``sites.json``: who takes part, and with which data."""
     cards = run.federation.cards
     counts_by_site = _counts_by_site(run)
     sites: dict[str, SiteFacts] = {}
@@ -187,7 +187,7 @@ def _facts(card: SiteCard) -> SiteFacts:
 
 
 def _numbers(values: torch.Tensor) -> list[float | None]:
-    """Round each value to five digits; None stands for what is not a number."""
+    """Return the values, rounded to five significant digits; None for NaN and infinity."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -203,7 +203,7 @@ def _write_owned(
     arrays = {
         "means": joined.means,
         "labels": joined.labels,
-        "owners": torch.repeat_interleave(sizes),
+        "owners": torch.repeat_interleave(sizes),  # each prototype's place in the list of sites
     }
     if merged is not None:
         arrays["global-means"] = merged.means

@@ -73,7 +73,7 @@ def tracker(
     """Begin a run in the tracker ``name``, and return the function that takes each further row.
 
     The ``rows`` of a resumed run so far are sent at once, and so are the settings in ``config``.
-    SettingsError where the tracker cannot start.
+    Raises SettingsError if the tracker cannot start.
     """
     try:
         tracked = STARTS[name](import_module(name), folder, dict(config))
@@ -113,6 +113,7 @@ def accuracies(row: RoundRow) -> dict[str, float]:
 
 def others(row: RoundRow) -> dict[str, float]:
     """Return losses, bytes, seconds and numbers of valid or lost replies by names for a tracker."""
+    # but for the table of the clients' seconds, which is a group of its own
     seconds = {name: value for name, value in row["seconds"].items() if isinstance(value, float)}
     replies: dict[str, int] = {kind: len(row[kind]) for kind in TROUBLE}
     groups: dict[str, Mapping[str, float]] = {
