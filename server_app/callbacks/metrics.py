@@ -55,7 +55,7 @@ class Metrics(Callback):
         These are the rounds after the checkpoint from which the run goes on. Raises CannotResume if
         rows are missing.
         """
-        if not run.start.run_history.earlier:
+        if not run.start.run_history.earlier:  # a new run
             return
         last = run.start.round
         rounds = run.settings.run.rounds
@@ -122,6 +122,7 @@ def row_of(
     row: RoundRow = {
         "kind": "final" if result.final else "round",
         "round": result.number,
+        # in a round clients evaluate what they receive, before they train
         "evaluated-after-round": result.number if result.final else result.number - 1,
         "accuracy": figures.accuracy,
         "losses": figures.losses,

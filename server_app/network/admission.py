@@ -45,12 +45,12 @@ def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
     ``divided_among`` is the number of clients of a run that is resumed, 0 for any.
     """
     check_division(settings, cards, divided_among)
-    hint = "set `classes` to the class names in label order"
     task = settings.data.task
     for name, card in cards.items():
         if card.task_kind != task:
             has = f"{name} has read its data with task = {card.task_kind!r}"
             raise FederationError(f"{has}, and the run has {task!r}")
+    hint = "set `classes` to the class names in label order"
     must_agree("classes", cards, lambda card: ", ".join(card.classes), hint)
 
     needs_one_network = settings.exchange.needs_one_architecture
@@ -103,14 +103,14 @@ def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
         return
     hint = "they divide one data set: give all the same number"
     must_agree("num-partitions", dividing, lambda card: str(card.num_partitions), hint)
-    now = next(iter(dividing.values())).num_partitions
-    if before and now != before:
+    number = next(iter(dividing.values())).num_partitions
+    if before and number != before:
         how = (
             f"in simulation give --federation-config 'num-supernodes={before}' "
             f"(protofl run --clients {before})"
         )
         raise FederationError(
-            f"resume = true: the run's data are divided among {before} clients, not {now}; {how}"
+            f"resume = true: the run's data are divided among {before} clients, not {number}; {how}"
         )
 
 
@@ -141,6 +141,7 @@ def incompatible_sites(
     division = divided_among or division_of(cards)
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, card in cards.items():
+        # 0: the site has data of its own
         divides_alike = settings.data.partition == "own" or card.num_partitions in (0, division)
         needed_alike: tuple[object, ...] = (card.weights,)
         if settings.exchange.needs_one_architecture:

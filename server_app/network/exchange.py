@@ -126,7 +126,7 @@ class MessageExchange:
             node = self.federation.node_of[site]
             messages[site] = Message(content, node, question.kind, group_id=str(result.number))
 
-        stage = f"{question.stage}: " if question.stage else ""
+        reason_prefix = f"{question.stage}: " if question.stage else ""
         answers = {}
         replies = self._replies_to(messages, question.kind, result)
         if question.kind == MessageType.TRAIN:
@@ -135,7 +135,7 @@ class MessageExchange:
             replies = in_time
         for site, reply in replies.items():
             if reply.has_error():
-                result.failed[site] = stage + refusal_in(reply).text
+                result.failed[site] = reason_prefix + refusal_in(reply).text
                 continue
             head = head_of(reply.content)
             if head:
@@ -202,15 +202,15 @@ class MessageExchange:
         """
         federation = self.federation
         settings = federation.settings.federation
-        # whether `grace` applies; not where clients divide a data set: simulated ones wait for a
-        # processor, and results must not depend on that
-        hurries = bool(settings.grace) and not federation.num_partitions
+        # not where clients divide a data set: simulated ones wait for a processor, and results must
+        # not depend on that
+        grace_applies = bool(settings.grace) and not federation.num_partitions
         if settings.late_replies_count:
             # a late reply counts in the next round, but none follows the final evaluation
-            hurries = hurries and not result.final
+            grace_applies = grace_applies and not result.final
         else:
             # before the first reply of a kind nothing is known of how long sites take
-            hurries = hurries and self.times.has(kind)
+            grace_applies = grace_applies and self.times.has(kind)
         alive = {site for site, node in federation.node_of.items() if node in federation.online}
         seconds: dict[str, float] = {}  # Site -> how long its reply took
         self._replies = {}
@@ -227,7 +227,8 @@ class MessageExchange:
             seconds |= dict.fromkeys(just_come, now - start)
             longest = settings.round_timeout
             replies_so_far = len(seconds) + len(self.late.arrived)
-            if hurries and seconds and replies_so_far >= federation.fewest_replies:
+            has_enough = bool(seconds) and replies_so_far >= federation.fewest_replies
+            if grace_applies and has_enough:
                 # where late replies count, a slow site need not be waited for
                 awaited = () if settings.late_replies_count else self._pending
                 patience = self.times.patience(

@@ -111,14 +111,14 @@ class Federation:
 
         The settings ``new-clients`` and ``new-domain`` choose them.
         """
-        partitions = self.settings.new_clients(self.num_partitions)
+        drawn_partitions = self.settings.new_clients(self.num_partitions)
         new_domain = self.settings.federation.new_domain  # "": there is none
         new = set()
         for name, card in self.cards.items():
             if not card.num_partitions:  # it has data of its own
                 continue
             is_of_new_domain = bool(new_domain) and card.domain == new_domain
-            if card.partition in partitions or is_of_new_domain:
+            if card.partition in drawn_partitions or is_of_new_domain:
                 new.add(name)
         return new
 
@@ -370,13 +370,13 @@ class Federation:
         self.online = set(self.grid.get_node_ids())
         now = time.monotonic()
         due = sorted(node for node in self.online if self._ask_at.get(node, 0.0) < now)
-        asked = {message.metadata.dst_node_id for message in self._questions.values()}
-        free = max(0, SITES_AT_ONCE - len(self.online & asked))
+        being_asked = {message.metadata.dst_node_id for message in self._questions.values()}
+        free = max(0, SITES_AT_ONCE - len(self.online & being_asked))
         nodes = due[:free]
         if not nodes:
             return
 
-        digest = pack_settings(digest_of(self.settings.given))
+        digest = pack_settings(digest_of(self.settings.given))  # sites compare it with their own
         content = RecordDict({**pack_baseline(self.baseline), **digest})
         questions = [Message(content, node, MessageType.QUERY, group_id="0") for node in nodes]
         for question, is_taken in push_each(self.grid, questions):
