@@ -205,7 +205,7 @@ def _with_late(
         head = head_of(late.content)
         if head:
             exchange.witness.add(exchange.run_name, exchanged.number, {site: head})
-        reader = _reader(strategy, Exchanged(late.round))
+        reader = _reader(strategy, Exchanged(late.round))  # what was due then is accepted
         try:
             upload = reader.read(late.content, federation.cards[site])
         except RefusedMessage as refusal:

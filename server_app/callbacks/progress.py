@@ -45,6 +45,10 @@ class Progress(Callback):
             self.warned.update(row.get("bounded", []))
 
     def on_start(self, run: ActiveRun) -> None:
+        """Say who takes part, with which data, bounds and protections.
+
+        A baseline has one line, as its run has said the rest.
+        """
         federation = run.federation
         settings = run.settings
         cards = federation.cards.values()
@@ -109,6 +113,10 @@ class Progress(Callback):
         emit(RoundDone(row, rounds, seconds_left, algorithm))
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
+        """Show the run's final figures, and warn of what makes them doubtful.
+
+        Those of a baseline stand beside the run's later (`conclude`).
+        """
         summary = run.files.finished_summary()
         prefix = f"{run.strategy.row.title}: " if run.job.baseline else ""
         if not run.job.baseline:

@@ -142,7 +142,7 @@ class Budget(Callback):
 def planned_epsilon(run: ActiveRun, rounds: int, final: bool = False) -> float | None:
     """Return the largest ε of a client after ``rounds`` and, with ``final``, the final evaluation.
 
-    It is at most ``dp-epsilon``, beyond which clients refuse. None without ``dp``.
+    It is at most ``dp-epsilon``, beyond which clients refuse. Return None without ``dp``.
     """
     costs = _costs(run, rounds, final)
     return min(max(costs), run.settings.privacy.dp_epsilon) if costs else None
@@ -152,7 +152,7 @@ def _costs(run: ActiveRun, rounds: int, final: bool) -> list[float]:
     """Return the ε of a client after ``rounds``, for each number of samples that a client has.
 
     It is computed as if all took part in every round. A run that was resumed may have repeated the
-    round that it stopped in, so each resumption counts as one more round. [] without ``dp``.
+    round that it stopped in, so each resumption counts as one more round. Return [] without ``dp``.
     Raises SettingsError if ``dp-epsilon`` is too small for all clients.
     """
     costs = []

@@ -111,7 +111,7 @@ def _thinned_to_samples(
 ) -> dict[str, Prototypes]:
     """Return each site's vectors, no more than its samples can give, by site.
 
-    {} where the algorithm sets no limit. A line for each site that loses some is added to
+    Return {} if the algorithm sets no limit. A line for each site that loses some is added to
     ``reduced``.
     """
     sent = vectors_of(uploads, name)

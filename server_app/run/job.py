@@ -91,7 +91,6 @@ def _folder_of(settings: Settings, run_id: int) -> Path:
         data = as_file_name(settings.data.dataset)
         if settings.data.partition == "own":
             data = "own-data"
-
         name = f"{began}-{settings.run.algo}-{data}-{str(run_id)[:6]}"
     return (Path(settings.run.out_dir).expanduser() / name).resolve()
 
