@@ -321,8 +321,8 @@ class NodeConfig:
 def site_folder(node: Values) -> Path:
     """Return the folder of a site's key, approvals and audit log.
 
-    It is named after the site, as several sites may share a ``state-dir``; without one it lies in
-    ``runs``.
+    It is named after the site, as several sites may share a ``state-dir``. Without ``state-dir`` it
+    lies in ``runs``.
     """
     state_dir = str(node.get("state-dir") or SITE_FOLDERS["out-dir"])
     return Path(state_dir).expanduser() / "sites" / as_file_name(site_name(node))
@@ -389,7 +389,8 @@ def problem_of_peers(node: Values, config: Values) -> str:
 def required_dp(node: Values) -> PrivacyLimits | None:
     """Read ``require-dp``: the ε and δ that all runs together may spend at a site.
 
-    None without that key, and if it cannot be read (`refusals` names that).
+    Return None without that key, and for a value that is not of its form: `refusals` has an error
+    for that.
     """
     limits = _DP.fullmatch(str(node.get("require-dp")))
     if limits is None:
@@ -437,9 +438,10 @@ def settings_of_site(node: Values, asked: Values, defaults: Values) -> dict[str,
     overrides = {key: node[key] for key in NODE_OVERRIDES if key in node}
     settings = SITE_FOLDERS | own_division(node, defaults) | overrides
 
-    key = "min-class-samples"  # the stricter one counts
+    # of the run's value and the site's the stricter one counts
+    key = "min-class-samples"
     asked_for = asked.get(key)
-    demanded = node.get(key, 1)
+    demanded = node.get(key, 1)  # 1 demands nothing
     if type(asked_for) is int and type(demanded) is int:  # other types are refused later
         settings[key] = max(asked_for, demanded)
     return settings
@@ -449,13 +451,14 @@ def refusals(node: Values, config: Values, asked: Values) -> list[str]:
     """Return a line for each demand of a site that a run does not meet, and each forbidden value.
 
     ``config`` are the run's settings as they would be at the site (`settings_of_site`), ``asked``
-    as the run gave them.
+    as the run gave them. If the site's node config itself is wrong, only that is said.
     """
     wrong = list(wrong_values(node))
     if wrong:
         return wrong
 
     allowed = allowed_by(node)
+    # what the operator has set in the node config needs no permission
     from_run = {key: value for key, value in config.items() if key not in node}
     about_data = _about_own_data if has_own_data(node) else _about_divided_data
     lines = [
@@ -489,7 +492,7 @@ def _unmet_dp_demand(node: Values, config: Values) -> Iterator[str]:
             f"node-config: state-dir = {node.get('state-dir', '')!r}: with require-dp it must be"
             " absolute, so that the privacy ledger is found again"
         )
-    # noise for a person covers each of its samples
+    # noise that hides all samples of a person hides each of them, too
     if config.get("dp") not in (limits.unit, "person"):
         yield (
             f"dp = {config.get('dp')!r}: this site takes part only with dp = {limits.unit!r},"
@@ -539,7 +542,7 @@ def _beyond_limits(allowed: Values, config: Values) -> Iterator[str]:
         value = config.get(key)
         most = allowed[limit]
         algo = key.rpartition(".")[0]  # "" for a setting that is no algorithm's
-        if algo and algo != config.get("algo"):
+        if algo and algo != config.get("algo"):  # it has no effect on the run
             continue
         if isinstance(value, int | float) and isinstance(most, int) and value > most:
             yield (
@@ -560,8 +563,9 @@ def _too_many_evaluations(allowed: Values, config: Values) -> Iterator[str]:
     most = allowed[MAX_EVALUATIONS]
     if not isinstance(rounds, int) or not isinstance(every, int) or not isinstance(most, int):
         return
+    # min-class-samples = 1 rounds no figure, and with dp noise protects figures instead
     are_rounded = config.get("min-class-samples") != 1 and config.get("dp") == "none"
-    planned = math.ceil(rounds / max(1, every)) + 1  # the last one is of the final model
+    planned = math.ceil(rounds / max(1, every)) + 1  # 1: that of the final model
     if are_rounded and planned > most:
         yield (
             f"evaluate-every = {every}: {planned} evaluations in {rounds} rounds; with"
@@ -573,8 +577,8 @@ def _too_many_evaluations(allowed: Values, config: Values) -> Iterator[str]:
 def _about_own_data(node: Values, config: Values) -> Iterator[str]:
     """Yield a line for each refused setting of a run at a site that has data of its own.
 
-    With these the run would decide how the site's files are divided, or which clients there are.
-    Also a line for each key about data that the site's node config lacks.
+    Refused is what would let the run decide how the site's files are divided, or which clients
+    there are. Yield also a line for each key about data that the site's node config lacks.
     """
     if "dataset" not in node:
         formats = ", ".join(OWN_FORMATS)
@@ -626,11 +630,11 @@ def _about_divided_data(node: Values, config: Values) -> Iterator[str]:
 
 
 def _not_permitted(allowed: Values, config: Values, from_run: Values) -> Iterator[str]:
-    """Yield a line for what a run needs a site's permission for, and does not have.
+    """Yield a line for each thing that a run asks for and the site's operator has not permitted.
 
     This is about downloads, the user's modules, backbones, networks and algorithms, and about a
     run without the secure aggregation that a site requires. ``allowed`` is the node config with its
-    defaults, ``from_run`` the part of the settings ``config`` that it does not replace.
+    defaults; ``from_run`` are those of the settings ``config`` that the node config does not set.
     """
     if allowed[REQUIRE_SECAGG] and config.get("secagg") is not True:
         yield (
@@ -655,7 +659,7 @@ def _not_permitted(allowed: Values, config: Values, from_run: Values) -> Iterato
 
 
 def _library_networks(config: Values) -> Iterator[tuple[str, str]]:
-    """Yield the networks of torchvision and timm that settings name: (key, network)."""
+    """Yield each key of a setting that names a network of torchvision or timm, and the network."""
     for key in NETWORKS:
         for name in names_in(config.get(key)):
             if python_names.LIBRARY_NETWORK.fullmatch(name):
@@ -667,7 +671,8 @@ def _modules_named(
 ) -> list[tuple[str, str]]:
     """List the modules of the user, or of another package, that settings name.
 
-    Each is the setting as ``KEY = VALUE``, and the module. Keys in ``without`` are left out.
+    An entry has the setting, as the text ``KEY = VALUE``, and the module. Keys in ``without`` are
+    left out.
     """
     named = []
     algo = str(config.get("algo"))
@@ -695,7 +700,7 @@ def code_at_server(config: Values) -> str:
 
 
 def _named_in(config: Values) -> Iterator[tuple[str, str]]:
-    """Yield what settings name as ``module:name``: (key, name)."""
+    """Yield each key of a setting that names something as ``module:name``, and that name."""
     for key in ("metrics", "dataset", *NETWORKS, "callback"):
         for name in names_in(config.get(key)):
             is_of_a_hub = name.startswith("hf:")  # a data set of the Hugging Face hub
@@ -706,8 +711,9 @@ def _named_in(config: Values) -> Iterator[tuple[str, str]]:
 def allow_named(config: Values) -> None:
     """Allow the modules that these settings name, that of a package's algorithm included.
 
-    Only for settings that were typed or submitted by somebody who may run code here: naming a
-    module lets it be imported. No key is left out, for here the server's modules are allowed, too.
+    Call this only with settings that somebody has typed or submitted who may run code here: naming
+    a module lets it be imported. No key is left out (``without=()``), as the modules that only a
+    server imports are allowed, too.
     """
     modules = [module for _, module in _modules_named(config, without=())]
     python_names.allow(modules)

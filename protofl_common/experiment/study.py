@@ -87,7 +87,7 @@ def study_id(config: Values) -> str:
 
 
 def keys_of_sites(text: str) -> dict[str, str]:
-    """Read a list such as ``"north:KEY, south:KEY"``: the public key of each site, or person."""
+    """Read a list such as ``"north:KEY, south:KEY"``; return each site's or person's public key."""
     keys = {}
     for entry in names_in(text):
         name, _, key = entry.partition(":")
@@ -105,7 +105,8 @@ def is_signed(key: str, signature: str, about: bytes) -> bool:
     The ``key`` is base64url without its padding (`key_as_text`), the ``signature`` hexadecimal.
     """
     try:
-        public_key = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}="))
+        key_bytes = urlsafe_b64decode(f"{key}=")  # with the padding that 32 bytes need
+        public_key = Ed25519PublicKey.from_public_bytes(key_bytes)
         public_key.verify(bytes.fromhex(signature), about)
     except (InvalidSignature, ValueError):
         return False
