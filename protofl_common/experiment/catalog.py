@@ -36,7 +36,7 @@ def _rows() -> dict[str, Algorithm]:
     """
     rows = {}
     for module in pkgutil.iter_modules(algorithms.__path__):
-        if module.name != "base":
+        if module.name != "base":  # which has the class of the rows
             path = f"{algorithms.__name__}.{module.name}"
             rows[module.name.replace("_", "-")] = import_module(path).ALGORITHM
     return rows

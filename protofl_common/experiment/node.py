@@ -695,7 +695,10 @@ def own_code(config: Values, without: Collection[str] = AT_THE_SERVER) -> dict[s
 
 
 def code_at_server(config: Values) -> str:
-    """Return the version of all code that computes at the server: ours, and named modules'."""
+    """Return the version of all code that computes at the server: ours, and named modules'.
+
+    A callback is left out: it changes what is shown, and no result.
+    """
     return "-".join([code_version(), *own_code(config, without=("callback",)).values()])
 
 

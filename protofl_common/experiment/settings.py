@@ -512,7 +512,7 @@ def _upload_problems(settings: Settings) -> Iterator[str]:
         if not row.exchange.up:
             why = f"in {algo} clients send nothing that a server could merge"
         needed = {"merging": Needed("mean", why), "max-update-ratio": Needed(0.0, why)}
-        if algo not in CATALOG:  # the pages of the catalog's say what liars bounds
+        if algo not in CATALOG:  # what liars bounds in ours stands on their pages
             needed["liars"] = Needed(0, why)
         for setting, cure, _ in _changed(settings, needed):
             yield f"{setting}: {why}; choose {cure}"
@@ -744,7 +744,7 @@ def app_folder() -> Path:
     In a checkout and in a bundle it is the folder around this package; a wheel holds a copy of
     the app inside of this package.
     """
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[1]  # protofl_common
     if (package / "app").is_dir():
         return package / "app"
     return package.parent

@@ -52,8 +52,9 @@ def add_allow_python(
 ) -> None:
     """Add ``--allow-python`` to a command, and with ``backbones`` also ``--allow-backbones``.
 
-    ``source`` is what may name the modules, such as "the recipe", for the help. `cli.parsed` allows
-    the modules that the user gives; the command itself looks at the backbones.
+    ``source`` says in the help what may name the modules, such as "the recipe". `cli.parsed` lets
+    the modules be imported that the user gives here; what the user says of backbones is left to the
+    command.
     """
     if backbones:
         about = (
@@ -68,10 +69,10 @@ def add_allow_python(
 def read_assignments(words: Iterable[str]) -> Config:
     """Read ``["algo=fedplvm", "lr=0.1"]`` as ``{"algo": "fedplvm", "lr": 0.1}``.
 
-    SettingsError with a line for each word that is not key=value. An unknown key, and a value that
-    does not fit the type of its key, stay text: `Settings.from_run_config` says what is wrong with
-    them, all at once. Python modules that the values name may be imported from now on, as whoever
-    types them may run code here.
+    SettingsError with a line for each word that is not key=value. The value of an unknown key, and
+    one that does not fit the type of its key, stays text: `Settings.from_run_config` then names all
+    that is wrong at once. Python modules that the values name may be imported from now on, as
+    whoever types them may run code here.
     """
     defaults = default_run_config()
     values: Config = {}

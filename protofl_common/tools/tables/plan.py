@@ -189,7 +189,8 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     SettingsError or DataError for wrong settings.
     """
     place = PurePath(str(config.get("data-dir", "")))
-    if data_dir and place.parts[:1] == ("data",):
+    is_in_data = place.parts[:1] == ("data",)  # the place has no parts if it is ""
+    if data_dir and is_in_data:
         config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
     config = with_hparams(config)
     settings = Settings.from_run_config(default_run_config() | config)
@@ -214,6 +215,7 @@ def _mark(config: Config, settings: Settings, clients: Scalar) -> str:
     changed = [(key, value) for key, value in chosen.items() if value != defaults[key]]
     folder = settings.data.data_dir
     where = str(Path(folder).absolute()) if folder else ""
+    # not that of a callback, which changes what is shown, and no result
     versions = [*own_code(config, without=("callback",)).values(), *own_files(settings.data)]
     division = PARTITIONS[settings.data.partition].version
     if division > 1:  # the names of runs of the first version have no number

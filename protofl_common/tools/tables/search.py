@@ -146,7 +146,9 @@ def _problems(cell: Cell) -> Iterator[str]:
         else:
             for value in _ends(space):
                 try:
-                    cell.runs_with({key: value}, [0])
+                    cell.runs_with(
+                        {key: value}, seeds=[0]
+                    )  # for its SettingsError; any seed will do
                 except SettingsError as error:
                     yield f"{cell.row} / {cell.column}: search: {error}"
 
@@ -190,7 +192,9 @@ def _drawn(key: str, space: Any, number: int, kind: type) -> Scalar:
     is_whole = kind is int
     # int() rounds down: without 1 more the highest whole number would never be drawn
     end = high + 1 if is_whole else high
-    value = low * (end / low) ** position if scale == "log" else low + position * (end - low)
+    value = low + position * (end - low)
+    if scale == "log":  # 0.001 to 0.01 is as likely as 0.01 to 0.1
+        value = low * (end / low) ** position
     if is_whole:
         return int(value)
     rounded = float(f"{value:.{DIGITS}g}")  # nobody wants 17 digits in a table
