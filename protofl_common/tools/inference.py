@@ -235,9 +235,7 @@ class _ModelForOnnx(nn.Module):
         self.mean = torch.tensor(card.mean).view(per_channel)
         self.std = torch.tensor(card.std).view(per_channel)
         self.fill = torch.tensor(card.fill).view(per_channel)
-        self.scale = (
-            255 if card.input_type == "uint8" else 1
-        )  # mean and std are of pixels in [0, 1]
+        self.scale = 255 if card.input_type == "uint8" else 1  # bytes are scaled to [0, 1] first
         self.similarity = card.similarity
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:

@@ -146,9 +146,7 @@ def _problems(cell: Cell) -> Iterator[str]:
         else:
             for value in _ends(space):
                 try:
-                    cell.runs_with(
-                        {key: value}, seeds=[0]
-                    )  # for its SettingsError; any seed will do
+                    cell.runs_with({key: value}, seeds=[0])  # for its error; any seed will do
                 except SettingsError as error:
                     yield f"{cell.row} / {cell.column}: search: {error}"
 
