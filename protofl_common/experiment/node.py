@@ -407,8 +407,8 @@ def allowed_by(node: Values) -> dict[str, Scalar]:
 def as_its_operator(config: Values, node: Values) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
     """Return copies of a run's settings and a node config for the operator's own checks.
 
-    With these the site answers without an approval, and without secure aggregation, which would
-    hide its numbers from the operator too.
+    With these the site answers without an approval. It answers without secure aggregation, too,
+    which would hide the site's numbers from its own operator.
     """
     return {**config, "secagg": False}, {**node, REQUIRE_SECAGG: False, "approve": False}
 
@@ -416,14 +416,15 @@ def as_its_operator(config: Values, node: Values) -> tuple[dict[str, Scalar], di
 def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
     """Return the settings by which a site divides data of its own into parts, whatever a run says.
 
-    They come from the node config, or else from the ``defaults`` of all settings. {} for a site
-    without data of its own.
+    They come from the node config, or else from the ``defaults`` of all settings. Return {} for a
+    site without data of its own.
     """
     if not has_own_data(node):
         return {}
     division = {key: node.get(key, defaults[key]) for key in DIVISION}
     if "require-dp" in node and "test-from" not in node:
-        # ε compares the data with and without a sample, which must then move no other one
+        # ε compares the data with and without a sample, so that one must not decide where others
+        # go: with KEYED each sample's part depends on that sample alone
         division["test-from"] = KEYED
     return UNDIVIDED | division
 
@@ -431,11 +432,12 @@ def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
 def settings_of_site(node: Values, asked: Values, defaults: Values) -> dict[str, Scalar]:
     """Return the settings that a site puts in the place of those that a run has ``asked`` for.
 
-    {} for a simulated client, whose ``node`` is {}.
+    ``node`` is its node config. For a simulated client that is {}, and so is the result.
     """
     if not node:
         return {}
     overrides = {key: node[key] for key in NODE_OVERRIDES if key in node}
+    # folders at a site are never those of the run
     settings = SITE_FOLDERS | own_division(node, defaults) | overrides
 
     # of the run's value and the site's the stricter one counts

@@ -224,20 +224,22 @@ class Settings(Sections):
         tables_in_rounds = tuple(
             tables if self.hparams.due(number, rounds) else 0 for number in range(1, rounds + 1)
         )
+        epochs = 0 if self.row.one_shot else self.training.local_epochs  # 0: it does not train
         return plan_of(
             self.privacy,
             samples,
             self.training.batch_size,
-            0 if self.row.one_shot else self.training.local_epochs,  # 0: it does not train
+            epochs,
             tables_in_rounds,
             self.federation.evaluate_every,
         )
 
     def architecture(self, client: int, chosen: str = "") -> str:
-        """Return the architecture of client number ``client``.
+        """Return the architecture of the client with this number.
 
-        On features of frozen backbones, or vectors, it is the projection. Otherwise it is the
-        ``chosen`` one; if that is "", the setting ``models`` names one for each number.
+        If it works on features of frozen backbones, or on vectors, that is the projection.
+        Otherwise it is the ``chosen`` one, or without one what the setting ``models`` names for the
+        number.
         """
         if self.backbones or self.takes_vectors:
             return PROJECTION
@@ -294,9 +296,9 @@ class Settings(Sections):
         problems += folders_of_unknown_users(config)
         denied = refusals(node, config, given) if node else []
 
-        # hyper-parameters: those of other algorithms are checked, too
+        # hyper-parameters: those of other algorithms are checked, too, and named last
         problems_of_tables: list[str] = []
-        tables = {}
+        tables = {}  # algorithm -> its hyper-parameters, None if any is wrong
         for name, row in CATALOG.items():
             tables[name] = read_section(row.hparams, config, problems_of_tables, prefix=f"{name}.")
         hparams = None
@@ -308,6 +310,7 @@ class Settings(Sections):
         }
         problems += problems_of_tables
 
+        # rules between settings need settings that are legal by themselves
         if hparams and not problems:
             settings = cls(**sections, hparams=hparams, given=given)  # type: ignore[arg-type]
             for rule in RULES:
@@ -639,7 +642,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     algo = settings.run.algo
     rounds = settings.run.rounds
     training = settings.training
-    if rounds != 1:
+    if rounds != 1:  # the sum of a single round has no other to be compared with
         if training.local_epochs == 0 and training.local_steps == 0:
             yield (
                 "local-epochs = 0: without training a client sends the same in every round, and"
@@ -665,7 +668,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
 
     why = settings.row.needs_single_uploads(settings.exchange)
     if why:
-        able = _algos(lambda row: _runs_protected(row, settings))
+        able = _algos(lambda row: _runs_protected(row, settings))  # by their default settings
         choices = f"{able}, or fedpcl with fedpcl.prototypes = 'global'"
         if algo not in CATALOG:
             choices += "; or set averages_prototypes and supports in its row (docs/extend.md)"

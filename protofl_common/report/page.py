@@ -236,10 +236,10 @@ def _accuracies(run: RecordedRun) -> Markup:
             best[kind] = best_round
 
     rounds = {row["evaluated-after-round"] for row in run.last_evaluation.values()}
-    after = " and ".join(str(number) for number in sorted(rounds))
+    round_numbers = " and ".join(str(number) for number in sorted(rounds))
     how_chosen = figures.chosen(best.values())
     note = (
-        f"Test accuracy after round {after} in percent, over the clients (their spread as in "
+        f"Test accuracy after round {round_numbers} in percent, over the clients (their spread as in "
         "FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with its "
         f"round, which was {how_chosen}.{run.note_on_hidden}"
     )

@@ -150,7 +150,7 @@ def federation_in(text: str) -> Config:
     federation = {}
     for assignment in shlex.split(comment[1]):
         key, _, value = assignment.partition("=")
-        federation[key] = typed(value, int if value.isdigit() else float)
+        federation[key] = typed(value, int if value.isdigit() else float)  # all are numbers
     return federation
 
 

@@ -142,7 +142,7 @@ def clientapp_process(
 
         push_to_flower = run_clientapp.push_message
         end_with_flower = run_clientapp.push_task_output
-    has_replied = False
+    has_replied = False  # until Flower has sent the task's reply
 
     def push_message(*arguments: Any) -> None:
         nonlocal has_replied

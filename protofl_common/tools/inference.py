@@ -80,6 +80,7 @@ class Predictor:
             threshold = unknown_above(trained.distances, UNKNOWN_SHARE)
         self.threshold = threshold
         possible = KINDS if self.prototypes is not None else ("head",)
+        # ways to predict by which the site has measured the model
         self.inferences = tuple(name for name in possible if name in self.card.accuracy)
 
     @classmethod

@@ -252,6 +252,7 @@ def _settings_of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
             temporary.write_bytes(content)
         return file
 
+    # one process at a time writes the file, unless it is there
     cached(file, lambda: file if file.exists() else None, written)
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}
 

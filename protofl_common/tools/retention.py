@@ -32,6 +32,7 @@ _REMOVALS = {
         f"(SELECT object_id FROM run_objects WHERE run_id IN ({OLD})) AND object_id NOT IN "
         f"(SELECT object_id FROM run_objects WHERE run_id NOT IN ({OLD}))"
     ),
+    # after the objects, which are found by these rows
     "run_objects": f"DELETE FROM run_objects WHERE run_id IN ({OLD})",
 }
 """Table -> how its rows of old runs are removed.

@@ -123,7 +123,8 @@ class Figure:
         """
         if self.when != "best":
             wanted = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
-            rows = list(islice(filter(self._is_in, run.latest_rows()), wanted))
+            rows_with_figure = (row for row in run.latest_rows() if self._is_in(row))
+            rows = list(islice(rows_with_figure, wanted))
             are_too_few = 0 < len(rows) < wanted
             return rows, f", of {len(rows)} evaluations" if are_too_few else ""
 
@@ -141,7 +142,7 @@ class Figure:
         return [row for row in candidates if self._is_in(row)], choice
 
     def _is_in(self, row: RoundRow) -> bool:
-        """Return whether the row has the figure."""
+        """Return whether the row has the figure; the final evaluation has no counts."""
         if self.what in COUNTS:
             return row["kind"] == "round"
         return self.what in over_clients.figures_of(row)

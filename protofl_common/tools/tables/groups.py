@@ -252,7 +252,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     head where a run has that, and of the prototypes otherwise. SettingsError for a run that has no
     such figure, or is not finished or malformed.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[str, Group] = {}  # by what their runs have in common
     for folder in folders:
         try:
             with reading(f"{folder}: not the figures of a run"):
