@@ -239,8 +239,8 @@ def _accuracies(run: RecordedRun) -> Markup:
     round_numbers = " and ".join(str(number) for number in sorted(rounds))
     how_chosen = figures.chosen(best.values())
     note = (
-        f"Test accuracy after round {round_numbers} in percent, over the clients (their spread as in "
-        "FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with its "
+        f"Test accuracy after round {round_numbers} in percent, over the clients (their spread as "
+        "in FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with its "
         f"round, which was {how_chosen}.{run.note_on_hidden}"
     )
     heads = ("", *ACCURACY_HEADS.values(), "best mean")
