@@ -240,8 +240,8 @@ def _accuracies(run: RecordedRun) -> Markup:
     how_chosen = figures.chosen(best.values())
     note = (
         f"Test accuracy after round {round_numbers} in percent, over the clients (their spread as "
-        "in FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with its "
-        f"round, which was {how_chosen}.{run.note_on_hidden}"
+        "in FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with "
+        f"its round, which was {how_chosen}.{run.note_on_hidden}"
     )
     heads = ("", *ACCURACY_HEADS.values(), "best mean")
     return table(
