@@ -312,7 +312,8 @@ class NodeConfig:
     def known_among(self, sites: Mapping[str, str]) -> set[str]:
         """Return which other sites of a study its operator has listed in ``peers``.
 
-        ``sites`` are the study's, each with its key; name and key have to be the same in both.
+        ``sites`` are the study's, each with its key; name and key have to be the same in both. The
+        site itself does not count, though all sites may have the same list.
         """
         known = self.peers.items() & sites.items()
         return {site for site, _ in known} - {self.name}
@@ -348,8 +349,9 @@ def has_own_data(node: Mapping[str, object]) -> bool:
 def asks_its_operator(node: Values) -> bool:
     """True if no run uses a site's data before its operator has approved the run.
 
-    If the key ``approve`` is missing, that is so at a site with data of its own, and at one with
-    secure sums only whose operator alone can judge who the other sites are.
+    The key ``approve`` says so. If it is missing, it is true at a site with data of its own, and at
+    one that takes part in secure sums only and lists no ``peers``: there only the operator can
+    judge who the other sites are.
     """
     return bool(node.get("approve", has_own_data(node) or _lacks_peers(node)))
 
@@ -367,8 +369,8 @@ def problem_of_peers(node: Values, config: Values) -> str:
 
     It knows the other sites from ``peers``, its own list of names and keys, or from the run's
     ``study-sites``. A site that requires secure aggregation needs one of the two. With ``peers``,
-    at least `FEWEST_KNOWN` of them must be sites of a study whose uploads are summed. ``config``
-    are all settings of the run.
+    at least `FEWEST_KNOWN` of them must be sites of a study whose uploads are summed: the other
+    sites may be inventions. ``config`` are all settings of the run.
     """
     sites_of_study = keys_of_sites(str(config["study-sites"]))
     if _lacks_peers(node) and not sites_of_study:
@@ -511,7 +513,7 @@ def wrong_values(node: Values) -> Iterator[str]:
     """Yield a line for each value of a node config that is wrong whatever a run asks."""
     for key, default in DEFAULTS.items():
         value = node.get(key, default)
-        minimum = NODE_ROWS[key].minimum if type(default) is int else None
+        minimum = NODE_ROWS[key].minimum if type(default) is int else None  # a text has none
         problem = problem_with(value, type(default), {**ANY_VALUE, "minimum": minimum})
         if problem:
             yield f"node-config: {key} = {value!r} {problem}"

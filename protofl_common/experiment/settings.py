@@ -394,7 +394,10 @@ def baselines_of(
 
 
 def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
-    """Return settings with which a run has the protections that a site's node config demands."""
+    """Return settings with which a run has the protections that a site's node config demands.
+
+    ``min-class-samples`` need not be among them, as the site's own value counts if it is stricter.
+    """
     config: dict[str, Scalar] = {}
     limits = required_dp(node)
     if limits:
@@ -432,7 +435,11 @@ def _hparams(
 
 
 def _run_problems(settings: Settings) -> Iterator[str]:
-    """Yield a line for each wrong name of a run, callback, baseline or metric, and the like."""
+    """Yield a line for each setting of the run itself that does not fit the others.
+
+    That is a wrong name of the run, a callback, baseline or metric; a warm-up without a term that
+    it acts on; and ``resume`` without the name of a run.
+    """
     run = settings.run
     if run.run_name and not is_plain_name(run.run_name):
         yield f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"

@@ -54,7 +54,7 @@ class Study:
             raise SettingsError(
                 f"study-signature: not {by}'s signature of these settings; sign the study again"
             )
-        purpose = " ".join(str(config["study-purpose"]).split())
+        purpose = " ".join(str(config["study-purpose"]).split())  # on one line
         return cls(
             id=study_id(config),
             name=name,
@@ -133,7 +133,8 @@ def is_from_site(
     if not sites:
         return True
     about = about_site(study, name, run_id, purpose)
-    return is_signed(sites.get(name, ""), signature.hex(), about)
+    key = sites.get(name, "")  # "" fits no signature
+    return is_signed(key, signature.hex(), about)
 
 
 def problems(study: StudySettings) -> Iterator[str]:
@@ -171,7 +172,7 @@ def problems_of_keys(setting: str, text: str) -> Iterator[str]:
     entries = names_in(text)
     for entry in entries:
         yield from wrong_key(setting, entry)
-    if len(entries) > len(keys_of_sites(text)):
+    if len(entries) > len(keys_of_sites(text)):  # the dictionary has each name once
         yield f"{setting}: names a site twice"
 
 

@@ -453,7 +453,10 @@ def time(run: RecordedRun) -> Iterator[plot.Drawing]:
 
 
 def spent(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the accuracy against the ε that it has cost, for a run with differential privacy."""
+    """Draw the accuracy against the ε that it has cost, for a run with differential privacy.
+
+    The evaluation before the first round is left out: no privacy has been spent then.
+    """
     epsilon_after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
     rows = [
         row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in epsilon_after

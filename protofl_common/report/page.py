@@ -135,7 +135,7 @@ def _drawn(function: Callable[[RecordedRun], Iterable[Drawing]], run: RecordedRu
     """Return all figures that a function draws; if it fails, a note with its name and the error."""
     try:
         return Markup("").join(drawing.as_html() for drawing in function(run))
-    except Exception as error:
+    except Exception as error:  # whatever it is: the rest of the page must be written
         where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         reason = f"{type(error).__name__}: {error}"
         return _note(f"A figure could not be drawn ({where}: {reason}).", "note failed")

@@ -167,7 +167,7 @@ class Predictor:
 
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Return scores and distances of one batch of inputs [N, …] that are not normalised."""
+        """Return scores and distances for a batch of N inputs [N, …] that are not normalised."""
         features_ND = self.model.body(self.values(inputs))
         scores = {"head": self.model.head(features_ND).cpu()}
         prototypes = self.prototypes

@@ -62,7 +62,7 @@ class Resuming(threading.Thread):
             time.sleep(LOOK_SECONDS)
             try:
                 self.look()
-            except Exception as error:  # the SuperLink may be down; runs that go on must not be
+            except Exception as error:  # such as while the SuperLink is down
                 self._say(f"cannot look after runs that stopped ({error})")
 
     def look(self) -> None:

@@ -35,6 +35,7 @@ class Search:
     """
 
     def __init__(self, table: TableFile, cell: Cell, trials: Runs) -> None:
+        """Prepare the search of a cell; ``trials`` are the runs in the folder of all trials."""
         self.table = table
         self.cell = cell
         self.runs = trials
@@ -112,7 +113,9 @@ def check_search(table: TableFile, cells: list[Cell]) -> None:
             "search: missing: which settings does --search look for, such as "
             "{lr: {log: [0.001, 0.1]}}?"
         )
-    final_seeds = {seed for cell in cells for seed in cell.runs}
+    final_seeds: set[int] = set()
+    for cell in cells:
+        final_seeds.update(cell.runs)
     shared = sorted(final_seeds & set(table.trial_seeds))
     if shared:
         seeds = ", ".join(map(str, shared))

@@ -63,7 +63,8 @@ def _is_space(space: Any) -> bool:
     if any(type(end) not in (int, float) for end in ends):  # isinstance would take True for an int
         return False
     low, high = map(float, ends)
-    return low < high and (scale == "range" or low > 0)
+    has_logarithms = low > 0
+    return low < high and (scale == "range" or has_logarithms)
 
 
 def _checked_space(space: Any) -> Any:
@@ -228,7 +229,7 @@ def _content_of(path: Path) -> dict[str, Any]:
 def _spread(name: str, row: _RowInFile) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a name and settings for each combination of the values in a row's grid.
 
-    A row without a grid gives itself.
+    For a row without a grid yield its own name and settings once.
     """
     for values in product(*row.grid.values()):
         chosen = dict(zip(row.grid, values, strict=True))
