@@ -310,8 +310,8 @@ def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
     if own.values.shape[1] != merged.values.shape[1]:  # vectors of two spaces have no common map
         return
 
-    # the server's get a third of the points at most, so that many clients cannot crowd them out,
-    # nor they the clients'
+    # the server's get a third of the points at most, so that neither they nor the prototypes of
+    # many clients fill the whole map
     of_server = positions(merged.labels, MOST_POINTS // 3)
     of_clients = positions(own.labels, MOST_POINTS - len(of_server))
     labels = own.labels[of_clients]

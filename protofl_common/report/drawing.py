@@ -149,8 +149,8 @@ def line_chart(
     ``places`` are the positions on the horizontal axis, one for each value of a line: rounds, or
     what ``below``, the words under that axis, says. If these end in "round", only whole numbers are
     marked. ``unit`` stands at the vertical axis, which is logarithmic for losses that differ by a
-    factor of more than 50. A value of NaN, of a round that was not measured, is left
-    out. ``bands`` has the lower and the upper edge of the band around a line.
+    factor of more than 50. A value of NaN, of a round that was not measured, is left out.
+    ``bands`` has the lower and the upper edge of the band around a line.
     """
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
@@ -172,7 +172,7 @@ def line_chart(
         positive = [value for values in lines.values() for value in values if value > 0]
         if unit == "loss" and positive and max(positive) > 50 * min(positive):
             axes.set_yscale("log")
-            # the default is a formula, which our figures do not typeset
+            # by default ticks would be formulas such as 10², which our figures do not typeset
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("")
         axes.set(xlabel=below, ylabel=unit)
