@@ -513,7 +513,8 @@ def wrong_values(node: Values) -> Iterator[str]:
     """Yield a line for each value of a node config that is wrong whatever a run asks."""
     for key, default in DEFAULTS.items():
         value = node.get(key, default)
-        minimum = NODE_ROWS[key].minimum if type(default) is int else None  # a text has none
+        # only whole numbers have a minimum
+        minimum = NODE_ROWS[key].minimum if type(default) is int else None
         problem = problem_with(value, type(default), {**ANY_VALUE, "minimum": minimum})
         if problem:
             yield f"node-config: {key} = {value!r} {problem}"

@@ -84,7 +84,7 @@ def read_assignments(words: Iterable[str]) -> Config:
             problems.append(f"{word}: the number of simulated clients is no setting; {cure}")
         if not equals or not key:
             problems.append(f"{word}: must be key=value, such as algo=fedproto")
-        # as Flower's --run-config would need it; here the quotes are no part of the value
+        # quotes that Flower's --run-config would need are no part of the value here
         is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
         if is_quoted:
             text = text[1:-1]

@@ -175,20 +175,24 @@ def try_method(
         "state-dir": mkdtemp(),
     }
     config = _config(data, settings | for_one_client)
-    node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}  # a single client
-    site = open_client(Context(1, 1, node, RecordDict(), config))
+
+    # the only client of a run, in its first round
+    node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=config)
+    site = open_client(context)
     settings_of_like = site.settings
     client_settings = replace(settings_of_like, hparams=own or settings_of_like.hparams)
     first_round = replace(site.instructions, round=1)
     work = open_workshop(replace(site, settings=client_settings, instructions=first_round))
 
+    # a server without connections, to which the client has introduced itself
     start = Checkpoint(config, first_round.run_history)
-    federation = Federation(LocalGrid(config, {}, 1), settings_of_like, start, baseline="")
-    # as if it had introduced itself
+    grid = LocalGrid(config, nodes={}, run_id=1)
+    federation = Federation(grid, settings_of_like, start, baseline="")
     federation.cards[site.name] = card_of(work, parameters=0, weights="")
     exchange = settings_of_like.exchange
 
-    algorithm = client(work, 1)  # in round 1
+    algorithm = client(work, 1)  # round 1
     server = server_half(settings_of_like.row)(federation)
     algorithm.receive(server.payload_down())
     upload = algorithm.upload()

@@ -44,16 +44,18 @@ class Figure:
 
     @classmethod
     def of(cls, parts: dict[str, Any], where: str) -> Self:
-        """Make a figure of the parts that a table names.
+        """Make a figure of the parts that a table names; ``where`` stands before each error.
 
-        SettingsError with a line for each unknown part or value.
+        SettingsError with a line for each unknown part or value, and for the best of a count.
         """
         problems = []
         for name, value in parts.items():
             if name not in LEGAL:
                 problems.append(f"{where}: figure.{name}: unknown; choose among {', '.join(LEGAL)}")
-            elif not re.fullmatch(LEGAL[name][1], str(value)):
-                problems.append(f"{where}: figure.{name} = {value!r}: choose {LEGAL[name][0]}")
+                continue
+            choices, pattern = LEGAL[name]
+            if not re.fullmatch(pattern, str(value)):
+                problems.append(f"{where}: figure.{name} = {value!r}: choose {choices}")
         is_best_of_counts = parts.get("when") == "best" and parts.get("what") in COUNTS
         if is_best_of_counts and not problems:
             problems.append(
