@@ -435,7 +435,7 @@ def time(run: RecordedRun) -> Iterator[plot.Drawing]:
         "whole round": [row["seconds"].get("total", math.nan) for row in rows],
         "merging": [row["seconds"].get("aggregate", math.nan) for row in rows],
     }
-    # rows have the sum over the clients
+    # a row has the seconds of each phase summed over the clients
     for phase in _names_in_any(row["seconds"]["clients"] for row in rows):
         lines[f"client: {phase}"] = [
             row["seconds"]["clients"].get(phase, math.nan) / row["valid"] for row in rows

@@ -278,8 +278,8 @@ def _auc_of_labels(run: RecordedRun) -> Markup:
     last = max(measured, key=lambda row: row["evaluated-after-round"])
 
     rows = []
-    # label l has the classes 2 l, of samples without it, and 2 l + 1, of those with it, which name
-    # its figures
+    # label l has two classes: 2 l of the samples without it, and 2 l + 1 of those with it; its
+    # figures are named by the second
     for class_with_label in range(1, len(run.facts.get("classes", [])), 2):
         name = f"{prefix}{class_with_label}"
         error = f"{run.better_kind}/{LABEL_AUC_ERROR}/{class_with_label}"

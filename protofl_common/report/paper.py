@@ -154,8 +154,8 @@ def features(
     """Draw a map of samples by their features: t-SNE, or principal components of few samples.
 
     ``features_ND`` are D features of each of N samples. A point has the colour of its class and,
-    with ``clients_N``, the marker of its client; markers repeat after eight clients. Of more than
-    `MOST_SAMPLES` samples so many are drawn, chosen at random by a fixed seed.
+    with ``clients_N``, the marker of its client; markers repeat after eight clients. At most
+    `MOST_SAMPLES` samples are drawn, chosen at random by a fixed seed.
     """
     chosen = positions(labels_N, MOST_SAMPLES)
     places_N2, method = places_in_map(features_ND[chosen])

@@ -71,9 +71,10 @@ def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
     changed before then. With ``dry_run`` nothing is removed.
     """
     runs = runs_in(folder)
+    longest_age = time.time() - before
     for run in runs:
         if not _is_finished(run, runs):
-            if run.age > time.time() - before:
+            if run.age > longest_age:
                 yield f"kept     {run.path}: not finished"
             continue
         # earlier versions did not record when a run ended

@@ -96,7 +96,7 @@ def _fork_for_each_task(handle: Handle) -> None:
     gc.freeze()  # else a child that collects garbage would copy all memory pages
     # nobody waits for a child: if this signal is ignored, none is left as a zombie
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C does not end it: its input does
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -291,7 +291,9 @@ def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate
     """
     result = results[row, column]
     other = results.get((table.against, column))
-    if other is None or row == table.against or not (result.values and other.values):
+    if other is None or row == table.against:
+        return None
+    if not result.values or not other.values:
         return None
     if result.division != other.division:
         return None

@@ -60,7 +60,8 @@ class Search:
         settings = self.cell.first_run.settings
         config = to_run_config(settings) | hparams_by_key(settings)
         own = {key: config[key] for key in spaces}
-        if number == 0 and all(_is_inside(own[key], space) for key, space in spaces.items()):
+        is_own_inside = all(_is_inside(own[key], space) for key, space in spaces.items())
+        if number == 0 and is_own_inside:
             return own
         kinds = _kinds(settings)
         return {key: _drawn(key, space, number, kinds[key]) for key, space in spaces.items()}
