@@ -35,7 +35,7 @@ def as_list(names: Iterable[str]) -> str:
 def as_setting(key: str, names: Iterable[str]) -> str:
     """Return ``KEY="a,b"`` as a user can type it in a shell and in TOML.
 
-    Returns "" for names that cannot be written in such a line.
+    Return "" if the names cannot be written in such a line, or would be read as others.
     """
     names = list(names)
     value = as_list(names)
