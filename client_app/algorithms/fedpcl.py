@@ -54,7 +54,10 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         self.predicts_with_head = self.hparams.loss.startswith("ce")  # only these train the head
 
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes and, if they were sent, those of all clients, as tables."""
+        """Keep the global prototypes and, if they were sent, those of all clients, as tables.
+
+        A client's set is completed by global prototypes of the classes that it lacks (Eq. 7).
+        """
         super().receive(payload)
         self.tables: dict[str, tuple[Tensor, Tensor]] = {}
         global_set = payload.vectors()
@@ -66,7 +69,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
             self.tables["local"] = self._table(padded)
 
     def prototypes_for_prediction(self) -> Prototypes | None:
-        """Return this client's own prototypes of large classes; under privacy the global ones."""
+        """Return this client's own prototypes of large classes; under ``dp`` the global ones."""
         if self.settings.privacy.dp != "none":
             return super().prototypes_for_prediction()
         own = self.local_prototypes()
@@ -84,7 +87,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
         terms = {"cross-entropy": self.task.loss(batch.logits, labels_B)}
         if hparams.loss == "ce-protodist" and self.global_prototypes is not None:
-            global_1CD, mask_1C = self.tables["global"]
+            global_1CD, mask_1C = self.tables["global"]  # one set of prototypes
             has_prototype_B1 = mask_1C[0, labels_B].unsqueeze(1)
             difference_BD = (z_BD - global_1CD[0, labels_B]) * has_prototype_B1
             terms["prototype"] = difference_BD.square().sum() / len(labels_B)

@@ -47,10 +47,10 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
     own_prototypes: Prototypes | None = None
 
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes, the anchors, and the margin that follows from these.
+        """Keep the global prototypes and the anchors, and set the margin of the contrast.
 
-        The margin is the mean distance between nearest anchors, or between this client's last
-        prototypes if that is larger.
+        The margin is the mean distance of an anchor to the nearest other one, or that of this
+        client's own last prototypes if it is larger.
         """
         super().receive(payload)
         anchors = payload.vectors("anchors")

@@ -41,7 +41,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.evaluation_arch = f"gaussian-{self.hparams.head}"
 
     def receive(self, payload: Payload) -> None:
-        """Solve for the head by the moments of all clients, if they were sent.
+        """Compute the head from the moments of all clients, if these were sent.
 
         The prior of a class is its share among the samples of all clients, or of this one
         (``priors``).
@@ -59,8 +59,8 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.head.to(self.client.device)
 
     def upload(self) -> Payload:
-        """Return this client's own moments as the upload."""
-        self.moments = self._own_moments()
+        """Return the upload: the moments of this client's own samples."""
+        self.moments = self._own_moments()  # the row's entry is made of this attribute
         return super().upload()
 
     def _no_moments(self) -> ClassMoments:

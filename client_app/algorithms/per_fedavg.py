@@ -38,9 +38,12 @@ class MetaStep(Step):
     alpha: float = field(kw_only=True)
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        """Update w by a batch, and return the loss terms of w̃ on the second half, D'."""
+        """Update the weights w by a batch, and return the loss terms on its second half.
+
+        These are of the adapted weights w̃, which are w after a step on the first half.
+        """
         first = second = (inputs, labels, index)
-        if len(labels) > 3:  # then a half has two samples; a smaller rest serves as both halves
+        if len(labels) > 3:  # then a half has two samples; a smaller batch serves as both halves
             halves = [value.tensor_split(2) for value in (inputs, labels, index)]
             first, second = zip(*halves, strict=True)
         before = [weight.detach().clone() for weight in self.model.parameters()]
@@ -73,7 +76,10 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
     """FedAvg of models that are one step away from every client's own."""
 
     def fit(self) -> dict[str, float]:
-        """Train on batches of twice the size, and so, for as many steps, twice the epochs."""
+        """Train on batches of twice the size, as a step takes two batches.
+
+        So an epoch has half as many steps, and there are twice as many epochs.
+        """
         training = self.training
         alpha = self.hparams.alpha
         step = MetaStep(self.modules, self.optimizer, self.labelled_loss, alpha=alpha)
