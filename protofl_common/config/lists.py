@@ -23,7 +23,7 @@ def as_list(names: Iterable[str]) -> str:
     """Return the comma-separated list that `names_in` reads as these names."""
     quoted = []
     for name in names:
-        if "," in name or name.startswith('"'):
+        if "," in name or name.startswith('"'):  # in quotes, as in CSV, where "" stands for "
             name = '"{}"'.format(name.replace('"', '""'))
         quoted.append(name)
     text = ",".join(quoted)

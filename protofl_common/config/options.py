@@ -216,6 +216,7 @@ def folders_of_unknown_users(config: Values) -> list[str]:
     """Return a line for each setting of a folder ``~USER/…`` whose user this machine lacks."""
     lines = []
     for key, folder in config.items():
+        # `expanduser` leaves the path of a user whom it does not know as it is
         is_of_unknown_user = expanduser(str(folder)).startswith("~")
         if key.endswith("-dir") and is_of_unknown_user:
             lines.append(f"{key} = {folder!r}: this machine has no such user; write the whole path")

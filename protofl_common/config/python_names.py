@@ -54,7 +54,7 @@ def allow_only(modules: Iterable[str]) -> None:
 
     From now on `allow` changes nothing, in any thread of this process.
     """
-    _ONLY[:] = [frozenset(modules)]
+    _ONLY[:] = [frozenset(modules)]  # all threads have this one list
 
 
 def _allowed_modules() -> frozenset[str]:

@@ -49,7 +49,10 @@ class ClientFiles:
 
 
 def listed(folder: Path) -> Listing:
-    """List the files of a folder; {} where there is no such folder."""
+    """List the files of a folder, each with what changes when it is written again.
+
+    {} if there is no such folder.
+    """
     if not folder.is_dir():
         return {}
     files = {}

@@ -190,7 +190,7 @@ def simulate(
     nodes: dict[int, Values] = {}
     for partition in range(clients):
         nodes[partition + 1] = {"partition-id": partition, "num-partitions": clients}
-    run_id = secrets.randbits(63)
+    run_id = secrets.randbits(63)  # clients' states name the run by it: no two have the same
     executor: Executor | None = cluster
     if workers > 1 and not cluster:
         executor = pool(workers)
@@ -203,7 +203,7 @@ def simulate(
         if cluster:
             cluster.begin(run_config, on_event)
         return federate(grid, run_config, run_id, on_event)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # the clients' processes ignore it, and would go on with their work
         if cluster:
             cluster.stop()
         for process in active_children():

@@ -115,7 +115,7 @@ class Worker:
         self.copies = Path(gettempdir(), copies)
         make_private(self.copies)
         self.in_use = (self.copies / IN_USE).open("w")
-        fcntl.flock(self.in_use, fcntl.LOCK_SH)
+        fcntl.flock(self.in_use, fcntl.LOCK_SH)  # shared by all processes of this node
 
     def facts(self, run_config: Values) -> NodeFacts:
         return NodeFacts.of(run_config)
@@ -321,19 +321,19 @@ class Cluster:
         for node in list(self.nodes.values()):
             asked[node.first_worker.facts.remote(dict(run_config))] = node
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=START_SECONDS)
-        found: dict[_Node, NodeFacts | str] = {}
+        results: dict[_Node, NodeFacts | str] = {}
         for reference, node in asked.items():
             if reference not in answered:
-                busy = "other work may have its CPUs (`ray status`)"
-                found[node] = f"no answer within {START_SECONDS} s; {busy}"
+                likely_cause = "other work may have its CPUs (`ray status`)"
+                results[node] = f"no answer within {START_SECONDS} s; {likely_cause}"
                 continue
             try:
-                found[node] = ray.get(reference)
-            except RayTaskError as error:
-                found[node] = str(error.cause)
+                results[node] = ray.get(reference)
+            except RayTaskError as error:  # `facts` has raised the cause
+                results[node] = str(error.cause)
             except RayError as error:
-                found[node] = f"its process has died: {' '.join(str(error).split())}"
-        return found
+                results[node] = f"its process has died: {' '.join(str(error).split())}"
+        return results
 
     # -- messages
     def submit(
@@ -438,7 +438,7 @@ class Cluster:
                 return None
             finally:
                 node.idle -= 1
-                self._changed.notify_all()
+                self._changed.notify_all()  # if it was the last idle one, others may take more
 
     def _best_task(self, node: _Node) -> _Task | None:
         """Return the task that a process of this node shall take; None where it shall wait.
