@@ -259,8 +259,8 @@ class ClientAlgorithm(Generic[H]):
         and layers are this project's. Under ``dp`` it is a step of DP-SGD.
         """
         uses_gradients = self.needs_gradients or correction or gradient_sums
-        kind = FusedStep if self.of_catalog and not uses_gradients else Step
-        step: Step = kind(
+        step_class = FusedStep if self.of_catalog and not uses_gradients else Step
+        step: Step = step_class(
             self.modules, self.optimizer, self.labelled_loss, correction, gradient_sums
         )
         return self.protections.step(step)

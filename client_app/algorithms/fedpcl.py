@@ -94,16 +94,16 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         return terms
 
     def _contrast(self, z_BD: Tensor, labels_B: Tensor) -> LossTerms:
-        """Return L_g and L_p, or one of them (``prototypes``); {} before there are prototypes."""
+        """Return the contrasts that ``prototypes`` names; {} before prototypes have come."""
         if self.global_prototypes is None:
             return {}
         hparams = self.hparams
-        with_own = hparams.denominator == "all"
+        with_own_class = hparams.denominator == "all"
         terms: LossTerms = {}
         for name, (sets_MCD, mask_MC) in self.tables.items():
             if hparams.prototypes in (name, "both"):
                 terms[name] = prototype_contrast(
-                    z_BD, labels_B, sets_MCD, mask_MC, hparams.temperature, with_own
+                    z_BD, labels_B, sets_MCD, mask_MC, hparams.temperature, with_own_class
                 )
         return terms
 

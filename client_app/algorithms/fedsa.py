@@ -68,7 +68,11 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
         return torch.arange(len(self.anchors_CD), device=self.anchors_CD.device)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the cross-entropy, and those terms of the anchors whose weights are above 0."""
+        """Return the cross-entropy, and those terms of the anchors whose weights are above 0.
+
+        Regularization draws features to the anchor of their class, contrast tells them from other
+        anchors, and calibration teaches the head the anchors' classes.
+        """
         terms = super().loss(batch)
         hparams = self.hparams
         anchors_CD = self.anchors_CD

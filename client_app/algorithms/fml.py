@@ -30,7 +30,7 @@ class FML(ClientAlgorithm[FMLHparams]):
 
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
-        arch = self.settings.architecture(0, self.hparams.meme)
+        arch = self.settings.architecture(0, self.hparams.meme)  # the same for all clients
         self.meme = client.new_model(arch, "global")
 
     def loss(self, batch: Batch) -> LossTerms:
@@ -38,7 +38,7 @@ class FML(ClientAlgorithm[FMLHparams]):
 
         Each has a cross-entropy and, if its weight is below 1, the divergence from the other model.
         """
-        # in evaluation mode for one labelled sample, on which batch normalisation cannot train
+        # one labelled sample among unlabelled ones: batch normalisation cannot train on it alone
         self.meme.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
         own_BC = batch.logits
         meme_BC = self.meme(batch.inputs)

@@ -72,6 +72,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         data = self.client.train_set
         features_ND = data.in_memory.cpu()
         labels = data.labels.cpu().numpy()
+        # the labels of other classes become unlabelled
         labels_of_large = self.task.only_of(labels, self.client.large_classes.numpy())
         is_counted_N = torch.from_numpy(self.task.known(labels_of_large))
         counted = self.task.tensor(labels_of_large)[is_counted_N]

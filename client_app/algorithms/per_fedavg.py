@@ -61,7 +61,7 @@ class MetaStep(Step):
         return terms
 
     def adapt(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
-        """Change the model's weights from w to w̃ by a gradient step on the batch."""
+        """Change the model's weights from w to w̃ by a step of plain gradient descent, of rate α."""
         terms = self.terms(self.model, inputs, labels, index)
         if not terms:
             return
@@ -91,14 +91,14 @@ class PerFedAvg(FedAvg[PerFedAvgHparams]):
 
     @cached_property
     def _adapted(self) -> SplitModel:
-        """The model after one gradient step on a random batch, which is what predicts."""
+        """The model after one gradient step on a random batch of this client, which predicts."""
         training = self.training
         model = deepcopy(self.model).train()
         seed = self.client.seed_for("adapt", self.round)
         generator = torch.Generator().manual_seed(seed)
         batch = next(shuffled_batches(self.client.train_set, training.batch_size, generator))
         seed_torch(seed)  # dropout
-        optimizer = make_optimizer((model,), training)
+        optimizer = make_optimizer((model,), training)  # clears gradients, and takes no step
         step = MetaStep((model,), optimizer, self.labelled_loss, alpha=self.hparams.alpha)
         step.adapt(*batch)
         return model

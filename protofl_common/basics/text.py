@@ -95,6 +95,7 @@ def without_paths(text: str) -> str:
     """
     for folder in (str(Path.cwd()), str(Path.home())):
         if len(folder) > 1:  # not "/", which every path begins with
+            # the whole folder's name, not the beginning of a longer one
             text = re.sub(re.escape(folder) + r"(?![\w.-])", "…", text)
     return _FOLDERS.sub("…/", text)
 

@@ -237,7 +237,7 @@ def reading(what: str) -> Iterator[None]:
 def unused_replies(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
     """Yield kind, site and reason of each reply of a round that was not used."""
     for kind in TROUBLE:
-        sites = row[kind]
+        sites = row[kind]  # of "missing" a list, of the other kinds site -> reason
         for site in sites:
             reason = "no answer in time"
             if isinstance(sites, dict):

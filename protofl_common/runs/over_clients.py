@@ -38,10 +38,10 @@ def over_clients(
 
     mean = statistics.fmean(accuracies)
     weighted = mean
-    total = sum(test_samples)
-    if total:
-        hits = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True))
-        weighted = hits / total
+    total_samples = sum(test_samples)
+    if total_samples:
+        correct = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True))
+        weighted = correct / total_samples
 
     spread = fairness(accuracies)
     figures = {
@@ -50,9 +50,9 @@ def over_clients(
         "worst-10%": spread["worst-10%"],
         "std": spread["std"],
     }
-    middle = sorted(accuracies)[liars : len(accuracies) - liars]
-    if liars and middle:
-        figures["trimmed"] = statistics.fmean(middle)
+    without_extremes = sorted(accuracies)[liars : len(accuracies) - liars]
+    if liars and without_extremes:
+        figures["trimmed"] = statistics.fmean(without_extremes)
     return figures
 
 

@@ -393,7 +393,8 @@ class SetsCodec(Codec):
     """The prototypes of every client, one after another."""
 
     def template(self) -> Template:
-        rows = -self.limits.num_classes * MAX_SETS  # negative: at most so many
+        # negative: from one row to so many, as the sender chooses (`Codec.template`)
+        rows = -self.limits.num_classes * MAX_SETS
         return {
             "means": ("float32", (rows, self.limits.feature_dim)),
             "labels": ("int64", (rows,)),
@@ -407,7 +408,7 @@ class SetsCodec(Codec):
         return {
             "means": joined.means,
             "labels": joined.labels,
-            "owners": torch.repeat_interleave(sizes),
+            "owners": torch.repeat_interleave(sizes),  # of the sizes 2 and 1: 0, 0, 1
         }
 
     def checked(self, arrays: StateDict) -> tuple[Prototypes, ...]:
@@ -457,8 +458,9 @@ class WeightsCodec(Codec):
         addends = []
         for key in self.summed():
             w = value[key].detach().cpu().double()
-            # Cut to the bound, it would be a number that the server knows, and show what the other
-            # sites sent. NaN makes this client withhold its vector (`sums.NotFinite`)
+            # A number that is cut to the bound is one that the server knows: taken from the sum, it
+            # would show what the other sites sent. NaN makes this client withhold its vector
+            # (`sums.NotFinite`)
             w = w.where(w.abs() <= MAX_ADDEND, math.nan)
             addends.append(n * w)
         return addends

@@ -110,6 +110,7 @@ def unpack_instructions(content: RecordDict) -> Instructions:
     if not 0 <= instructions.part <= 1:
         raise RefusedMessage(f"round.part is {instructions.part!r}, not from 0 to 1")
     try:
+        # so far it is a text, as it travels
         run_history = RunHistory.parse(str(instructions.run_history))
     except ValueError:
         raise RefusedMessage(
@@ -178,7 +179,7 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Return a digest of all records, with the kinds of their values, in any order."""
+    """Return a digest of all records and the kinds of their values, whatever their order."""
     digest = hashlib.sha256()
     for name, record in sorted(content.items()):
         digest.update(json.dumps([name, type(record).__name__, len(record)]).encode())
@@ -468,7 +469,7 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
         )
     values = {}
     for key, value in record.items():
-        if type(value) is not _type_on_the_wire(types[key]):
+        if type(value) is not _type_on_the_wire(types[key]):  # a bool is no int here
             raise RefusedMessage(f"{name}.{key} is {value!r}, a value of another type")
         values[key] = tuple(value) if isinstance(value, list) else value
     return kind(**values)  # type: ignore[arg-type]

@@ -212,9 +212,9 @@ class Exchange:
         return any(entry.are_parameters for entry in self.down.values())
 
     def with_vectors(self) -> "Exchange":
-        """Return this exchange as an operator reads it whose site brings vectors of its own.
+        """Return this exchange in words for the operator of a site that brings its own vectors.
 
-        They take the place of the features of frozen backbones; what travels is the same.
+        These take the place of the features of frozen backbones; what travels is the same.
         """
         up = {}
         for name, entry in self.up.items():
