@@ -59,8 +59,8 @@ def over_clients(
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
     """Return how accuracies in [0, 1] spread over the clients, as FedPCL's Tables 12 and 13 do.
 
-    The figures are the mean of the worst and of the best clients, by the percentage of clients that
-    this takes in, and the population's standard deviation and variance. {} without any accuracy.
+    A figure such as ``worst-20%`` is the mean over that part of the clients; ``std`` and
+    ``variance`` are those of the population. {} without any accuracy.
     """
     if not accuracies:
         return {}

@@ -114,7 +114,8 @@ class LocalGrid(Grid):
 def _reply(reply: Future[Message]) -> Message:
     """Wait for a reply, and return it.
 
-    If a process of the pool has died, raise OSError, and forget the pool: a later run starts one.
+    If a process of the pool has died, raise OSError, and forget the pool: a later run gets a new
+    one.
     """
     try:
         return reply.result()
@@ -130,9 +131,10 @@ def _reply(reply: Future[Message]) -> Message:
 def answer(
     message: Message, run_id: int, node: Values, run_config: Values, threads: int = 1
 ) -> Message:
-    """Let the client with the node config ``node`` answer a message in this process; return that.
+    """Let the client with the node config ``node`` answer a message in this process.
 
-    It computes with so many ``threads``. Of several GPUs each process of the pool uses one.
+    Return its reply. It computes with so many ``threads``. Of several GPUs each process of the pool
+    uses one.
     """
     from client_app.app import app
 

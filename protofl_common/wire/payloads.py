@@ -286,7 +286,7 @@ class Codec(ABC):
 class VectorsCodec(Codec):
     """Prototypes [P, W], with counts of samples if these are declared.
 
-    In a sum a client's prototypes are a table [C, W + 1]: each class has the row k · mean, and k.
+    In a sum a client's prototypes are a table [C, W + 1]: a class's row is k · mean, and then k.
     """
 
     entry: schema.Vectors
