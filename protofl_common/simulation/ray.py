@@ -85,6 +85,7 @@ class NodeFacts:
         content = hashlib.sha256()
         for array in (data.labels, data.domains, data.official):
             content.update(np.ascontiguousarray(array).data)
+        # of the inputs, which may be large, their shape, type and statistics
         inputs = (data.inputs.shape, str(data.inputs.dtype), data.mean, data.std)
         versions = own_code(run_config, without=("callback",))
         return cls(

@@ -169,7 +169,7 @@ def declared_part(module: nn.Module, entry: schema.Weights) -> StateDict:
     if entry.without_last:
         layers_with_weights = []
         for name, layer in module.named_modules():
-            if list(layer.parameters(recurse=False)):
+            if list(layer.parameters(recurse=False)):  # its own, not those of layers inside it
                 layers_with_weights.append(f"{name}.")
         undeclared_prefixes = layers_with_weights[-entry.without_last :]
     if not entry.normalisation:
