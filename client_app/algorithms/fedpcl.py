@@ -65,8 +65,8 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
             return
         self.tables["global"] = self._table((global_set,))
         if payload.entries.get("local_sets"):
-            padded = [own.completed_by(global_set) for own in payload.sets("local_sets")]
-            self.tables["local"] = self._table(padded)
+            completed = [own.completed_by(global_set) for own in payload.sets("local_sets")]
+            self.tables["local"] = self._table(completed)
 
     def prototypes_for_prediction(self) -> Prototypes | None:
         """Return this client's own prototypes of large classes; under ``dp`` the global ones."""

@@ -35,6 +35,7 @@ def import_as_named(module: str) -> ModuleType:
     imported = import_module(module)
     if version_of(module) != before:
         package = module.partition(".")[0]
+        # forget all of the package, lest a later import find what nobody knows the version of
         for name in list(sys.modules):
             if name == package or name.startswith(f"{package}."):
                 del sys.modules[name]

@@ -118,7 +118,8 @@ def _restored_dict(value: dict[str, Any], entries: Mapping[str, Tensor]) -> dict
     for key, member in value.items():
         if isinstance(member, _IN_PLACE):
             restored[key] = _restored(member, key, entries)
-    return {key: restored[key] for key in value | restored if key in restored}
+    keys_in_order = value | restored  # those of ``value``, then what only the entries have
+    return {key: restored[key] for key in keys_in_order if key in restored}
 
 
 def _entries(name: str, value: Any) -> dict[str, Tensor]:

@@ -67,7 +67,7 @@ def workers_for(federation: Values, device: str) -> int:
     If there is room for one only, none is started: this process simulates the clients. If each
     client shall have 0 of a GPU, all GPUs are hidden from this process and those that it starts.
     """
-    cores = 1
+    cores = 1  # where it was not tried, this process does all
     if sys.platform == "linux":
         cores = len(os.sched_getaffinity(0))  # a job or container may not use all of the machine's
     workers = cores // int(federation.get(CPUS, 1))

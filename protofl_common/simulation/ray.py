@@ -427,7 +427,7 @@ class Cluster:
         folder another node has is taken only while all processes of that node are at work.
         """
         with self._changed:
-            node.idle += 1
+            node.idle += 1  # until the process has a task
             try:
                 while self.nodes.get(node.id) is node:
                     task = self._best_task(node)

@@ -224,8 +224,8 @@ class Codec(ABC):
     def addends(self, value: Any, n: float) -> list[Tensor]:
         """Return the arrays of `summed` as a client with n training samples adds them to a sum.
 
-        Each number is cut to its bounds first, for the server sees no client's own and could not
-        check it.
+        Each number is cut to its bounds first: the server sees the sum alone, and cannot check the
+        numbers of single clients.
         """
         raise ValueError("sums are of what clients upload after training")
 
@@ -269,16 +269,18 @@ class Codec(ABC):
         if int(labels_N.min()) < 0 or int(labels_N.max()) >= classes:
             raise RefusedMessage(f"{self.name} with a label outside 0..{classes - 1}")
 
-        most = int(labels_N.bincount().max())
-        if most > per_class:
+        most_of_a_class = int(labels_N.bincount().max())
+        if most_of_a_class > per_class:
             limit = f"{per_class} (max-prototypes-per-class)" if per_class > 1 else "1"
-            raise RefusedMessage(f"{most} {self.name} with the same label, not at most {limit}")
+            raise RefusedMessage(
+                f"{most_of_a_class} {self.name} with the same label, not at most {limit}"
+            )
 
         norms_N = torch.linalg.vector_norm(vectors_NW.double(), dim=1)
-        norm = float(norms_N.max())
-        if norm > self.limits.max_norm:
+        largest_norm = float(norms_N.max())
+        if largest_norm > self.limits.max_norm:
             raise RefusedMessage(
-                f"{self.name} of norm {norm:.3g}, above {self.limits.max_norm:g} "
+                f"{self.name} of norm {largest_norm:.3g}, above {self.limits.max_norm:g} "
                 "(max-prototype-norm)"
             )
 
