@@ -9,7 +9,10 @@ class FedProtoHparams(AlignmentHparams):
     weighting: str = option(
         default="counts",
         choices=("counts", "uniform"),
-        help="server mean of a class over its clients: counts, uniform (Eq. 4)",
+        help=(
+            "how the server weights the clients in the mean of a class (Eq. 4): by counts, or"
+            " uniform"
+        ),
     )
 
     def exchange(self, declared: Exchange) -> Exchange:
