@@ -287,8 +287,9 @@ def _merged(row: Algorithm) -> Iterator[str]:
         yield f"The setting `merging` says how the server averages {' and '.join(averaged)}."
     if sends_vectors and not row.averages_prototypes:
         yield (
-            'With `merging = "median"` or `"trimmed-mean"` the server leaves the prototypes that are'
-            " farthest from the others out of what it trains on or clusters; each client has one vote."
+            'With `merging = "median"` or `"trimmed-mean"` the server leaves the prototypes that'
+            " are farthest from the others out of what it trains on or clusters; each client has"
+            " one vote."
         )
     if not entries:
         yield "`merging` has no effect."
