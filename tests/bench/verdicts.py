@@ -348,7 +348,7 @@ def written(exploration: bool) -> str:
         if not rows:
             continue
         page = f"../{paper.page}" if exploration else paper.page
-        part = f"### {name}\n\n[Its page]({page}). {paper.note}".rstrip()
+        part = f"### {name}\n\n[The method's page]({page}). {paper.note}".rstrip()
         heads = ("claim", "the paper", "ours", "by the rule" if exploration else "verdict")
         table = "\n".join(Table(heads, rows, words=range(len(heads))).as_markdown())
         parts.append(f"{part}\n\n{table}\n")
