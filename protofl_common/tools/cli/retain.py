@@ -3,8 +3,8 @@
   protofl retain --days 90 --database superlink.db
 
 It removes the folders of finished runs, and their messages and logs in the SuperLink's database.
-Unfinished runs stay, and so does heads.jsonl, by which the sites' logs are checked. For a site use
-protofl site retain.
+Unfinished runs stay, and so does heads.jsonl, by which the sites' logs are checked. At a site, use
+`protofl site retain`.
 """
 
 import argparse
