@@ -287,9 +287,8 @@ def _merged(row: Algorithm) -> Iterator[str]:
         yield f"The setting `merging` says how the server averages {' and '.join(averaged)}."
     if sends_vectors and not row.averages_prototypes:
         yield (
-            'With `merging = "median"` or `"trimmed-mean"` the server leaves the prototypes that'
-            " are farthest from the others out of what it trains on or clusters; each client has"
-            " one vote."
+            "A median or trimmed mean (`merging`) leaves the farthest prototypes out of what the"
+            " server trains on or clusters; each client has one vote."
         )
     if not entries:
         yield "`merging` has no effect."
