@@ -34,7 +34,10 @@ class FedProto(ClientAlgorithm[AlignmentHparams]):
     """Cross-entropy plus λ times the distance to the global prototypes."""
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the cross-entropy and, once there are global prototypes, λ times the distance."""
+        """Return the cross-entropy, and λ times the distance of features to global prototypes.
+
+        The second term is left out in the first round, which has no global prototypes yet.
+        """
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
             prototypes_CD, mask_C = self.global_table

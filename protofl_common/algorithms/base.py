@@ -146,7 +146,7 @@ class Algorithm:
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Say why the server needs each client's upload by itself; "" if their sum is enough.
 
-        ``exchange`` is the algorithm's under the hyper-parameters of the run.
+        ``exchange`` is what the algorithm exchanges with the run's hyper-parameters.
         """
         if any(entry.shows_single_clients for entry in exchange.down.values()):
             return "its clients receive one another's prototypes"

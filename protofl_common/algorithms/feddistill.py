@@ -27,6 +27,7 @@ class FedDistillHparams(OwnHparams):
         """Return the exchange; with ``outputs = "logits"`` uploads need not be probabilities."""
         if self.outputs == "probabilities":
             return declared
+        # what goes down is declared without the condition that vectors are probabilities
         return Exchange(down=declared.down, up=declared.down)
 
 

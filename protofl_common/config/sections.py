@@ -1082,7 +1082,10 @@ DANGER_OF_WEIGHTS = (
 
 
 def _on_honest_sites(settings: Mapping[str, Scalar]) -> str:
-    """Return words on how many honest sites ε counts on, after a space; "" if only on the own."""
+    """Return a clause that says how many sites of a sum must be honest for ε to hold.
+
+    It begins with a space. "" if a site adds enough noise by itself.
+    """
     honest_sites = settings.get("dp-honest-sites", 1)
     if honest_sites == 1:
         return ""

@@ -181,9 +181,10 @@ class Failed(Event):
 
     @classmethod
     def of(cls, error: Exception, is_expected: bool) -> "Failed":
-        """Describe an error; ``is_expected`` says that the user can mend it.
+        """Describe an error; ``is_expected`` says that the user can mend it by the error's text.
 
-        Else the event has a traceback, which ends with whose code is at fault (`fault_of`).
+        For any other error the event has a traceback, and below it a line that says whose code is
+        at fault (`fault_of`).
         """
         trace = ""
         if not is_expected:
