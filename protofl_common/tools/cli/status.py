@@ -2,9 +2,9 @@
 
   protofl status FEDERATION    on the SuperLink's machine, in the folder of the worker's start
 
-FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. Exit status 1 if it
-does not answer, 3 if somebody is needed: a site is offline, the latest run failed, a run stopped,
-or the certificate has few days left.
+FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. The exit status is 1
+if the SuperLink does not answer. It is 3 if somebody is needed: a site is offline, the latest run
+failed, a run stopped, or the certificate has few days left.
 """
 
 import argparse
