@@ -18,9 +18,9 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.events import Waiting
 from protofl_common.tools.arguments import add_json, add_runs, print_json
-from protofl_common.tools.federation import FEW_DAYS, Federation, ask
 from protofl_common.tools.flower import Run
 from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in, stopped_runs
+from protofl_common.tools.superlink import FEW_DAYS, Federation, ask
 
 SOMEBODY_IS_NEEDED = 3  # exit status
 
