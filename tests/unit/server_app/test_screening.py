@@ -3,6 +3,7 @@
 And what a site may claim after its introduction.
 """
 
+import math
 import re
 from collections import Counter
 from contextlib import nullcontext
@@ -173,6 +174,13 @@ def test_most_samples_that_a_claim_may_weigh(
     assert most_samples(claims, replace(LIMITS, liars=liars)) == most
 
 
+def test_without_bounds_nothing_limits_a_claim_among_clients_that_have_none() -> None:
+    """Infinity times the median claim of 0 is not a number, which would be the least limit."""
+    most, _ = most_samples([0, 0, 500], Bounds())
+
+    assert most == math.inf
+
+
 def test_label_counts_weigh_no_more_than_the_settings_say() -> None:
     """A claim of 3 · 10⁹ samples is cut to 60, twice the usual 30, in the same proportions."""
     claimed = torch.tensor([10**9, 0, 2 * 10**9])
@@ -202,8 +210,8 @@ def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
 def test_a_fraction_of_the_sites_is_at_least_one_or_as_many_as_are_asked_for() -> None:
     assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
     assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
-    assert len(sample_sites(SITES, 0.001, 0, 1, least=2)) == 2
-    assert sample_sites(["only"], 0.5, 0, 1, least=2) == ["only"]
+    assert len(sample_sites(SITES, 0.001, 0, 1, fewest=2)) == 2
+    assert sample_sites(["only"], 0.5, 0, 1, fewest=2) == ["only"]
 
 
 def test_in_many_rounds_every_site_is_asked_about_as_often() -> None:
