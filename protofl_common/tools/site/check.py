@@ -418,7 +418,7 @@ def _data(
         try:
             card = introduced(config, test_node)
         except SettingsError as error:
-            yield Finding(WRONG, "data", str(error))
+            yield Finding(WRONG, "data", _why_unreadable(config, test_node) or str(error))
             return
         yield from _samples(Settings.from_run_config(config, test_node).data, quality)
     samples = f"{card.train_samples} training"
@@ -429,6 +429,21 @@ def _data(
     yield Finding(FACT, "data", f"{samples}, {classes}")
     model = f"{card.arch}, {card.parameters} parameters, on {card.device}"
     yield Finding(FACT, "model", model)
+
+
+def _why_unreadable(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> str:
+    """Return why the data cannot be read, "" if they can.
+
+    An introduction that fails tells the server, and so its caller, no more than the kind of error.
+    """
+    from protofl_common.data.raw import DataError
+    from protofl_common.data.store import open_data
+
+    try:
+        open_data(Settings.from_run_config(config, node).data)
+    except (SettingsError, DataError) as error:
+        return str(error)
+    return ""
 
 
 def _samples(settings: DataSettings, quality: bool) -> Iterator[Finding]:
