@@ -44,6 +44,7 @@ def test_embedded_weights_are_small_and_say_how_good_they_are(name: str) -> None
 
 
 def test_embedded_weights_travel_with_the_app() -> None:
+    """Flower packs an app's files of a few kinds only, Python and JSON among them."""
     suffixes = {
         file.suffix
         for file in WEIGHTS.parent.rglob("*")
@@ -73,6 +74,7 @@ def test_round_trip(file: Path) -> None:
         again, {k: v.contiguous() for k, v in stored.items()}, backbone.mean, backbone.std
     )
 
+    # what was rounded to float16 once is not rounded again
     assert again.read_bytes() == file.read_bytes()
 
 

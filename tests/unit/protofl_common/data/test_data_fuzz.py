@@ -36,7 +36,10 @@ FRAGMENTS += [b"label", b"split", b"client", b"../", b"\xef\xbb\xbf", b"0" * 40,
 
 @st.composite
 def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """A few changes of a file: bytes that are replaced, put in, taken out or moved."""
+    """Draw a function that makes one to four changes to a file's bytes.
+
+    R replaces bytes, I inserts some, D deletes a range, M repeats one, C keeps the start or end.
+    """
     places = st.floats(0, 1, allow_nan=False)
     new = st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=8))
     change = st.tuples(st.sampled_from("RIDMC"), places, places, new)
@@ -45,7 +48,8 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     def damaged(content: bytes) -> bytes:
         for kind, first, second, inserted in changes:
             start = int(first * len(content))
-            end = start + int(second**4 * (len(content) - start))  # mostly short
+            length = int(second**4 * (len(content) - start))  # the power makes most ranges short
+            end = start + length
             match kind:
                 case "R":
                     content = content[:start] + inserted + content[start + len(inserted) :]
@@ -118,7 +122,10 @@ KINDS = [*CONTENTS, "x.png", "x.jpg", "x.tif", "x.gif", "x.bmp", "x.webp", "x.pp
 
 
 def read(kind: str, folder: Path, damaged: Callable[[bytes], bytes]) -> RawData | None:
-    """Damage a file of this kind, and read it as training, or prediction, does."""
+    """Damage a file of this kind, and read it as training does; arrays also as prediction does.
+
+    Return what training reads; None for ``inputs.npy``, which is for prediction alone.
+    """
     if kind in CONTENTS:
         file = folder / kind
         file.write_bytes(damaged(CONTENTS[kind]))
@@ -142,7 +149,7 @@ def read(kind: str, folder: Path, damaged: Callable[[bytes], bytes]) -> RawData 
 
 
 def _predict(file: Path) -> None:
-    """Numbers that a model can take, or one line."""
+    """Read a file to predict: its samples are numbers that a model takes, or have a reason."""
     (samples,) = read_batches([file], TABLE)  # type: ignore[arg-type]
     if samples.inputs is not None:
         assert np.isfinite(samples.inputs).all()
