@@ -73,6 +73,7 @@ def plugin(mark: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
+    """A folder that a stranger's file would remove if its code ran."""
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter").write_text("years of work")
@@ -80,6 +81,7 @@ def precious(tmp_path: Path) -> Path:
 
 
 def foreign_model(arch: str) -> TrainedModel:
+    """Return a model without weights, whose card names an architecture."""
     card = ModelCard(
         run="run",
         flower_run="",
@@ -108,7 +110,7 @@ def foreign_model(arch: str) -> TrainedModel:
 
 
 def write_run(folder: Path, settings: str) -> None:
-    """Write what of a run is read to predict with it."""
+    """Write the files of a run that ``protofl predict`` reads."""
     site = folder / "clients/site-0"
     site.mkdir(parents=True)
     (folder / "settings.toml").write_text(settings)
@@ -130,7 +132,7 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed
     assert "--allow-python planted.vision" in refused
     assert not mark.exists()
 
-    # Once it is allowed it is imported and built.
+    # Once it is allowed it is imported and built, and only its weights do not fit.
     with pytest.raises(SettingsError, match="the weights are not of the network"):
         Predictor.load("model", allow_python="planted")
     assert mark.exists()
@@ -254,7 +256,7 @@ def test_a_site_imports_a_method_that_its_operator_named(plugin: Path) -> None:
 
 
 def forget_what_was_named() -> None:
-    """As in a process of its own."""
+    """Forget which modules were allowed and imported, as a new process does not know of them."""
     _ALLOWED.set(frozenset())
     algorithm_named.cache_clear()
     sys.modules.pop("planted.method")
@@ -276,6 +278,7 @@ def test_a_module_that_is_allowed_lends_no_object_of_another() -> None:
     allow(["planted"])
     assert callable(load("planted.vision:data", "dataset"))
 
+    # names that the module has imported -> how the refusal goes on
     homes = {"rmtree": "; it lies in shutil", "Path": "; it lies in pathlib", "torch": "$"}
     for name, home in homes.items():
         with pytest.raises(SettingsError, match=f"no function or class of planted.vision{home}"):

@@ -27,7 +27,7 @@ result = program("result")
 
 
 class Answers(BaseHTTPRequestHandler):
-    """The path is the status."""
+    """A server that answers every request with the status in its path, such as /503."""
 
     def do_GET(self) -> None:
         self.send_response(int(self.path[1:]))
@@ -38,6 +38,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
+    """The address of a server that `Answers`."""
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -62,7 +63,7 @@ def test_every_address_must_answer(
     assert expected in capsys.readouterr().out
 
 
-def test_the_result_names_each_site(tmp_path: Path, capsys: Printed) -> None:
+def test_the_result_names_each_site_with_its_accuracy(tmp_path: Path, capsys: Printed) -> None:
     summary = {
         "algorithm": "FedTGP",
         "dataset": "digit-domains",
@@ -124,7 +125,9 @@ def status(text: str) -> str:
 
 
 @pytest.mark.parametrize(("end", "code"), [("completed", 0), ("failed", 1), ("stopped", 1)])
-def test_the_end_decides(end: str, code: int, flwr: Path, capsys: Printed) -> None:
+def test_following_a_run_shows_its_log_and_exits_with_how_it_ended(
+    end: str, code: int, flwr: Path, capsys: Printed
+) -> None:
     (flwr / "log-1").write_text("one\ntwo\n")
     (flwr / "ls-1").write_text(status(f"finished:{end}"))
 
@@ -133,6 +136,7 @@ def test_the_end_decides(end: str, code: int, flwr: Path, capsys: Printed) -> No
 
 
 def test_after_a_break_each_line_is_shown_once(flwr: Path, capsys: Printed) -> None:
+    """The log breaks off in the second line; the calls after it fail, and then one has it all."""
     (flwr / "log-1").write_text("one\ntw")
     (flwr / "log-3").write_text("one\ntwo\nthree\n")
     (flwr / "ls-2").write_text(json.dumps({"success": False}))
@@ -142,18 +146,22 @@ def test_after_a_break_each_line_is_shown_once(flwr: Path, capsys: Printed) -> N
     assert capsys.readouterr().out == "one\ntwo\nthree\nrun 7: finished:completed\n"
 
 
-def test_patience_ends(flwr: Path, monkeypatch: Patch, capsys: Printed) -> None:
+def test_a_superlink_that_never_answers_is_given_up(
+    flwr: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     monkeypatch.setattr(follow, "SILENCE_SECONDS", 0.05)
     assert follow.main("7") == 1
     assert "no answer from the SuperLink" in capsys.readouterr().out
 
 
 def make(folder: Path, *arguments: str) -> int:
+    """Run certificates.py for a folder; return its exit status."""
     return int(certificates.main([str(folder), *arguments]))
 
 
 @pytest.fixture
 def certs(tmp_path: Path) -> Path:
+    """A folder with keys and certificates for a server of three addresses and the site north."""
     folder = tmp_path / "certs"
     servers = ["--server", "my.host", "--server", "10.0.0.5", "--server", "[fd00::5]"]
     assert make(folder, *servers, "--node", "north") == 0
@@ -161,6 +169,7 @@ def certs(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file below a folder, by its path there."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
@@ -259,7 +268,7 @@ def test_what_does_not_fit_is_refused(
     assert contents(certs) == before
 
 
-def test_a_missing_half_is_refused(certs: Path, capsys: Printed) -> None:
+def test_a_private_key_without_its_public_one_is_refused(certs: Path, capsys: Printed) -> None:
     (certs / "nodes/north.pub").unlink()
     assert make(certs, "--node", "north") == 1
     assert "--renew makes both anew" in capsys.readouterr().err

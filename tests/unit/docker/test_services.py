@@ -25,7 +25,7 @@ def text_of(path: Path) -> str:
 
 @pytest.fixture
 def units_here(tmp_path: Path) -> list[str]:
-    """The units with the paths of this machine."""
+    """The files of the units, with the paths of this machine in the place of a server's."""
     paths = {
         "/opt/protofl/.venv/bin": str(Path(sys.executable).parent),
         "/opt/protofl": str(ROOT),
@@ -48,6 +48,7 @@ def test_every_service_of_the_page_has_a_unit_that_starts_it_as_the_page_does() 
 
     assert {unit.stem for unit in UNITS} == set(re.findall(r"protofl-\w+", PAGE)) - {"protofl-"}
 
+    # what the readme types for a service has a program and options that a unit has as well
     readme = text_of(ROOT / "docker" / "README.md")
     for service in re.findall(r"(?ms)^```sh superlink service\n(.*?)^```", readme):
         words = service.replace("\\\n", " ").split()
@@ -85,7 +86,7 @@ SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="ut
 
 
 def mounts(service: str) -> dict[str, str]:
-    """Volume -> where, with ``:ro`` where it cannot be written."""
+    """Return where each volume of a service is mounted, with ``:ro`` if it cannot be written."""
     entries = SERVICES[service].get("volumes", ())
     return dict(entry.split(":", 1) for entry in entries)
 
@@ -119,7 +120,8 @@ def test_each_role_has_its_own_keys_and_cannot_change_them() -> None:
 
 
 @pytest.mark.parametrize("site", ["north", "south", "east"])
-def test_a_site_meets_nobody_but_the_door(site: str) -> None:
+def test_a_site_meets_nobody_but_the_gate(site: str) -> None:
+    """The gate is the proxy before the SuperLink; a site shares a network with it alone."""
     (network,) = SERVICES[site]["networks"]
     members = {name for name, facts in SERVICES.items() if network in facts.get("networks", ())}
     assert members == {site, "gate"}

@@ -23,6 +23,7 @@ def run_with(folder: Path, *accuracies: tuple[float, float], kind: str = "head")
 
 @pytest.fixture
 def methods(tmp_path: Path) -> dict[str, list[Path]]:
+    """Two runs of a method, and one of another, which predicts by prototypes."""
     return {
         "ours": [
             run_with(tmp_path / "one", (0.1, 0.3), (0.5, 0.7)),
@@ -39,6 +40,7 @@ def test_curves_are_means_with_a_band_over_the_seeds(methods: dict[str, list[Pat
     _, _, _, places, lines, unit = made.call_args.args
 
     assert places == [0, 1]
+    # means over clients and runs, in percent
     assert lines["ours"] == pytest.approx([25, 70])
     assert lines["theirs"] == pytest.approx([30, 50])
     assert unit == "test accuracy, %"
@@ -48,7 +50,7 @@ def test_curves_are_means_with_a_band_over_the_seeds(methods: dict[str, list[Pat
     assert list(bands) == ["ours"], "one seed has no deviation"
 
     low, high = bands["ours"]
-    deviations = [np.std([20, 30], ddof=1), np.std([60, 80], ddof=1)]
+    deviations = [np.std([20, 30], ddof=1), np.std([60, 80], ddof=1)]  # over the two runs
     np.testing.assert_allclose(high - low, 2 * np.array(deviations))
 
 
@@ -90,7 +92,7 @@ def test_a_confusion_matrix_has_percents_of_each_class() -> None:
         paper.confusion(labels, predicted, ["x", "y", "z"])
 
     values = made.call_args.args[3]
-    nothing = np.nan
+    nothing = np.nan  # nobody of this class was predicted so
     wanted = [[75, nothing, 25], [nothing, 100, nothing], [nothing] * 3]
     np.testing.assert_allclose(values, wanted)
 

@@ -44,6 +44,10 @@ def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
 
 
 def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
+    """The sites east, north and south are nodes 1, 2 and 3 of a run; south fails in round 1.
+
+    The SuperLink has the names of two others, "s" and "west", and calls south's node "s".
+    """
     Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
     runs = runs_in(tmp_path / "runs")
     nodes = [(1, "", "online"), (3, "s", "offline"), (9, "west", "online")]
@@ -85,7 +89,7 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
 
     assert stopped in list(status_lines(federation(), runs_in(runs)))
 
-    with FileLock(runs / ".first.lock"):
+    with FileLock(runs / ".first.lock"):  # a process is at work on it
         assert not any("stopped" in line for line in status_lines(federation(), runs_in(runs)))
 
 
@@ -182,7 +186,7 @@ def flower_home(tmp_path: Path, monkeypatch: Patch) -> None:
 
 # -- what a site sees of its SuperLink -------------------------------------------------------------
 class Clock(BaseHTTPRequestHandler):
-    """A door whose clock goes wrong."""
+    """A SuperLink's address that answers with the time of a clock that is wrong."""
 
     behind = timedelta()
 
@@ -196,7 +200,7 @@ class Clock(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def door(tmp_path: Path, monkeypatch: Patch) -> Iterator[HTTPServer]:
-    """A server on this machine, and a site without any data that may ask it."""
+    """A server on this machine, which a site without any data may ask in the current folder."""
     monkeypatch.chdir(tmp_path)
     server = HTTPServer(("127.0.0.1", 0), Clock)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -257,7 +261,10 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
 
 
 def serve_tls(door: HTTPServer, folder: Path, host: str, **days: float) -> None:
-    """Give the door a certificate for ``host``; ``days``: how long which certificates hold."""
+    """Give the server a certificate for ``host``.
+
+    ``days``: CA_DAYS, SERVER_DAYS: how long the authority's and the server's certificate hold.
+    """
     certificates = program("certificates")
     vars(certificates).update(days)
     assert certificates.main([str(folder), "--server", host]) == 0
@@ -266,8 +273,10 @@ def serve_tls(door: HTTPServer, folder: Path, host: str, **days: float) -> None:
     door.socket = context.wrap_socket(door.socket, server_side=True)
 
 
-def test_the_superlinks_certificate_is_tried(door: HTTPServer, tmp_path: Path) -> None:
-    serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)  # it ends with its authority
+def test_days_that_the_superlinks_certificate_has_left_are_told(
+    door: HTTPServer, tmp_path: Path
+) -> None:
+    serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)  # the server's ends with its authority's
     address = address_of(door)
     findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
     answers = f"{address}: answers; its certificate: 8 days left"
@@ -288,6 +297,7 @@ def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate
     words: list[str] = []
 
     def supernode(*_: object) -> None:
+        """Run until the operator has been told of both."""
         wait_until(lambda: told.exists() and len(told.read_text().split()) == 2, timeout=60)
         words.extend(told.read_text().split())
 

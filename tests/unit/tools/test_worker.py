@@ -43,7 +43,10 @@ def _variables_of_the_command(monkeypatch: Patch) -> None:
 
 @pytest.fixture
 def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
-    """The executor that Flower's SuperExec gets of a worker."""
+    """The executor with which ``protofl worker`` lets Flower's SuperExec start tasks.
+
+    Flower is given its own options only.
+    """
     executors: list[Executor] = []
 
     def flower_superexec() -> None:
@@ -143,7 +146,7 @@ for line in sys.stdin:
 
 
 def processes_of(word: str) -> list[Path]:
-    """The folders in /proc of all processes that have this in their command line."""
+    """Return the folders in /proc of all processes that have this in their command line."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
@@ -155,7 +158,10 @@ def processes_of(word: str) -> list[Path]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("method", "number"), [("fork", 2), ("spawn", 1)])
 def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_path: Path) -> None:
-    """Anybody on the machine may read command lines."""
+    """Anybody on the machine may read command lines.
+
+    ``number``: processes of a task; where they are forked there is the one that forks as well.
+    """
     read = tmp_path / "read"
     executor = Executor(TaskType.SERVER_APP, ["-c", READS_A_TASK, str(read), method], method)
     executor.reconcile()

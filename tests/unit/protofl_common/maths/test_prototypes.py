@@ -63,6 +63,10 @@ def test_a_class_nobody_sent_keeps_its_prototype() -> None:
 
 
 def test_a_classs_own_prototypes_do_not_make_its_margin() -> None:
+    """A margin is the distance to the nearest prototype of another class: 5 between 0 and 2 here.
+
+    Class 1 has no prototype, and so no margin.
+    """
     several = prototypes([[0.0, 0.0], [1.0, 0.0], [0.0, 5.0]], [2, 2, 0])
     torch.testing.assert_close(
         margins(several, 3), torch.tensor([5.0, torch.nan, 5.0]).double(), equal_nan=True
@@ -78,6 +82,7 @@ def test_table_by_class_marks_what_is_held() -> None:
 
 
 def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
+    """Return the label of the nearest prototype of each feature vector."""
     return prototypes.labels[distances(features, prototypes).argmin(dim=1)]
 
 

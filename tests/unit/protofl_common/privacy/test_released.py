@@ -21,6 +21,7 @@ LABELS = torch.arange(12) % 3
 
 
 def noisy() -> Prototypes:
+    """Return class means with noise, the same ones at every call."""
     return private_class_means(FEATURES, LABELS, 3, 1.0, 0.01, np.random.default_rng(0))
 
 
@@ -35,9 +36,11 @@ def test_an_array_is_known_by_its_content(released: Released) -> None:
 
     assert released.covers([noisy(), noisy().only(torch.tensor([0, 1, 2])), module.state_dict()])
     assert released.covers({"weight": module.weight.detach().clone()})
-    assert not released.covers(class_means(FEATURES, LABELS, 3))
-    assert not released.covers(noisy().means.double())
-    assert not released.covers(torch.tensor([[3, 0]]))
+    exact = class_means(FEATURES, LABELS, 3)
+    of_another_type = noisy().means.double()
+    of_another_shape = torch.tensor([[3, 0]])
+    for array in (exact, of_another_type, of_another_shape):
+        assert not released.covers(array)
 
     module.bias.data[1] += 1e-6
 
@@ -69,11 +72,11 @@ def test_post_processing_of_anything_else_is_refused(released: Released) -> None
 
 
 def test_no_more_is_used_than_was_charged(released: Released) -> None:
-    kinds: tuple[Kind, ...] = ("table", "step", "evaluation")
+    charged: dict[Kind, int] = {"table": 0, "step": 1, "evaluation": 2}
     released.allow("step", 1)
     released.allow("evaluation", 2)
 
-    for times, kind in enumerate(kinds):
+    for kind, times in charged.items():
         for _ in range(times):
             released.use(kind)
         with pytest.raises(SettingsError, match=NOT_COVERED):

@@ -18,11 +18,13 @@ HONEST = {"text": "denied", "kind": "waiting", "site": "north", "signature": SIG
 
 
 def read(reason: str) -> Refusal:
+    """Return what is read of an error reply with this text."""
     reply: Any = SimpleNamespace(error=Error(2, reason))  # a true one wants a Flower run
     return refusal_in(reply)
 
 
 def test_what_a_site_writes_is_read_as_it_was_written() -> None:
+    """Of signs that are not printable the text is longest: each is written as several."""
     longest = Refusal(printable("\U0010ffff" * 1000), "waiting", "n" * 100, SIGNATURE)
 
     assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ REPORT = records.Report(
 
 
 def honest() -> RecordDict:
-    """Two prototypes and a report."""
+    """Return a reply of two prototypes and a report, as `UP` declares them."""
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     prototypes = Prototypes(means, labels=torch.tensor([7, 2]), counts=torch.tensor([5, 9]))
     content = pack_payload(Payload(prototypes=prototypes), UP)
@@ -75,6 +75,7 @@ def honest() -> RecordDict:
 
 
 def some_value(entry: Entry) -> Value:
+    """Return a value that fits an entry's declaration, of 10 classes and 3 features."""
     match entry:
         case Vectors():
             counts = torch.tensor([5, 9]) if entry.counts else None
@@ -119,7 +120,7 @@ def assert_too_large(
 
 
 def assert_equal(got: Payload, sent: Payload) -> None:
-    """All entries, to the last bit."""
+    """Compare all entries, to the last bit."""
     assert got.entries.keys() == sent.entries.keys()
     for name in sent.entries:
         got_tensors = tensors_of(got, name)
@@ -131,7 +132,7 @@ def assert_equal(got: Payload, sent: Payload) -> None:
 
 
 def tensors_of(payload: Payload, name: str) -> dict[str, torch.Tensor]:
-    """Every tensor of an entry by a name."""
+    """Return every tensor of an entry by a name that tells it from the others."""
     found = {**(payload.weights(name) or {}), "of classes": payload.counts(name)}
     for number, prototypes in enumerate((payload.vectors(name), *payload.sets(name))):
         for part in ("means", "labels", "counts"):
@@ -173,7 +174,8 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
             with pytest.raises(ValueError, match=f"{name} is not declared"):
                 pack_payload(Payload(**{name: everything[name]}), declared)
 
-        vectors = declared.get("prototypes", Vectors(several=False))
+        one_a_class = Vectors(several=False)
+        vectors = declared.get("prototypes", one_a_class)
         if not vectors.several:
             with pytest.raises(ValueError, match="not declared"):
                 pack_payload(Payload(prototypes=two_of_a_class), declared)
@@ -251,7 +253,10 @@ def test_several_prototypes_of_a_class_are_limited() -> None:
 
 
 def test_the_number_of_sets_is_limited(monkeypatch: Patch) -> None:
-    """FedPCL makes a table of all classes of each set, however few of them it has."""
+    """FedPCL makes a table of all classes of each set, however few of them the set has.
+
+    So many tiny sets would fill a client's memory.
+    """
     monkeypatch.setattr("protofl_common.wire.payloads.MAX_SETS", 1)
     declared = {"sets": VectorSets()}
     one = Prototypes(torch.ones(1, 3), torch.tensor([0]))
@@ -372,7 +377,10 @@ def test_bad_counts_are_refused(numbers: list[int]) -> None:
 
 
 def test_a_number_costs_four_bytes_and_a_label_or_a_count_eight() -> None:
-    assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
+    """Names and the report cost nothing; what is too large by one number is refused."""
+    of_means = 2 * 3 * 4
+    of_labels = of_counts = 2 * 8
+    assert payload_bytes(honest()) == of_means + of_labels + of_counts
 
     content = pack_payload(some_payload(COUNTS), COUNTS)
 
@@ -420,6 +428,7 @@ def test_a_report_with_an_undeclared_name_cannot_be_packed() -> None:
 
 
 def changed(**entries: float | int | list[int]) -> RecordDict:
+    """Return a report with these entries replaced or added; ``a__b`` stands for ``a.b``."""
     record = records.pack_report(REPORT, LOSSES)
     for name, value in entries.items():
         record[name.replace("__", ".")] = value
@@ -450,9 +459,9 @@ def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str)
 
 
 def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
-    """No client can buy the choice of the best round with a huge AUC.
+    """No client can decide which round is the best by reporting a huge AUC.
 
-    What a user's own metric may be is not known.
+    Which values a user's own metric may have is not known.
     """
     own = "head/mine:loss"
     metrics = {own, "head/auc"}
@@ -470,6 +479,7 @@ def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
 
 def test_the_best_round_survives_a_round_trip() -> None:
     best: BestRound = {"metric": "head", "after": 3, "on": "test"}
+    # while a better round may follow, the data that chose this one are not told
     during = RecordDict(dict(records.pack_best(best)))
     at_the_end = RecordDict(dict(records.pack_best(best, final=True)))
 
@@ -635,7 +645,7 @@ def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_s
 
 
 def some_content(numbers: int = 6) -> RecordDict:
-    """A record of each kind, with a value of each kind."""
+    """Return a record of each kind, with a value of each kind, and so many ``numbers``."""
     values = {"name": "run", "on": True, "keys": b"\0\1", "shape": [1, 2], "none": list[str]()}
     weights = Array(np.arange(numbers, dtype=np.float32))
     bias = Array(np.zeros((), np.int64))
@@ -655,11 +665,11 @@ def test_what_comes_out_of_an_envelope_is_what_was_put_in() -> None:
     assert list(take_out(envelope)) == list(some_content())
     assert put_in(envelope) is envelope
 
-    # Flower sends each nested object by itself
+    # Flower sends each nested object by itself: the whole, three records, two arrays, their chunks
     assert len(get_all_nested_objects(some_content())) == 8
     assert len(get_all_nested_objects(envelope)) == 2
 
-    large = some_content(MAX_ENVELOPE_BYTES // 4 + 1)
+    large = some_content(MAX_ENVELOPE_BYTES // 4 + 1)  # float32
 
     assert put_in(large) is large
     assert take_out(large) is large

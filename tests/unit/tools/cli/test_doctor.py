@@ -18,7 +18,7 @@ Plant = Callable[[Patch, Path], list[str]]
 
 
 def attribute(name: str, value: object) -> Plant:
-    """Another value of something of the doctor's module."""
+    """Return a fault: another value of something in the doctor's module."""
 
     def plant(patch: Patch, folder: Path) -> list[str]:
         patch.setattr(doctor, name, value)
@@ -28,6 +28,7 @@ def attribute(name: str, value: object) -> Plant:
 
 
 def asked(*words: str) -> Plant:
+    """Return a fault that lies in what the doctor is asked; FOLDER stands for the test's folder."""
     return lambda patch, folder: [word.replace("FOLDER", str(folder)) for word in words]
 
 
@@ -42,7 +43,10 @@ def another_flower(patch: Patch, folder: Path) -> list[str]:
 
 
 def written(name: str, text: str, *words: str, **places: str) -> Plant:
-    """A file in FOLDER; ``places``: where in it the doctor looks for something of the machine."""
+    """Return a fault that lies in a file of FOLDER; the doctor is asked ``words``.
+
+    ``places``: a constant of the doctor's module, such as PROC, -> its place in FOLDER.
+    """
 
     def plant(patch: Patch, folder: Path) -> list[str]:
         (folder / name).write_text(text)
@@ -66,7 +70,10 @@ LEFT = {  # process -> its parent, its words, its FLWR_HOME
 
 
 def left_running(patch: Patch, folder: Path) -> list[str]:
-    """The processes of a machine, of which two are left in our FLWR_HOME."""
+    """Write a folder /proc of processes, of which two are left in our FLWR_HOME.
+
+    That are 4711 and 4712, whose parent is process 1: what started them has ended.
+    """
     for number, (parent, words, home) in LEFT.items():
         process = folder / number
         process.mkdir()
@@ -131,12 +138,12 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
 
 @pytest.fixture(autouse=True)
 def well(monkeypatch: Patch, tmp_path: Path) -> None:
-    """What this machine itself may have of such faults does not count."""
+    """Let the doctor see no note of a cluster that this machine itself may have."""
     monkeypatch.setattr(doctor, "RAY_NOTE", tmp_path / "none")
 
 
 def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
-    """The exit status and what is found."""
+    """Return the doctor's exit status and its findings."""
     status = main(["doctor", *words, "--json"])
     return status, json.loads(capsys.readouterr().out)["findings"]
 

@@ -30,15 +30,17 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
     assert set(SCHEMA["$defs"]["run"]["properties"]["event"]["enum"]) == events
 
 
-def test_lists_and_findings(tmp_path: Path, capsys: Printed) -> None:
+def test_lists_and_findings_follow_the_schema(tmp_path: Path, capsys: Printed) -> None:
     assert told(capsys, "runs", str(tmp_path))["runs"] == []
     assert told(capsys, "list", "partitions").keys() == {"command", "format", "partitions"}
-    assert len(told(capsys, "list")) == 9
+    assert len(told(capsys, "list")) == 9  # seven lists, the command and the format
     assert told(capsys, "doctor")["findings"]
     assert told(capsys, "site", "check", "--node-config", 'site-name="north"')["findings"]
 
 
-def test_what_a_site_keeps(tmp_path: Path, capsys: Printed) -> None:
+def test_what_a_site_keeps_is_told_with_its_size_and_places(
+    tmp_path: Path, capsys: Printed
+) -> None:
     state = tmp_path / "first" / "clients" / "north"
     state.mkdir(parents=True)
     (state / "model.safetensors").write_bytes(bytes(10))
@@ -49,7 +51,11 @@ def test_what_a_site_keeps(tmp_path: Path, capsys: Printed) -> None:
     assert caches == {"name": "caches/", "bytes": 0, "paths": []}
 
 
-def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
+def test_a_run_is_a_line_for_each_event_and_quietly_for_its_end_alone(
+    tmp_path: Path, capsys: Printed, monkeypatch: Patch
+) -> None:
+    """What code of one's own prints is not among these lines."""
+
     def attempt(config: Any, federation: object, on_event: OnEvent) -> Path | Failed:
         print("what code of one's own prints")
         on_event(RoundDone(row(1, ["a"]), 1, 0.5))

@@ -56,11 +56,11 @@ def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch: Patch)
 
     with pytest.raises(SystemExit):
         program()
-    assert b"MNIST, 28?28 grey" in printed.getvalue()
+    assert b"MNIST, 28?28 grey" in printed.getvalue()  # for 28×28
 
 
 def listed_algorithms(capsys: Printed) -> str:
-    """The list of algorithms as one line."""
+    """Return what ``protofl list algorithms`` prints, as one line."""
     main(["list", "algorithms"])
     return " ".join(capsys.readouterr().out.split())
 
@@ -84,7 +84,7 @@ def test_what_crosses_the_wire_is_said(text: str, capsys: Printed) -> None:
     assert text in listed_algorithms(capsys)
 
 
-def test_a_part_of_the_model_and_a_model_of_its_own_are_said(
+def test_a_part_of_the_model_and_a_second_model_are_named(
     monkeypatch: Patch, capsys: Printed
 ) -> None:
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
@@ -96,6 +96,7 @@ def test_a_part_of_the_model_and_a_model_of_its_own_are_said(
 
 @pytest.fixture
 def two_runs(tmp_path: Path) -> list[str]:
+    """The folders of a run of local training and one of FedProto, on data divided otherwise."""
     one = tmp_path / "one"
     two = tmp_path / "two"
     same = {"dataset": "digits", "lr": 0.1}
@@ -126,7 +127,7 @@ def test_compare_shows_figures_and_the_settings_that_differ(
     ({"settings": {"seed": "x"}}, "Value"),
     ({"best-accuracy": 3}, "Attr"),
 ])  # fmt: skip
-def test_a_summary_that_is_none_is_named(
+def test_a_summary_whose_content_is_not_that_of_a_run_is_named(
     changes: dict[str, Any], error: str, two_runs: list[str], capsys: Printed
 ) -> None:
     _, run = two_runs
@@ -148,7 +149,10 @@ EVIL = "\x1b]0;owned\x07<img src=x>"
 
 @pytest.fixture
 def strangers_runs(tmp_path: Path) -> Path:
-    """Runs with control characters in whatever a run has; of the last two the rounds are none."""
+    """A folder of runs with control characters in whatever a run has.
+
+    The number of rounds of the last two is no number, or infinite.
+    """
     folders = {"one": "1", "[/b]two": "1", "odd": '"many"', "endless": "inf"}
     for name, rounds in folders.items():
         folder = tmp_path / name
@@ -181,7 +185,10 @@ def test_a_strangers_run_writes_no_escapes_on_the_terminal(
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """Four runs: of today, running; of yesterday, stopped; of 10 and of 20 days ago, finished."""
+    """A folder of four runs: of today, yesterday (stopped), and 10 and 20 days ago (finished).
+
+    That of today is running while a test takes its lock.
+    """
     monkeypatch.chdir(tmp_path)
     for name, days in (("running", 0), ("stopped", 1), ("newer", 10), ("older", 20)):
         folder = tmp_path / "runs" / name

@@ -38,7 +38,10 @@ Attempt = tuple[Config, Config]
 
 @pytest.fixture
 def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
-    """The run configs and federation configs that would have run."""
+    """The run config and federation config of each run that would have begun.
+
+    A run with the name "bad" fails.
+    """
     attempts: list[Attempt] = []
 
     def attempt(config: Config, federation: Config, on_event: OnEvent) -> Path | Failed:
@@ -121,6 +124,7 @@ def test_own_data_are_read_before_anything_starts(
 def test_as_many_clients_as_the_data_name(
     options: str, clients: int, attempts: list[Attempt], tmp_path: Path
 ) -> None:
+    """A natural partition has the data's three clients unless ``--clients`` says otherwise."""
     sites = ["a", "a", "b", "b", "c", "c"]
     np.savez(tmp_path / "mine.npz", inputs=np.ones((6, 3)), labels=[0, 1] * 3, client=sites)
 
@@ -135,7 +139,7 @@ def run_of_arrays(folder: Path) -> list[str]:
     return ["run", "dataset=arrays", *places]
 
 
-def test_versions(capsys: Printed) -> None:
+def test_the_versions_of_protofl_flower_and_pytorch_are_printed(capsys: Printed) -> None:
     printed = output(capsys, "--version").out
     assert re.fullmatch(r"protofl \d\S+, flwr \d\S+, torch \d\S+\n", printed)
 
@@ -275,7 +279,7 @@ def test_words_that_are_no_settings_are_named() -> None:
         read_assignments(["clients=20", "fedproto"])
 
 
-GOOD = [
+GOOD_RUN = [
     Started(Path("/runs/mine"), "FedProto", "Tan et al., AAAI 2022", baseline=False),
     Said("models: 2 × cnn4"),
     RoundDone(row(1, ["a"]), 2, 2.8),
@@ -288,7 +292,7 @@ GOOD = [
         report="report: /runs/mine/report.html",
     ),
 ]
-OURS = """
+LINES = """
 FedProto (Tan et al., AAAI 2022)
 models: 2 × cnn4
 round 1/2  loss 1.000  head 1.0% (worst 10.0%)  prototype 1.0% (worst 10.0%)  \
@@ -307,28 +311,29 @@ next: protofl list
 
 
 def shown(events: list[Event], capsys: Printed, **options: Any) -> list[str]:
+    """Return the lines that a screen shows of a run's events, and of its end if it is good."""
     with Screen(**options) as screen:
         for event in events:
             screen(event)
-    if events is GOOD:
+    if events is GOOD_RUN:
         screen.conclude("protofl list")
     return capsys.readouterr().out.splitlines()
 
 
 def test_a_good_run_shows_all_and_quietly_the_result_alone(capsys: Printed) -> None:
-    assert shown(GOOD, capsys) == OURS + RESULT
-    assert shown(GOOD, capsys, quiet=True) == RESULT
+    assert shown(GOOD_RUN, capsys) == LINES + RESULT
+    assert shown(GOOD_RUN, capsys, quiet=True) == RESULT
 
 
 def test_a_dumb_terminal_is_shown_lines(capsys: Printed) -> None:
     looks: dict[str, Any] = {"no_color": True, "soft_wrap": True, "highlight": False}
     dumb = Console(force_terminal=True, _environ={"TERM": "dumb"}, **looks)
-    assert shown(GOOD[:5], capsys, console=dumb) == OURS
+    assert shown(GOOD_RUN[:5], capsys, console=dumb) == LINES
 
 
 def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Printed) -> None:
     doubt = Warned("accuracy by head is 50.0 %, no better than a guess")
-    assert shown([*GOOD[:5], doubt], capsys, quiet=True) == []
+    assert shown([*GOOD_RUN[:5], doubt], capsys, quiet=True) == []
 
     screen = Screen(quiet=True)
     for number in range(50):
@@ -344,7 +349,7 @@ def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Print
 def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
     console = Console(force_terminal=True, width=100, no_color=no_color, highlight=False)
     with console.capture() as captured, Screen(console=console) as screen:
-        for event in GOOD:
+        for event in GOOD_RUN:
             screen(event)
         screen.conclude("protofl list")
     screen_text = captured.get()
@@ -352,5 +357,5 @@ def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
     assert screen_text.count("╭") == screen_text.count("╰") == 1
     assert "alone 36.0 %" in screen_text.partition("╭")[2]
     assert ("\x1b[32m" in screen_text) != no_color
-    assert OURS[0] in screen_text
-    assert OURS[-1] in screen_text
+    assert LINES[0] in screen_text
+    assert LINES[-1] in screen_text
