@@ -98,7 +98,7 @@ class Server:
 
 
 def adaptive_margin(sets: list[Table]) -> float:
-    """Return the largest distance between two classes' centres, at most 100 (the default)."""
+    """Return the largest distance between two classes' centres, at most the paper's τ = 100."""
     centres = [sum(means) / len(means) for means in plain.by_class(sets).values()]
     distances = [float((a - b).norm()) for a, b in combinations(centres, 2)]
     return min(100.0, max(distances))
