@@ -67,6 +67,7 @@ def exact_accuracy(settings: dict[str, Any]) -> float:
 
 
 def hits(model: torch.nn.Module, part: Samples) -> torch.Tensor:
+    """Return for each sample whether the model predicts its label."""
     with torch.inference_mode():
         return model(part.in_memory.double()).argmax(1) == part.labels
 
