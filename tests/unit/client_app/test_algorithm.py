@@ -193,6 +193,7 @@ def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_pa
 
 
 def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path: Path) -> None:
+    """A fused step uses up the gradients of wide layers inside backward; a plain one keeps them."""
     site = algorithm(tmp_path, models="htcnn-1", feature_dim=512).client
     plain = ClientAlgorithm(site, 1)
     plain.needs_gradients = True

@@ -58,6 +58,7 @@ def test_bytes_become_normalised_floats() -> None:
 
 
 def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are() -> None:
+    """PyTorch warns of tensors that share the memory of such an array; here it is copied."""
     data = some_data([0, 1, 2])
     before = data.test_inputs.copy()
     data.test_inputs.flags.writeable = False
@@ -72,6 +73,7 @@ def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are() -> None
 
 
 def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_touched() -> None:
+    """A label of -1 stands for none; samples that all have labels are passed on as they are."""
     data = some_data([1, -1, 0, -1, 2])
     whole = to_device(data.train_inputs, np.zeros(5, np.int64), data, CPU).inputs
     found = to_device(data.train_inputs, data.train_labels, data, CPU)
@@ -151,6 +153,7 @@ def augmented(kinds: set[str], batch: Tensor, seed: int = 3) -> Tensor:
 
 
 def test_half_of_the_images_are_flipped() -> None:
+    """Each of 400 images is flipped left to right, or is not."""
     before = images(400)
 
     after = augmented({"flip"}, before)
@@ -165,6 +168,7 @@ def test_half_of_the_images_are_flipped() -> None:
 
 
 def test_the_generator_alone_says_how_images_are_changed() -> None:
+    """Two batches with the seed 1 are changed alike, one with the seed 2 in another way."""
     before = images(30)
 
     once, again, other = (augmented({"flip", "rotate"}, before, seed) for seed in (1, 1, 2))
@@ -219,6 +223,7 @@ def test_a_turned_image_is_not_stretched() -> None:
 
 
 def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
+    """An image of a batch is the sample of its row, or that flipped."""
     augment = Augment(frozenset({"flip"}), BLACK)
     samples = Samples(images(8), torch.arange(8), augment=augment)
 
@@ -257,6 +262,7 @@ def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) 
 
 @pytest.mark.parametrize("frozen", [{"algo": "fedpcl"}, {"backbones": "glyphs"}])
 def test_images_before_a_frozen_backbone_are_not_changed(frozen: dict[str, str]) -> None:
+    """FedPCL has a frozen backbone unless ``backbones`` is "none"."""
     said = "augment = 'flip': frozen backbones see every image once, as it is"
 
     with pytest.raises(SettingsError, match=said):

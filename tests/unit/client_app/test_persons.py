@@ -210,6 +210,7 @@ def test_parts_of_a_batch_do_not_divide_a_person() -> None:
 
 
 def test_each_sample_of_a_person_is_drawn_as_often() -> None:
+    """Of each of three persons one sample is drawn, 3,000 times."""
     persons = Persons(np.array([7, 2, 7, 7, 2, 5]))
     draw = np.random.default_rng(0)
     times = np.zeros(6)

@@ -45,6 +45,7 @@ def test_a_new_name_and_a_new_flower_run_are_no_new_budget(
 
 
 def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path: Path) -> None:
+    """Its ε is that of all charges together; a file of other content is an error."""
     file = tmp_path / "privacy" / "north.json"
 
     assert read_ledger(file) == {}

@@ -112,6 +112,7 @@ def test_every_number_of_a_private_gradient_is_a_whole_number_of_steps() -> None
 
 
 def test_the_lowest_bits_are_as_likely_with_a_sample_as_without_it() -> None:
+    """The three lowest bits of the numbers sent have the same frequencies, up to chance."""
     step = CLIP / STEPS / EXPECTED
     counts = []
     for above_threshold in (False, True):

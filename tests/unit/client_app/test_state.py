@@ -45,6 +45,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    """The file's name has the round, and the Flower run."""
     states = folder(tmp_path / "new" / "folder")
 
     assert states.load(4, "cnn4", CPU) is None
@@ -98,6 +99,7 @@ def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(
 def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(
     tmp_path: Path,
 ) -> None:
+    """Run 12 goes on from round 5 of run 11, whose round 6 does not count."""
     saved(folder(tmp_path), 4, 5, 6)  # the server died before it could merge round 6
     again = folder(tmp_path, FIRST.continued_by(12, 5))
 
@@ -151,6 +153,7 @@ def test_a_state_of_another_network_or_algorithm_is_an_error(
 def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """One bit is flipped in the first case; in the second the file is something else."""
     of_round_3 = tmp_path / "site-1" / "000003-11.safetensors"
     states = saved(folder(tmp_path), 3)
     flip_a_bit(of_round_3, -3)
@@ -230,6 +233,7 @@ def full_disk(*args: object, **kwargs: object) -> None:
     "where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"]
 )
 def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Writing fails at the place ``where``."""
     is_site = where == "os.fsync"  # simulated clients wait for no disk
     states = saved(folder(tmp_path, wary=is_site), 2, 3)
 

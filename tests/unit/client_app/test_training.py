@@ -241,6 +241,8 @@ def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew() 
 
 @pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
 def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
+    """It is named whether or not the loss has other terms beside it."""
+
     def loss(batch: Batch) -> LossTerms:
         return others | {"mine": batch.logits.square().mean(0)}
 
@@ -257,6 +259,7 @@ def test_a_loss_that_is_no_dictionary_is_refused() -> None:
 
 
 def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
+    """The seeds are 4, 4 and 5; dropout draws random numbers while the model trains."""
     trained = []
     for seed in (4, 4, 5):
         model = some_model("mnist-cnn")  # which has dropout

@@ -188,6 +188,7 @@ def test_without_nodes_there_is_a_place_for_the_keys_that_sites_bring(tmp_path: 
 
 
 def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Path) -> None:
+    """It names the host and both addresses, is no authority itself, and TLS takes it."""
     authority = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate((certs / "server.crt").read_bytes())
     server.verify_directly_issued_by(authority)
@@ -239,6 +240,7 @@ def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch
     ("north", {"nodes/north", "nodes/north.pub"}),
 ])  # fmt: skip
 def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path) -> None:
+    """Renewing the authority renews the server's certificate too, which it signs."""
     assert make(certs, "--node", "north.new") == 0
 
     before = contents(certs)
@@ -275,6 +277,7 @@ def test_a_private_key_without_its_public_one_is_refused(certs: Path, capsys: Pr
 
 
 def test_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Printed) -> None:
+    """ca.crt is replaced by that of another folder, whose key is not here."""
     other = tmp_path / "other"
     assert make(other, "--server", "my.host") == 0
 
@@ -293,6 +296,7 @@ def test_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Pri
 def test_an_expired_authority_is_refused(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """It is made to hold for no day."""
     monkeypatch.setattr(certificates, "CA_DAYS", 0)
     assert make(tmp_path / "old", "--server", "my.host") == 1
 

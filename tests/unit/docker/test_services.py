@@ -43,6 +43,7 @@ def units_here(tmp_path: Path) -> list[str]:
 
 
 def test_every_service_of_the_page_has_a_unit_that_starts_it_as_the_page_does() -> None:
+    """The page names the services, and the readme has their commands."""
     commands = "\n".join(text_of(unit).replace("\\\n", " ") for unit in UNITS).split()
     programs = {Path(word).name for word in commands if "/" in word}
 
@@ -72,6 +73,7 @@ def test_systemd_reads_the_units(units_here: list[str]) -> None:
 
 @needs_systemd
 def test_the_page_says_how_exposed_a_site_is(units_here: list[str]) -> None:
+    """Systemd rates the unit of a site from 0 (safe) to 10 (exposed)."""
     (site,) = [unit for unit in units_here if "site" in unit]
     command = ["systemd-analyze", "security", "--offline=yes", site]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -93,6 +95,7 @@ def mounts(service: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_container_can_do_no_more_than_it_must(service: str) -> None:
+    """It has no capabilities, a read-only root, and limits of memory, processes and log."""
     facts = SERVICES[service]
     is_init = service == "init"  # which makes the volumes of the others, as root
 
@@ -110,6 +113,7 @@ def test_a_container_can_do_no_more_than_it_must(service: str) -> None:
 
 
 def test_each_role_has_its_own_keys_and_cannot_change_them() -> None:
+    """A service has the volume of its own keys, read-only, and never that of the authority."""
     for service in set(SERVICES) - {"init"}:
         volumes = mounts(service)
         role = "operator" if service == "register" else service

@@ -36,6 +36,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Path) -> None:
+    """Both networks run once, and later calls read the file."""
     first = cached_features(images, NAMES, CPU, tmp_path, "site 1/train")
     assert runs == [6, 6]  # six images by each of the two networks
     assert torch.equal(first, extract_features(images, NAMES, CPU))
@@ -52,6 +53,7 @@ def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Pa
 def test_other_images_and_backbones_have_their_own_entry(
     images: Images, runs: list[int], tmp_path: Path
 ) -> None:
+    """One changed bit, another order and fewer backbones make an entry of their own."""
     changed = images.copy()
     changed[0, 0, 0, 0] ^= 1
     in_another_order = NAMES[::-1]
@@ -67,6 +69,7 @@ def test_other_images_and_backbones_have_their_own_entry(
 def test_other_weights_have_their_own_entry(
     images: Images, runs: list[int], tmp_path: Path
 ) -> None:
+    """Two files of weights differ in content, and so do the features."""
     names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
     for seed, name in enumerate(("a", "b")):
         torch.manual_seed(seed)
@@ -86,6 +89,7 @@ OTHERS = [torch.zeros(5, 256), torch.full((6, 256), float("nan")), torch.zeros(6
 def test_damaged_files_and_files_of_other_content_are_made_anew(
     images: Images, runs: list[int], tmp_path: Path, damage: bytes | torch.Tensor
 ) -> None:
+    """``damage`` is what stands in the place of the file's content."""
     first = cached_features(images, NAMES, CPU, tmp_path, "x")
     (file,) = tmp_path.glob("features/*.safetensors")
     sound = file.read_bytes()

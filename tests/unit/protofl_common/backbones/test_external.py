@@ -108,6 +108,8 @@ def test_unknown_architectures_name_the_choices(tmp_path: Path) -> None:
 
 
 def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the backbone and the reason."""
+
     def offline(*args: object, **kwargs: object) -> nn.Module:
         raise OSError("no network")
 
@@ -118,6 +120,7 @@ def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
+    """Size, mean and deviation of the images are those of ImageNet's weights."""
     real = models.get_model
     monkeypatch.setattr(models, "get_model", lambda arch, weights: real(arch, weights=None))
     backbone = load_backbone(f"torchvision:{ARCH}", CPU)
@@ -137,6 +140,7 @@ def test_without_timm_its_backbones_are_refused_with_the_cure(
 
 
 def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for timm has a network, and says which images it takes."""
     config = {"input_size": (3, 48, 48), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
 
     def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:

@@ -84,6 +84,7 @@ def test_no_images_no_features() -> None:
 
 
 def test_networks_stay_frozen(images: Images) -> None:
+    """A loaded backbone is kept; its weights do not change when it runs."""
     backbone = load_backbone("glyphs", CPU)
     before = {name: value.clone() for name, value in backbone.network.state_dict().items()}
 

@@ -54,6 +54,7 @@ def test_embedded_weights_travel_with_the_app() -> None:
 
 
 def test_round_trip(file: Path) -> None:
+    """The weights are rounded to float16, and their file is the same when it is written again."""
     torch.manual_seed(0)
     network, backbone = SmallResNet(), read(file)
 
@@ -118,6 +119,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
 def test_no_other_network_loads(
     tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str
 ) -> None:
+    """A changed state dict is named by what is wrong, NaN by the features that it gives."""
     state = SmallResNet().state_dict()
     change(state)
     write_weights(tmp_path / "x.json", state)

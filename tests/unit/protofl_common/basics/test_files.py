@@ -46,6 +46,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_beside_it(
 
 
 def test_a_folder_replaces_a_folder_but_a_file_never_does(tmp_path: Path) -> None:
+    """``replacing`` makes "entry" twice; the second time it replaces the first."""
     for number in (1, 2):
         with replacing(tmp_path / "entry") as beside:
             beside.mkdir()
@@ -58,6 +59,7 @@ def test_a_folder_replaces_a_folder_but_a_file_never_does(tmp_path: Path) -> Non
 
 
 def test_nobody_else_reads_what_is_private_while_it_is_written(tmp_path: Path) -> None:
+    """The file, or its folder, is closed to others from the beginning."""
     tmp_path.chmod(0o755)
     before = os.umask(0o022)  # others may read new files
     try:
@@ -154,6 +156,7 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_truncated_or_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """The file x is cut to several lengths; y is not there."""
     write_tensors(tmp_path / "x", tensors(), FACTS)
     whole = (tmp_path / "x").read_bytes()
     for length in (0, 7, 100, len(whole) - 1):

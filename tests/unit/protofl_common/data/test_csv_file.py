@@ -98,6 +98,7 @@ def test_what_is_refused_is_refused_by_pythons_reader(text: bytes, tmp_path: Pat
 
 
 def test_blocks_do_not_change_what_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
+    """PyArrow reads a file in blocks, whose borders fall anywhere in its lines."""
     monkeypatch.setattr(csv_file, "BLOCK_BYTES", 64)  # of a file of some thousand bytes
     file = tmp_path / "t.csv"
     lines = [f'{row / 7},"{row}, {row}",c{row % 3}' for row in range(100)]

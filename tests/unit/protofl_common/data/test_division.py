@@ -24,6 +24,7 @@ from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities, re
 def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_dividing(
     open_all: OpenAll,
 ) -> None:
+    """``test_samples`` caps each client's tests, ``total_samples`` all data."""
     for client in open_all(5, dataset="digit-domains", partition="feature-shift", test_samples=50):
         assert len(client.train_labels) == 30  # as `data_settings` has it
         # 50 of ten classes that are equally large: about 5 of each
@@ -95,6 +96,7 @@ def test_the_official_test_part_for_everybody(
 def test_a_cap_on_the_test_part_for_everybody_is_balanced_common_and_of_the_seed(
     open_all: OpenAll, mnist_dir: Path
 ) -> None:
+    """All clients have the same 30 test samples, three of each class."""
     same: dict[str, Any] = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "iid"}
     same |= {"test_from": "official-all", "test_samples": 30}
 
@@ -130,6 +132,7 @@ def test_balanced_tests_have_every_class_as_often_of_what_nobody_trains_on(
 def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share(
     open_all: OpenAll,
 ) -> None:
+    """Two clients of one domain share their test samples: ten of each class."""
     skewed = {"dataset": "digit-domains", "partition": "feature-label-shift", "alpha": 0.3}
     skewed |= {"clients_per_domain": "2,1,1,1,1", **WHOLE}
 
@@ -148,6 +151,7 @@ def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share
 def test_validation_samples_are_taken_from_training_and_change_nothing_else(
     open_all: OpenAll,
 ) -> None:
+    """A fifth of each client's training samples is set aside."""
     same: dict[str, Any] = {"dataset": "digit-domains", "partition": "dirichlet", **WHOLE}
     same |= {"alpha": 0.5, "total_samples": 600}
 
@@ -165,6 +169,7 @@ def test_validation_samples_are_taken_from_training_and_change_nothing_else(
 
 
 def test_which_samples_are_for_validation_is_of_the_seed(open_all: OpenAll) -> None:
+    """The same seed sets the same samples aside, and another seed others."""
     same = {"dataset": "digits", "partition": "iid", "validation_fraction": 0.2}
     one_of_four = 2
     first = open_all(4, **same)[one_of_four]
@@ -198,6 +203,7 @@ def test_a_part_of_each_class_keeps_its_labels_at_least_one_of_them() -> None:
 
 
 def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one() -> None:
+    """At each of five rates the labelled samples contain those at the smaller ones."""
     labels = np.arange(300) % 3
 
     labelled = [
@@ -210,6 +216,7 @@ def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one() -> None:
 
 
 def test_hiding_labels_changes_only_training_labels(open_all: OpenAll) -> None:
+    """With ``positive_rate`` 0.1 a tenth of each class stays labelled."""
     same = {"dataset": "digit-domains", "partition": "feature-shift", "train_samples": 0}
     labelled = open_all(5, **same)
     hidden = open_all(5, **same, positive_rate=0.1)
@@ -231,6 +238,7 @@ def test_hiding_labels_changes_only_training_labels(open_all: OpenAll) -> None:
 def test_which_labels_are_hidden_depends_on_seed_and_client_alone(
     open_all: OpenAll, cache_dir: Path
 ) -> None:
+    """Three clients with two seeds have six different choices."""
     same = {"dataset": "digits", "partition": "iid", "train_samples": 0, "positive_rate": 0.2}
     first = open_all(3, **same)
     for client, again in zip(first, open_all(3, **same), strict=True):
@@ -374,6 +382,7 @@ def test_settings_must_fit_the_domains_and_classes_that_the_files_have(
 def test_an_official_test_part_must_have_a_clients_classes(
     data_settings: MakeSettings, mnist_dir: Path
 ) -> None:
+    """The test part is made to have class 0 only; ten clients have one class each."""
     labels = mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
     header = labels.read_bytes()[:8]
     labels.write_bytes(header + bytes(100))  # all 100 are of class 0

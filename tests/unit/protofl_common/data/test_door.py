@@ -101,6 +101,7 @@ def test_labels_that_are_no_classes_are_refused(labels: Any, said: str) -> None:
 
 
 def test_labels_that_are_classes(capsys: Printed) -> None:
+    """Signs, bytes and commas are no obstacle; a rare label that begins as another is printed."""
     assert labelled([-1, 1]).classes == ("-1", "1")
     assert labelled([b"b", b"a"]).classes == ("a", "b")
     assert labelled(["lung, left", "lung, right"]).classes == ("lung, left", "lung, right")
@@ -143,6 +144,7 @@ def test_semicolons_with_decimal_commas_are_read(opened: Any, first: str) -> Non
 
 
 def test_names_with_any_sign_can_be_columns_and_be_dropped(opened: Any) -> None:
+    """The error proposes a value of ``drop``, which works as it stands."""
     text = '"k__B|p__F",MET:z|rt,"Bilirubin, total",label\n1,2,high,x\n3,4,5,y\n'
     with refused("""drop=' "Bilirubin, total"'""") as caught:
         opened("arrays", "t.csv", text)
@@ -177,6 +179,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_every_file_is_accounted_for(photos: Path, read: Read, capsys: Printed) -> None:
+    """What is no image of a class is counted, and the counts are printed."""
     for path in ("dog/.ipynb_checkpoints/0.jpg", "dog/@eaDir/1.jpg", "cat/Thumbnails/2.png"):
         write_image(photos / path)
     for path in ("cat/4.dcm", "cat/5.dcm", "cat/.DS_Store", "list.txt"):

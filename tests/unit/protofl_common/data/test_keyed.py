@@ -110,6 +110,7 @@ def test_no_setting_of_a_run_moves_a_sample(
 def test_a_site_that_demands_privacy_divides_by_its_key_unless_its_operator_says_otherwise() -> (
     None
 ):
+    """Without a demand the division is the seed's, as ``test-from`` is "split"."""
     own = {"data-dir": "/srv/data"}
     demand = {**own, "require-dp": "epsilon<=2"}
     defaults = default_run_config()

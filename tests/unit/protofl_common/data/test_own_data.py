@@ -52,6 +52,7 @@ def divided(open_all: OpenAll, tmp_path: Path) -> Any:
 
 
 def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
+    """The columns label, client and split have their meaning; blanks around values do not count."""
     with_blanks = TABLE.replace("sick,", " sick ,", 1).replace(",north,", ", north,", 1)
 
     data = opened("arrays", "a.csv", with_blanks)
@@ -70,6 +71,7 @@ def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
 def test_the_users_clients_and_split_are_respected(
     divided: Any, data_settings: MakeSettings, tmp_path: Path
 ) -> None:
+    """Clients are those of the file; a site of one domain has that client's rows."""
     north, south = divided(2, TABLE, test_from="official-own")  # which writes 0.csv
     assert (north.domain, south.domain) == ("north", "south")
     assert north.train_inputs.tolist() == [[1, 2.5]]
@@ -292,6 +294,8 @@ def test_no_shot_is_marked_for_validation(divided: Any) -> None:
 
 
 def test_arrays_of_every_kind(opened: Any) -> None:
+    """Bytes are images, floating point numbers signals, and whole numbers tokens of texts."""
+
     def read(**arrays: Any) -> StoredData:
         data: StoredData = opened("arrays", "a.npz", arrays)
         return data
@@ -355,6 +359,7 @@ def test_npz_files_without_plain_arrays_in_them_are_refused(read: Read, tmp_path
 
 
 def test_a_manifest_of_images(opened: Any, tmp_path: Path) -> None:
+    """A list names image files with label, client and part; errors name its line."""
     (tmp_path / "scans").mkdir()
     for grey, name in ((90, "a.png"), (91, "scans/b.png")):
         Image.fromarray(np.full((5, 7), grey, np.uint8)).save(tmp_path / name)
@@ -529,6 +534,7 @@ def test_names_as_macos_writes_them_are_those_of_others(opened: Any) -> None:
 
 
 def test_texts_with_and_without_a_header(opened: Any) -> None:
+    """Without one the first column is the label, and all others are joined to a text."""
     news = opened(
         "text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4
     )
@@ -550,6 +556,8 @@ def test_texts_with_and_without_a_header(opened: Any) -> None:
 
 
 def test_texts_of_a_training_and_a_test_file(read: Read, tmp_path: Path) -> None:
+    """A folder with train.csv and test.csv is one data set of two parts."""
+
     def both(train: str, test: str) -> StoredData:
         """Read a folder with these two files; ``official`` is 1 for samples of the test file."""
         (tmp_path / "train.csv").write_text(train)
@@ -606,6 +614,7 @@ def own_module(tmp_path: Path, monkeypatch: Patch) -> str:
 
 
 def test_a_function_of_the_users_own(own_module: str, read: Read, tmp_path: Path) -> None:
+    """It returns a dictionary of arrays, or an object that has them as attributes."""
     for function in ("load", "thing"):
         data = read(f"{own_module}:{function}")
         assert data.inputs.tolist() == np.eye(4).tolist()
@@ -647,6 +656,7 @@ def test_data_of_edited_code_are_read_again(read: Read, tmp_path: Path, monkeypa
 def test_code_of_no_file_cannot_be_watched_for_edits(
     read: Read, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A module of a notebook, and one in a zip file, are refused."""
     notebook = ModuleType("note_book")
     exec("def load(data_dir): ...", vars(notebook))
     monkeypatch.setitem(sys.modules, "note_book", notebook)
@@ -680,6 +690,7 @@ def reviews(tmp_path: Path) -> Any:
 
 
 def test_texts_of_a_folder_of_hugging_face(reviews: Any, read: Read, tmp_path: Path) -> None:
+    """Columns of text are joined; parts have their names, and odd ones are refused."""
     import datasets
 
     data = read("hf:reviews", tmp_path, text_length=3)
@@ -704,6 +715,7 @@ def test_texts_of_a_folder_of_hugging_face(reviews: Any, read: Read, tmp_path: P
 
 
 def test_tables_of_a_folder_of_hugging_face(read: Read, tmp_path: Path, capsys: Printed) -> None:
+    """Columns of numbers are inputs; a mix of kinds is refused until some are dropped."""
     datasets = pytest.importorskip("datasets")
 
     def saved_and_read(columns: dict[str, Any], **settings: Any) -> StoredData:

@@ -37,6 +37,7 @@ EACH += [("digit-domains", partition) for partition in ON_DOMAINS]
 def test_shares_are_disjoint_and_of_the_seed(
     open_all: OpenAll, dataset: str, partition: str, clients: int
 ) -> None:
+    """No sample is with two clients, and another seed divides otherwise."""
     settings = {"dataset": dataset, "partition": partition, "shots": 5, "alpha": 0.5, **WHOLE}
 
     everyone = open_all(clients, **settings)
@@ -151,6 +152,7 @@ def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all: OpenAl
 
 
 def test_n_way_k_shot_varies_ways(open_all: OpenAll) -> None:
+    """Clients have 4 ± 1 classes, with eight training samples each."""
     everyone = open_all(20, **SHOTS, ways=4, ways_stdev=1, shots=8)
 
     assert {len(held(client)) for client in everyone} == {3, 4, 5}
@@ -191,6 +193,7 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_tes
 def test_a_cap_keeps_the_proportions_that_the_partition_gives(
     open_all: OpenAll, partition: str
 ) -> None:
+    """A client's 40 capped samples have the class proportions of its whole share."""
     same = {"dataset": "digit-domains", "partition": partition, "alpha": 0.5, "test_samples": 0}
     everyone = open_all(5, **same, train_samples=40)
     uncapped = open_all(5, **same, train_samples=0)
@@ -235,6 +238,7 @@ def test_feature_shift_deals_domains_as_clients_per_domain_says(open_all: OpenAl
 
 @pytest.mark.parametrize("partition", ["own", "feature-shift"])
 def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, partition: str) -> None:
+    """A client with a domain of its own has all of it, whatever its number among the clients."""
     settings = data_settings(
         dataset="digit-domains", partition=partition, clients_per_domain="4,4,4,4,4", **WHOLE
     )
@@ -247,6 +251,7 @@ def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, part
 
 
 def test_own_is_everything_whoever_asks(data_settings: MakeSettings, domain_dir: Path) -> None:
+    """Each class of the folder has eight images, three quarters of them for training."""
     sketches = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch")}
     settings = data_settings(**sketches, partition="own", **WHOLE)
     client = open_client_data(settings, seed=1, partition=99, num_partitions=2)
@@ -268,6 +273,7 @@ def test_label_shift_has_equal_sizes_and_mixed_domains(open_all: OpenAll) -> Non
 def test_feature_label_shift_has_a_domain_and_proportions(
     open_all: OpenAll, data_settings: MakeSettings
 ) -> None:
+    """Each of five clients has one domain, of it few samples of most classes."""
     same = {"dataset": "digit-domains", "partition": "feature-label-shift", **WHOLE}
     everyone = open_all(5, **same, alpha=0.3)
 
@@ -295,6 +301,7 @@ def made_up(samples: int, classes: int) -> Pool:
 def test_shares_are_flowers_partitioners(
     data_settings: MakeSettings, classes: int, clients: int, alpha: float
 ) -> None:
+    """With the same seed Flower's partitioner gives each client the same labels."""
     # these take two seconds, which collecting the tests need not take
     from datasets import Dataset
     from flwr_datasets.partitioner import DirichletPartitioner
@@ -344,6 +351,7 @@ def pfllib(
 def test_balanced_shares_are_pfllibs(
     data_settings: MakeSettings, samples: int, clients: int, alpha: float
 ) -> None:
+    """PFLlib's code, from the same random numbers, gives each client the same labels."""
     pool = made_up(samples, 10)
     found = balanced_dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
     # PFLlib's least_samples, for its batch size of 10 and its train ratio of 0.75

@@ -47,6 +47,7 @@ SETS = {
 def test_a_public_set_has_its_clients_classes_and_split(
     name: str, read: Read, tmp_path: Path
 ) -> None:
+    """Tiny files in the published layout are read, with clients, classes and parts."""
     wanted = SETS[name](tmp_path)
     data = read(name, tmp_path)
 
@@ -77,6 +78,7 @@ def test_what_is_missing_is_named_with_its_origin(name: str, read: Read, tmp_pat
 
 
 def test_digit5_takes_domains_that_are_there(read: Read, usps_dir: Path, capsys: Printed) -> None:
+    """It reads MNIST and USPS, then MNIST-M as well, and refuses a single domain."""
     data = read("digit5", usps_dir)
     assert data.domain_names == ("mnist", "usps")
     numbers_of_parts = np.bincount(2 * data.domains + data.official).tolist()

@@ -28,6 +28,7 @@ def test_every_name_has_its_function() -> None:
 
 
 def test_digits_are_scikit_learns(read: Read) -> None:
+    """The images and labels are those of `sklearn.datasets.load_digits`."""
     data = read("digits")
     original = load_digits()
     assert data.inputs.shape == (1797, 1, 8, 8)
@@ -39,6 +40,7 @@ def test_digits_are_scikit_learns(read: Read) -> None:
 
 
 def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: MakeSettings) -> None:
+    """Five domains with 50 images a class differ in brightness and colour."""
     settings = data_settings(dataset="digit-domains")
     data = open_data(settings)
     assert_array_equal(SOURCES["digit-domains"].read(settings).inputs, data.inputs)
@@ -69,6 +71,7 @@ def test_mean_and_deviation_of_the_pixels(read: Read) -> None:
 
 
 def test_digit_mix_takes_the_first_images_of_each_training_part(read: Read, usps_dir: Path) -> None:
+    """Made-up MNIST and USPS stand beside three of the embedded domains."""
     data = read("digit-mix", usps_dir)
 
     assert data.domain_names == ("mnist", "usps", "photo", "inverted", "coloured")
@@ -117,6 +120,7 @@ def test_a_domain_folder_has_its_domains_and_classes_and_nothing_hidden(
 
 
 def test_folders_of_parts_are_no_classes_and_no_domains(read: Read, domain_dir: Path) -> None:
+    """Folders that are called train and Test are refused, for their names say what they are."""
     train = (domain_dir / "photo").rename(domain_dir / "train")
     test = (domain_dir / "sketch").rename(domain_dir / "Test")
     for dataset, taken in (("image-folder", "classes"), ("domain-folder", "domains")):
@@ -147,6 +151,7 @@ def test_folders_that_macos_has_named(read: Read, domain_dir: Path) -> None:
 
 
 def test_image_folder_with_classes_in_the_order_given(read: Read, domain_dir: Path) -> None:
+    """``classes`` gives the order, and may name one that this site lacks, fox."""
     sketches = domain_dir / "sketch"
     data = read("image-folder", sketches, image_size=12, classes="owl, dog, cat, fox")
     assert data.inputs.shape == (24, 3, 12, 12)
@@ -427,6 +432,10 @@ def test_the_parts_of_a_torchvision_set_become_one_array_of_images(
     tmp_path: Path,
     monkeypatch: Patch,
 ) -> None:
+    """Stand-ins have images with channels last, channels first, or as PIL images.
+
+    Each part has two samples; ``parts`` is their number.
+    """
     monkeypatch.setattr(f"torchvision.datasets.{cls}", fake)
     raw = SOURCES[dataset].read(data_settings(dataset=dataset, data_dir=str(tmp_path)))
     assert raw.inputs.shape == (2 * parts, *shape)
@@ -450,6 +459,7 @@ def test_missing_torchvision_file_says_how_to_get_it(read: Read, mnist_dir: Path
 def test_a_download_fetches_every_part_once_or_fails(
     read: Read, data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A stand-in for torchvision's USPS notes which parts are fetched."""
     fetched = []
 
     class FakeUsps(FakeSet):

@@ -70,6 +70,7 @@ def test_a_damaged_entry_of_the_cache_is_rebuilt(
 def test_leftovers_are_removed_and_a_cache_that_is_a_file_is_refused(
     data_settings: MakeSettings, tmp_path: Path
 ) -> None:
+    """A killed process leaves a folder with an ending of its own beside the entry."""
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path))
     partial = tmp_path / f"{data_key(settings)}.0a1b2c3d.tmp"
     partial.mkdir()
@@ -102,6 +103,7 @@ def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
 
 
 def test_two_processes_build_the_cache_once(data_settings: MakeSettings, tmp_path: Path) -> None:
+    """Both begin at the same moment; the log must have one reading."""
     settings = data_settings(dataset="digits", partition="iid", cache_dir=str(tmp_path / "cache"))
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(2)

@@ -34,6 +34,7 @@ def opened(opened: Any) -> Any:
 
 
 def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None:
+    """Four of five columns are bad; the last line has a cure for all."""
     with pytest.raises(DataError) as caught:
         opened(MESSY)
     first, *lines, last = str(caught.value).splitlines()
@@ -53,6 +54,7 @@ def test_with_what_the_last_line_says_the_table_can_be_used(opened: Any) -> None
 
 
 def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) -> None:
+    """A gap in a category is 0 in all its columns; one in a number is NaN until it is filled."""
     data = opened(MESSY, **CLEAN)
     sexes = [[1, 0], [0, 1], [0, 0], [0, 1], [1, 0]]  # f, m, a gap, m, f
     assert data.inputs[:, :2].tolist() == sexes
@@ -136,6 +138,7 @@ def test_a_text_in_parquet_that_is_no_text_is_refused(read: Read, tmp_path: Path
 
 
 def test_parquet_has_numbers_texts_and_gaps_of_its_own(read: Read, tmp_path: Path) -> None:
+    """Truth values are 0 and 1; lists and huge numbers are refused unless they are dropped."""
     columns = {
         "a": [1.5, None],
         "on": [True, False],
@@ -202,6 +205,7 @@ def seen(client: ClientData) -> list[list[float]]:
 def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
     opened: Any, open_all: OpenAll, tmp_path: Path, standardise: str, impute: str
 ) -> None:
+    """The table is read again with other values in the rows that must not matter."""
     own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
     own |= {"test_from": "official-own", "impute": impute, "standardise": standardise}
 
@@ -256,6 +260,7 @@ def test_a_split_made_here_leaks_nothing_either(
 
 
 def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all: OpenAll) -> None:
+    """Four clients share samples where a class has run out."""
     shared = {"partition": "n-way-k-shot", "ways": 3, "ways_stdev": 0, "shots": 30}
     clients = open_all(4, dataset="wine", **shared, train_samples=0, standardise="pooled")
 
@@ -266,6 +271,7 @@ def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all: O
 
 
 def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -> None:
+    """``standardise``: "client" is by each client's own images, "pooled" by all clients'."""
     whole = open_all(2)
     assert whole[0].mean == whole[1].mean
 

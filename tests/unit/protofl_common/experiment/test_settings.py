@@ -100,6 +100,7 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
     ("fedkd.student", "cnn5", "choose one of '', mnist-cnn, "),
 ])  # fmt: skip
 def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, said: str) -> None:
+    """The error is one line with key, value and choices, or a like name."""
     algo = {"algo": key.partition(".")[0]} if "." in key else {}  # whose setting it is
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(default_run_config() | algo | {key: value})
@@ -111,6 +112,7 @@ def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, 
 
 
 def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
+    """Four mistakes give four lines."""
     config = default_run_config() | {"batchsize": 3, "data-dir": "~not-here/x"}
     del config["lr"]
 
@@ -190,6 +192,7 @@ def test_a_baseline_has_no_value_that_its_run_does_not_show() -> None:
 
 
 def test_a_node_may_override_its_own_facts_only() -> None:
+    """Architecture and device are a node's; the learning rate is the run's."""
     node = {"device": "cpu", "arch": "cnn4", "partition-id": 3}
     settings = Settings.from_run_config(default_run_config(), node)
 

@@ -81,6 +81,7 @@ def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str
 def test_neighbours_are_the_same_when_they_are_searched_block_by_block(
     monkeypatch: Patch,
 ) -> None:
+    """Similarities are computed for as many pairs at once as fit into memory."""
     rows = rows_of("random")
     expected = finch_partitions(rows)
 

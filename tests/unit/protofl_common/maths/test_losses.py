@@ -148,6 +148,10 @@ def test_prototype_contrast_against_equations_8_and_9_of_fedpcl(
 
 
 def test_without_anything_to_contrast_with_nothing_is_learnt() -> None:
+    """All these contrasts are 0, and their gradients too.
+
+    No sample has a partner of its class, no prototype is known, or only one of another class.
+    """
     z = torch.randn(4, 3, requires_grad=True)
     labels = torch.tensor([0, 1, 0, 1])
     none = torch.zeros(4, 2, dtype=torch.bool)
@@ -169,6 +173,7 @@ def test_without_anything_to_contrast_with_nothing_is_learnt() -> None:
 
 
 def test_supcon_against_its_equation(arrays: Arrays) -> None:
+    """A sample's partners are the others of its class; the denominator sums over all others."""
     z = arrays[0].numpy()
     y = np.array([0, 1, 0, 1, 1, 2])
     losses = []

@@ -34,6 +34,7 @@ def test_no_change_is_two_thin_zeros() -> None:
 
 @pytest.mark.parametrize("shape", [(9, 20), (20, 9)])
 def test_two_factors_give_a_matrix_of_rank_two(shape: tuple[int, int]) -> None:
+    """A matrix of rank two comes back from factors with two columns and rows."""
     rows, columns = shape
     tall = torch.randn(rows, 2, dtype=torch.float64)
     weight = tall @ torch.randn(2, columns, dtype=torch.float64)

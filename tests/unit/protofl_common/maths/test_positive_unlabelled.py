@@ -59,6 +59,7 @@ def some_client(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, in
 @pytest.mark.parametrize("non_negative", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_against_a_float64_loop_and_gradients(seed: int, non_negative: bool) -> None:
+    """The risk of a batch of ten is the loop's, and its gradients pass PyTorch's check."""
     logits, labels, counts, unlabelled = some_client(seed)
     logits = logits[:10].clone().requires_grad_()
     labels = labels[:10]
@@ -114,6 +115,7 @@ def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
 
 @pytest.mark.parametrize("non_negative", [False, True])
 def test_batches_without_labelled_or_without_unlabelled_samples(non_negative: bool) -> None:
+    """Both have finite risks and gradients; a client has 4 labelled and 8 unlabelled samples."""
     counts = torch.tensor([2, 2, 0])
     unlabelled = torch.tensor([-1, -1, -1])
     risk = positive_unlabelled_risk(LOGITS, unlabelled, counts, 8, non_negative)

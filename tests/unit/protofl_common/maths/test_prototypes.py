@@ -53,6 +53,7 @@ def test_merging_by_counts_needs_those_of_every_client() -> None:
 
 
 def test_a_class_nobody_sent_keeps_its_prototype() -> None:
+    """Class 3 has a prototype from before, and class 0 a new one."""
     previous = prototypes([[1.0], [2.0]], [0, 3])
     sent = prototypes([[9.0]], [0], [2])
 
@@ -119,6 +120,7 @@ def test_cosine_distances_are_of_directions_alone() -> None:
 
 
 def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
+    """The rows of one set follow those of the other, even of equal classes."""
     one = prototypes([[1.0, 1.0]], [4], [3])
     other = prototypes([[0.0, 0.0], [0.0, 0.0]], [1, 4], [5, 6])
 

@@ -48,6 +48,7 @@ def body_of(arch: str, shape: tuple[int, ...]) -> nn.Module:
 
 @pytest.mark.parametrize("arch", STAGES)
 def test_stages_end_where_maps_get_smaller(arch: str) -> None:
+    """The layers that end a stage are those of `STAGES`, with their channels."""
     shape, wanted = STAGES[arch]
     body = body_of(arch, shape)
     names = {module: name for name, module in body.named_modules()}

@@ -99,6 +99,8 @@ def test_heads_with_a_hidden_layer_have_named_parts(arch: str) -> None:
     "arch", ["mnist-cnn", "htcnn-4", net.PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"]
 )
 def test_weights_follow_from_the_seed_alone(arch: str) -> None:
+    """They do not depend on PyTorch's random state, and leave it as it is."""
+
     def weights(seed: int) -> list[Tensor]:
         return list(build(arch, seed=seed).state_dict().values())
 
@@ -114,6 +116,7 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
 
 
 def test_everybodys_first_model_is_each_clients_own() -> None:
+    """The model is built once and copied: training a copy does not change the next one."""
     settings = Settings.from_run_config(default_run_config()).model
     arguments = ("resnet4-imagenet-stem", (1, 28, 28), CLASSES, settings, 0, "global")
     first = initial_model(*arguments)
@@ -204,6 +207,7 @@ def test_padding_changes_no_mean() -> None:
 
 
 def test_inputs_of_another_type_are_refused() -> None:
+    """A network for texts is given numbers, and one for numbers is given tokens."""
     numbers = torch.rand(2, 9)
     said = r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts"
 
@@ -255,6 +259,7 @@ def test_feature_extractors_of_fedtgp() -> None:
 
 
 def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
+    """Bodies repeat after eight clients, and heads after four."""
     heads = [0, 512, 256, 128]
     res34 = "resnet34-imagenet-stem"
     dealt = [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]]

@@ -72,6 +72,7 @@ def train(
 def test_fifty_steps_are_sgds(
     dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float
 ) -> None:
+    """Weights and momentum are those of `torch.optim.SGD`, up to rounding."""
     settings = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
     ours = small_model(dtype)
     reference = small_model(dtype)
@@ -93,6 +94,7 @@ def unchanged(model: SplitModel, start: dict[str, Tensor]) -> set[str]:
 
 
 def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -> None:
+    """Inside, a wide layer steps in backward and keeps no gradient of its weight."""
     model = small_model()
     first = model.body[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -122,6 +124,7 @@ def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -
 def test_wide_layers_of_a_client_model_take_steps_inside(
     momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In htcnn-3 two linear layers are wide enough; its weights are SGD's."""
     monkeypatch.undo()  # blocks as large as in a run
     x = torch.rand(4, 1, 28, 28)
     y = torch.tensor([0, 1, 2, 1])
@@ -146,6 +149,8 @@ def test_wide_layers_of_a_client_model_take_steps_inside(
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])
 def test_evaluation_takes_the_ordinary_path(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients, or in evaluation mode, the layer's forward is PyTorch's own."""
+
     def other_path(*_: object) -> None:
         pytest.fail("not the ordinary path")
 

@@ -57,6 +57,7 @@ def test_directions_are_orthogonal_where_there_is_room(classes: int, width: int)
 def test_directions_without_room_for_right_angles_are_spread_evenly(
     classes: int, width: int, largest: float, smallest: float
 ) -> None:
+    """The largest and smallest cosines of all pairs are those of regular figures."""
     torch.manual_seed(0)
     found = cosines(class_directions(classes, width))
 
@@ -131,6 +132,8 @@ def test_a_frozen_head_takes_a_state_in_which_it_stays_frozen() -> None:
 
 
 def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies() -> None:
+    """Without a head seed a client's own seed makes the head."""
+
     def weight(arch: str, seed: int, head_seed: int | None) -> Tensor:
         return build(arch, "orthogonal-frozen", seed, head_seed).head.weight
 

@@ -123,6 +123,7 @@ def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int)
     ("arch", "width"), [("resnet4-imagenet-stem", 64), ("mobilenet-v2", 1280), ("googlenet", 1024)]
 )
 def test_more_features_than_the_trunk_has_are_projected(arch: str, width: int) -> None:
+    """A linear layer makes the wider features of the trunk's."""
     wider = width + 36
     body: Any = build(arch, wider).eval().body
     x = torch.rand(2, 3, 32, 32)
@@ -224,6 +225,7 @@ def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
 
 
 def test_mnist_cnn_is_the_published_function() -> None:
+    """The same layers are applied as in FedProto's code: convolution, pool, ReLU, twice."""
     body = build("mnist-cnn", 50, 1, size=28).eval().body
     conv1, conv2 = [module for module in body.modules() if isinstance(module, nn.Conv2d)]
     (fc1,) = [module for module in body.modules() if isinstance(module, nn.Linear)]
@@ -244,6 +246,7 @@ SHAPE: dict[str, Any] = {"num_classes": 7, "feature_dim": 16, "seed": 1}
 def test_a_network_of_torchvision_trains_with_these_channels_and_classes(
     arch: str, channels: int
 ) -> None:
+    """All weights get gradients, and the same seed gives the same ones."""
     model = build_model(f"torchvision:{arch}", input_shape=(channels, 32, 32), **SHAPE)
     logits = model.train()(torch.rand(4, channels, 32, 32))
 
@@ -287,6 +290,8 @@ def test_what_does_not_fit_is_named(
 
 
 def test_timm_is_asked_for_an_untrained_network(monkeypatch: Patch) -> None:
+    """A stand-in for timm checks how it is called."""
+
     def create_model(name: str, *, pretrained: bool, in_chans: int, num_classes: int) -> nn.Module:
         assert name == "tiny.of_somebody"
         assert not pretrained

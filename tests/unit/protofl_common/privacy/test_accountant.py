@@ -141,6 +141,8 @@ def test_one_gaussian_by_hand() -> None:
 
 
 def test_the_least_noise_keeps_the_budget() -> None:
+    """One percent less noise would cost more than ε = 3."""
+
     def mechanisms(noise: float) -> list[Mechanism]:
         return [Mechanism(0.1, noise, 100)]
 
@@ -204,6 +206,7 @@ def test_what_is_not_sent_costs_nothing(
 
 @pytest.mark.parametrize("samples", [1, 20, 64, 65, 5000])
 def test_each_part_of_a_plan_stays_within_its_share(samples: int) -> None:
+    """Evaluations and tables alone cost no more than their shares of ε = 4."""
     plan = plan_of(privacy(dp_epsilon=4.0), samples, 64, 1, (1,) * 6, 2)
     evaluations = 3 + 2  # after every second of six rounds, and two that no round plans
     figures = [Mechanism(1.0, plan.figure_noise, evaluations)]

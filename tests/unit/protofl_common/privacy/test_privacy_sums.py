@@ -78,6 +78,7 @@ def test_masks_do_not_cancel_if_a_site_has_received_something_else() -> None:
 
 
 def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
+    """Site-3 has left: the server recomputes the masks that its peers made for it."""
     study = MaskedSum()
     total = study.sent[:3].sum(axis=0) - study.own_masks[:3].sum(axis=0)
     absent = masks.key_of(study.secrets["site-3"], masks.PAIR)
@@ -114,6 +115,7 @@ def test_a_masked_vector_looks_uniform() -> None:
 
 
 def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
+    """A third site, another direction and another sum cannot open it."""
     sender, receiver, third = secrets_of(3).values()
     public = masks.public_of(sender)
     text = bytes(2 * SHARE)
@@ -190,6 +192,7 @@ def test_a_public_key_has_one_private_key() -> None:
 
 @pytest.mark.parametrize("which", range(3))
 def test_two_sites_with_one_key_are_both_named(which: int) -> None:
+    """``which`` of the three keys of site-2 is a copy of site-0's."""
     keys = keys_of(secrets_of(3))
 
     assert masks.sites_sharing_a_key(keys) == set()
@@ -221,6 +224,7 @@ def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
     {"study": "another"}, {"run_id": 12}, {"algo": "local"}, {"number": 4},
 ])  # fmt: skip
 def test_equal_agreements_give_other_masks_in_every_other_sum(other: dict[str, Any]) -> None:
+    """Two sites always agree on the same secret; study, run, algorithm and number go into masks."""
     secrets = secrets_of(2)
     secret = masks.key_of(secrets["site-0"], masks.PAIR)
     public = masks.public_of(secrets["site-1"])
@@ -301,6 +305,10 @@ def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
 def test_sums_give_what_the_server_would_have_made_of_the_uploads(
     sent: list[tuple[Payload, int]],
 ) -> None:
+    """Weights, prototypes and counts read from the sums are those merged from the uploads.
+
+    They agree up to the rounding of the grid.
+    """
     clients = len(sent)
     payloads = [payload for payload, _ in sent]
     samples = [n for _, n in sent]
@@ -339,6 +347,7 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
 
 @pytest.mark.parametrize("clients", [3, 1000])
 def test_the_largest_sums_do_not_overflow(clients: int) -> None:
+    """All clients send the largest number, with more samples than may count."""
     up: Declared = {"weights": Weights()}
     limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
     most = summing.MAX_ADDEND
@@ -370,6 +379,7 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None
 
 
 def test_no_prototypes_are_sums_of_nought() -> None:
+    """An upload without a class adds zeros; a sum of zeros has no prototypes."""
     up: Declared = {"prototypes": Vectors(counts=True)}
     none = torch.zeros(0, dtype=torch.int64)
     sent = Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none))
@@ -435,6 +445,7 @@ def means_of(*reports: tuple[Report, int]) -> Any:
 
 
 def test_figures_are_means_over_all_samples() -> None:
+    """Test figures weigh by test samples, losses by training samples."""
     validated = {"validation_samples": 4, "validation": {"head": 0.75, "head/auc": 0.5}}
     figures: dict[str, Any] = {"losses": {"total": 0.25}, "metrics": {"head/auc": 0.5}}
     # round 4; the number of training samples is not in the report, that of test samples is
@@ -484,6 +495,7 @@ def test_figures_that_are_not_finite_are_not_summed(value: float) -> None:
 def test_figures_that_no_honest_sites_have_are_refused(
     name: str, total: float, n: float, said: str
 ) -> None:
+    """``total`` is the sum of a figure, ``n`` that of its weights."""
     sums = np.zeros((len(NAMES), 2))
     sums[NAMES.index(name)] = total, n
 

@@ -61,6 +61,7 @@ def test_noise_shrinks_by_p_and_has_scale_s(noise: str, deviation: float) -> Non
 
 
 def test_noised_images_are_bytes_about_middle_grey() -> None:
+    """ "gaussian S P" with S = 0.2 and P = 0.5, on a scale where grey is 0 and white 1."""
     images = np.full((50, 1, 20, 20), 191, dtype=np.uint8)
     noised = release.noised_images(images, "gaussian 0.2 0.5", seed=1)
 

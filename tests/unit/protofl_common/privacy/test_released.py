@@ -31,6 +31,7 @@ def released() -> Released:
 
 
 def test_an_array_is_known_by_its_content(released: Released) -> None:
+    """Type and shape belong to the content; names, order and containers do not."""
     module = nn.Linear(3, 2)
     released.add([noisy(), {"counts": torch.tensor([3, 0])}, module])
 
@@ -48,6 +49,7 @@ def test_an_array_is_known_by_its_content(released: Released) -> None:
 
 
 def test_what_is_computed_from_released_arrays_alone_is_released(released: Released) -> None:
+    """``post_processed`` calls a function of released arrays, and adds what it returns."""
     released.add([noisy(), torch.tensor([3, 9])])
     kept = released.post_processed(large_enough, noisy(), 2)
     more = released.post_processed(noised_prototypes, kept, "gaussian 0.1 0", 1)
@@ -59,6 +61,7 @@ def test_what_is_computed_from_released_arrays_alone_is_released(released: Relea
 
 
 def test_post_processing_of_anything_else_is_refused(released: Released) -> None:
+    """Exact means, a function that may know more, and an unknown container are refused."""
     exact = class_means(FEATURES, LABELS, 3)
     released.add(noisy())
 
@@ -84,6 +87,7 @@ def test_no_more_is_used_than_was_charged(released: Released) -> None:
 
 
 def test_an_entry_that_is_not_released_is_named(released: Released) -> None:
+    """Prototypes were released, and weights were not."""
     released.add(noisy())
     released.check_entries({"prototypes": noisy()})
 

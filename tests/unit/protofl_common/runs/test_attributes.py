@@ -137,6 +137,7 @@ def assert_same_draws(one: torch.Generator, other: torch.Generator) -> None:
 
 
 def test_names_of_entries() -> None:
+    """An attribute's name begins the names of its tensors; of what is None there are none."""
     lived = Half()
     lived.live()
 
@@ -150,6 +151,7 @@ def test_names_of_entries() -> None:
 
 
 def test_entries_are_copies() -> None:
+    """The attribute may change while its entry is written."""
     half = Half()
     entry = pack_attributes(half, ("parameter",))["parameter"]
     before = half.parameter.detach().clone()

@@ -37,6 +37,7 @@ def test_rows_come_back_without_a_line_of_which_only_a_part_was_written(tmp_path
 
 
 def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    """Every file is read as if it was not there."""
     run = RunFolder(tmp_path)
 
     def assert_not_begun() -> None:
@@ -77,6 +78,7 @@ def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
 
 
 def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> None:
+    """``optional`` keys are declared, and stand only in runs of another kind."""
     with_metrics: dict[str, Any] = {"metrics": "auc", "validation_fraction": 0.2}
     config = run_config(tmp_path, algo="fedplvm", rounds=1, **with_metrics)
     run = RunFolder(run_federation(config, clients=2).folder)

@@ -20,6 +20,7 @@ from tests.support.harness import run_config, run_federation
 
 
 def test_over_clients_by_hand() -> None:
+    """Three accuracies over 10, 30 and 60 test samples."""
     figures = over_clients([0.5, 1.0, 0.0], [10, 30, 60])
 
     assert figures["mean"] == pytest.approx(0.5)
@@ -51,6 +52,7 @@ def test_rounds_that_asked_fewer_sites_than_the_last_are_not_comparable() -> Non
 
 
 def test_human_units() -> None:
+    """Sizes are in powers of 1,000, durations in hours, minutes and seconds."""
     sizes = [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)]
 
     assert sizes == ["0 B", "999 B", "1.5 kB", "2.5 MB", "4.0 GB"]
@@ -147,6 +149,7 @@ def test_clients_are_compared_one_by_one() -> None:
 
 
 def test_a_gain_over_training_alone_is_that_of_the_same_networks() -> None:
+    """FedAvg's client b has another network than it had alone, so it is not compared."""
     alone = result("local", a=0.3, b=0.4) | {"clients": {"a": {"arch": "x"}, "b": {"arch": "y"}}}
     fedproto = result("fedproto", a=0.4, b=0.3) | {"clients": alone["clients"]}
     fedavg = result("fedavg", a=0.2, b=0.3) | {"clients": {"a": {"arch": "x"}, "b": {"arch": "x"}}}
@@ -160,6 +163,7 @@ def test_a_gain_over_training_alone_is_that_of_the_same_networks() -> None:
 
 @pytest.mark.slow
 def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
+    """AUC and the recalls of ten classes are in a run's rows, its summary and a table's figure."""
     config = run_config(tmp_path, metrics="auc, recall", train_samples=20, test_samples=40)
     outcome = run_federation(config, clients=3)
 
@@ -207,6 +211,7 @@ def written(tmp_path: Path, labels: list[str]) -> dict[str, Any]:
 
 
 def test_an_accuracy_that_needs_no_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nine tenths of the labels are "no", which a model that learns nothing may say too."""
     outcome = run_federation(written(tmp_path, (["no"] * 9 + ["yes"]) * 8), clients=2)
     guess = outcome.summary["accuracy"]["head"]["mean"]
 
@@ -269,6 +274,7 @@ def test_a_class_that_is_tested_nowhere(tmp_path: Path, capfd: pytest.CaptureFix
 def test_a_method_that_breaks_at_some_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of two clients fails in both rounds, and in the final evaluation nobody does."""
     honest = FedAvg.fit
 
     def broken(self: FedAvg[Any]) -> dict[str, float]:

@@ -90,6 +90,7 @@ def test_several_labels_a_sample() -> None:
 
 
 def test_metrics_of_several_labels_by_hand() -> None:
+    """Four samples have labels a, b and c, 1 for yes, 0 for no, -1 for unknown."""
     task = task_of(["a", "b", "c"], "multi-label")
     scores = np.array([[1.0, 0, 0], [2, 0, 0], [3, 0, 1], [-1, 1, 1]])
     truth = np.array([[0, 1, -1], [1, 1, 0], [-1, 0, 0], [1, -1, 0]])
@@ -157,6 +158,7 @@ AUC = (AUC_OF_0 + AUC_OF_1) / 2
 
 
 def test_every_metric_by_hand() -> None:
+    """`SCORES` and `LABELS` are four samples of two classes among three."""
     by_hand = {
         "balanced-accuracy": pytest.approx(3 / 4),
         "macro-f1": pytest.approx((4 / 5 + 2 / 3) / 2),
@@ -168,6 +170,8 @@ def test_every_metric_by_hand() -> None:
 
 
 def test_auc_is_of_the_order_of_probabilities() -> None:
+    """It is the same for scores that give the same order of each class's probabilities."""
+
     def auc(scores: np.ndarray) -> float:
         return evaluate_metrics(["auc"], METRICS, scores, LABELS)["auc"]
 
@@ -182,6 +186,7 @@ def test_auc_is_of_the_order_of_probabilities() -> None:
 
 
 def test_a_metric_by_class_may_be_reported_for_each_class() -> None:
+    """ "recall" is by class; there are two classes, and two ways to predict."""
     assert declared_metrics(["auc", "recall"], ["recall"], 2) == {
         "head/auc",
         "head/recall/0",

@@ -55,6 +55,7 @@ def test_what_is_no_whole_record_names_nobody(reason: str) -> None:
     st.dictionaries(st.sampled_from([*HONEST, "age"]), VALUES | st.sampled_from([*HONEST.values()]))
 )
 def test_rubbish_is_short_and_plain(changes: dict[str, Any]) -> None:
+    """Whatever stands in the record, what is read is fit for a log."""
     refusal = read(json.dumps(HONEST | changes, default=repr))
 
     assert refusal.text.isprintable()
