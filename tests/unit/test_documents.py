@@ -37,6 +37,7 @@ def text_of(path: Path) -> str:
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """``--strict`` makes every warning of MkDocs an error."""
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict"]
@@ -60,6 +61,7 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
 
 
 def test_the_files_that_say_the_version_agree() -> None:
+    """pyproject.toml, CITATION.cff, the entry for BibTeX in tasks.md, and the changelog."""
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
     version = project["version"]
@@ -126,6 +128,7 @@ def test_every_target_of_make_is_explained_and_those_of_the_pages_exist() -> Non
 
 
 def test_every_mutant_is_of_code_that_is_there() -> None:
+    """The code that it changes stands exactly once at its place."""
     lost = []
     for mutant in mutants.read():
         try:
@@ -163,6 +166,7 @@ def unknown_names(source: str) -> set[str]:
 
 
 def test_every_mutant_names_tests_that_are_there() -> None:
+    """It names files of tests, and may choose among a file's tests by a word (``-k``)."""
     for mutant in mutants.read():
         files, _, word = mutant.tests.partition(" -k ")
         for file in files.split():

@@ -53,6 +53,7 @@ def test_a_new_algorithm_is_complete(algo: str) -> None:
 
 
 def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new row has nothing else: halves, script, its declaration and the page are missing."""
     row = replace(
         CATALOG["fedprox"],
         client="client_app.algorithms.brand_new",

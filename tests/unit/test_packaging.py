@@ -51,6 +51,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 
 def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.ZipFile) -> None:
+    """The three packages go to every site; the tools and stray files do not."""
     names = set(bundle.namelist())
     assert not names & set(STRAY_FILES)
 
@@ -75,6 +76,7 @@ def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: P
 def test_every_module_loads_from_the_bundle_with_the_embedded_data(
     bundle: zipfile.ZipFile, tmp_path: Path
 ) -> None:
+    """All modules are imported in a process that starts in the unpacked bundle."""
     bundle.extractall(tmp_path)
     # Packages of methods import it.
     shutil.copytree(ROOT / "protofl_common/tools/protofl", tmp_path / "protofl")
@@ -101,6 +103,7 @@ for name in ("digits", "digit-domains"):
 
 
 def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
+    """client_app and server_app lie inside protofl_common, beside what the app needs."""
     wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
     names = set(zipfile.ZipFile(wheel).namelist())
 

@@ -121,6 +121,7 @@ NOT_NAMED = "which you did not name"
 
 
 def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed) -> None:
+    """A model whose card names an architecture of a module is refused unless that is allowed."""
     foreign_model("planted.vision:Net").export(tmp_path / "model", 1.0)
     np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
 
@@ -143,6 +144,7 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed
 def test_a_recipe_a_run_and_a_table_name_no_code(
     precious: Path, mark: Path, tmp_path: Path, capsys: Printed
 ) -> None:
+    """Each file names code: a function that removes a folder, or a module that leaves a mark."""
     remove = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
     calls = 'dataset = "wine"\ncallback = "planted.vision:data"\n'
     nets = 'arch = "planted.vision:Net"\nmodels = "othernets:Net"\n'
@@ -182,6 +184,7 @@ REFUSED = (
 def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
     plugin: Path, tmp_path: Path, capsys: Printed
 ) -> None:
+    """The method "theirs" is of an installed package, and is imported only if it is allowed."""
     recipe = f'algo = "theirs"\n{SMALL}'
     (tmp_path / "theirs.toml").write_text(recipe)
     write_run(tmp_path / "run", recipe)
@@ -226,6 +229,7 @@ def _fresh_processes() -> Iterator[None]:
 def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """What was allowed or typed once is not allowed the next time."""
     (tmp_path / "mine.toml").write_text(f'algo = "theirs"\n{SMALL}')
     command = ["run", "--recipe", "mine.toml", "--clients", "2", "--quiet"]
 
@@ -242,6 +246,7 @@ def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
 
 
 def test_a_site_imports_a_method_that_its_operator_named(plugin: Path) -> None:
+    """The node config's ``allow-python`` names the package."""
     config = default_run_config() | {"algo": "theirs"}
     with pytest.raises(SettingsError, match=NOT_NAMED):
         Settings.from_run_config(config)
@@ -264,6 +269,7 @@ def forget_what_was_named() -> None:
 
 @pytest.mark.usefixtures("mark")
 def test_what_a_person_has_typed_is_loaded() -> None:
+    """A name that stands in an argument KEY=VALUE is allowed, and no other one."""
     with pytest.raises(SettingsError, match=NOT_NAMED):
         load("planted.vision:Net", "arch")
 
@@ -275,6 +281,7 @@ def test_what_a_person_has_typed_is_loaded() -> None:
 
 @pytest.mark.usefixtures("mark")
 def test_a_module_that_is_allowed_lends_no_object_of_another() -> None:
+    """What the module has imported from elsewhere is not its own."""
     allow(["planted"])
     assert callable(load("planted.vision:data", "dataset"))
 

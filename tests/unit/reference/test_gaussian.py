@@ -207,6 +207,7 @@ def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_moments_of_samples_need_no_repair(head: str) -> None:
+    """Exact moments of 200 samples are not changed by the repair of noise."""
     torch.manual_seed(1)
     moments = ClassMoments(4, 6, head)
     moments.measure(torch.randn(200, 6), torch.arange(200) % 4)

@@ -145,6 +145,7 @@ def lda_by_hand(x: Numbers, y: Labels, at: Numbers) -> Numbers:
 
 
 def test_lda_of_each_label_is_that_of_all_features_in_one_place(tmp_path: Path) -> None:
+    """Moments and log odds of three clients are those by hand from all their samples."""
     outcome, x, y = federation(tmp_path)
 
     moments = moments_of(outcome)

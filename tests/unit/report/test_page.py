@@ -84,6 +84,7 @@ def test_troubles_of_rounds_are_a_table(hostile: Page) -> None:
 def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """AUC is a line of its figure; the recalls of classes 0 and 2 have a figure of their own."""
     draw_only(monkeypatch, charts.metrics)
 
     def figures(value: float) -> dict[str, float]:
@@ -115,6 +116,7 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
 def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The losses are 200, 20, 2 and 0.2, on a logarithmic axis."""
     draw_only(monkeypatch, charts.losses)
     rows = rounds_of(["a"], 4)
     for index, one in enumerate(rows):
@@ -127,6 +129,7 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
 
 
 def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Two of nine rounds are whole; a third one is being written."""
     draw_only(monkeypatch, charts.means)
     folder = write(tmp_path / "run", rounds_of(["a", "b"], 2))
     with (folder / "metrics.jsonl").open("a") as file:
@@ -176,6 +179,7 @@ def two_rounds(tmp_path: Path) -> Path:
 def test_a_damaged_file_costs_its_figures_only(
     damaged: str, two_rounds: Path, monkeypatch: Patch
 ) -> None:
+    """The curve of accuracies needs none of the files that are damaged."""
     # the figures that the damaged files are read for, and one that needs none of them
     concerned = [*FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"]]
     draw_only(monkeypatch, charts.means, *concerned)
@@ -190,6 +194,7 @@ def test_a_damaged_file_costs_its_figures_only(
 def test_any_size_of_run_can_be_drawn(
     sites: int, classes: int, rounds: int, tmp_path: Path
 ) -> None:
+    """From one site to 150, from one class to 120, from one round to 150."""
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
     folder = write(tmp_path / "run", rounds_of(names, rounds))
     write_prototypes(folder, names, [f"class {index}" for index in range(classes)], rounds)
@@ -206,6 +211,7 @@ def test_any_size_of_run_can_be_drawn(
 
 
 def test_the_same_run_gives_the_same_page(two_rounds: Path, monkeypatch: Patch) -> None:
+    """The figures of prototypes depend on random numbers, which have a seed."""
     draw_only(monkeypatch, *FIGURES["Prototypes"])  # some by chance
     # A few points are drawn without it, whose import takes a second.
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)

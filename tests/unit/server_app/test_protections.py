@@ -44,6 +44,7 @@ def test_every_protection_has_its_place() -> None:
     ("mpft", {}, ["BoundVectors"]),
 ])  # fmt: skip
 def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -> None:
+    """``more``: which protections act beside `ALWAYS`; None: one alone, as there is only a sum."""
     view = view_of(server_of(algo, **settings))
 
     acting = [type(protection).__name__ for protection in protections_of(view)]
@@ -61,6 +62,7 @@ def of_length(length: float, site: str) -> Upload:
 
 
 def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> None:
+    """Of three uploads one is too long; two are fewer than ``min-replies``."""
     bounds = Bounds(max_norm_ratio=5)
     view = replace(view_of(server_of("fedproto")), fewest_replies=3, bounds=bounds)
     sent = [of_length(1.0, "a"), of_length(1.0, "b"), of_length(99.0, "c")]

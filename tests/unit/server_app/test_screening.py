@@ -188,6 +188,7 @@ SITES = [f"site-{i}" for i in range(20)]
 
 
 def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
+    """Two seeds draw six of twenty sites in five rounds, each time others."""
     assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
     drawn = sample_sites(SITES, 0.3, 42, 5)
     assert sample_sites(reversed(SITES), 0.3, 42, 5) == drawn

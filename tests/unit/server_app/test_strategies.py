@@ -60,6 +60,7 @@ def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
 
 
 def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
+    """The second round has new prototypes of class 1 only."""
     server = server_of("fedplvm")
     weights = server.weights
 

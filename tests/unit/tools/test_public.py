@@ -34,6 +34,7 @@ DATA = DIGITS | {"total_samples": 100, "models": "cnn4"}
 
 
 def test_a_run_returns_its_results(tmp_path: Path) -> None:
+    """Accuracies, rounds and summary are those of the run's folder, and events came meanwhile."""
     seen: list[public.events.Event] = []
     places = {"out_dir": str(tmp_path), "on_event": seen.append}
     run = public.run(algo="fedproto", clients=2, **places, **SMALL)
@@ -81,6 +82,7 @@ def run_on(data: Any, folder: Path, **settings: Any) -> public.Run:
 
 
 def test_a_run_takes_arrays_as_data(tmp_path: Path, capsys: Printed) -> None:
+    """Nothing is printed, and a second run on the same arrays is on the same data."""
     data = patients()
     run = run_on(data, tmp_path, algo="fedavg", rounds=5)
 
@@ -95,6 +97,7 @@ def test_a_run_takes_arrays_as_data(tmp_path: Path, capsys: Printed) -> None:
 
 
 def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
+    """Another type, another number, a missing label, and other objects."""
     inputs, names = patients()
 
     tokens = inputs.astype(int) + 9  # whole numbers are words of texts, of which mlp-1 takes none
@@ -116,6 +119,7 @@ def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_takes_data_frames_and_arrays_of_parts_as_data(tmp_path: Path) -> None:
+    """A frame has a column ``label``, or stands beside its labels; four arrays are two parts."""
     pandas = pytest.importorskip("pandas")
     inputs, names = patients()
     one_round: dict[str, Any] = {"rounds": 1, "algo": "local"}
@@ -176,6 +180,7 @@ def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    """The file has 40 samples at first, and then 60."""
     file = tmp_path / "mine.csv"
     for samples in (40, 60):
         rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
@@ -245,6 +250,7 @@ class SendsADictionary(Twice):
 
 
 def test_a_half_that_breaks_its_contract_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+    """It sends what is undeclared, sends no `Payload`, or returns no losses."""
     undeclared = "odd is not declared for this direction; declared: prototypes"
 
     with pytest.raises(ValueError, match=undeclared):
@@ -306,6 +312,8 @@ class Pulled(extend.FedAvgClient[PullHparams]):
 
 
 def test_a_client_half_is_tried_with_hyper_parameters_of_its_own() -> None:
+    """The weight of its term is 0.5, and then 2."""
+
     def loss_of(pull: float) -> float:
         torch.manual_seed(0)
         tried = public.try_method(Pulled, like="fedavg", own=PullHparams(pull), **DATA)

@@ -40,6 +40,7 @@ def resumed(folder: Path, *flowers_runs: Any) -> list[str]:
 
 
 def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
+    """Flower run 7 has crashed; run 8, which resumes it, has been submitted or not."""
     stopped(tmp_path / "first", RunHistory(7), last=0)
 
     assert resumed(tmp_path, submission(7)) == ["first"]

@@ -122,6 +122,7 @@ def database(path: Path) -> Path:
 
 
 def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: Remove) -> None:
+    """Not even in the bytes of the file; what other runs use stays."""
     link = database(tmp_path / "superlink.db")
     words = ("retain", "--runs", tmp_path / "runs", "--database", link)
 
@@ -152,6 +153,7 @@ def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: R
 def test_a_file_that_is_no_superlinks_and_negative_days_are_refused(
     content: str | None, reason: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """``content`` None: there is no file."""
     file = tmp_path / "other.db"
     if content is not None:
         file.write_text(content)
@@ -166,6 +168,7 @@ def test_a_file_that_is_no_superlinks_and_negative_days_are_refused(
 def test_a_site_removes_old_models_of_finished_runs_and_old_caches(
     tmp_path: Path, removed: Remove
 ) -> None:
+    """Ledger, audit log, new files and the state of an unfinished run stay."""
     node = f'site-name="north" dataset="image-folder" data-dir="{tmp_path}" '
     node += f'state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
     state = tmp_path / "state"

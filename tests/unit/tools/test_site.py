@@ -229,6 +229,7 @@ handle_tasks("fork", lambda: print("ahead", flush=True), handle)
 
 
 def test_a_task_is_handled_by_a_forked_process_that_knows_nothing_of_others() -> None:
+    """Three tasks, a, b and c; b raises an error, and the others exit with 1."""
     command = [sys.executable, "-c", FORKED]
     lines = "".join(written_task([name]) + "\n" for name in "abc")
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
@@ -244,6 +245,7 @@ def test_a_task_is_handled_by_a_forked_process_that_knows_nothing_of_others() ->
     sys.platform != "linux", reason="only Linux tells a process of its parent's end"
 )
 def test_a_message_whose_site_has_ended_ends_too() -> None:
+    """The process that forks is killed, and the one that it has forked must end."""
     program = """
 import os, time
 from protofl_common.tools.task_process import end_with_parent, handle_tasks
@@ -276,6 +278,7 @@ def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method: s
 
 
 def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
+    """It reads one task and ends; ``reconcile`` starts it again, but only then."""
     reads_one_line = "import sys; print(sys.stdin.readline(), file=sys.stderr)"
     executor = Executor(TaskType.CLIENT_APP, [], "fork")
     executor.command = [sys.executable, "-Sc", reads_one_line]
@@ -351,6 +354,7 @@ CLASSES_AS_A_LIST = NODE.replace('"cat,dog"', '["cat","dog"]')
 def test_a_site_does_nothing_by_a_wrong_node_config_or_number(
     action: str, node: str, reason: str, site: Path, capsys: Printed
 ) -> None:
+    """The command fails with a reason, and no folder of the site is made."""
     (site / "marked.toml").write_text(NODE.replace(" ", "\n"), encoding="utf-8-sig")
 
     assert site_command(action, node) == 1
@@ -371,6 +375,7 @@ def test_a_site_does_nothing_by_a_wrong_node_config_or_number(
 def test_an_action_refuses_options_that_are_not_its_own(
     action: str, words: str, site: Path, capsys: Printed
 ) -> None:
+    """The parser does not know them."""
     request = " first.toml" if action in ("approve", "deny") else ""
 
     with pytest.raises(SystemExit):
@@ -388,6 +393,7 @@ REFUSED = {
 
 
 def test_each_of_flowers_options_is_taken_or_refused_on_purpose() -> None:
+    """A new version of Flower may have an option that nobody has decided on."""
     flowers = set()
     for option in _parse_args_run_supernode()._actions:
         if option.help != SUPPRESS:
@@ -436,6 +442,7 @@ def levels_of(node: str) -> set[str]:
 
 
 def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: Patch) -> None:
+    """Every finding of the check is a plain one, and nothing is written."""
     run_id = "flwr.supercore.task_identity.TaskIdentity._run_id"
     monkeypatch.setattr(run_id, None)  # as in a process of its own
     findings = found(dataset="image-folder", partition="own", image_size=8)
@@ -468,6 +475,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
 def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(
     demand: str, unable: set[str], site: Path
 ) -> None:
+    """The findings "sends" name the algorithms in which the site could take part."""
     node = NODE.replace("fedproto", "all").replace('"state"', f'"{site / "state"}"')
 
     algorithms: set[str] = set()
@@ -514,6 +522,7 @@ WITHOUT_DATA = NODE.partition(" data-dir")[0]
 def test_what_is_wrong_or_worth_a_warning_comes_first(
     options: list[str], node: str, level: str, text: str, monkeypatch: Patch
 ) -> None:
+    """``text`` is part of a finding of this level ("": a plain one)."""
     # A CUDA device is made to repeat exactly, for the rest of a process, before its first use.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
@@ -547,6 +556,7 @@ def test_what_always_leaves_follows_from_the_demands(demands: str, more: str, si
 
 @pytest.mark.usefixtures("site")
 def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> None:
+    """Only a run that really asks for more than the site's limits is refused."""
     strict = NODE.replace("fedproto", "fedtgp") + " max-epochs=1 max-rounds=2 max-batch-size=3"
     asked: dict[str, Any] = {"algo": "fedtgp", "partition": "own", "local_epochs": 1}
     asked |= {"batch_size": 3, "eval_batch_size": 3}
@@ -576,6 +586,7 @@ def test_local_steps_are_limited_by_the_operator_and_by_default() -> None:
 
 
 def test_folders_that_others_may_look_into_are_warned_of(site: Path) -> None:
+    """All three have the mode 0755."""
     folders = [site / "data", site / "state", site / "cache"]
     for folder in folders:
         folder.chmod(0o755)
@@ -590,6 +601,7 @@ def test_folders_that_others_may_look_into_are_warned_of(site: Path) -> None:
 def test_a_private_key_that_others_may_read_or_that_flower_does_not_take_is_wrong(
     site: Path, monkeypatch: Patch
 ) -> None:
+    """Its content is no key; later it seems to be protected by a password."""
     key = site / "key"
     key.write_text("secret")
 
@@ -689,6 +701,7 @@ def test_data_and_a_study_that_a_run_cannot_use_are_wrong(site: Path, capsys: Pr
 
 
 def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) -> None:
+    """Beside equal images stand a grey one, a wide one and one that cannot be read."""
     rng = np.random.default_rng(0)
     for number in range(4):
         pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
@@ -717,6 +730,7 @@ def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) ->
 
 
 def test_without_its_audit_log_a_site_approves_nothing(site: Path, capsys: Printed) -> None:
+    """A folder stands where the log would be written."""
     (site / "first.toml").write_text('partition="own"')
     folder = site / "state/sites/north"
     (folder / "audit.jsonl").mkdir(parents=True)  # as on a full disk, the log cannot be written
@@ -733,6 +747,7 @@ def test_without_its_audit_log_a_site_approves_nothing(site: Path, capsys: Print
 def test_root_does_nothing_in_the_folder_of_another_user(
     words: str, site: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """The user seems to be root, and the folder is not root's."""
     (site / "first.toml").write_text('partition="own"')
     folder = site / "state/sites/north"
     folder.mkdir(parents=True)
@@ -817,6 +832,7 @@ ONE_ROUND: dict[str, Any] = {"rounds": 1, "partition": "own"}
 def test_an_unmet_demand_says_what_would(
     demand: str, node: str, run: dict[str, Any], expected: str, site: Path
 ) -> None:
+    """``run`` has a run's settings; {} asks which algorithms the site allows."""
     node = f"{strict(site, demand)} {node}"
     listed = found(node=node, **run)
     (text,) = [finding.text for finding in listed if finding.topic == "settings"]
@@ -829,6 +845,7 @@ def test_an_unmet_demand_says_what_would(
 
 
 def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> None:
+    """A site with both demands accepts these algorithms, and no other one."""
     able = set()
     for algo in CATALOG:
         with suppress(SettingsError):
@@ -847,6 +864,7 @@ def test_the_page_names_every_key_of_a_node_config() -> None:
 def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(
     site: Path, capsys: Printed
 ) -> None:
+    """Classes that nobody named are told to the operator, not to the server."""
     nameless = NODE.replace('classes="cat,dog"', "")
     assert site_command("check partition=own image-size=8", nameless) == 1
 
@@ -944,6 +962,7 @@ def test_purge_blanks_secrets_and_leaves_which_sums_there_were(
 def test_a_site_says_what_it_keeps_and_removes_what_is_named(
     kept: str, home: Path, capsys: Printed
 ) -> None:
+    """Two runs, caches, a ledger and an audit log; files of others are left alone."""
     state = home / "state"
     (state / "privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
     # each run has taken part once with the rate 1 and a noise multiplier of 4
@@ -996,6 +1015,7 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 def test_the_page_shows_what_the_check_prints(
     site: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """The command of docs/security.md is run here, and paths are replaced by the page's."""
     images(site / "data/north", *eight_each("benign", "malignant"))
     (site / "data/north").chmod(0o750)
     monkeypatch.setattr(certificates, "CA_DAYS", 3600.1)

@@ -79,6 +79,7 @@ def test_a_run_that_waits_asks_for_its_worker() -> None:
 
 
 def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
+    """It is interrupted in round 2 of 3; while a process works on it, nothing is said."""
     config = run_config(tmp_path, run_name="first", rounds=3, models="cnn4")
     with pytest.raises(KeyboardInterrupt):
         run_federation(config, clients=1, tamper=on_round(2, 1000, interrupted))
@@ -105,6 +106,7 @@ def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: Printed) -
 def test_a_federation_without_runs_says_so(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """Run 77 of the SuperLink has no folder here."""
     superlink = federation((1, "north", "online"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
     said = output(capsys, "status", "here", "--runs", tmp_path, status=SOMEBODY_IS_NEEDED).out
@@ -115,6 +117,10 @@ def test_a_federation_without_runs_says_so(
 def test_who_is_needed_is_told_to_programs(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """South is offline, run 77 has failed, and the certificate ends in twelve days.
+
+    They are told in JSON, for Prometheus, and by the exit status, until all is well.
+    """
     Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
     superlink = federation((1, "", "online"), (3, "s", "offline"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
@@ -150,6 +156,10 @@ def test_who_is_needed_is_told_to_programs(
 def test_for_whom_a_round_waits_is_told(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """Round 2 has waited 40 s for two sites, and closes in 80 s.
+
+    It is told only while a process works on the run (its lock is taken).
+    """
     Three(tmp_path).run(rounds=1, run_name="first")
     run = tmp_path / "runs" / "first"
     now = 1_000_000.0
@@ -276,6 +286,7 @@ def serve_tls(door: HTTPServer, folder: Path, host: str, **days: float) -> None:
 def test_days_that_the_superlinks_certificate_has_left_are_told(
     door: HTTPServer, tmp_path: Path
 ) -> None:
+    """The clock of the server is this machine's."""
     serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)  # the server's ends with its authority's
     address = address_of(door)
     findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
@@ -288,6 +299,7 @@ def test_days_that_the_superlinks_certificate_has_left_are_told(
 def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate_that_ends(
     door: HTTPServer, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The node config names a program to call, ``on-trouble``, which notes its words."""
     serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**7))
     told = tmp_path / "told"
@@ -317,6 +329,7 @@ def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate
 def test_a_certificate_of_the_superlink_that_does_not_hold_is_wrong(
     days: int, host: str, reason: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """It has expired, or is for another host; the check and the server's status say so."""
     serve_tls(door, tmp_path, host, SERVER_DAYS=days)
     address = address_of(door)
     findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)

@@ -110,6 +110,7 @@ def test_a_process_frozen_before_it_fetched_its_message_is_answered_for(site: Si
 
 
 def test_a_reply_that_comes_as_its_process_ends_is_sent(site: Site) -> None:
+    """After 20 s the process replies and finishes its task."""
     site.begin()
 
     def reply_once() -> None:
@@ -180,6 +181,7 @@ log(logging.ERROR, "Failed to receive message")
 def test_a_sites_log_has_no_blank_lines_no_colours_and_no_lines_of_flowers_on_each_message(
     level: str, number: int
 ) -> None:
+    """``number`` of six lines stay; all do if Flower's own level is asked for."""
     env = {**os.environ, "FLWR_LOG_LEVEL": level}
     if not level:
         del env["FLWR_LOG_LEVEL"]

@@ -63,6 +63,7 @@ def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
 def test_a_worker_takes_server_apps_only_in_its_folder(
     executor: Executor, monkeypatch: Patch, tmp_path: Path
 ) -> None:
+    """Other tasks fail; the process of one has the folder for results, closed to others."""
     started = MagicMock()
     monkeypatch.setattr("subprocess.Popen", started)
 
@@ -93,6 +94,7 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
 
 
 def test_a_runs_settings_count_but_for_its_folder_and_nothing_of_its_bundle() -> None:
+    """Flower's functions for a bundle return the installed app; ``out-dir`` is the operator's."""
     with worker.installed_code("/results"):
         flower = import_module(RUNTIME)
         assert flower.install_from_fab(b"no zip", skip_prompt=True) is None
@@ -123,6 +125,7 @@ threading.Thread(target=ask, args=({"dataset": "mynetsx:make"},)).start()
 
 
 def test_a_run_names_no_module_that_the_operator_did_not() -> None:
+    """The operator has named mynets, under which mynets.data lies, but not mynetsx."""
     printed = output_of([sys.executable, "-c", NAMED])
 
     def refusal(module: str) -> str:
@@ -193,6 +196,7 @@ def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_pa
 def test_the_process_of_a_task_reads_its_arguments(
     script: str, arguments: list[str], tmp_path: Path
 ) -> None:
+    """They come as a line on standard input; with --help it prints its options and ends."""
     arguments = [argument.replace("OUT-DIR", str(tmp_path)) for argument in arguments]
     command = [sys.executable, "-P", str(script), *arguments]
     env = os.environ | {"PYTHONPATH": str(app_folder())}
@@ -207,6 +211,7 @@ def test_the_process_of_a_task_reads_its_arguments(
 
 
 def test_a_process_that_ends_before_it_reads_its_task_is_named() -> None:
+    """The process that would fork is an empty program."""
     executor = Executor(TaskType.SERVER_APP, ["-Sc", ""], "fork")
     executor.reconcile()
 
@@ -234,6 +239,7 @@ def test_an_option_that_cannot_work_is_named(
 def test_another_version_of_flower_ends_the_worker_and_not_each_run(
     monkeypatch: Patch, tmp_path: Path, capsys: Printed
 ) -> None:
+    """A function that the worker replaces is not there."""
     monkeypatch.delattr(import_module(RUNTIME), "install_from_fab")
     assert main([*OPTIONS, "--insecure", "--out-dir", str(tmp_path / "runs")]) == 1
 

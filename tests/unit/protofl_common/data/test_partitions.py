@@ -126,7 +126,7 @@ def test_pathological_covers_all_classes_unequally(open_all: OpenAll, clients: i
     assert set.union(*map(held, everyone)) == set(range(10))
 
     sizes = np.array([counts(client).sum() for client in everyone])
-    if clients > 5:  # a class is shared: five clients have all ten between them, undivided
+    if clients > 5:  # more clients share classes, in unequal parts
         assert sizes.max() > 1.5 * sizes.min()
 
 
@@ -152,7 +152,7 @@ def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all: OpenAl
 
 
 def test_n_way_k_shot_varies_ways(open_all: OpenAll) -> None:
-    """Clients have 4 ± 1 classes, with eight training samples each."""
+    """Clients have 4 ± 1 classes, with eight training samples of each."""
     everyone = open_all(20, **SHOTS, ways=4, ways_stdev=1, shots=8)
 
     assert {len(held(client)) for client in everyone} == {3, 4, 5}
@@ -273,7 +273,7 @@ def test_label_shift_has_equal_sizes_and_mixed_domains(open_all: OpenAll) -> Non
 def test_feature_label_shift_has_a_domain_and_proportions(
     open_all: OpenAll, data_settings: MakeSettings
 ) -> None:
-    """Each of five clients has one domain, of it few samples of most classes."""
+    """Each of five clients has one domain: all 50 samples of some class, and fewer of others."""
     same = {"dataset": "digit-domains", "partition": "feature-label-shift", **WHOLE}
     everyone = open_all(5, **same, alpha=0.3)
 

@@ -31,7 +31,7 @@ def released() -> Released:
 
 
 def test_an_array_is_known_by_its_content(released: Released) -> None:
-    """Type and shape belong to the content; names, order and containers do not."""
+    """Type and shape belong to the content; names and containers do not."""
     module = nn.Linear(3, 2)
     released.add([noisy(), {"counts": torch.tensor([3, 0])}, module])
 

@@ -152,6 +152,7 @@ def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
 def test_a_planted_fault_is_found_with_a_cure(
     fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed
 ) -> None:
+    """The fault is not found before it is planted."""
     plant, level, text, cure = FAULTS[fault]
     _, before = findings(capsys)
 
@@ -178,6 +179,7 @@ def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed) -> None
 def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(
     capsys: Printed, tmp_path: Path
 ) -> None:
+    """A key that differs in a letter from a known one is named with it."""
     assert "--clients 0: must be" in output(capsys, "doctor", "--clients", "0", status=1).err
 
     recipe = tmp_path / "mine.toml"
@@ -191,6 +193,7 @@ def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(
 def test_patients_are_not_on_both_sides_where_their_column_means_sites(
     capsys: Printed, monkeypatch: Patch, tmp_path: Path
 ) -> None:
+    """With a partition by domains the column ``client`` is of sites, not of patients."""
     words = ["test-from=official-own", "--clients", "2", "partition=feature-shift"]
     plant = written("p.csv", PATIENTS, *OF_PATIENTS, *words)
     _, found = findings(capsys, *plant(monkeypatch, tmp_path))
@@ -206,6 +209,7 @@ def test_patients_are_not_on_both_sides_where_their_column_means_sites(
 def test_a_check_that_fails_is_wrong_and_hides_no_other(
     name: str, value: object, topic: str, text: str, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """A check raises an unexpected error, and the others have their findings."""
     monkeypatch.setattr(doctor, name, value)
     status, found = findings(capsys)
 

@@ -63,6 +63,7 @@ def compared(capsys: Printed, *arguments: object) -> list[dict[str, Any]]:
 
 
 def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed) -> None:
+    """Two groups of four seeds each are compared, in percent."""
     write(tmp_path, "local", LOCAL)
     write(tmp_path, "fedproto", OURS)
 
@@ -86,6 +87,10 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
 
 
 def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: Printed) -> None:
+    """Ours ran on easy.csv, and on hard.csv, which makes two groups.
+
+    Local training, on hard.csv, is not paired with the first of them.
+    """
     arrays = {"dataset": "arrays", "partition": "iid"}
     easy = arrays | {"data-dir": "easy.csv"}
     hard = arrays | {"data-dir": "hard.csv"}
@@ -129,6 +134,7 @@ def test_of_equal_runs_the_latest_counts(equal_runs: tuple[Path, Path], capsys: 
 def test_runs_of_edited_code_are_another_group(
     equal_runs: tuple[Path, Path], capsys: Printed
 ) -> None:
+    """The digests of the module ``mine`` differ."""
     old, new = equal_runs
     edit_summary(old, versions={"torch": "2", "mine": "1a"})
     edit_summary(new, versions={"torch": "2", "mine": "2b"})
@@ -141,6 +147,7 @@ def test_runs_of_edited_code_are_another_group(
 
 
 def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
+    """Two groups of four runs, and one run with another learning rate, against local training."""
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)
     local = write(tmp_path, "local", LOCAL)
@@ -207,6 +214,7 @@ def p_cells(printed: str, name: str) -> list[str]:
 def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """The mean of the last nine evaluations is asked for, and one run has only four."""
     for seed, evaluations in enumerate((4, 9, 9)):
         settings = {"algo": "local", "seed": seed}
         write_run(tmp_path / str(seed), settings, [{"0": {"head": 0.5}}] * evaluations)
@@ -225,6 +233,7 @@ def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(
 def test_runs_that_cannot_be_paired_are_named_with_the_reason(
     tmp_path: Path, capsys: Printed, changes: dict[str, Any], note: str
 ) -> None:
+    """``changes`` are of the runs of local training."""
     ours = write(tmp_path, "fedproto", OURS)
     others = write(tmp_path, "local", LOCAL, **changes)
 
@@ -237,6 +246,7 @@ def test_runs_that_cannot_be_paired_are_named_with_the_reason(
 def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Options of groups ask for a difference, even of single runs."""
     (ours,) = write(tmp_path, "fedproto", OURS[:1])
     (local,) = write(tmp_path, "local", LOCAL[:1])
 
@@ -251,6 +261,7 @@ def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
 def test_a_group_without_the_others_figure_and_networks_is_not_paired(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Local training predicts by prototypes only, and with another network."""
     (ours,) = write(tmp_path, "fedproto", OURS[:1])
     (local,) = write(tmp_path, "local", LOCAL[:1])
     for path in local.glob("*.json*"):
@@ -266,6 +277,7 @@ def test_a_group_without_the_others_figure_and_networks_is_not_paired(
 def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Four runs of ours and two of local training have two seeds in common."""
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "local", LOCAL[:2])
     figures = tmp_path / "figures"
@@ -287,6 +299,7 @@ def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(
 
 
 def test_comparing_writes_a_latex_table_and_figures(tmp_path: Path, capsys: Printed) -> None:
+    """The name of a network has signs that LaTeX reads, which are escaped."""
     write(tmp_path, "local", LOCAL, models="my_net:50%&$x")
     write(tmp_path, "fedavg", LOCAL[:1], models="cnn4")
     latex = tmp_path / "all.tex"

@@ -15,6 +15,7 @@ from tests.support.given import Patch, Printed
 
 
 def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
+    """The schema has a definition for each such command, and one for each event of a run."""
     able = set()
     for name in COMMANDS:
         if any("--json" in parser.format_help() for parser in parsers_of(name)):
@@ -41,6 +42,7 @@ def test_lists_and_findings_follow_the_schema(tmp_path: Path, capsys: Printed) -
 def test_what_a_site_keeps_is_told_with_its_size_and_places(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """It keeps a model of ten bytes of one run, and has no caches."""
     state = tmp_path / "first" / "clients" / "north"
     state.mkdir(parents=True)
     (state / "model.safetensors").write_bytes(bytes(10))

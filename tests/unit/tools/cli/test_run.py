@@ -64,6 +64,7 @@ def federation_of(clients: int) -> Config:
 def test_settings_go_over_the_defaults_of_ten_clients(
     attempts: list[Attempt], capsys: Printed, tmp_path: Path
 ) -> None:
+    """Without any word the defaults run with ten clients."""
     assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
 
     config = default_run_config() | {"algo": "fedplvm", "rounds": 20, "models": "cnn4"}
@@ -80,6 +81,7 @@ def test_settings_go_over_the_defaults_of_ten_clients(
 def test_a_recipe_alone_has_the_clients_of_its_comment(
     attempts: list[Attempt], monkeypatch: Patch
 ) -> None:
+    """FedPCL's recipe says in a comment that it is for five."""
     monkeypatch.setattr(arguments, "check_data_are_here", lambda settings: None)
     assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
 
@@ -108,6 +110,7 @@ def test_a_recipe_may_hold_settings_of_several_algorithms_and_settings_beside_it
 def test_own_data_are_read_before_anything_starts(
     attempts: list[Attempt], capsys: Printed, tmp_path: Path
 ) -> None:
+    """A file without the arrays that are needed is refused; the right one is run."""
     command = [*run_of_arrays(tmp_path), "partition=iid"]
     np.savez(tmp_path / "mine.npz", x=np.ones((4, 3)), y=np.arange(4))
 
@@ -235,6 +238,7 @@ def test_a_recipe_that_is_not_toml_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_key_has_the_type_that_its_field_declares() -> None:
+    """The defaults have the types of the fields of all settings."""
     types = {key: type(value) for key, value in default_run_config().items()}
     assert set(types) == set(known_keys())
 
@@ -247,6 +251,7 @@ def test_every_key_has_the_type_that_its_field_declares() -> None:
 
 
 def test_the_declared_type_decides_how_a_value_is_read() -> None:
+    """ "7" is a text for ``classes``, and "1" a floating point number for ``lr``."""
     words = ["algo=fedplvm", "rounds=20", "lr=1", "fedplvm.contrast=False"]
     words += ['run-name="a b"', "data-dir=/x=y", "classes=7"]
     settings = read_assignments(words)
@@ -259,6 +264,7 @@ def test_the_declared_type_decides_how_a_value_is_read() -> None:
 
 
 def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
+    """Four wrong words give four lines."""
     words = ["rounds=many", "algo=fedplvn", "keep-optimizer=2", "momentim=0.5"]
     config = default_run_config() | read_assignments(words)
 
@@ -332,6 +338,7 @@ def test_a_dumb_terminal_is_shown_lines(capsys: Printed) -> None:
 
 
 def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Printed) -> None:
+    """Warnings are shown at the end; of all else the last lines are kept."""
     doubt = Warned("accuracy by head is 50.0 %, no better than a guess")
     assert shown([*GOOD_RUN[:5], doubt], capsys, quiet=True) == []
 
@@ -347,6 +354,7 @@ def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Print
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
+    """The box has the result; colours depend on ``no_color``."""
     console = Console(force_terminal=True, width=100, no_color=no_color, highlight=False)
     with console.capture() as captured, Screen(console=console) as screen:
         for event in GOOD_RUN:

@@ -115,6 +115,7 @@ def cells_of(path: Path) -> dict[str, Any]:
 def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_other_seeds(
     table: Path,
 ) -> None:
+    """Two rows search by seven trials each; the smallest ``lr`` is the best on validation data."""
     launcher = Launcher()
     assert search(table, launcher) == 0
 
@@ -136,6 +137,7 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
 
 
 def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
+    """Markdown and JSON name the trials, the settings that were chosen, and the data that chose."""
     search(table, Launcher())
 
     cells = cells_of(table)
@@ -164,6 +166,7 @@ def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
 
 @pytest.mark.slow
 def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None:
+    """Two shards, the second one first, make the runs and the table of one search."""
     whole = Launcher()
     search(table, whole)
 
@@ -183,6 +186,7 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
     stop_at: int, table: Path, tmp_path: Path
 ) -> None:
+    """Finished runs are not repeated, and the result is that of a search made at once."""
     stopped = Launcher(interrupt_at=stop_at)
     with pytest.raises(KeyboardInterrupt):
         search(table, stopped)
@@ -205,6 +209,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
 
 
 def test_more_trials_go_on_from_those_that_were_made(table: Path) -> None:
+    """The number of trials grows from seven to eight."""
     search(table, Launcher())
     table.write_text(TABLE.replace("trials: 7", "trials: 8"), encoding="utf-8")
     launcher = Launcher()
@@ -221,6 +226,7 @@ def is_unlucky(run: Run) -> bool:
 
 @pytest.mark.slow
 def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
+    """The best trials fail the first time, so that another value of ``lr`` is chosen."""
     assert search(table, Launcher(broken=is_unlucky)) == 0
 
     found = cells_of(table)["Local"]["search"]
@@ -281,6 +287,10 @@ def test_a_search_that_cannot_work_is_refused(
 def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
     table: Path, capsys: Printed
 ) -> None:
+    """A plan (``--dry-run``) with ``--search`` waits for the trials.
+
+    Without ``--search`` it says that the settings that were found do not count.
+    """
     command = ["table", str(table), "--dry-run"]
     assert main([*command, "--search", "--seeds", "11"]) == 1
     assert "tuned: trial-seeds: 11: the final runs have this seed, too" in capsys.readouterr().err
