@@ -61,7 +61,7 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
 
 
 def test_the_files_that_say_the_version_agree() -> None:
-    """pyproject.toml, CITATION.cff, the entry for BibTeX in tasks.md, and the changelog."""
+    """They are pyproject.toml, CITATION.cff, the entry for BibTeX in tasks.md, the changelog."""
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
     version = project["version"]
@@ -94,8 +94,8 @@ def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(f"protofl_common.tools.cli.{command}.act", act)
     commands = commands_of("protofl")
 
-    for words in commands:
-        assert main(words[1:]) == 0, words
+    for _protofl, *words in commands:
+        assert main(words) == 0, words
 
     assert len(acted) == len(commands) > 20  # more than 20 stand there, so they were found
 

@@ -131,7 +131,8 @@ def copied_into_the_image(dockerfile: str) -> list[str]:
     for arguments in re.findall(r"(?mi)^(?:COPY|ADD)\s+(.*)$", last):
         words = shlex.split(arguments)
         if not any(word.startswith("--from=") for word in words):
-            sources += [word for word in words if not word.startswith("--")][:-1]
+            *copied, _target = [word for word in words if not word.startswith("--")]
+            sources += copied
     return sources
 
 

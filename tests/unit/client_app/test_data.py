@@ -171,7 +171,10 @@ def test_the_generator_alone_says_how_images_are_changed() -> None:
     """Two batches with the seed 1 are changed alike, one with the seed 2 in another way."""
     before = images(30)
 
-    once, again, other = (augmented({"flip", "rotate"}, before, seed) for seed in (1, 1, 2))
+    both_changes = {"flip", "rotate"}
+    once = augmented(both_changes, before, seed=1)
+    again = augmented(both_changes, before, seed=1)
+    other = augmented(both_changes, before, seed=2)
 
     assert torch.equal(once, again)
     assert not torch.equal(once, other)
@@ -195,11 +198,12 @@ def test_images_turn_by_thirty_degrees_at_most_with_black_corners() -> None:
 
     is_old = after.isclose(torch.tensor(1.0)) | after.isclose(torch.tensor(5.0))
 
+    # no pixel is mixed of others; what comes from outside is black
     assert bool((is_old | after.isclose(BLACK)).all())
 
     angles = []
     for image in after[:, 0]:
-        from_middle = np.argwhere(image.numpy() > 4) - 10
+        from_middle = np.argwhere(image.numpy() > 4) - 10  # the bar's pixels: (down, right)
         end_of_bar = from_middle[np.abs(from_middle).max(1) > 5]
         down, right = end_of_bar.mean(0)
         angles.append(np.degrees(np.arctan2(down, right)))

@@ -131,10 +131,15 @@ def test_a_person_adds_to_moments_as_one_sample(head: str) -> None:
 @pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("at_once", [1, 2**24])
 def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Patch) -> None:
-    """What is cut is the mean gradient of a person's samples, in whole steps."""
+    """The mean gradient of a person's samples is cut, and rounded to whole steps.
+
+    With one person more the sum moves by the length C at most. ``at_once``: how many numbers fit
+    into memory.
+    """
     monkeypatch.setattr(private_step, "NUMBERS_AT_ONCE", at_once)
 
     def step_of(features: Tensor, owners: np.ndarray[Any, Any]) -> Tensor:
+        """Return the sum of gradients in a step in which every person is drawn."""
         persons = Persons(owners)
         model = linear()
         one = dp_step(model, len(persons), len(persons), persons=persons, dp="person")
@@ -142,13 +147,13 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Pat
         start = model.body.weight.detach().clone()
         for batch in one.batches(samples, 10, torch.Generator().manual_seed(0), drop_last=False):
             one(*batch)
-        moved: Tensor = (start - model.body.weight.detach()).double() * len(persons)
-        return moved
+        # the step is the sum of the gradients, divided by the persons
+        sum_of_gradients: Tensor = (start - model.body.weight.detach()).double() * len(persons)
+        return sum_of_gradients
 
     for features, _, owners, before in neighbours():
         without = step_of(features[:before], owners[:before])
         with_one_more = step_of(features, owners)
-        # cut to C, and then rounded to whole steps
         assert float((with_one_more - without).norm()) <= CLIP * (1 + 1e-5)
 
 

@@ -30,7 +30,7 @@ class Answers(BaseHTTPRequestHandler):
     """A server that answers every request with the status in its path, such as /503."""
 
     def do_GET(self) -> None:
-        self.send_response(int(self.path[1:]))
+        self.send_response(int(self.path.removeprefix("/")))
         self.end_headers()
 
     def log_message(self, *_: object) -> None: ...

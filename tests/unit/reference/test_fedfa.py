@@ -147,7 +147,8 @@ def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
     of_middle_three: list[Table] = [{}, {}, {}]
     for name in sent[0]:
         ordered = torch.stack([averages[name] for averages in sent]).sort(dim=0).values
-        for averages, row in zip(of_middle_three, ordered[1:-1], strict=True):
+        _smallest, *middle, _largest = ordered
+        for averages, row in zip(of_middle_three, middle, strict=True):
             averages[name.removeprefix("averages.")] = row
     check_wire(outcome.exchanged(number=2), coefficients(of_middle_three))
 

@@ -201,7 +201,8 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     plain.assert_models_left(outcome, clients, head)
     assert counts_in(later[-1]) == totals.tolist()
 
-    sent = plain.tensors(later[-1]["generator"])
+    final_message = later[-1]
+    sent = plain.tensors(final_message["generator"])
     received = {name: value.double() for name, value in sent.items()}
     mean = received["norm.running_mean"]
     var = received["norm.running_var"]

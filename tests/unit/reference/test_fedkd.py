@@ -273,7 +273,8 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
 
     exchanged = outcome.exchanged()
     sizes = [reply.content["report"]["train_samples"] for _, reply in exchanged]
-    before = plain.tensors(exchanged[0][0].content["weights"])
+    first_message, _ = exchanged[0]
+    before = plain.tensors(first_message.content["weights"])
     updates = []
     lengths = []
     for _, reply in exchanged:

@@ -194,7 +194,7 @@ def test_a_damaged_file_costs_its_figures_only(
 def test_any_size_of_run_can_be_drawn(
     sites: int, classes: int, rounds: int, tmp_path: Path
 ) -> None:
-    """From one site to 150, from one class to 120, from one round to 150."""
+    """The runs have from one site to 150, from one class to 120, and from one round to 150."""
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
     folder = write(tmp_path / "run", rounds_of(names, rounds))
     write_prototypes(folder, names, [f"class {index}" for index in range(classes)], rounds)
@@ -212,8 +212,8 @@ def test_any_size_of_run_can_be_drawn(
 
 def test_the_same_run_gives_the_same_page(two_rounds: Path, monkeypatch: Patch) -> None:
     """The figures of prototypes depend on random numbers, which have a seed."""
-    draw_only(monkeypatch, *FIGURES["Prototypes"])  # some by chance
-    # A few points are drawn without it, whose import takes a second.
+    draw_only(monkeypatch, *FIGURES["Prototypes"])
+    # A few points are drawn without this module, whose import takes a second.
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
 
     first = Page(write_report(two_rounds))

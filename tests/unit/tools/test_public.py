@@ -97,7 +97,7 @@ def test_a_run_takes_arrays_as_data(tmp_path: Path, capsys: Printed) -> None:
 
 
 def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
-    """Another type, another number, a missing label, and other objects."""
+    """They have another type, another number of labels or a missing one, or are no arrays."""
     inputs, names = patients()
 
     tokens = inputs.astype(int) + 9  # whole numbers are words of texts, of which mlp-1 takes none
@@ -106,7 +106,7 @@ def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
         run_on((tokens, names), tmp_path, algo="fedavg")
 
     with pytest.raises(DataError, match=r"data: labels has shape \[79\]; there are 80 inputs"):
-        run_on((inputs, names[1:]), tmp_path)
+        run_on((inputs, names[:79]), tmp_path)
 
     names[40] = float("nan")
 

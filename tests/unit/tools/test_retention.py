@@ -122,7 +122,7 @@ def database(path: Path) -> Path:
 
 
 def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: Remove) -> None:
-    """Not even in the bytes of the file; what other runs use stays."""
+    """They are gone from the bytes of the file, too; what other runs use stays."""
     link = database(tmp_path / "superlink.db")
     words = ("retain", "--runs", tmp_path / "runs", "--database", link)
 
@@ -182,12 +182,13 @@ def test_a_site_removes_old_models_of_finished_runs_and_old_caches(
 
     lines = removed("site", "retain", "--node-config", node)
 
-    assert [line.split()[:2] for line in lines[:-1]] == [
+    *of_each, total = lines
+    assert [line.split()[:2] for line in of_each] == [
         ["removed", "first-1"],
         ["kept", "third-3"],
         ["removed", "caches/"],
     ]
-    assert lines[-1] == "2 removed that are older than 90 days"
+    assert total == "2 removed that are older than 90 days"
     assert not (state / "first-1").exists()
     assert not old.exists()
     assert not old_cache.exists()

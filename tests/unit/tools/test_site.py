@@ -962,7 +962,7 @@ def test_purge_blanks_secrets_and_leaves_which_sums_there_were(
 def test_a_site_says_what_it_keeps_and_removes_what_is_named(
     kept: str, home: Path, capsys: Printed
 ) -> None:
-    """Two runs, caches, a ledger and an audit log; files of others are left alone."""
+    """It keeps two runs, caches, a ledger and an audit log; files of others are left alone."""
     state = home / "state"
     (state / "privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
     # each run has taken part once with the rate 1 and a noise multiplier of 4
@@ -1033,7 +1033,8 @@ def test_the_page_shows_what_the_check_prints(
     command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
     one_line = command.replace("\\\n", " ").replace("/data/", f"{site}/data/")
 
-    assert main(shlex.split(one_line)[1:]) == 0
+    _protofl, *words = shlex.split(one_line)
+    assert main(words) == 0
 
     printed = re.sub(r"version [0-9a-f]{8}", "version 6f3a91c2", capsys.readouterr().out)
     places = [  # here, on the page

@@ -56,7 +56,8 @@ def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
     flowers = ["--root-certificates", __file__]
     ours = ["--out-dir", str(tmp_path / "made" / "runs"), "--allow-python", "mynets"]
     assert main([*OPTIONS, *flowers, *ours]) == 0
-    assert sys.argv == ["flower-superexec", *OPTIONS[1:], *flowers]
+    _worker, *of_both = OPTIONS
+    assert sys.argv == ["flower-superexec", *of_both, *flowers]
     return executors[0]
 
 

@@ -80,7 +80,7 @@ def test_round_trip(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [
-    lambda content: content.update(weights="B" + content["weights"][1:]),
+    lambda content: content.update(weights="B" + content["weights"][1:]),  # another first letter
     lambda content: content.pop("weights"),
     lambda content: content.update(weights="no base64"),
     lambda content: content.update(mean=[0.5]),

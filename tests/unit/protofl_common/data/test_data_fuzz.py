@@ -165,6 +165,7 @@ def _predict(file: Path) -> None:
 def test_a_damaged_file_is_read_as_samples_or_refused_in_a_line(
     kind: str, tmp_path_factory: pytest.TempPathFactory, damaged: Callable[[bytes], bytes]
 ) -> None:
+    """Reading ends in time; what is read has finite inputs, and labels of plain class names."""
     folder = tmp_path_factory.getbasetemp() / f"fuzz-{kind}"
     folder.mkdir(exist_ok=True)
     data = None

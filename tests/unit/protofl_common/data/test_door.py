@@ -40,7 +40,7 @@ def test_what_training_refuses_prediction_refuses(value: Any, said: str) -> None
 
 
 def test_a_model_is_given_what_its_card_says(capsys: Printed) -> None:
-    """Numbers of its type and shape; a gap only if the card says how to fill it (``fill``)."""
+    """It is given numbers of its type and shape; a gap only if the card says how to fill it."""
     assert inputs_for(TABLE, [[-1, 2]]).tolist() == [[-1, 2]]
     with_gradient = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
     assert inputs_for(TABLE, with_gradient).dtype == np.float32

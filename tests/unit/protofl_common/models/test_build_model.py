@@ -84,7 +84,10 @@ def test_heads_without_a_hidden_layer_can_be_exchanged(arch: str) -> None:
     assert head_shapes(arch) == {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
 
 
-@pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(net.HTC4[1:])])
+HIDDEN_HEADS = net.HTC4[1:]  # of the four heads the first has no hidden layer
+
+
+@pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(HIDDEN_HEADS)])
 def test_heads_with_a_hidden_layer_have_named_parts(arch: str) -> None:
     hidden = int(arch.rpartition("fc")[2])
     assert head_shapes(arch) == {

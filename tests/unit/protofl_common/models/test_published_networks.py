@@ -128,13 +128,13 @@ def test_more_features_than_the_trunk_has_are_projected(arch: str, width: int) -
     body: Any = build(arch, wider).eval().body
     x = torch.rand(2, 3, 32, 32)
 
-    trunk = body[:-1](x)
+    *_, projection = body
+    features_of_trunk = body[:-1](x)  # all before the projection
     z = body(x)
 
-    projection = body[-1]
-    assert trunk.shape == (2, width)
+    assert features_of_trunk.shape == (2, width)
     assert z.shape == (2, wider)
-    torch.testing.assert_close(z, trunk @ projection.weight.T + projection.bias)
+    torch.testing.assert_close(z, features_of_trunk @ projection.weight.T + projection.bias)
 
 
 SIDES = {  # of the map after the first convolution, and after the pool, on 32×32 images
@@ -155,7 +155,7 @@ def test_strides_of_the_stems(arch: str) -> None:
     def note(_module: nn.Module, _inputs: object, maps: Tensor) -> None:
         sides.append(maps.shape[-1])
 
-    trunk = body[-2]
+    *_, trunk, _narrowing = body
     trunk.conv1.register_forward_hook(note)
     trunk.maxpool.register_forward_hook(note)
     body(torch.rand(1, 3, 32, 32))

@@ -20,7 +20,7 @@ from tests.support.harness import run_config, run_federation
 
 
 def test_over_clients_by_hand() -> None:
-    """Three accuracies over 10, 30 and 60 test samples."""
+    """Three clients have the accuracies 0.5, 1 and 0 over 10, 30 and 60 test samples."""
     figures = over_clients([0.5, 1.0, 0.0], [10, 30, 60])
 
     assert figures["mean"] == pytest.approx(0.5)

@@ -24,7 +24,7 @@ def read(reason: str) -> Refusal:
 
 
 def test_what_a_site_writes_is_read_as_it_was_written() -> None:
-    """Of signs that are not printable the text is longest: each is written as several."""
+    """A text is longest if it has signs that are not printable, each of which becomes several."""
     longest = Refusal(printable("\U0010ffff" * 1000), "waiting", "n" * 100, SIGNATURE)
 
     assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)  # type: ignore[arg-type]

@@ -147,7 +147,7 @@ def test_runs_of_edited_code_are_another_group(
 
 
 def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
-    """Two groups of four runs, and one run with another learning rate, against local training."""
+    """Four runs of FedProto, and one with another learning rate, are compared with local ones."""
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)
     local = write(tmp_path, "local", LOCAL)

@@ -267,7 +267,7 @@ def test_a_report_of_a_folder_and_of_a_name_in_runs(
 def test_no_run_and_no_page_to_write_are_named(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    """No folder, an empty one, a page that is a folder, and a row that is none."""
+    """There is no folder, or an empty one, or a folder in the place of the page, or no true row."""
     monkeypatch.chdir(tmp_path)
 
     def refusal_of(run: object) -> str:
