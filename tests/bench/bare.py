@@ -72,6 +72,7 @@ class BareClient:
 
     @classmethod
     def open(cls, settings: Settings, index: int, clients: int) -> BareClient:
+        """Open the client's data and build the network that its settings name."""
         data = open_client_data(
             settings.data, seed=settings.run.seed, partition=index, num_partitions=clients
         )
@@ -165,6 +166,7 @@ class TrainedPrototypes:
         self.transform = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
     def __call__(self, means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
+        """Train the prototypes on the clients' class means, with the margin, and return them."""
         is_sent_NC = counts_NC > 0
         samples_PD = means_NCD[is_sent_NC]
         labels_P = is_sent_NC.nonzero()[:, 1]

@@ -85,6 +85,7 @@ class Stamps(threading.Thread):
         self.events: list[tuple[str, float]] = []
 
     def run(self) -> None:
+        """Follow the log and note when each of LINES appears in it."""
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             while True:
                 while line := lines.readline():

@@ -51,6 +51,7 @@ class Trial:
         self.run = folder / "runs" / "trial"
 
     def begin(self, sites: int = 2, **changes: Any) -> None:
+        """Start a SuperLink, its worker and the sites, and submit a run with these changes."""
         self.config |= {key.replace("_", "-"): value for key, value in changes.items()}
         self.standing.start_superlink()
         self.worker()

@@ -44,6 +44,7 @@ BATCH = 10
 
 
 def settings_of(device: str, **changes: object) -> Settings:
+    """Return the settings of a small network on this device, with these changes."""
     small = {
         "batch-size": BATCH,
         "feature-dim": DIM,

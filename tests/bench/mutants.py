@@ -194,6 +194,7 @@ def is_noticed(mutant: Mutant) -> bool:
 
 
 def copy_tracked_files(target: Path) -> None:
+    """Copy what Git tracks, as it is in the working tree."""
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )

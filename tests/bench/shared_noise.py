@@ -36,6 +36,7 @@ NOISES: dict[str, dict[str, Any]] = {
 
 
 def data_sets(data_dir: str) -> dict[str, dict[str, Any]]:
+    """Return the settings of each data set; Fashion-MNIST only if its folder is given."""
     sets: dict[str, dict[str, Any]] = {
         "digits of five looks": {
             "dataset": "digit-domains",

@@ -40,6 +40,7 @@ class Server(Machines):
     """The README's SuperLink and worker, and stubs in place of the sites."""
 
     def serve_all(self) -> None:
+        """Do the README's steps on the SuperLink's machine, and wait until it answers."""
         *setup, _ = blocks_of(README)
         for block in setup:
             if block.machine != "superlink" or "supernode register" in block.text:
@@ -111,6 +112,7 @@ class Load(threading.Thread):
         self.samples: list[tuple[float, dict[str, float]]] = []  # when, part -> CPU seconds so far
 
     def run(self) -> None:
+        """Note the CPU time and the largest memory of each part, twice a second."""
         of_process: dict[int, tuple[str, float]] = {}
         while True:
             memory: dict[str, float] = defaultdict(float)

@@ -156,6 +156,7 @@ def measured() -> list[dict[str, str]]:
 
 
 def write(values: list[object]) -> None:
+    """Append a line to the file, which other processes may be writing too."""
     with MEASURED.open("a", encoding="utf-8", newline="") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         writer = csv.writer(file, lineterminator="\n")

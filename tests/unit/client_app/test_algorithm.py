@@ -45,6 +45,7 @@ def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
     calls: list[tuple[str, int, int | None]] = []  # of one client: hook, round, its last round
 
     def watch(name: str) -> None:
+        """Note the rounds at every call of this method on site-1."""
         original = getattr(ClientAlgorithm, name)
 
         def noted(self: ClientAlgorithm[Any], *rest: Any) -> Any:
@@ -74,6 +75,7 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
     found = algorithm(tmp_path, algo, models="resnet4-imagenet-stem", **SMALL)
 
     def tensors() -> dict[str, torch.Tensor]:
+        """Return copies of all that the algorithm would keep."""
         kept = {}
         for number, module in enumerate((found.model, *found.modules)):
             for name, value in module.state_dict().items():

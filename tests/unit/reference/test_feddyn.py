@@ -20,6 +20,7 @@ class FedDynClient(plain.PlainClient):
         self.model.load_state_dict(weights)
 
         def regularised(batch: list[int]) -> torch.Tensor:
+            """Return the cross-entropy minus ⟨gradient, p⟩ plus α/2 times the squared move."""
             loss = self.cross_entropy(batch)
             for name, p in self.model.named_parameters():
                 moved = p - weights[name]

@@ -132,6 +132,7 @@ def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
     liar = 1004
 
     def lie(message: Message, reply: Message) -> Message:
+        """Write averages near 0, different for each client, over those of the reply."""
         node = message.metadata.dst_node_id
         for name, array in reply.content["averages"].items():
             averages = np.random.default_rng(node).normal(0, 0.1, array.shape)

@@ -146,6 +146,7 @@ class FedGenClient(plain.PlainClient):
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
 
         def loss(batch: list[int]) -> torch.Tensor:
+            """Return the batch's cross-entropy plus λ times that of as many generated features."""
             of_samples = self.cross_entropy(batch)
             if generator is None:
                 return of_samples

@@ -62,6 +62,7 @@ class FedSAClient(plain.PlainClient):
     """Its class means of the last round."""
 
     def train(self, number: int, anchors: torch.Tensor) -> Table:
+        """Train with the larger of the anchors' margin and the own means'; return the new means."""
         delta = margin(list(anchors))
         if self.own:
             delta = max(delta, margin(list(self.own.values())))

@@ -44,6 +44,7 @@ def best_division(models: list[plain.State]) -> Division:
     points = [vector(one) for one in models]
 
     def spread(groups: Division) -> float:
+        """Return the sum of the squared distances of the points to the centres of their groups."""
         squares = 0.0
         for group in groups:
             members = np.stack([points[i] for i in group])

@@ -257,6 +257,7 @@ def test_moments_that_no_samples_and_no_noise_explain_are_refused(
     """One client of three sends thirty times its moments."""
 
     def lie(message: Message, reply: Message) -> Message:
+        """Send moments 30 times as large from node 1000."""
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
             sent = tensors(reply.content["moments"])
             larger = {name: 30 * value for name, value in sent.items()}

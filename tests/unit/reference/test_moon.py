@@ -31,6 +31,7 @@ class MOONClient(plain.PlainClient):
         return plain.copied(self.model)
 
     def whole_loss(self, batch: list[int]) -> torch.Tensor:
+        """Return the cross-entropy plus, if there is a previous model, μ times the mean contrast."""
         loss = self.cross_entropy(batch)
         if self.previous is None:
             return loss

@@ -172,6 +172,7 @@ def test_a_site_that_is_forgotten_leaves_the_others_moments(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("algo", ["gaussian", "fedproto"])
 def test_sums_under_secure_aggregation_are_the_same(algo: str, tmp_path: Path) -> None:
+    """The moments, or the prototypes, are within rounding those of a run without it."""
     more: dict[str, Any] = {"algo": algo, "rounds": 1, "feature_dim": 16}
     plain, *_ = federation(tmp_path / "plain", **more)
     secure, *_ = federation(tmp_path / "secure", secagg=True, **more)

@@ -92,6 +92,7 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
 
     def metrics_of(number: int) -> dict[str, Any]:
+        """Return the figures of a round; those of a metric of the head grow with its number."""
         metrics = {"head/auc": figures(0.1 * number)}
         for label in (0, 2):
             metrics[f"head/recall/{label}"] = figures(0.1 * label)

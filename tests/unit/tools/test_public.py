@@ -284,6 +284,7 @@ def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
 
 
 def test_wrong_settings_and_data_are_refused_before_a_run_has_a_folder(tmp_path: Path) -> None:
+    """An unknown network, a missing file, and two different numbers of clients."""
     out_dir = str(tmp_path)
     unknown = "arch = 'torchvision:resnet19': architecture 'resnet19' is not one"
 

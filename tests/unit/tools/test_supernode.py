@@ -89,6 +89,8 @@ class Site:
 
 @pytest.fixture
 def site(monkeypatch: Patch) -> Site:
+    """A SuperNode whose end is a ``SystemExit`` with the reason."""
+
     def end(why: str) -> None:
         raise SystemExit(why)
 

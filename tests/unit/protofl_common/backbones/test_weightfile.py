@@ -25,6 +25,7 @@ LARGEST = 500 * 1024
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
+    """A file of the weights of a SmallResNet, with a mean and deviation for each channel."""
     torch.manual_seed(0)
     write_weights(
         tmp_path / "own.json", SmallResNet().state_dict(), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)

@@ -54,6 +54,7 @@ def content_of(read: CsvContent) -> tuple[object, ...]:
 def test_what_pyarrow_may_read_pythons_reader_reads_alike(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
+    """Whatever a file contains: if PyArrow reads it at all, both find the same."""
     sign = data.draw(st.sampled_from(SIGNS))
     plain = ["1", "2"] * 30  # most cells, so that PyArrow reads some of the files
     cells = st.lists(st.sampled_from(NUMBERS + TEXTS + plain), min_size=2, max_size=2)

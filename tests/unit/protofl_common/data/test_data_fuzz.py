@@ -46,6 +46,7 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     changes = draw(st.lists(change, min_size=1, max_size=4))
 
     def damaged(content: bytes) -> bytes:
+        """Return ``content`` after all changes: replaced, inserted, deleted, repeated or cut."""
         for kind, first, second, inserted in changes:
             start = int(first * len(content))
             length = int(second**4 * (len(content) - start))  # the power makes most ranges short
@@ -67,6 +68,7 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 
 
 def table_of(rows: int) -> dict[str, list[Any]]:
+    """Return columns of a table with ``rows`` rows, of two clients and two classes."""
     return {
         "a": [row / 7 for row in range(rows)],
         "b": [float(row % 3) for row in range(rows)],

@@ -187,6 +187,7 @@ def test_a_share_may_be_too_small_for_a_validation_sample(open_all: OpenAll) -> 
 
 
 def test_a_part_of_each_class_keeps_its_labels_at_least_one_of_them() -> None:
+    """A fifth of 10, 5, 1 and 100 samples, and so small a rate that one sample is left."""
     labels = np.repeat([0, 3, 4, 7], [10, 5, 1, 100])
     labels.flags.writeable = False
 

@@ -171,6 +171,7 @@ def test_a_language_without_blanks_has_a_token_for_each_letter() -> None:
 # -- folders
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
+    """A folder with four images each of a cat and of a dog."""
     root = tmp_path / "photos"
     for shade, name in enumerate(("cat", "dog")):
         for number in range(4):

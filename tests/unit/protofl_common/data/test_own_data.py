@@ -428,6 +428,7 @@ def test_a_wrong_table_is_named_by_line_column_and_value(
 
 
 def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divided: Any) -> None:
+    """Each refusal names the setting or the line, and what was found there."""
     with refused("dataset 'wine' has no domains"):
         open_all(2, dataset="wine", partition="natural")
 
@@ -606,6 +607,7 @@ def misspelt(data_dir):
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: Patch) -> str:
+    """The name of a module with the functions of OWN, which may be imported."""
     name = f"own_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))

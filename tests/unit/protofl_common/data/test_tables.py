@@ -245,6 +245,7 @@ def test_a_split_made_here_leaks_nothing_either(
     values = np.arange(40)
 
     def client_of(values: np.ndarray) -> ClientData:
+        """Return the only client of a table with this column and two classes in turn."""
         rows = [f"{value},{'xy'[row % 2]}\n" for row, value in enumerate(values)]
         opened("a,label\n" + "".join(rows))
         (client,) = open_all(1, dataset="arrays", data_dir=str(tmp_path / "t.csv"), partition="own")

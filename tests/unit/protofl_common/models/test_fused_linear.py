@@ -27,6 +27,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small_model(dtype: torch.dtype = torch.float64) -> SplitModel:
+    """Return the same network at every call; its first two layers differ in their bias."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         body = nn.Sequential(

@@ -75,6 +75,7 @@ def test_post_processing_of_anything_else_is_refused(released: Released) -> None
 
 
 def test_no_more_is_used_than_was_charged(released: Released) -> None:
+    """No table, one step and two evaluations are charged; one more of each is refused."""
     charged: dict[Kind, int] = {"table": 0, "step": 1, "evaluation": 2}
     released.allow("step", 1)
     released.allow("evaluation", 2)

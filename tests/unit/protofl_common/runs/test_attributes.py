@@ -79,6 +79,7 @@ def handed_over(source: Any, target: Any, names: tuple[str, ...], folder: Path) 
 
 
 def assert_same(found: Any, wanted: Any) -> None:
+    """``found`` equals ``wanted``, tensors in their type too."""
     match wanted:
         case Prototypes():
             assert isinstance(found, Prototypes)

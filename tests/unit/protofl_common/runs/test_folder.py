@@ -18,6 +18,7 @@ def margin_row(number: int) -> folder.MarginRow:
 
 
 def test_rows_come_back_without_a_line_of_which_only_a_part_was_written(tmp_path: Path) -> None:
+    """A part of line 1 is dropped before the run goes on; one of line 4 is not read."""
     run = RunFolder(tmp_path)
     (tmp_path / folder.MARGINS).write_text('{"round": 1, ')
     run.drop_margins_after(0)
@@ -41,6 +42,7 @@ def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) 
     run = RunFolder(tmp_path)
 
     def assert_not_begun() -> None:
+        """Nothing is found, and to ask for the summary says what folder to give."""
         assert run.rows() == []
         assert run.margins() == []
         assert run.sites() == {}

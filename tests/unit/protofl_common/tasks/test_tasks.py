@@ -282,6 +282,7 @@ def test_rounded_figures_do_not_depend_on_validation_samples() -> None:
     samples = Samples(scores, labels)
 
     def macro_f1(least: int, threshold: float) -> float:
+        """Return it with this threshold, over the classes with at least ``least`` samples."""
         thresholds = {"head": np.array([threshold])}
         found = evaluate(
             model, samples, 80, task, metrics=["macro-f1"], least=least, thresholds=thresholds

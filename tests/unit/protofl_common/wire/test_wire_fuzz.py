@@ -122,6 +122,7 @@ def add_declared_records(draw: st.DrawFn, declared: Declared, content: RecordDic
 
 
 def some_prototypes(draw: st.DrawFn, declared: Declared) -> ArrayRecord:
+    """Return prototypes of classes that the client has, as this algorithm sends them."""
     pool = [*HELD_CLASSES, *HELD_CLASSES] if declared.several else list(HELD_CLASSES)
     number = draw(st.integers(1, len(pool)))
     labels = np.array(draw(st.permutations(pool))[:number], np.int64)
@@ -138,6 +139,7 @@ def some_prototypes(draw: st.DrawFn, declared: Declared) -> ArrayRecord:
 
 
 def some_weights(draw: st.DrawFn, may_be_factors: bool) -> ArrayRecord:
+    """Return the weights of MODEL; ``body.weight`` may be the product of two factors."""
     arrays = {"body.seen": np.array(4, np.int64)}
     if may_be_factors and draw(st.booleans()):
         arrays["body.weight:left"] = floats(draw, (2, 1))
@@ -173,6 +175,7 @@ def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def add_record(draw: st.DrawFn, content: RecordDict) -> None:
+    """Put a record of any kind into ``content``, under a known or an unknown name."""
     known = ["prototypes", "outputs", "weights", "label_counts", "local_sets", "report", "site"]
     name = draw(st.one_of(st.sampled_from(known), TEXTS))
     kinds: list[Callable[[], Any]] = [
@@ -189,6 +192,7 @@ def remove_record(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def change_report(draw: st.DrawFn, content: RecordDict) -> None:
+    """Write a number, or a list of numbers, over one value of each metric record."""
     known = ["round", "train_samples", "test_samples", "validation_samples", "correct.head"]
     known += ["losses.total", "losses.x", "seconds.train", "validation.head"]
     value = draw(st.one_of(NUMBERS, st.lists(st.integers(), max_size=3)))
@@ -248,6 +252,7 @@ def assert_proper(
 
 
 def assert_proper_report(report: Report, training: bool) -> None:
+    """The report is of this round, and no count exceeds the samples."""
     assert report.round == ROUND
     assert (1 if training else 0) <= report.train_samples <= SAMPLES
     assert 0 <= report.test_samples <= SAMPLES
@@ -261,6 +266,7 @@ def assert_proper_report(report: Report, training: bool) -> None:
 def assert_proper_prototypes(
     prototypes: Prototypes, record: ArrayRecord, declared: Declared, train_samples: int
 ) -> None:
+    """They are those of the message, of classes that the client has, and within the bounds."""
     assert set(record) == set(declared.prototypes)
 
     means = prototypes.means.numpy()
@@ -294,6 +300,7 @@ def assert_proper_prototypes(
 
 
 def assert_proper_weights(weights: dict[str, torch.Tensor]) -> None:
+    """They have the names, types and shapes of MODEL, and are finite."""
     assert set(weights) == set(MODEL)
     for name, (dtype, shape) in MODEL.items():
         assert str(weights[name].dtype) == f"torch.{dtype}"

@@ -116,6 +116,7 @@ def equal_runs(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_of_equal_runs_the_latest_counts(equal_runs: tuple[Path, Path], capsys: Printed) -> None:
+    """It is the one that ended last; where both ended at once, the one with the younger file."""
     old, new = equal_runs
     later_than_now = 2e9
     for second, latest in enumerate((old, new, old), start=1):

@@ -59,6 +59,7 @@ def test_a_run_is_a_line_for_each_event_and_quietly_for_its_end_alone(
     """What code of one's own prints is not among these lines."""
 
     def attempt(config: Any, federation: object, on_event: OnEvent) -> Path | Failed:
+        """Stand in for a run: one round is done, and it ends well unless its name is "bad"."""
         print("what code of one's own prints")
         on_event(RoundDone(row(1, ["a"]), 1, 0.5))
         end = Finished(tmp_path, {"rounds": 1}, "alone 50.0 %; 3 kB exchanged", "")
@@ -68,6 +69,7 @@ def test_a_run_is_a_line_for_each_event_and_quietly_for_its_end_alone(
         return end if isinstance(end, Failed) else tmp_path
 
     def lines(*words: str) -> list[dict[str, Any]]:
+        """Return the events of ``protofl run --json``, each of which follows the schema."""
         main(["run", *words, "--json"])
         events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         for event in events:

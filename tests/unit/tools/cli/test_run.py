@@ -45,6 +45,7 @@ def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
     attempts: list[Attempt] = []
 
     def attempt(config: Config, federation: Config, on_event: OnEvent) -> Path | Failed:
+        """Stand in for a run, which fails if its name is "bad"."""
         attempts.append((dict(config), dict(federation)))
         on_event(Said("a line of the run"))
         if config["run-name"] == "bad":
