@@ -31,7 +31,7 @@ class MOONClient(plain.PlainClient):
         return plain.copied(self.model)
 
     def whole_loss(self, batch: list[int]) -> torch.Tensor:
-        """Return the cross-entropy plus, if there is a previous model, μ times the mean contrast."""
+        """Return the cross-entropy plus μ times the mean contrast, if there is a previous model."""
         loss = self.cross_entropy(batch)
         if self.previous is None:
             return loss
