@@ -39,6 +39,7 @@ class FDClient(plain.PlainClient):
         outputs: dict[int, list[torch.Tensor]] = {}
 
         def loss(batch: list[int]) -> torch.Tensor:
+            """Return the mean over the batch, and note each sample's output under its class."""
             total = torch.zeros((), dtype=torch.float64)
             for i, logits in zip(batch, self.model(self.x[batch]).double(), strict=True):
                 label = self.y[i]

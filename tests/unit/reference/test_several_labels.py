@@ -182,6 +182,7 @@ def test_sums_under_secure_aggregation_are_the_same(algo: str, tmp_path: Path) -
             assert_within(of_secure[name], wanted, 1e-6)
         return
 
-    sets = [load_file(run.folder / "prototypes.safetensors") for run in (secure, plain)]
-    assert sets[0]["labels"].equal(sets[1]["labels"])
-    torch.testing.assert_close(sets[0]["means"], sets[1]["means"], rtol=0, atol=1e-5)
+    in_secure = load_file(secure.folder / "prototypes.safetensors")
+    in_plain = load_file(plain.folder / "prototypes.safetensors")
+    assert in_secure["labels"].equal(in_plain["labels"])
+    torch.testing.assert_close(in_secure["means"], in_plain["means"], rtol=0, atol=1e-5)
