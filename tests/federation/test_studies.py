@@ -1295,7 +1295,9 @@ def files_in(folder: Path) -> set[tuple[Path, bytes]]:
     return {(path, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("line", ["5", "", "no JSON", '{"time": "2026"}', '{"round": 1'])
+@pytest.mark.parametrize(
+    "line", ["5", "", "no JSON", '{"time": "2026"}', '{"round": 1', '{"signature": "1"}']
+)
 def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(
     line: str, hospitals: Hospitals
 ) -> None:

@@ -57,8 +57,8 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 def main(arguments: list[str] | None = None) -> int:
     """Run ``protofl`` with these arguments, by default the process's; return its exit status.
 
-    0, 1 for wrong settings or a failed run, 2 for a wrong command line, 130 after Ctrl-C; a command
-    may have others. Errors are printed on stderr.
+    It is 0 if all went well, 1 for wrong settings or a failed run, 2 for a wrong command line, and
+    130 after Ctrl-C; a command may have others. Errors are printed on stderr.
     """
     commands = "\n".join(f"  {name:13}{summary}" for name, summary in COMMANDS.items())
     hint = "protofl COMMAND --help says more; protofl --version names versions."
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=f"commands:\n{commands}\n\n{hint}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    hidden = argparse.SUPPRESS  # the epilog has it
+    hidden = argparse.SUPPRESS  # the epilog lists the commands
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=hidden)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help=hidden)
     if arguments is None:
@@ -131,8 +131,8 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 def parsed(command: str, arguments: list[str]) -> argparse.Namespace:
     """Parse a subcommand's arguments; from now on the modules of ``--allow-python`` are allowed.
 
-    Arguments that a command does not know end the process with status 2, unless they are for
-    Flower: then they are in the result as ``flowers``.
+    Arguments that a command does not know end the process with status 2, unless the command hands
+    them to Flower (`FOR_FLOWER`): then they are in the result as ``flowers``.
     """
     parser = parser_of(command)
     if command in WITH_ACTIONS:

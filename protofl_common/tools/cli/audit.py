@@ -85,7 +85,7 @@ class Candidates(NamedTuple):
 class Finding(NamedTuple):
     """The result of an attack over the classes of all clients."""
 
-    classes: int  # groups of candidates
+    classes: int  # with candidates, each class counted once for each client
     advantage: float  # 2 · AUC − 1, averaged by members: 0 for guessing, 1 for naming all
     error: float  # standard deviation of the advantage under guessing
     named: int  # classes whose likeliest candidate is a member
@@ -93,15 +93,15 @@ class Finding(NamedTuple):
 
     @property
     def above_chance(self) -> bool:
-        """Whether guessing does as well in fewer than 1 of 1000 audits (three deviations)."""
+        """True above three deviations, as guessing is in about 1 of 700 audits."""
         return self.advantage > 3 * self.error
 
 
 def finding(groups: Iterable[Candidates]) -> Finding | None:
     """Judge an attack by its scores of all groups of candidates, each of one class of one client.
 
-    The advantage is the mean over the groups, weighted by their members. None where no group has
-    both members and others.
+    The advantage is the mean over the groups, weighted by their members. Groups that lack members
+    or others are left out; None if there is no other group.
     """
     usable = [group for group in groups if len(group.members) and len(group.others)]
     if not usable:
@@ -110,7 +110,8 @@ def finding(groups: Iterable[Candidates]) -> Finding | None:
     members = sizes[:, 0]
     candidates = sizes.sum(axis=1)
     weights = members / members.sum()
-    # of 2 · AUC − 1 under guessing, where AUC is the Mann-Whitney statistic divided by n · m
+    # AUC is the Mann-Whitney statistic U divided by n · m; by guessing U varies by
+    # n · m · (n + m + 1) / 12, and so 2 · AUC − 1 by 4 · (n + m + 1) / (12 · n · m)
     variances = 4 * (candidates + 1) / (12 * sizes.prod(axis=1))
     return Finding(
         classes=len(usable),
@@ -150,7 +151,8 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
             f"{folder}: nothing to attack: with secure aggregation no message is that of one client"
         )
     sends_moments = any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
-    noisy = None  # what each client sent can be computed anew, but not its noise
+    # moments can be computed anew from a client's data, but not the noise that was in them
+    noisy = None
     if sends_moments and settings.privacy.dp != "none":
         noisy = sent_in(newest_undamaged(folder, complaint=f"{folder}: no folder of a run").state)
 
@@ -180,10 +182,10 @@ def _rows(scored: list[Scored]) -> list[dict[str, Any]]:
         of_attacks.setdefault(attack, []).append(candidates)
     rows = []
     for attack, groups in of_attacks.items():
-        for size, (least, most) in SIZES.items():
+        for sizes, (least, most) in SIZES.items():
             result = finding(group for group in groups if least <= len(group.members) <= most)
             if result is not None:
-                row = {"attack": attack, "samples": size, **result._asdict()}
+                row = {"attack": attack, "samples": sizes, **result._asdict()}
                 rows.append({**row, "above_chance": result.above_chance})
     return rows
 
@@ -197,7 +199,8 @@ def _data_and_model(
     that was not simulated, or whose model is gone or whose data have changed.
     """
     file = run.folder / "clients" / site / WEIGHTS
-    if site != f"site-{number}" or not file.exists():
+    is_simulated = site == f"site-{number}"  # a client with an operator has another name
+    if not is_simulated or not file.exists():
         raise SettingsError(
             f"{file}: no model of the client; give a finished simulation with all its clients"
         )
@@ -220,8 +223,9 @@ def _class_means_sent(
 ) -> Prototypes:
     """Return the class means among the moments of frozen features that a client sent.
 
-    Moments without noise are computed anew from its data. Of a run with noise, ``noisy`` has what
-    the server stored of each client, where it did; SettingsError where it did not.
+    Of a run with noise, ``noisy`` has the moments that the server stored of each client;
+    SettingsError if it stored none of this one. Where it is None, nothing had noise, and the means
+    are computed anew from the client's data.
     """
     if noisy is not None:
         stored = noisy.get(site)
@@ -232,7 +236,7 @@ def _class_means_sent(
             )
         tensors = {name: value for name, value in stored.items() if name != SAMPLES}
         moments = ClassMoments.of(tensors)
-        present_C = moments.shares > 0
+        present_C = moments.shares > 0  # the others have no mean
         labels_P = torch.nonzero(present_C).flatten()
         return Prototypes(moments.means()[present_C].float(), labels_P)
 
@@ -241,6 +245,7 @@ def _class_means_sent(
     is_labelled_N = labels_N != UNLABELLED
     features_LF = features_NF[is_labelled_N]
     means = class_means(features_LF, labels_N[is_labelled_N].long(), len(data.classes))
+    # means of classes with few samples do not leave a client
     return large_enough(means, settings.privacy.min_class_samples)
 
 
@@ -261,30 +266,34 @@ def _scores(
     """Score the training and test samples of a client, for each of its classes, by each attack.
 
     Classes without training samples are left out. A higher score is a likelier member. ``sent`` are
-    the client's prototypes; None: it sent none, and there is only the attack on weights, if any.
+    the client's prototypes, which "prototypes" attacks unless it sent none (None). "weights"
+    attacks the model where the algorithm sends weights.
     """
     labels_N = np.concatenate([data.train_labels, data.test_labels])
     is_member_N = np.arange(len(labels_N)) < len(data.train_labels)
     model_inputs = [predictor.values(part) for part in (data.train_inputs, data.test_inputs)]
     features_ND = torch.cat([predictor.model.body(part) for part in model_inputs]).cpu()
     logits_NC = predictor.model.head(features_ND)
+    # class moments travel as weights do, but the head made of them is that of all clients
     weights = weights_in(settings.exchange.up).values()
     sends_weights = any(not isinstance(entry, Moments) for entry in weights)
 
-    for label in np.unique(data.train_labels[data.train_labels >= 0]).tolist():
+    is_labelled_N = data.train_labels >= 0
+    for label in np.unique(data.train_labels[is_labelled_N]).tolist():
         chosen = torch.from_numpy(np.flatnonzero(labels_N == label))
         scores: dict[str, Tensor] = {}
-        of_class = None if sent is None else sent.only(sent.labels == label)
-        if of_class is not None and len(of_class):
-            space = features_ND
-            if of_class.means.shape[1] != features_ND.shape[1]:
+        sent_of_class = None if sent is None else sent.only(sent.labels == label)
+        if sent_of_class is not None and len(sent_of_class):
+            points_ND = features_ND
+            if sent_of_class.means.shape[1] != features_ND.shape[1]:
                 # the prototypes are of the frozen backbones' features, the inputs of this model
-                space = torch.cat(model_inputs).cpu()
+                points_ND = torch.cat(model_inputs).cpu()
             if settings.privacy.dp != "none":
                 # the client cut each sample's features to this norm before their mean was taken
-                space = space.renorm(2, 0, settings.privacy.dp_feature_clip)
+                points_ND = points_ND.renorm(2, 0, settings.privacy.dp_feature_clip)
             similarity = predictor.card.similarity
-            scores["prototypes"] = -distances(space[chosen], of_class, similarity).amin(1)
+            distances_NP = distances(points_ND[chosen], sent_of_class, similarity)
+            scores["prototypes"] = -distances_NP.amin(1)
         if sends_weights:
             scores["weights"] = logits_NC[chosen].log_softmax(1)[:, label]
 

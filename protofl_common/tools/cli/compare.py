@@ -99,7 +99,10 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def _draw(groups: list[Group], folder: Path, what: str) -> None:
-    """Draw the figures of the groups into the folder."""
+    """Draw the groups' intervals into the folder, and curves and boxes of what is no count.
+
+    ``what`` is the figure that is compared; "": the accuracy.
+    """
     from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
 
     intervals(groups, _units(groups)).save(folder)
@@ -109,7 +112,7 @@ def _draw(groups: list[Group], folder: Path, what: str) -> None:
 
 
 def _units(groups: list[Group]) -> str:
-    """Return the label of the figure's axis: which figures the groups have, a line each."""
+    """Return the label of the figure's axis: a line for each figure that the groups have."""
     units = []
     for group in groups:
         is_percent = group.digits == 2  # a count has 1 digit, a metric in [0, 1] has 4
@@ -146,7 +149,8 @@ def table_of(groups: list[Group]) -> Table:
     if "chosen on test" in names:
         note += " What was chosen on test data is too good."
     columns = ("group", *ESTIMATED, "")
-    return Table(columns, rows, f"{note} {ABOUT_P}", words=(0, len(columns) - 1))
+    columns_of_words = (0, len(columns) - 1)  # the names, and the notes on differences
+    return Table(columns, rows, f"{note} {ABOUT_P}", words=columns_of_words)
 
 
 def costs_of(groups: list[Group]) -> Table:
@@ -156,7 +160,10 @@ def costs_of(groups: list[Group]) -> Table:
 
 
 def _as_dict(group: Group, reference: Group) -> dict[str, object]:
-    """Return a group for JSON, with its difference from the ``reference``; None for that itself."""
+    """Return a group for JSON, with its difference from the ``reference``.
+
+    The difference is None for the reference itself, and for a group that cannot be compared.
+    """
     gain, note = group.difference_from(reference)
     return {
         "name": group.name,
@@ -184,11 +191,13 @@ def comparison(folders: list[Path]) -> Table:
         # the version of the code that divides the data; the first wrote none
         settings.append(summary["settings"] | {"division": summary.get("division", 1)})
 
+    # all columns have the same figures in the same order
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
     rows += _different_settings(settings)
 
     note = ""
     for summary in summaries:
+        # secure aggregation leaves no figures of single clients, so there is no deviation
         if any("std" not in figures for figures in summary["accuracy"].values()):
             note = f"Without a std: {HIDDEN}"
     heads = [folder.resolve().name for folder in folders]
@@ -221,13 +230,15 @@ def _figures(folder: Path, summary: Summary) -> dict[str, str]:
         for kind in KINDS:
             texts = cells(summary["accuracy"].get(kind, {}))
             for measure, text in zip(MEASURES, texts, strict=True):
-                figures[f"{kind}: {measure.replace('weighted', 'by-samples')}"] = text
+                name = "by-samples" if measure == "weighted" else measure
+                figures[f"{kind}: {name}"] = text
             best = summary["best-accuracy"].get(kind)
             figures[f"{kind}: best"] = best_text(best) if best else "–"
         for direction, size in summary["bytes"].items():
             figures[f"bytes {direction}"] = human_bytes(size)
         figures["seconds"] = human_seconds(summary["seconds"])
         figures["seconds per round"] = human_seconds(summary["seconds-per-round"])
-        lost = summary["trouble"] | {"late": 0}  # a late reply was counted as missing before
+        # a reply that came late is not counted twice: it was missing in its own round
+        lost = summary["trouble"] | {"late": 0}
         figures["lost replies"] = str(sum(lost.values()))
         return figures

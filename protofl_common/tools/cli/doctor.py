@@ -103,7 +103,7 @@ Results = Iterator[tuple[str, str, str]]  # level, text, and the cure: "" for a 
 def _findings_of(check: Callable[[Planned], Results], planned: Planned) -> list[Finding]:
     """Run a check, and return its findings, with its name as their topic.
 
-    If it fails itself, that is its only finding: other checks go on.
+    If the check itself raises an error, that is its only finding, so that other checks go on.
     """
     topic = check.__name__.strip("_")
     try:
@@ -178,9 +178,13 @@ def _torch(planned: Planned) -> Results:
 
 
 def _memory(planned: Planned) -> Results:
-    """Say whether the memory is enough for the clients that work at once."""
-    facts = dict(line.split(":") for line in (PROC / "meminfo").read_text().splitlines())
-    free = int(facts["MemAvailable"].split()[0]) * 1024  # "12345 kB"
+    """Say whether the memory is enough for the clients that work at once.
+
+    Warn of little shared memory, too.
+    """
+    lines = (PROC / "meminfo").read_text().splitlines()
+    sizes = dict(line.split(":") for line in lines)
+    free = int(sizes["MemAvailable"].split()[0]) * 1024  # "12345 kB"
     cores = len(os.sched_getaffinity(0))
     at_once = min(planned.clients, cores)  # one per core, as `protofl run` has it
     needed = at_once * CLIENT_BYTES
@@ -190,7 +194,8 @@ def _memory(planned: Planned) -> Results:
     )
     if free < needed:
         most_clients = max(1, int(free / CLIENT_BYTES))
-        cpus = max(2, math.ceil(cores / most_clients))  # with 1, the default, memory is too small
+        # at least 2: with 1, the default, the clients at once need more memory than is free
+        cpus = max(2, math.ceil(cores / most_clients))
         cure = f"end other programs, or have fewer clients at work at once: --cpus {cpus}"
         yield WRONG, text, cure
     else:
@@ -246,8 +251,9 @@ def _settings(planned: Planned) -> Results:
             if settings.data.partition == "natural" and planned.clients_by_data:
                 clients = len(data.domain_names)
             yield from _own_data(data, settings, clients)
-        networks = dict.fromkeys(members_of(settings.model.models))
-        if data or not networks.keys() <= ARCHITECTURES.keys():
+        networks = set(members_of(settings.model.models))
+        has_own_networks = not networks <= ARCHITECTURES.keys()
+        if data or has_own_networks:
             yield from _models(settings, clients, len(networks))
         yield FACT, f"right; the data set {settings.data.dataset} is here", ""
     except (SettingsError, DataError) as error:
@@ -256,10 +262,11 @@ def _settings(planned: Planned) -> Results:
 
 
 def _models(settings: Settings, clients: int, networks: int) -> Results:
-    """Let one client for each of so many ``networks`` introduce itself, and say what it tried.
+    """Let one client for each network introduce itself, and say what it tried.
 
-    Clients get the networks in turn, so that the first ones have one each. A client builds its
-    model for this, and tries it and the model's file. SettingsError or DataError where it cannot.
+    There are ``networks`` different ones, dealt out in turn, so that the first clients have one
+    each. To introduce itself a client builds its model, and tries it and the model's file.
+    SettingsError or DataError where it cannot.
     """
     from protofl_common.simulation.grid import introduced
 
@@ -294,6 +301,7 @@ def _own_data(data: StoredData, settings: Settings, clients: int) -> Results:
     yield FACT, f"clients train on {len(train)} of them, and test on {len(test)}", ""
 
     if data.by_client and not PARTITIONS[settings.data.partition].needs_domains:
+        # here `domains` are the values of that column
         both = {*data.domains[train]} & {*data.domains[test]}
         if both:
             wrong = f"{len(both)} values of `client` are both trained on and tested"
@@ -310,16 +318,21 @@ def _processes(planned: Planned) -> Results:
     for folder in PROC.glob("[0-9]*"):
         number += 1
         try:
+            # ID (NAME) STATE PARENT …; a name may have blanks and brackets
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
             words = (folder / "cmdline").read_text().split("\0")
             variables = (folder / "environ").read_text(errors="replace").split("\0")
         except OSError:  # another user's, or gone
             continue
-        environment = dict(variable.partition("=")[::2] for variable in variables)
+        environment = {}
+        for variable in variables:
+            name, _, value = variable.partition("=")
+            environment[name] = value
         if parent != "1" or _flwr_home(environment) != _flwr_home(os.environ):
             continue
         for name in ("flower-superlink", "raylet", "gcs_server"):
             is_service = name == "flower-superlink" and "--simulation" not in words
+            # the second word is the program if the first is the Python that runs it
             is_named = any(word.endswith(name) for word in words[:2])
             if is_named and not is_service:
                 left = f"{name} ({folder.name}) is left of an earlier run"

@@ -91,14 +91,14 @@ def act(arguments: argparse.Namespace) -> None:
     for name, fact in (facts | _accuracies(model.card)).items():
         print(f"{name}: {printable(fact)}")
     print(f"{arguments.out}: {', '.join(written)}")
-    own = ""
-    if is_python_name(model.card.arch):
-        own = f" --allow-python {module_of(model.card.arch)}"
-    print(f"try: protofl predict {arguments.out} FILE…{own}")
+    option = ""
+    if is_python_name(model.card.arch):  # a network of the user's own, whose module is imported
+        option = f" --allow-python {module_of(model.card.arch)}"
+    print(f"try: protofl predict {arguments.out} FILE…{option}")
 
 
 def _accuracies(card: "ModelCard") -> dict[str, str]:
-    """Say how many test samples each way to predict gets right; why nothing is known otherwise."""
+    """Say which share of the test samples each way to predict gets right, or why none is known."""
     if not card.test_samples:
         return {"right": UNTESTED}
     return {f"right by {way}": f"{100 * share:.2f} %" for way, share in card.accuracy.items()}
@@ -107,8 +107,8 @@ def _accuracies(card: "ModelCard") -> dict[str, str]:
 def _folder_of_run(path: Path) -> Path:
     """Return the folder of the run that the user names by its path, or by its name in ``runs/``.
 
-    In a site's state-dir a folder's name ends in the number of the Flower run. That may be left out
-    where only one Flower run had the name; SettingsError where there were several.
+    In a site's state-dir a folder's name ends in the number of the Flower run, which may be left
+    out where only one Flower run had the name; SettingsError where several had it.
     """
     runs = {run.name: run for run in path.parent.glob("*") if (run / "clients").is_dir()}
     of_this_name = [runs[name] for name in with_run_id(path.name, runs)]
@@ -127,7 +127,7 @@ def models_in(run: Path, name: str = WEIGHTS) -> dict[str, Path]:
     """Return the files called ``name`` of a run's models, by site.
 
     ``name`` is `WEIGHTS`, or `BEST` for the models of the best round. SettingsError if the run has
-    none; it says where they are.
+    none, which says where they may be.
     """
     files = {file.parent.name: file for file in run.glob(f"clients/*/{name}")}
     if files:
@@ -199,9 +199,9 @@ def _readme(card: "ModelCard", facts: Mapping[str, str]) -> str:
 
 
 def _facts(card: "ModelCard", summary: Summary | None) -> dict[str, str]:
-    """Return what a model is and learnt from, by headings for people.
+    """Return what a model is, and what it learnt from, by headings for people.
 
-    ``summary``: that of its run; None: it is not here, as on a site's own machine.
+    ``summary`` is that of its run, or None on a site's own machine, which has none.
     """
     network = card.arch
     if card.backbones:
@@ -251,7 +251,7 @@ def _facts_of_run(summary: Summary) -> dict[str, str]:
 
 
 def _figures(card: "ModelCard") -> str:
-    """Return the text on a model's accuracy: on which samples, and what else was chosen on them."""
+    """Return the text on a model's accuracy: on which samples, and what was chosen on which."""
     if not card.test_samples:
         return f"{card.site}: {UNTESTED}"
     when = "the last round"

@@ -60,7 +60,7 @@ def act(arguments: argparse.Namespace) -> None:
 
         hparams = cast(GaussianHparams, settings.hparams)
         own_priors: StateDict = {}
-        if hparams.priors == "personal":
+        if hparams.priors == "personal":  # a client's priors are its own shares of the classes
             own_priors = {name: tensors["shares"] for name, tensors in sent.items()}
         del sent[site]
         moments, counts_C = pooled(sent, settings)
@@ -130,7 +130,8 @@ def _refit_models(
         task = trained.card.task
         over_classes = ClassMoments.of(moments).over_classes(task.classes_of_a_sample)
         head.fit(over_classes, counts_C, priors_C, shrinkage, task.combined)
-        name = trained.card.run.removesuffix(NOTE)[:MOST_OF_NAME] + NOTE
+        earlier_name = trained.card.run.removesuffix(NOTE)  # of an earlier site that was taken out
+        name = earlier_name[:MOST_OF_NAME] + NOTE
         card = replace(trained.card, run=name)
         replace(trained, weights=model.state_dict(), card=card).write(file)
     return len(files)

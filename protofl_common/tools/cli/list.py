@@ -50,7 +50,7 @@ def lists() -> dict[str, tuple[str, Mapping[str, str]]]:
     """Return the lists by their names: the setting that each is for, and its choices, explained."""
     groups = {}
     for name, members in GROUPS.items():
-        if name not in ARCHITECTURES:
+        if name not in ARCHITECTURES:  # each of which is a group of itself alone
             groups[name] = ", ".join(members)
     return {
         "algorithms": ("algo", _algorithms()),
@@ -75,7 +75,7 @@ def _helps(rows: Mapping[str, DataSet | Partition]) -> dict[str, str]:
 
 
 def _metrics() -> dict[str, str]:
-    """Explain each metric by the first line of its function's docstring."""
+    """Explain each metric by the first line of its function's docstring, without its "Return"."""
     functions = {**LABEL_METRICS, **METRICS, **BY_CLASS}
     explained = {}
     for name, function in functions.items():

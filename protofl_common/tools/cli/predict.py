@@ -131,8 +131,8 @@ def act(arguments: argparse.Namespace) -> int:
 def _predict_files(arguments: argparse.Namespace) -> int:
     """Predict each input of the files; return 0, or `SOME_LEFT_OUT`.
 
-    Print a table, with --json lines of JSON, and with --out alone write a CSV file. Files that
-    cannot be read are named on stderr; SettingsError where none can be.
+    Print a table, or with --json lines of JSON; with --out, write a CSV file and print no table.
+    Files that cannot be read are named on stderr; SettingsError where none can be read.
     """
     from protofl_common.tools.inference import Predictor  # PyTorch, seconds
 
@@ -143,7 +143,9 @@ def _predict_files(arguments: argparse.Namespace) -> int:
     predictor = Predictor.load(arguments.model, arguments.device, arguments.allow_backbones)
     by = predictor.chosen_inference(arguments.by)
     shows_table = not arguments.json and not arguments.out
-    hides_progress = not console.is_terminal or (not arguments.out and sys.stdout.isatty())
+    # a bar would stand between the lines of the result on the same screen
+    prints_on_screen = not arguments.out and sys.stdout.isatty()
+    hides_progress = not console.is_terminal or prints_on_screen
 
     problems: dict[str, str] = {}
     with rows_file(arguments.out) if arguments.out else nullcontext() as add_rows:
@@ -219,12 +221,15 @@ def read_batches(files: Sequence[Path], card: "ModelCard") -> Iterator[Samples]:
 
 
 def _read(file: Path, card: "ModelCard") -> Samples:
-    """Return the samples of one file, or the reason why it cannot be read; nothing is raised."""
-    name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be text
+    """Return the samples of one file, or the reason why it cannot be read; nothing is raised.
+
+    An image is one sample; in other files each row is one.
+    """
+    name = os.fsencode(file).decode(errors="backslashreplace")  # a name need not be UTF-8
     try:
         takes_images = card.input_type == "uint8"
         if takes_images and file.suffix.lower() not in ARRAYS:
-            return Samples([name], _image(file, card)[None], {})
+            return Samples([name], _image(file, card)[None], {})  # [1, C, H, W]
         rows = inputs_for(card, _content(file), str(file))
         return Samples([f"{name}:{row}" for row in range(len(rows))], rows, {})
     except Exception as error:  # what decoders raise of a broken file may be anything
@@ -234,11 +239,13 @@ def _read(file: Path, card: "ModelCard") -> Samples:
 
 def _image(file: Path, card: "ModelCard") -> Inputs:
     """Return an image's pixels [channels, height, width], stretched to the model's size."""
-    image = read_image(file, card.input_shape[1])
-    if card.input_shape[0] == 1:
-        grey = Image.fromarray(image.transpose(1, 2, 0)).convert("L")
+    channels, size = card.input_shape[:2]
+    image_CHW = read_image(file, size)  # in three colours
+    if channels == 1:
+        image_HWC = image_CHW.transpose(1, 2, 0)
+        grey = Image.fromarray(image_HWC).convert("L")
         return np.asarray(grey)[None]
-    return image
+    return image_CHW
 
 
 def _content(file: Path) -> Any:
@@ -260,8 +267,10 @@ def _rows_of_samples(samples: Samples, predictor: "Predictor", by: str) -> list[
     answers = predictor.predict(samples.inputs, by)
     for name, answer in zip(samples.names, answers, strict=True):
         row = {"file": name, "by": by, **vars(answer)}
-        of_each = row.pop("probabilities")
-        rows.append({**row, **{f"probability of {label}": p for label, p in of_each.items()}})
+        # where a sample has several labels, a column for each
+        for label, probability in row.pop("probabilities").items():
+            row[f"probability of {label}"] = probability
+        rows.append(row)
     return rows
 
 
@@ -276,15 +285,16 @@ def _table_line(row: Row) -> str:
 
 def _one_line(text: str) -> str:
     """Return the text, with escapes such as ``\\n`` where it has unprintable characters."""
-    return text if text.isprintable() else repr(text)[1:-1]
+    return text if text.isprintable() else repr(text)[1:-1]  # without the quotes of repr
 
 
 # -- a simulated run
 def _predict_run(arguments: argparse.Namespace) -> int:
     """Predict the test samples of every client of a run into a CSV file, and return 0.
 
-    SettingsError for an exported model (which needs files), a run without models, or one that was
-    divided by another version of the code.
+    With --features or --figures, write the samples' features, or draw them, too. SettingsError for
+    an exported model (which needs files), a run without models, or one whose data were divided by
+    another version of the code.
     """
     if (arguments.model / CARD).exists():
         raise SettingsError("FILE: which files? Images, folders of them, .npy, .npz or CSV")
@@ -296,7 +306,7 @@ def _predict_run(arguments: argparse.Namespace) -> int:
     recipe = read_recipe(str(run / "settings.toml"))
     settings = Settings.from_run_config(default_run_config() | recipe.settings)
     RunFolder(run).check_division(settings.data.partition)
-    # in the run's folder a resumption would remove what is being written
+    # a run that goes on would remove what is being written in its folder, so it is locked then
     is_inside = out.absolute().parent == run.absolute()
     count = 0
     kept: list[Row] = []  # for the features and figures, if they are asked for
@@ -313,7 +323,9 @@ def _predict_run(arguments: argparse.Namespace) -> int:
                 kept += rows
                 features.append(client.predictor.features(client.inputs).numpy())
     if kept:
-        _keep(kept, np.concatenate(features), client.predictor.card.classes, arguments)
+        # all clients have the same classes
+        classes = client.predictor.card.classes
+        _write_features_and_figures(kept, np.concatenate(features), classes, arguments)
     if arguments.json:
         print_json("predict", {"file": str(out), "rows": count, "clients": in_order(files)})
     else:
@@ -345,7 +357,7 @@ def _open_client(
 
 
 def _rows_of_client(client: Client) -> list[Row]:
-    """Predict the test samples of a client, a row for each.
+    """Predict the test samples of a client by its head and by prototypes; return a row for each.
 
     Warn on stderr where the accuracy is not that of the run.
     """
@@ -363,7 +375,7 @@ def _rows_of_client(client: Client) -> list[Row]:
     for inference, scores_NC in scores.items():  # by the head, and by prototypes
         predicted_N = task.predicted(scores_NC)
         right = int(task.correct(predicted_N, task.tensor(labels_N)))
-        accuracy = right / max(1, len(rows))
+        accuracy = right / max(1, len(rows))  # 0 for a client without test samples
         if abs(accuracy - card.accuracy[inference]) > ACCURACY_TOLERANCE:
             in_run = 100 * card.accuracy[inference]
             shares = f"{100 * accuracy:.1f} % right by {inference}, {in_run:.1f} % in the run"
@@ -384,15 +396,15 @@ def _column(rows: Sequence[Row], name: str) -> np.ndarray:
     return np.array([row[name] for row in rows])
 
 
-def _keep(
+def _write_features_and_figures(
     rows: Sequence[Row],
     features_ND: np.ndarray,
     classes: Sequence[str],
     arguments: argparse.Namespace,
 ) -> None:
-    """Write the features of all clients' test samples, and draw the figures, as asked.
+    """Write the features [N, D] of all clients' test samples, and draw the figures, as asked.
 
-    ``rows`` are those of `_rows_of_client` for each sample.
+    ``rows`` are the N rows of `_rows_of_client`, in the same order.
     """
     labels_N = _column(rows, "label")
     sites_N = _column(rows, "client")
@@ -415,7 +427,7 @@ def _keep(
         if predicted:
             drawing = paper.confusion(_column(predicted, "label"), _column(predicted, way), classes)
             drawing.save(arguments.figures, f"confusion-{way}")
-    _, owners_N = np.unique(sites_N, return_inverse=True)
+    _, owners_N = np.unique(sites_N, return_inverse=True)  # a number for each client
     paper.features(features_ND, labels_N, classes, owners_N).save(arguments.figures)
     print(arguments.figures, file=sys.stderr)
 
@@ -429,12 +441,12 @@ def _test_rows(
     have changed.
     """
     card = trained.card
-    number = card.site.removeprefix("site-")
+    number = card.site.removeprefix("site-")  # as simulated clients are called
     if not number.isdigit() or int(number) >= clients:
         raise SettingsError(
             f"{card.site}: no simulated client; its data are on a machine of its own"
         )
-    # 0 of 1 where no other client has a share of its data
+    # (0, 1) where no other client has a share of its data
     share, num_shares = number_in_division(settings.data, int(number), clients)
     rows_N = shares_of(data, settings.data, settings.run.seed, num_shares)[share].test
     if len(rows_N) != card.test_samples:
@@ -459,7 +471,7 @@ def rows_file(path: Path) -> Iterator[AddRows]:
 
             def add(rows: Sequence[Row]) -> None:
                 if not file.tell():  # nothing is written yet
-                    writer.writerow(rows[0])
+                    writer.writerow(rows[0])  # its keys: the names of the columns
                 for row in rows:
                     writer.writerow([_without_formula(value) for value in row.values()])
 

@@ -70,10 +70,10 @@ def add_resources(parser: argparse.ArgumentParser) -> None:
 def with_resources(
     federation: Config, arguments: argparse.Namespace, clients: int | None
 ) -> Config:
-    """Return ``federation`` with the options of `add_resources`, where they are given.
+    """Return the federation config, changed by the options of `add_resources` that are given.
 
-    ``clients``: how many there shall be; None: as ``federation`` says. SettingsError for a number
-    that is out of range.
+    ``clients`` is how many clients there shall be, or None: then as many as ``federation`` says.
+    SettingsError for a number that is out of range.
     """
     options = (
         ("--clients", "num-supernodes", clients, 1),
@@ -116,29 +116,29 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | None:
-    """Return how many clients the command line asks for, or a natural partition has; None: neither.
+    """Return how many clients the command line asks for, or else a natural partition has.
 
-    The user's own data are read for this in any case: wrong ones are named now, and images are
-    decoded before a client waits for them. DataError for data that cannot be read.
+    None if neither says. The user's own data are read in any case: wrong ones are named now, and
+    images are decoded before a client waits for them. DataError for data that cannot be read.
     """
     clients: int | None = arguments.clients
-    nobody_says = clients is None and not arguments.recipe
-    data_says = settings.partition == "natural" and nobody_says  # a client for each domain
+    nobody_says = clients is None and not arguments.recipe  # which names a number
+    data_say = settings.partition == "natural" and nobody_says  # a client for each domain
     data_set = data_set_named(settings.dataset)
-    must_read = data_set.is_own or (data_says and data_set.has_domains)
+    must_read = data_set.is_own or (data_say and data_set.has_domains)
     if not must_read:
         return clients
 
     data = open_data(settings)
-    if data_says:
-        return len(data.domain_names) or None
+    if data_say:
+        return len(data.domain_names) or None  # None for the user's own data without domains
     return clients
 
 
 def _run_for_people(config: Config, federation: Config, quiet: bool) -> Path | Failed:
     """Run the federation and show its events on the screen; if ``quiet``, its result alone.
 
-    Return the run's folder, or how it failed; then a quiet screen shows the last lines after all.
+    Return the run's folder, or how it failed: then a quiet screen's last events are printed, too.
     """
     from protofl_common.simulation.grid import attempt
 
@@ -203,9 +203,9 @@ class Screen(AbstractContextManager["Screen"]):
     def __call__(self, event: Event) -> None:
         """Show an event of the run.
 
-        Its result is kept for `conclude`, and the warnings of a quiet screen with it. A round
-        replaces the one before in the live line. All else is printed at once, unless the screen is
-        quiet.
+        The run's result is kept for `conclude`, and so are warnings on a quiet screen. In the live
+        line, if there is one, each round replaces the one before. All else is printed at once,
+        unless the screen is quiet.
         """
         text = str(event).strip("\n")
         if self.quiet:
@@ -220,7 +220,7 @@ class Screen(AbstractContextManager["Screen"]):
             self._print(text)
 
     def conclude(self, following: str) -> None:
-        """Show the result, the paths that matter, and the command to type next, if any."""
+        """Show the result, and the command to type next unless ``following`` is ""."""
         lines = list(self.results)
         if following:
             lines.append(f"next: {following}")

@@ -98,10 +98,11 @@ def _table(runs: list[dict[str, Any]]) -> Table:
         name = plain(run["name"])
         facts = plain(f"{run['algorithm']} · {run['dataset']} · seed {run['seed']}")
         rounds = plain(f"{run['rounds']}/{run['wanted']} rounds, {run['state']}")
+        # a line for each way to predict
         final = plain(run["final"]).replace(", ", "\n")
         best = plain(run["best"]).replace(", ", "\n")
         size = human_bytes(run["bytes"])
-        table.add_row(f"{name}\n[dim]{facts}\n{rounds}", final, best, size)
+        table.add_row(f"{name}\n[dim]{facts}\n{rounds}", final, best, size)  # dim from there on
     return table
 
 

@@ -160,9 +160,9 @@ def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Check what Flower says little about, and be the SuperNode until it ends.
+    """Check the port, the network and the folders, and be the SuperNode until it ends.
 
-    SettingsError where its port cannot be opened; what else is wrong is printed, and it starts.
+    SettingsError where the port cannot be opened. All else that is wrong is only printed.
     """
     from protofl_common.tools.site.check import folders, network
     from protofl_common.tools.site.supernode import start
@@ -171,7 +171,7 @@ def run(arguments: argparse.Namespace) -> None:
     host = arguments.host
     port = arguments.port
     try:
-        # Flower's error is a traceback, and comes late
+        # opened and closed again, as Flower's error would be a traceback, and come late
         socket.create_server((host, int(port))).close()
     except (OSError, ValueError, OverflowError) as error:
         raise SettingsError(f"--host {host} --port {port}: {error}; give another") from error
@@ -186,13 +186,14 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Print what is wrong with this machine for a run of these settings; 1 if something is."""
+    """Print the findings on this machine for a run of these settings; return 1 if one is wrong."""
     from protofl_common.tools.site.check import findings
 
     run_settings: Config = {}
     assignments = []
     for word in arguments.settings:
-        if word.endswith(".toml") and "=" not in word:
+        is_assignment = "=" in word  # whose value may be a file, too
+        if word.endswith(".toml") and not is_assignment:
             run_settings |= read_recipe(word).settings
         else:
             assignments.append(word)
@@ -202,16 +203,16 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print what the site keeps and what its privacy ledgers have spent; 1 if one is wrong."""
+    """Print what the site keeps and what its ledgers have spent; return 1 if one is wrong."""
     node = arguments.node
     kept = stored.stored_at(node)
     ledgers = list(stored.ledgers_at(node))
     wrong = [line for line in ledgers if line.startswith(WRONG)]
     if arguments.json:
         rows = []
-        for part in kept:
-            paths = [str(path) for path in part.paths]
-            rows.append({"name": part.name, "bytes": part.bytes, "paths": paths})
+        for entry in kept:
+            paths = [str(path) for path in entry.paths]
+            rows.append({"name": entry.name, "bytes": entry.bytes, "paths": paths})
         spent = [line for line in ledgers if line not in wrong]
         print_json("site status", {"kept": rows, "ledgers": spent, "wrong": wrong})
     else:
@@ -242,6 +243,7 @@ def key(arguments: argparse.Namespace) -> None:
 def requests(arguments: argparse.Namespace) -> None:
     """Print what runs have asked of this site, and how many files of requests cannot be read."""
     folder = site_folder(arguments.node).absolute()
+    # those that cannot be read are left out
     described = list(approvals.describe_requests(arguments.node))
     files = list((folder / FOLDER).glob("*.json"))
     unread = len(files) - len(described)
@@ -284,9 +286,9 @@ def deny(arguments: argparse.Namespace) -> None:
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Print the audit log and what is wrong with it; 1 if something is.
+    """Print the audit log and what is wrong with it; return 1 if something is.
 
-    With --against, the heads of the log that the server has must be in it.
+    With --against, each line must be there of which the server has seen the hash.
     """
     entries, wrong = approvals.log_of(arguments.node, str(arguments.since or ""))
     verdict = "each follows the one before it"

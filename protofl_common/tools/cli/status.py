@@ -110,7 +110,7 @@ def _as_dict(federation: Federation, runs: list[KnownRun], problems: list[str]) 
     waiting = []
     for run, event in _waiting(runs):
         fields = event.for_programs()
-        del fields["event"]
+        del fields["event"]  # the kind of event, which is the same for all
         waiting.append({"run": run.path.name, **fields})
     submissions = []
     for submission in federation.submissions:
@@ -128,8 +128,8 @@ def _as_dict(federation: Federation, runs: list[KnownRun], problems: list[str]) 
 def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
     """Return Flower's number of the site ``name``.
 
-    The name is that of its registration; only if no node is registered by it, that in a run.
-    SettingsError if no node has it, or several.
+    The name is that of its registration or, if no node is registered by it, its name in a run.
+    SettingsError if no node has the name, or several have it.
     """
     numbers = [node.node_id for node in federation.nodes if node.name == name]
     if not numbers:
@@ -142,7 +142,7 @@ def number_of(name: str, federation: Federation, runs: list[KnownRun]) -> int:
 
 
 def status_lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
-    """Yield a line for each site, submission, run that waits or stopped, and the certificate."""
+    """Yield a line for each site, submission, waiting run, stopped run, and for the certificate."""
     for site in _sites(federation, runs):
         replies = []
         for run_name, known in site.runs.items():
@@ -171,7 +171,10 @@ def status_lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
 
 
 def _waiting(runs: list[KnownRun]) -> Iterator[tuple[KnownRun, Waiting]]:
-    """Yield each run under way that waits for sites: which ones, how long, how long still."""
+    """Yield each run under way that waits for sites, with the sites and the seconds as an event.
+
+    The seconds are those since it began to wait, and those until it goes on without them.
+    """
     now = time.time()
     for run in runs:
         awaited = run.awaited()
@@ -186,8 +189,8 @@ def _submission_line(run: Run) -> str:
     state = _state(run)
     if state == "pending":
         state += " (waits for protofl worker: is it running?)"
-    # A run that is resumed was submitted with resume.toml, which repeats all settings. Only those
-    # that differ from the defaults are shown
+    # without those that are as by default: a run that is resumed was submitted with resume.toml,
+    # which repeats all settings
     changed = sorted(run.override_config.items() - default_run_config().items())
     settings = printable(" ".join(f"{key}={value!r}" for key, value in changed))
     when = run.pending_at[:19]  # to the second
@@ -201,7 +204,7 @@ def _state(run: Run) -> str:
 
 
 def _trouble(site: KnownSite) -> str:
-    """Say how often a site's replies were lost in a run, and why the latest; "" if none was."""
+    """Say how often a site's replies had each trouble, and why the latest had it; "" for none."""
     numbers = [f"{number} {kind}" for kind, number in site.trouble.items()]
     return f"  {', '.join(numbers)}; {site.reason}" if numbers else ""
 
@@ -214,19 +217,19 @@ class Site(NamedTuple):
 
 
 def _sites(federation: Federation, runs: list[KnownRun]) -> list[Site]:
-    """Return the registered sites, sorted by name.
+    """Return the registered sites, sorted by name, with what runs know of them.
 
-    ``runs`` begin with the latest. Those count that are under way; if none is, the latest.
+    These are the runs under way or, if there are none, the first of ``runs``, which is the latest.
     """
     chosen = [run for run in runs if run.is_under_way] or runs[:1]
     known = {run.path.name: run.known_sites() for run in chosen}
-    names = {}
+    names_in_runs = {}
     for sites in known.values():
         for name, site in sites.items():
-            names[site.node] = name
+            names_in_runs[site.node] = name
     rows = []
     for node in federation.nodes:
-        name = names.get(node.node_id) or node.name or "?"
+        name = names_in_runs.get(node.node_id) or node.name or "?"
         in_runs = {run: sites[name] for run, sites in known.items() if name in sites}
         rows.append(Site(name, node.node_id, node.status, in_runs))
     return sorted(rows, key=lambda site: (site.name, site.node))

@@ -22,7 +22,7 @@ from protofl_common.experiment.study import key_as_text, signed_part
 from protofl_common.tools.arguments import add_allow_python, read_recipe
 from protofl_common.tools.ssh_key import private_key
 
-_SIGNED = re.compile(r"^study-(by|signature) *=.*\n?", re.MULTILINE)
+_SIGNATURE = re.compile(r"^study-(by|signature) *=.*\n?", re.MULTILINE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +45,9 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def sign(file: Path, key_file: Path | None, by: str) -> None:
-    """Write the signer and the signature at the top of a study's file; an earlier one goes.
+    """Write the signer and the signature at the top of a study's file, in place of earlier ones.
 
-    SettingsError for a key or settings that are wrong; then nothing is written.
+    SettingsError, before anything is written, for a key or settings that are wrong.
     """
     if key_file is None or not by:
         raise SettingsError(
@@ -55,9 +55,9 @@ def sign(file: Path, key_file: Path | None, by: str) -> None:
         )
     key = private_key(key_file)
     signer = f"{by}:{key_as_text(key.public_key())}"
-    text = _SIGNED.sub("", file.read_text(encoding="utf-8"))
+    unsigned = _SIGNATURE.sub("", file.read_text(encoding="utf-8"))
     recipe = read_recipe(str(file))
     settings = default_run_config() | recipe.settings | {"study-by": signer}
     signature = key.sign(signed_part(settings)).hex()  # an earlier signature is no part of it
     Settings.from_run_config(settings | {"study-signature": signature})  # for its SettingsError
-    write_text(file, f'study-by = "{signer}"\nstudy-signature = "{signature}"\n{text}')
+    write_text(file, f'study-by = "{signer}"\nstudy-signature = "{signature}"\n{unsigned}')

@@ -101,12 +101,12 @@ def act(arguments: argparse.Namespace) -> int | None:
     shard = _shard(arguments.shard)
     planned = _planned_tables(arguments, files, overrides)
     out = Path(arguments.out)
-    # the file is named, as `sys.stdout` is another one while a run is made
+    # given as a file, as `sys.stdout` is another one while a run is made
     console = Console(file=sys.stderr if arguments.json else sys.stdout)
     runs = Runs(out / "runs", arguments.keep_models)
     trials = None
     if arguments.search:
-        # -1: waits for a trial that another process makes, as the best settings depend on it
+        # -1: wait for a trial that another process makes, as the best settings depend on it
         trials = Runs(out / "trials", patience=-1)
     for table, cells in planned:
         if trials:
@@ -118,6 +118,7 @@ def act(arguments: argparse.Namespace) -> int | None:
         show_plan(planned, runs, trials, console)
         return None
 
+    # the recipes of a table say how many clients there are
     resources = partial(with_resources, arguments=arguments, clients=None)
     start_engine(planned, runs, resources, str(overrides.get("device", "auto")))
     launch_here = partial(launch, resources=resources)
@@ -160,7 +161,7 @@ def _check_words(arguments: argparse.Namespace, files: list[str], overrides: Con
 
     ``files`` are the tables' files among the arguments, ``overrides`` the settings.
     """
-    names = {Path(file).stem for file in files}  # results stand in OUT/NAME.md
+    names = {Path(file).stem for file in files}  # must differ: results stand in OUT/NAME.md
     if not files or len(names) < len(files):
         given = " ".join(files)
         raise SettingsError(
@@ -180,7 +181,8 @@ def _check_words(arguments: argparse.Namespace, files: list[str], overrides: Con
 def _planned_tables(arguments: argparse.Namespace, files: list[str], overrides: Config) -> Planned:
     """Read each table, and plan its cells with the ``overrides`` of the command line.
 
-    A table notes the overrides. SettingsError with a line for each thing that is wrong in a file.
+    The overrides are added to a table's note. SettingsError with a line for each thing that is
+    wrong in a file.
     """
     tables = []
     for path in map(file_named, files):
@@ -209,11 +211,12 @@ def execute(
     trials: Runs | None = None,
     shard: slice = ALL,
 ) -> int:
-    """Make the runs of each table that are not finished, and write the table's files after each.
+    """Make the runs of each table that are not finished; after each, write the table's files.
 
-    ``trials``: where those of a search are made; None: no search. ``shard`` chooses which runs this
-    process makes, by their place in the list of all; with a search, which cells it searches. Return
-    1 where a run failed, or all cells that are asked for are without runs; else 0.
+    ``trials`` is where the trials of a search are made, or None without a search. ``shard`` chooses
+    which runs this process makes, by their place in the list of all; with a search it chooses the
+    cells that are searched and run. Return 1 where a run failed, or all cells that are asked for
+    are without runs; else 0.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -228,10 +231,10 @@ def execute(
             if trials:
                 cells = _searched_shard(table, planned_cells, trials, make, shard)
             mine = runs_of(cells)
-            if not trials:
+            if not trials:  # with them, only cells of the shard are still asked for
                 mine = mine[shard]
             write = partial(_write, table, cells, runs, out, {})
-            write()
+            write()  # what earlier invocations have left
             for run in progress.track(mine, total=len(mine), description=table.name):
                 if make(run, runs):
                     write()
@@ -247,8 +250,8 @@ def _searched_shard(
 ) -> list[Cell]:
     """Search for the best settings of each cell of the shard in turn, and return all the cells.
 
-    The cells of other shards are returned as cells that nobody asked for: no trial is made for them
-    here, but they too have the settings of a search that is finished.
+    The cells of other shards are returned as cells that nobody asked for: no trial or run is made
+    for them here. Where their search is finished, they have the settings that it found, too.
     """
     mine = [cell for cell in cells if cell.asked][shard]
     searched = []
@@ -261,10 +264,10 @@ def _searched_shard(
 def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | None) -> Cell:
     """Return the cell with the settings that are best on validation data.
 
-    If the cell is asked for, ``make`` makes the trials that are left; otherwise, and without
-    ``make``, the cell is skipped unless its search is finished, as it is if no trial ends well.
-    Without ``trials``, or where it has no runs or nothing to search for, the cell is returned as it
-    is.
+    ``make`` makes the trials that are left, if the cell is asked for. Where trials are left all the
+    same (``make`` is None, or nobody asked for the cell), or none ended well, the cell is returned
+    as one that is skipped, with the reason. Without ``trials`` (no search), and where it has no
+    runs or nothing to search for, it is returned as it is.
     """
     if not trials or not cell.runs or not cell.spaces:
         return cell
@@ -275,10 +278,11 @@ def _searched(table: TableFile, cell: Cell, trials: Runs | None, make: Make | No
 
 
 def show_plan(planned: Planned, runs: Runs, trials: Runs | None, console: Console) -> None:
-    """Print a line for each cell: its seeds to run, and how its settings differ from others'.
+    """Print what would be run for each table, and run nothing.
 
-    Or why it is skipped: with ``trials``, because trials of a search are left. Then how many runs
-    are left. Nothing is run.
+    There is a line for each cell: which seeds are to run and how its settings differ from others',
+    or why it is skipped, which with ``trials`` may be that trials of its search are left. A last
+    line says how many runs are left in all.
     """
     show = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     for table, planned_cells in planned:
@@ -302,13 +306,18 @@ def _plan_of(cell: Cell, cells: list[Cell], runs: Runs) -> str:
     facts = [f"seeds to run {', '.join(left) or 'none'}"]
     facts.append(f"{first.federation['num-supernodes']} clients")
     for key, value in first.settings.given.items():
-        if any(config.get(key) != value for config in configs):
+        differs = any(config.get(key) != value for config in configs)
+        if differs:
             facts.append(f"{key}={value}")
     return "; ".join(facts)
 
 
 def _make_one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bool:
-    """Make a run unless it is finished, with a bar of its rounds; return whether this made it."""
+    """Make a run unless it is finished, with a bar of its rounds.
+
+    Return True if this made it, even if it failed; False if it is finished, or another process
+    makes it.
+    """
     if runs.finished(run):
         return False
     bar = progress.add_task(f"  {run.name}", total=run.settings.run.rounds)
@@ -332,21 +341,21 @@ def _make_one(run: Run, runs: Runs, *, launch: Launch, progress: Progress) -> bo
 
 
 def _write(
-    table: TableFile, cells: list[Cell], runs: Runs, out: Path, done: render.Results
+    table: TableFile, cells: list[Cell], runs: Runs, out: Path, finished: render.Results
 ) -> None:
     """Write all files of a table.
 
-    ``done`` is changed: it keeps the results of finished cells from one call to the next, so that
-    their runs need not be read again.
+    ``finished`` is changed: it keeps the results of finished cells from one call to the next, so
+    that their runs need not be read again.
     """
-    # So that of several processes the last one to write has read what the others' runs left
+    # locked so that of several processes the last to write has read what the others' runs left
     with runs.lock("tables"):
         results: render.Results = {}
         for cell in cells:
             place = (cell.row, cell.column)
-            results[place] = done.get(place) or render.result_of(cell, runs)
+            results[place] = finished.get(place) or render.result_of(cell, runs)
             if results[place].state == "done":
-                done[place] = results[place]
+                finished[place] = results[place]
         content = render.as_dict(table, results)
         files = {
             ".json": json.dumps(content, indent=2, ensure_ascii=False) + "\n",
@@ -362,7 +371,10 @@ def _write(
 
 
 def draw(table: TableFile, cells: list[Cell], runs: Runs, into: Path) -> None:
-    """Draw curves and boxes of the finished runs of each column, a method for each row."""
+    """Draw curves and boxes of the finished runs of each column, in which each row is a method.
+
+    A column has a drawing for each figure that its cells show, but for counts.
+    """
     from protofl_common.report.paper import save_curves_and_boxes  # matplotlib, half a second
 
     for column in table.columns:
@@ -381,4 +393,4 @@ def _shard(text: str) -> slice:
     numbers = re.fullmatch(r"(\d+)/(\d+)", text)
     if not numbers or not 1 <= int(numbers[1]) <= int(numbers[2]):
         raise SettingsError(f"--shard {text!r}: must be I/N with I from 1 to N, such as 3/16")
-    return slice(int(numbers[1]) - 1, None, int(numbers[2]))
+    return slice(int(numbers[1]) - 1, None, int(numbers[2]))  # shards count from 1

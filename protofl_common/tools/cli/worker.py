@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def act(arguments: argparse.Namespace) -> None:
-    """Be the worker: start the thread that resumes crashed runs, and Flower's loop until it ends.
+    """Be the worker: start the thread that resumes crashed runs, and run Flower's loop to its end.
 
     SettingsError for an option that is wrong, and where Flower lacks a name that is needed.
     """
@@ -60,6 +60,7 @@ def act(arguments: argparse.Namespace) -> None:
         raise SettingsError(f"--out-dir {out_dir}: is no folder that this user can write to")
 
     require_for_worker()  # here, so that it fails now and not in each run's process
+    # this file is also the script that handles a run
     script = [__file__, str(out_dir), modules, START_METHOD]
     executor = Executor(TaskType.SERVER_APP, script, START_METHOD)
     os.environ.update(environment_of_own_code())

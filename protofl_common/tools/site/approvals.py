@@ -70,7 +70,7 @@ from protofl_common.wire.schema import Exchange
 def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, list[str]]]:
     """Yield each request of a site, and lines for people: its state, and what it asks for.
 
-    First those that are decided, then those that wait; both by their age.
+    Requests that are decided come before those that wait, and older ones before newer ones.
     """
     decided_first = sorted(
         requests(site_folder(node)), key=lambda request: (not request.decision, request.asked)
@@ -81,34 +81,35 @@ def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, lis
             approved_signers.add(request.study.by)
 
     for request in decided_first:
-        request = as_it_counts(request, node)
+        request = as_it_counts(request, node)  # undecided without an operator's signature
         lines = _asked_for(request, node)
         if request.study.by and not request.decision:
             is_known = request.study.by in approved_signers
             history = "has signed what was approved here" if is_known else "is new to this site"
-            lines.insert(1, f"           that key {history}")  # below the line with the key
+            # below the first line, which ends in the key of whoever has signed the study
+            lines.insert(1, f"           that key {history}")
         first_line = f"{request.study.id}  {state_of(request)}"
         yield request, [first_line, *(f"    {line}" for line in lines)]
 
 
 def _asked_for(request: Request, node: Mapping[str, Scalar]) -> list[str]:
     """Describe what a run asks for, and why this site would refuse it, or a baseline of it."""
-    lines = [str(request.study)]  # all that is said if the settings are wrong
-    what = "it"
+    lines = [str(request.study)]  # all that can be said of wrong settings; else it is replaced
+    refused = "it"
     try:
         settings = Settings.from_run_config(default_run_config() | request.settings, node)
         lines = [*describe_run(settings), *_about_peers(settings, node)]
-        what = "a baseline"  # the site still takes part in the run, but not in this baseline
+        refused = "a baseline"  # the site still takes part in the run, but not in this baseline
         baselines_of(settings, settings.given, node)  # for its SettingsError
     except SettingsError as error:
-        lines += [f"this site refuses {what}: {line}" for line in str(error).splitlines()]
+        lines += [f"this site refuses {refused}: {line}" for line in str(error).splitlines()]
     return lines
 
 
 def _about_peers(settings: Settings, node: Mapping[str, Scalar]) -> Iterator[str]:
-    """Warn of sites of a run whose keys are not in this site's ``peers``.
+    """Yield a warning of the sites of a run whose keys are not in this site's ``peers``.
 
-    The last line is there if the site will refuse the run for it.
+    Yield another line if the site will refuse the run because of the other sites.
     """
     named = settings.named_sites
     site = NodeConfig.of(node)
@@ -129,7 +130,7 @@ def state_of(request: Request) -> str:
         study = request.study.id
         return f"WAITS since {request.asked}: protofl site approve {study}, or deny"
 
-    bounded = request.bounded
+    bounded = request.bounded  # with the stricter of the approval's limits and the study's
     state = f"{request.decision} {request.decided} by {request.by}"
     if bounded.until:
         state += f", until {bounded.until}"
@@ -172,6 +173,7 @@ def describe_run(settings: Settings) -> Iterator[str]:
     for each in with_baselines:
         if each.exchange.sends_weights and settings.privacy.dp == "none":
             yield printable(f"DANGER     {each.row.title}: {DANGER_OF_WEIGHTS}", LONGEST_IN_LOG)
+    # whoever invents the other sites of a secure sum can subtract what they sent
     if settings.privacy.sums_only and not study.sites:
         yield "           nobody vouches for the other sites: the run names none by its key"
     yield from _changed(with_baselines)
@@ -186,7 +188,10 @@ def _signed(study: Study) -> str:
 
 
 def _leaving(settings: Settings, with_baselines: list[Settings]) -> Iterator[str]:
-    """Say what leaves a site: of the model by each algorithm, at its introduction, as figures."""
+    """Yield lines on what leaves a site: of its model by each algorithm, and in any run.
+
+    ``with_baselines`` are the settings of the run, and of each of its baselines.
+    """
     for each in with_baselines:
         sent = sent_of_model(each.exchange)
         yield printable(f"leaves     {each.row.title}: in each round {sent}", LONGEST_IN_LOG)
@@ -202,9 +207,12 @@ def sent_of_model(exchange: Exchange) -> str:
 
 
 def sent_always(settings: Settings) -> tuple[str, str]:
-    """Say what a site sends in any run with these protections: at its introduction, and figures."""
+    """Return two texts on what a site sends in any run with these protections.
+
+    The first is on its introduction, the second on the figures that it reports.
+    """
     privacy = settings.privacy
-    is_exact = privacy.dp == "none"
+    is_exact = privacy.dp == "none"  # the figures have no noise
     introduced = (
         "its name, model (architecture, size), inputs (shape, columns as 16 bits), device, "
         "class names"
@@ -212,7 +220,7 @@ def sent_always(settings: Settings) -> tuple[str, str]:
     figures = "numbers of samples and of right predictions"
     if is_exact:
         introduced += ", seconds"
-        least = privacy.min_class_samples
+        least = privacy.min_class_samples  # 1: nothing is rounded, and losses may leave, too
         figures += ", losses" if least == 1 else f", rounded to multiples of {least}"
         figures += ", metrics"
     if privacy.sums_only:
@@ -246,16 +254,16 @@ def _changed(with_baselines: list[Settings]) -> Iterator[str]:
 
 def decide(
     node: Mapping[str, Scalar],
-    word: str,
+    id_or_file: str,
     decision: str,
     key_file: Path | None,
     until: str = "",
     runs: int = 0,
     later: str = "",
 ) -> str:
-    """Write an operator's decision on a request, also in the audit log; say what holds now.
+    """Write an operator's decision on a request, also into the audit log; return what holds now.
 
-    ``word`` is the id of a request, or a file of settings, whose request may still come;
+    ``id_or_file`` is the id of a request, or a file of settings, whose request may still come;
     ``decision`` is `APPROVED` or `DENIED`. An approval holds until the day ``until`` ("": no end)
     and for so many ``runs`` (0: any number), and with ``later`` = `PATCH` for later patch releases.
 
@@ -268,8 +276,11 @@ def decide(
         raise SettingsError(f"--until {until}: that day is over")
     folder = site_folder(node)
     name = site_name(node)
-    path, from_file = _request_for(folder, word, node if decision == APPROVED else None)
+    # settings that the site refuses by itself may be denied all the same
+    refusing_node = node if decision == APPROVED else None
+    path, from_file = _request_for(folder, id_or_file, refusing_node)
     with locked(path):
+        # the operator may decide about a file before any run of these settings has asked
         request = from_file if from_file and not path.exists() else read(path)
         study = request.study
         if decision == APPROVED:
@@ -282,11 +293,12 @@ def decide(
             until=until,
             runs=runs,
             by=by,
-            signature="",
+            signature="",  # made below, of this decision
             code=code_of(request.settings),
             release=RELEASE,
             later=later,
-            covered=("", ""),
+            covered=("", ""),  # no later release has taken part under this decision
+            # messages are counted since the decision
             introductions=0,
             messages=0,
             evaluations=0,
@@ -320,16 +332,17 @@ def decide(
 def _check_acceptable(request: Request, node: Mapping[str, Scalar]) -> None:
     """Raise SettingsError if the site would refuse the request whatever its operator decides."""
     config = default_run_config() | request.settings
-    Settings.from_run_config(config, node)
+    Settings.from_run_config(config, node)  # for its SettingsError
     problem = problem_of_sites(node, config)
     if problem:
         raise SettingsError(problem)
 
 
 def problem_of_sites(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> str:
-    """Say why a run with these sites has no place for this one; "" if it has.
+    """Say why this site cannot take part in a run because of the run's sites; "" if it can.
 
-    Its study names others, or this site cannot know with whom its uploads would be summed.
+    The study names sites and this one is not among them, or this one cannot know with whom its
+    uploads would be summed. ``config`` are all settings of the run.
     """
     study = Study.of(config)
     name = site_name(node)
@@ -341,10 +354,10 @@ def problem_of_sites(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -
 def _operator(
     node: Mapping[str, Scalar], key_file: Path | None
 ) -> tuple[str, Ed25519PrivateKey | None]:
-    """Return who decides, and the private key that signs: ``NAME:KEY`` of an operator.
+    """Return who decides, as ``NAME:KEY`` of an operator, and the private key that signs.
 
-    Where the node config names no operators, this is the user's name and None. SettingsError for a
-    key that is missing, or that of none of the operators.
+    Where the node config names no operators, return the user's name, and None for the key.
+    SettingsError for a key that is missing, or that of none of the operators.
     """
     operators = str(node.get(OPERATORS, ""))
     if key_file is None:
@@ -356,8 +369,8 @@ def _operator(
         return getpass.getuser(), None
     key = private_key(key_file)
     public = key_as_text(key.public_key())
-    for name, known in keys_of_sites(operators).items():
-        if known == public:
+    for name, operators_key in keys_of_sites(operators).items():
+        if operators_key == public:
             return f"{name}:{public}", key
     raise SettingsError(
         f"--key {key_file}: {public} is of none of operators (node config); choose from "
@@ -366,23 +379,23 @@ def _operator(
 
 
 def _request_for(
-    folder: Path, word: str, node: Mapping[str, Scalar] | None
+    folder: Path, id_or_file: str, node: Mapping[str, Scalar] | None
 ) -> tuple[Path, Request | None]:
-    """Return the file in which the request that ``word`` stands for is kept, or will be.
+    """Return the file that keeps a request, or will keep it, in a site's ``folder``.
 
-    ``word`` is a request's id, or a file of settings; of the latter, return also the request that a
-    run of these settings makes. SettingsError for an id without a request, and for wrong settings:
-    with ``node``, also for those that this site would refuse.
+    For a file of settings, return also the request that a run of these settings makes; for the id
+    of a request, None. SettingsError for an id without a request, and for wrong settings: with
+    ``node``, also for those that this site would refuse.
     """
-    if word.endswith(".toml"):
-        config = default_run_config() | read_recipe(word).settings
+    if id_or_file.endswith(".toml"):
+        config = default_run_config() | read_recipe(id_or_file).settings
         request = new_request(Settings.from_run_config(config, node).given)
         return folder / FOLDER / f"{request.study.id}.json", request
-    path = folder / FOLDER / f"{word}.json"
-    if not is_plain_name(word) or not path.exists():
+    path = folder / FOLDER / f"{id_or_file}.json"
+    if not is_plain_name(id_or_file) or not path.exists():
         ids = [request.study.id for request in requests(folder)]
         choices = ", ".join(ids) or "none: nobody has asked"
-        raise SettingsError(f"{word}: no such request; choose from {choices}")
+        raise SettingsError(f"{id_or_file}: no such request; choose from {choices}")
     return path, None
 
 
@@ -390,8 +403,8 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
     """Return a site's audit log from the day ``since`` on, and what is wrong with the whole log.
 
     Only entries before the first one of that day are left out: one that comes later in the file,
-    but has an earlier time by a wrong clock, is not. ``since`` "": the whole log. SettingsError if
-    there is none.
+    but has an earlier time by a wrong clock, is not. ``since`` "": the whole log. SettingsError for
+    a site without a log.
     """
     path = site_folder(node) / audit.FILE
     if not path.exists():
@@ -406,11 +419,11 @@ def log_of(node: Mapping[str, Scalar], since: str) -> tuple[list[Mapping[str, An
         if not row.get("signature"):
             continue
         signer = str(row.get("by"))  # NAME:KEY
-        signed = signed_decision(site_name(node), str(row["study"]), row)
+        signed = signed_decision(site_name(node), str(row.get("study")), row)
         if not is_signed(signer.rpartition(":")[2], str(row["signature"]), signed):
             problems.append(f"line {number} is not what {signer} has signed")
 
-    latest = ""
+    latest = ""  # of the times so far; as ISO texts, times and days sort by time
     num_earlier = 0  # lines before the day
     for number, row in enumerate(rows, 1):
         latest = max(latest, str(row.get("time", "")))
@@ -424,13 +437,14 @@ def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, li
     """Compare this site's audit log with the heads that the server has seen of it.
 
     A head is the hash of the log's last line after a round; the server writes it to
-    ``heads.jsonl``, which ``file`` is, or a copy. Return how many of this site's were found there,
-    and a line for each that the log lacks: the log was changed since. Finding none is a problem,
-    too.
+    ``heads.jsonl``, which ``file`` is, or a copy of that. Return how many heads of this site are in
+    the file, and a line for each that the log lacks, as the log was then changed since. If the file
+    has none of this site, return 0 and a line that says so.
     """
     folder = site_folder(node)
     name = site_name(node)
     heads = {head for head, _, _ in audit.entries(folder / audit.FILE)}
+    # as the server names this site: with its key where a study names that
     owners = {name, f"{name}:{key_as_text(site_key(folder).public_key())}"}
     lost = "the server has seen a line that the log lacks: it was changed or removed"
     compared = 0

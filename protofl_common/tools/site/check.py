@@ -76,9 +76,9 @@ def findings(
     listed = [*_code_and_user(), *network(options)]
     refused = [*_refused(node, asked)]
     listed += refused
-    # the node config is right, whatever is wrong with the run
-    is_usable = not refused or (bool(asked) and not [*_refused(node, {})])
-    if is_usable:
+    is_run_wrong = bool(refused and asked) and not [*_refused(node, {})]
+    is_node_config_right = not refused or is_run_wrong
+    if is_node_config_right:
         listed += folders(node)
         listed += _permissions(node)
         listed += _algorithms(node)
@@ -87,8 +87,8 @@ def findings(
         listed += _data(node, asked, options.quality)
         from client_app import protections
 
-        acting = protections.names(site_settings(node, asked), is_site=True)
-        listed.append(Finding(FACT, "protections", acting))
+        active = protections.names(site_settings(node, asked), is_site=True)
+        listed.append(Finding(FACT, "protections", active))
     return worst_first(listed)
 
 
@@ -105,7 +105,7 @@ def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterato
     """Say why the site refuses a run with the settings ``asked``; for {}, why it refuses all."""
     try:
         settings = site_settings(node, asked)
-        # before there is a study, settings alone may be asked about
+        # settings that name no sites may be checked before a study is made of them
         problem = problem_of_sites(node, settings.given) if asked.get("study-sites") else ""
     except SettingsError as error:
         yield from [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
@@ -177,7 +177,7 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
 
 
 def _certificates(path: Path) -> Finding:
-    """Say how long the certificates in a PEM file last: the first of them to end counts."""
+    """Say how many days are left until the first of the certificates in a PEM file ends."""
     try:
         certificates = load_pem_x509_certificates(path.read_bytes())
         ends = min(certificate.not_valid_after_utc for certificate in certificates)
@@ -207,7 +207,10 @@ def _key(path: Path) -> Finding:
 
 
 def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Say which folders the site reads and writes, whether it can, and who else may look in."""
+    """Say which folders the site reads and writes, whether it can, and who else may look in.
+
+    Also which privacy records are lost, and where there is little free space.
+    """
     data = str(node.get("data-dir", ""))
     if data:
         yield _folder("reads", "data-dir", Path(data).expanduser())
@@ -221,7 +224,7 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
         none = "no data-dir: only data sets that are embedded in ProtoFL"
         yield Finding(FACT, "reads", none)
 
-    # of a state-dir or a ledger that cannot be read nothing is said here: no message passes it
+    # if its state-dir or a ledger cannot be read, a site refuses every message and says why
     with suppress(OSError, RuntimeError):
         lost = lost_records(node)
         if lost:
@@ -242,9 +245,10 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
     """Yield the files in the state-dir that this user cannot use, and those that others may read.
 
-    The former come from a backup that root restored, for example.
+    A backup that root has restored, for example, leaves files that this user cannot use.
     """
-    state_dir = site_folders(node)[0].absolute()
+    relative_state_dir, _ = site_folders(node)
+    state_dir = relative_state_dir.absolute()
     tops = [state_dir / "sites", state_dir / "privacy"]
     *runs, _ = stored_at(node)  # the last are the caches
     for run in runs:
@@ -252,7 +256,7 @@ def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
     paths = list(tops)
     for top in tops:
-        for folder, subfolders, files in os.walk(top):  # but for folders that it may not list
+        for folder, subfolders, files in os.walk(top):  # passes over folders it may not list
             paths += [Path(folder, name) for name in (*subfolders, *files)]
     for path in paths:
         with suppress(OSError):  # a site at work replaces its files meanwhile
@@ -270,7 +274,7 @@ def _file_access(path: Path, state_dir: Path) -> Iterator[Finding]:
         passable_by_others = folder.stat().st_mode << 2  # moves the bits of x to those of r
         readable_by_others &= passable_by_others
 
-    if not _has_access(path, os.R_OK | os.W_OK) and path.exists():
+    if not _has_access(path, os.R_OK | os.W_OK) and path.exists():  # it may be gone by now
         yield Finding(WRONG, "writes", f"{path}: this user cannot read or write it")
     elif path.is_file() and readable_by_others and path.suffix != ".lock":
         readable = f"{path}: other users of this machine may read it; chmod 600"
@@ -292,7 +296,8 @@ def _folder(topic: str, key: str, folder: Path) -> Finding:
             return Finding(WRONG, topic, f"{name}: there is none")
         return Finding(FACT, topic, f"{name}: will be made, for this user only")
     mode = stat.S_IMODE(nearest.stat().st_mode)
-    if mode & (0o007 if is_read else 0o077):
+    forbidden = 0o007 if is_read else 0o077  # to others, and where the site writes to the group
+    if mode & forbidden:
         readable = f"{name}: other users of this machine may look in (mode {mode:04o})"
         return Finding(WARNING, topic, readable)
     return Finding(FACT, topic, f"{name} (mode {mode:04o})")
@@ -327,7 +332,10 @@ def _permissions(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 
 
 def _algorithms(node: Mapping[str, Scalar]) -> Iterator[Finding]:
-    """Say what leaves the site: for each kind of upload with which algorithms, and what always."""
+    """Say what leaves the site: each kind of upload, with the algorithms that send it.
+
+    Also what leaves in any run, and what hides it.
+    """
     by_upload: dict[str, list[str]] = {}
     of_packages = []
     with_weights = []
@@ -384,10 +392,11 @@ def _device(node: Mapping[str, Scalar]) -> Iterator[Finding]:
 def _data(
     node: Mapping[str, Scalar], asked: Mapping[str, Scalar], quality: bool
 ) -> Iterator[Finding]:
-    """Have the installed ClientApp introduce itself as in a run of these settings, and say as whom.
+    """Have the installed ClientApp introduce itself as in a run of these settings.
 
-    It asks nobody's approval, hides no numbers, charges no privacy ledger, and writes only to a
-    temporary folder. For no settings (``asked`` {}) the data are not read.
+    Say what samples, classes and model it has then. It asks nobody's approval, hides no numbers,
+    charges no privacy ledger, and writes only to a temporary folder. Without settings (``asked``
+    {}) the data are not read.
     """
     from protofl_common.simulation.grid import introduced
 
@@ -404,7 +413,8 @@ def _data(
         config, test_node = as_its_operator(
             settings, {**node, "cache-dir": folder, "state-dir": folder}
         )
-        test_node.pop("require-dp", None)  # the settings have met it; so no ledger is charged
+        # so that no ledger is charged; `findings` has seen that the settings meet it
+        test_node.pop("require-dp", None)
         try:
             card = introduced(config, test_node)
         except SettingsError as error:

@@ -37,7 +37,10 @@ flwr_clientapp = console_script("flwr-clientapp")
 
 
 def installed_code(app: str) -> Callable[[str, str, str], ClientApp]:
-    """Return the function with which Flower loads a run's ClientApp: always that of ``app``."""
+    """Return a function that loads the ClientApp in the folder ``app``, whatever run it is for.
+
+    It takes the place of Flower's, which loads that of the run's bundle.
+    """
     return get_load_client_app_fn("client_app.app:app", app, multi_app=False)
 
 
@@ -79,7 +82,7 @@ def handle(app: str, arguments: list[str]) -> None:
 if __name__ == "__main__":
     _, folder, start_method = sys.argv
     keep_log_short()
-    load = partial(installed_code(folder), "", "", "")
+    load = partial(installed_code(folder), "", "", "")  # id, version and hash of no bundle
     halves = [row.client for row in CATALOG.values()]
     prepare = partial(import_ahead, AHEAD, load, halves)
     handle_tasks(start_method, prepare, partial(handle, folder))

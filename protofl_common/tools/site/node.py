@@ -83,7 +83,7 @@ def node_config(text: str) -> dict[str, Scalar]:
             cure = '; write names as one text with commas, as in classes="a,b"'
         raise SettingsError(f"--node-config {text!r}: {reason}{cure}") from error
 
-    # each key that was read has one =, but for those inside quoted values
+    # outside of quoted values each key has one =; if there are more, Flower has left keys out
     without_quoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", text)
     if not text.endswith(".toml") and without_quoted.count("=") > len(node):
         read = ", ".join(node) or "nothing"
@@ -96,15 +96,16 @@ def site_settings(
 ) -> Settings:
     """Return the settings, as this site has them, of a run that was submitted with ``asked``.
 
-    Without ``asked`` those of the least demanding run that the site accepts. SettingsError if the
-    site refuses that run, or any, and if the node config is none of a site.
+    Without ``asked``, return those of the least demanding run that the site accepts. SettingsError
+    if the site refuses the run, without ``asked`` if it refuses all runs, and if the node config is
+    not that of a site.
     """
     site_folders(node)  # for its SettingsError
     if asked:
         return Settings.from_run_config({**default_run_config(), **asked}, node)
 
     refusals = []
-    for algo in allowed_algorithms(node) or [""]:
+    for algo in allowed_algorithms(node) or [""]:  # "" is refused, with the reason
         settings = least_demanding_settings(node, algo)
         if isinstance(settings, Settings):
             return settings
@@ -113,10 +114,10 @@ def site_settings(
 
 
 def allowed_algorithms(node: Mapping[str, Scalar]) -> list[str]:
-    """List the algorithms that the site allows.
+    """List the algorithms that the site allows by ``allow-algorithms``.
 
-    In its ``allow-algorithms`` "all" stands for those of the catalog, which then come first; those
-    of other packages are allowed by name only.
+    There "all" stands for those of the catalog, which then come first; those of other packages are
+    allowed by name only.
     """
     names = list(names_in(allowed_by(node)["allow-algorithms"]))
     if "all" not in names:
@@ -132,8 +133,9 @@ def least_demanding_settings(node: Mapping[str, Scalar], algo: str) -> Settings 
     even this run, return why.
     """
     config = default_run_config() | dict.fromkeys(LIMITED, 1)
-    # what require-dp needs: it takes no steps instead of epochs, no BatchNorm, and FedPCL only so
-    config |= {"local-steps": 0, "norm": "group", "algo": algo, "fedpcl.prototypes": "global"}
+    config["algo"] = algo
+    # require-dp forbids local-steps and BatchNorm, and takes FedPCL with global prototypes alone
+    config |= {"local-steps": 0, "norm": "group", "fedpcl.prototypes": "global"}
     if has_own_data(node):
         config["partition"] = "own"
     try:

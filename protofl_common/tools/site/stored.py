@@ -54,17 +54,17 @@ class Stored(NamedTuple):
 
 
 def stored_at(node: Mapping[str, Scalar]) -> list[Stored]:
-    """Return an entry for each run of which this site keeps a model; the last are its caches."""
+    """Return an entry for each run of which this site keeps a model, and a last one: its caches."""
     states, cache = site_folders(node)
 
     models = {}
     for folder in states.glob("*/clients/*"):
         if folder.name == site_name(node):  # other sites may use this state-dir, too
-            run = folder.parents[1].name
+            run = folder.parents[1].name  # of RUN/clients/SITE
             models[run] = folder
 
     caches: list[Path] = []
-    for pattern in ("*", "features/*"):
+    for pattern in ("*", "features/*"):  # decoded data, and features of frozen backbones
         entries = sorted(cache.glob(pattern))
         caches += [path for path in entries if _CACHE_ENTRY.fullmatch(path.name)]
 
@@ -84,7 +84,7 @@ def lost_records(node: Mapping[str, Scalar]) -> str:
 def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield what is wrong with ``privacy/``, and what each ledger has spent of ``require-dp``.
 
-    A site without ``require-dp`` has no limit of ε, and the default δ.
+    A site without ``require-dp`` has no limit of ε, and its ε is told at the default δ.
     """
     from client_app.site.privacy_ledger import epsilon_of, read_ledger, total, unit_of
 
@@ -102,11 +102,12 @@ def ledgers_at(node: Mapping[str, Scalar]) -> Iterator[str]:
 
 
 def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
-    """Remove this site's models of the runs ``names``, or `CACHES`, and yield a line for each.
+    """Remove what this site keeps under these ``names``, and yield a line for each.
 
-    The end of a run's name, the number of its Flower run, may be left out where one run is meant.
-    Secrets that broken-off secure sums have left are blanked, too. SettingsError, before anything
-    is removed, for no name, an unknown or an ambiguous one.
+    A name is that of a run whose model goes, or `CACHES`. The number of the Flower run at its end
+    may be left out where only one run can be meant. Secrets that broken-off secure sums have left
+    are blanked, too. SettingsError, before anything is removed, if there is no name, or one that is
+    unknown or stands for several runs.
     """
     from client_app.protections.secure_sum import blank_secrets
 
@@ -127,8 +128,8 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
                 remove_model(path)
         yield text
 
-    # baselines of a run, or other Flower runs of its name
-    beginnings = tuple(re.sub(r"\d+$", "", name) for name in names)
+    # the names of a run's baselines, and of other Flower runs of that name, begin as its own does
+    beginnings = tuple(re.sub(r"\d+$", "", name) for name in names)  # without its number
     left = [name for name in stored if name not in names and name.startswith(beginnings)]
     if left:
         cure = "name each baseline, or other run of a like name, to remove it too"
@@ -136,11 +137,11 @@ def purge(node: Mapping[str, Scalar], names: list[str]) -> Iterator[str]:
 
 
 def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> Iterator[str]:
-    """Remove models of finished runs, and caches, that were last changed ``before``.
+    """Remove models of finished runs, and caches, that were last changed ``before`` a time.
 
-    ``before`` is in seconds since 1970. Yield a line for each, and for each unfinished run of that
-    age, which stays, as do privacy ledgers, approvals and the audit log. With ``dry_run`` nothing
-    is removed.
+    The time is in seconds since 1970. Yield a line for each run that is removed, one for the
+    caches, and one for each unfinished run of that age, which stays. So do privacy ledgers,
+    approvals and the audit log. With ``dry_run`` nothing is removed.
     """
     *runs, caches = stored_at(node)
     for run in runs:
@@ -165,9 +166,9 @@ def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> 
 
 
 def _whole_name(name: str, stored: Mapping[str, Stored]) -> str:
-    """Return the full name of a run's folder: ``name``, or that and the number of a Flower run.
+    """Return the full name of a run's folder, whose end ``name`` may lack: a Flower run's number.
 
-    An unknown or an ambiguous name is returned as it is.
+    A name that is unknown, or stands for several runs, is returned as it is.
     """
     if name in stored:
         return name

@@ -92,28 +92,30 @@ class Waits:
 
     def __init__(self, executor: "subprocess.Popen[bytes]") -> None:
         self.executor = executor
-        self.flower_pause = 0.0  # seconds that Flower asked to sleep last: they tell for what
+        self.flower_pause = 0.0  # seconds of Flower's last pause, which tell what it waits for
         self.began = 0.0  # when Flower began to wait for that
-        self.tasks: SuperNodeTasks | None = None
-        self.seems_lost = False  # no reply could come at the last look
-        self.idle_seconds = 0.0  # since a process worked on the message
+        self.tasks: SuperNodeTasks | None = None  # None before the first message
+        self.seems_lost = False  # at the last look no reply could come any more
+        self.idle_seconds = 0.0  # how long no process has worked on the message
 
     def watch(self, tasks: SuperNodeTasks) -> None:
-        """Look after these tasks from now on: Flower begins to wait for the reply to a message."""
+        """Look after these tasks from now on, as Flower begins to wait for a message's reply."""
         self.tasks = tasks
         self.seems_lost = False
         self.idle_seconds = 0.0
 
     def sleep(self, flower_pause: float) -> None:
-        """Sleep at most as many seconds as Flower asks for, and look whether all is well.
+        """Sleep at most as many seconds as Flower asks for, and then look whether all is well.
 
-        End the SuperNode if its executor has ended. For what else may happen see `_look_after`.
+        End the SuperNode if its executor has ended. While Flower waits for a reply, `_look_after`
+        may answer the message, or end the SuperNode.
         """
         now = time.monotonic()
         if flower_pause != self.flower_pause:  # Flower waits for something else than before
             self.flower_pause = flower_pause
             self.began = now
         waited = now - self.began
+        # the longer it has waited already, the less a longer pause adds
         pause = min(flower_pause, PAUSE_FRACTION * max(flower_pause, waited))
         time.sleep(pause)
 
@@ -123,12 +125,12 @@ class Waits:
             self._look_after(self.tasks, pause)
 
     def _look_after(self, tasks: SuperNodeTasks, pause: float) -> None:
-        """Answer in the place of a process that is lost; end the SuperNode if no process starts.
+        """Answer a message whose process is lost; end the SuperNode if no process takes one.
 
-        ``pause`` are the seconds since the last look. RuntimeError, which Flower logs before it
-        goes on, if the lost process had begun to answer.
+        ``pause`` are the seconds since the last look. RuntimeError if the lost process had begun to
+        answer: Flower logs it and goes on with the next message.
         """
-        if tasks.are_open():
+        if tasks.are_open():  # a reply may still come
             self.seems_lost = False
             self.idle_seconds += pause
             if tasks.are_running():

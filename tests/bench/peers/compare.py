@@ -1,10 +1,11 @@
 """``make bench-peers DATA_DIR=…``: one federated job in several engines, in turn.
 
-    python -m tests.bench.peers.compare --data-dir D [--engines bare protofl pfl flower]
+    python -m tests.bench.peers.compare --data-dir D [--engines bare protofl pfl flower blazefl]
         [--repeat 3] [--rounds 20]
 
 Each is one process of one thread. Each engine other than ours gets a virtual environment of its own
-with the released package, in ``--environments``. ``many``: 1,000 users of 50 images, 50 asked,
+with the released package, in ``--environments``. BlazeFL needs a ``python3.12`` on the path, and is
+left out where there is none. ``many``: 1,000 users of 50 images, 50 asked,
 batches of 10 (pfl-research's own benchmark, on Fashion-MNIST). ``all``: 100 users of 500 images,
 all asked, batches of 50. Prints milliseconds per visit, the ratio to the bare loop, accuracy, and
 memory, without the first two rounds. Engines draw differently. Nothing here passes or fails.
@@ -13,10 +14,10 @@ memory, without the first two rounds. Engines draw differently. Nothing here pas
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
-import venv
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,13 @@ from tests.bench.peers.job import Job
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[2]
-PACKAGES = {"pfl": ["pfl[pytorch]==0.6.*"], "flower": ["flwr[simulation]==1.42.*", "torch"]}
+PACKAGES = {
+    "pfl": ["pfl[pytorch]==0.6.*"],
+    "flower": ["flwr[simulation]==1.42.*", "torch"],
+    "blazefl": ["blazefl[contrib,reproducibility]==2.0.*"],
+}
+PYTHONS = {"blazefl": "python3.12"}
+"""The interpreter of an engine that cannot run on ours."""
 JOBS = {
     "many": Job(users=1000, images=50, asked=50, rounds=20),
     "all": Job(100, 500, 100, rounds=7, batch=50),
@@ -69,9 +76,19 @@ def interpreter(engine: str, environments: Path) -> str:
     folder = environments / engine
     python = str(folder / "bin" / "python")
     if not folder.is_dir():
-        venv.create(folder, with_pip=True)
+        base = PYTHONS.get(engine, sys.executable)
+        subprocess.run([base, "-m", "venv", str(folder)], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[engine]], check=True)
     return python
+
+
+def can_run(engine: str) -> bool:
+    """Return whether the Python that an engine needs is there; say so where it is not."""
+    needed = PYTHONS.get(engine, sys.executable)
+    if shutil.which(needed):
+        return True
+    print(f"{engine} is left out: it needs {needed}, which is not on the path")
+    return False
 
 
 def timed(engine: str, python: str, job: Job, file: Path) -> dict[str, Any]:
@@ -109,7 +126,9 @@ def main() -> None:
     parser.add_argument("--environments", type=Path, default=Path("bench-peers"))
     options = parser.parse_args()
     pythons = {
-        engine: interpreter(engine, options.environments.absolute()) for engine in options.engines
+        engine: interpreter(engine, options.environments.absolute())
+        for engine in options.engines
+        if can_run(engine)
     }
     config = default_run_config() | {"dataset": options.dataset, "data-dir": options.data_dir}
     settings = Settings.from_run_config(config, {}).data
