@@ -118,11 +118,14 @@ def one_run(grid: Grid, job: Job) -> None:
 
 
 def gather(grid: Grid, run: ActiveRun) -> None:
-    """Wait for the clients of a run, and build what has to know them."""
+    """Wait for the clients of a run, and build what depends on them.
+
+    That is the algorithm's server half, in the state of the checkpoint, and what asks the clients.
+    """
     federation = Federation(grid, run.settings, run.start, run.job.baseline)
     federation.gather()
     run.strategy = build_strategy(federation)
-    run.strategy.restore(run.start.state)
+    run.strategy.restore(run.start.state)  # a new run's is empty, and changes nothing
     run.exchange = MessageExchange(federation, run.folder)
     run.ask_for_uploads = uploads_of
     if run.settings.privacy.sums_only:
@@ -133,14 +136,15 @@ def gather(grid: Grid, run: ActiveRun) -> None:
 def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
     """Do all rounds that are left, and the final evaluation.
 
-    FederationError where several rounds in a row change nothing, or where no site has sent a valid
-    reply in the whole run.
+    Raises FederationError where `_train_rounds` does, and if no site has sent a valid reply in the
+    whole run.
     """
-    row = run.strategy.row
-    emit(Started(run.job.main_folder, row.title, row.paper, bool(run.job.baseline)))
+    algorithm = run.strategy.row
+    emit(Started(run.job.main_folder, algorithm.title, algorithm.paper, bool(run.job.baseline)))
     for callback in callbacks:
         callback.on_start(run)
     last = _train_rounds(run, callbacks)
+    # "unused" are valid replies to a secure sum that failed because of other sites
     if not any(row["valid"] or row.get("unused") for row in run.rows):
         reason = _first_reason(run.rows)
         raise FederationError(f"no client has sent one valid reply: nothing was merged{reason}")
@@ -148,9 +152,10 @@ def run_rounds(run: ActiveRun, callbacks: list[Callback]) -> None:
 
 
 def _train_rounds(run: ActiveRun, callbacks: list[Callback]) -> int:
-    """Do rounds until the last one, or until a callback ends the run; return the last's number.
+    """Do the rounds that are left, unless a callback ends the run; return the last one's number.
 
-    FederationError after `MOST_IDLE_ROUNDS` in a row that change nothing.
+    Raises FederationError after `MOST_IDLE_ROUNDS` in a row that change nothing, and where all
+    simulated clients fail for one reason.
     """
     last = run.start.round
     idle_rounds = 0
@@ -194,19 +199,21 @@ def _failure_of_all(run: ActiveRun, result: RoundResult) -> str:
     One reason for several clients is a bug or a wrong setting, which no later round mends. Sites
     with operators cannot end a run by an error.
     """
+    if not run.federation.simulated:
+        return ""
     exchanged = result.exchanged
+    # those that drop out (``drop-rate``) do so on purpose, and were not sent a message
     failed = {site: why for site, why in exchanged.failed.items() if why != DROPPED}
     asked = [site for site in exchanged.asked if exchanged.failed.get(site) != DROPPED]
-    if not run.federation.simulated or len(failed) < max(2, len(asked)):
-        return ""
     reasons = set(failed.values())
-    return reasons.pop() if len(reasons) == 1 else ""
+    have_all_failed = len(failed) == len(asked) and len(asked) > 1
+    return reasons.pop() if have_all_failed and len(reasons) == 1 else ""
 
 
 def _evaluate(run: ActiveRun, callbacks: list[Callback], last: int) -> None:
     """Do the final evaluation after round ``last``, and let the callbacks finish the run.
 
-    FederationError without a valid reply.
+    Raises FederationError if no reply is valid, or the secure sum of the figures has failed.
     """
     start = time.monotonic()
     run.federation.await_sites()
@@ -237,7 +244,10 @@ def _reason_to_stop(run: ActiveRun, callbacks: list[Callback], number: int) -> s
 
 
 def _first_reason(rows: Sequence[RoundRow]) -> str:
-    """Return why a reply was lost, for the first such in these rounds; "" if none was."""
+    """Return the end of an error's text: why the first lost reply of these rounds was lost.
+
+    It is "" if none was lost.
+    """
     for row in rows:
         for _, _, reason in unused_replies(row):
             return f"; the first reason: {reason}"

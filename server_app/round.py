@@ -78,6 +78,7 @@ def final_evaluation(
     exchanged = Exchanged(number, final=True, asked=asked)
     request = _request(strategy, exchange, exchanged, {})
     received = _received(exchange, ask_for_uploads(request), exchanged)
+    # the replies have figures only: there is nothing to protect or to merge
     nothing_merged = Merged(why_void=received.why_void)
     return _result(exchanged, received, received, nothing_merged, {})
 
@@ -86,7 +87,7 @@ def choose_sites(strategy: Strategy, number: int, at_work: Set[str]) -> Exchange
     """Draw the sites of a round, and those of them that drop out (``drop-rate``).
 
     Sites that are still ``at_work`` on an earlier round are not asked, nor are clients that never
-    train.
+    train. Those that drop out are noted as failed, and get no message.
     """
     federation = strategy.federation
     settings = strategy.settings.federation
@@ -114,7 +115,9 @@ def _request(
         contents=lambda sites: _contents(strategy, sites, exchanged.number, extra_records),
         about=exchange.about(exchanged),
         reader=_reader(strategy, exchanged),
+        # all sites train at the same time; at least 1, as it is the step of a range
         at_once=SITES_AT_ONCE if exchanged.final else max(1, len(sites)),
+        # ``min-replies`` is for what is merged, and a final evaluation merges nothing
         fewest_replies=0 if exchanged.final else federation.fewest_replies,
     )
 
@@ -172,11 +175,11 @@ def _reader(strategy: Strategy, exchanged: Exchanged) -> ReplyReader:
 def _received(
     exchange: MessageExchange, flow: Flow[list[Upload]], exchanged: Exchanged
 ) -> Accepted:
-    """Return the uploads for which a flow asks; none, and the reason, where the round is void."""
+    """Ask for uploads by a flow, and return them; if the round is void, the reason instead."""
     try:
         return Accepted(exchange.run(flow, exchanged))
-    except VoidRound as reason:
-        exchanged.reports.clear()  # without a sum no reply counts
+    except VoidRound as reason:  # only a secure sum raises it, and without a sum no reply counts
+        exchanged.reports.clear()
         return Accepted([], why_void=str(reason))
 
 
@@ -194,15 +197,15 @@ def _with_late(
     uploads = {upload.site: upload for upload in received.kept}
     for site, late in exchange.late.take(exchanged.number).items():
         exchanged.late[site] = f"its reply to round {late.round}"
-        counted, _ = federation.counted.get(site, (0, 1.0))  # the last round that was merged
-        is_newest = late.round > counted and site not in exchanged.reports
+        last_merged, _ = federation.counted.get(site, (0, 1.0))  # 0: no round yet
+        is_newest = late.round > last_merged and site not in exchanged.reports
         if not settings.late_replies_count or not is_newest or site in federation.expelled:
             continue
         exchanged.bytes_up += payload_bytes(late.content)
         head = head_of(late.content)
         if head:
             exchange.witness.add(exchange.run_name, exchanged.number, {site: head})
-        reader = _reader(strategy, Exchanged(late.round))
+        reader = _reader(strategy, Exchanged(late.round))  # what was due then is accepted
         try:
             upload = reader.read(late.content, federation.cards[site])
         except RefusedMessage as refusal:
@@ -234,7 +237,7 @@ def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
     """
     if accepted.why_void:
         return Merged(why_void=accepted.why_void)
-    before = pack_attributes(strategy, strategy.state)
+    state_before = pack_attributes(strategy, strategy.state)
     why_void = ""
     figures: dict[str, float] = {}
     try:
@@ -250,7 +253,7 @@ def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
             raise
         why_void = printable(f"the server's step failed: {type(error).__name__}: {error}")
     if why_void:
-        strategy.restore(before)
+        strategy.restore(state_before)
         return Merged(why_void=why_void)
     return Merged(figures)
 
@@ -258,7 +261,10 @@ def _merge(strategy: Strategy, accepted: Accepted, number: int) -> Merged:
 def _result(
     exchanged: Exchanged, received: Accepted, accepted: Accepted, merged: Merged, seconds: Seconds
 ) -> RoundResult:
-    """Return the result of an exchange, from the uploads as received and as accepted."""
+    """Return the result of an exchange, from the uploads as received and as accepted.
+
+    Prototypes are those that sites sent, before any protection changed them.
+    """
     reports = {}
     for site, report in exchanged.reports.items():
         if site not in accepted.refused:
@@ -268,7 +274,8 @@ def _result(
         for upload in accepted.kept:
             if upload.age:
                 counted_late[upload.site] = exchanged.number - upload.age
-    single = [upload for upload in received.kept if upload.clients == 1]  # no mean of many
+    # a secure sum is one upload, the mean of many clients, and shows nobody's prototypes
+    single = [upload for upload in received.kept if upload.clients == 1]
     return RoundResult(
         exchanged=exchanged,
         reports=reports,

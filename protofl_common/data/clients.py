@@ -30,7 +30,7 @@ from protofl_common.tasks import UNLABELLED, Task, kind_of, task_of
 
 Floats = tuple[float, ...]
 Scale = tuple[Floats, Floats, Floats]
-"""What stands in the place of missing values, the mean and the deviation."""
+"""Each feature's fill (what stands in the place of missing values), mean and deviation."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ClientData:
     notes: tuple[str, ...] = ()
     """Lines for their owner, see `RawData`."""
     persons: Share | None = None
-    """Whose each sample of a part is, as numbers; None where the data do not say it."""
+    """The person of each sample, as numbers, by part; None where the data do not say it."""
     has_uneven_classes: bool = False
     """The data set that clients divide has a class of more than twice another's samples."""
 
@@ -97,7 +97,7 @@ def open_client_data(
     client, clients = number_in_division(settings, partition, num_partitions, domain)
     share = shares_of(data, settings, seed, clients, domain, key)[client]
     if settings.standardise == "auto" and are_images(data.inputs):
-        fill = Floats()
+        fill: Floats = ()
         mean = data.mean
         std = data.std
     elif shared_scale or settings.standardise == "pooled":
@@ -108,13 +108,16 @@ def open_client_data(
     hiding_seed = derive_seed(seed, "labelled", client, domain)
     train_labels = annotated(_rows(data.labels, share.train), settings, client, clients)
     validation_labels = annotated(_rows(data.labels, share.validation), settings, client, clients)
-    rows = np.concatenate(share) if settings.partition == "own" else share.train
+    rows_of_domain = share.train
+    if settings.partition == "own":
+        # all rows: if only one patient's samples are for training, the patient is not named
+        rows_of_domain = np.concatenate(share)
     persons = None
     if names_persons(data, settings, domain):
         persons = Share(*(_rows(data.domains, part) for part in share))
-    samples = len(data.labels)
+    found = len(data.labels)
     if domain:
-        samples = int((data.domains == data.domain_names.index(domain)).sum())
+        found = int((data.domains == data.domain_names.index(domain)).sum())
     return ClientData(
         train_inputs=_rows(data.inputs, share.train, fill),
         train_labels=hide_labels(train_labels, settings.positive_rate, hiding_seed),
@@ -123,12 +126,12 @@ def open_client_data(
         validation_inputs=_rows(data.inputs, share.validation, fill),
         validation_labels=validation_labels,
         classes=data.classes,
-        domain=domain_of(data, rows),
+        domain=domain_of(data, rows_of_domain),
         mean=mean,
         std=std,
         fill=fill,
         columns=data.columns,
-        found=samples,
+        found=found,
         notes=data.notes,
         persons=persons,
         has_uneven_classes=settings.partition != "own" and data.has_uneven_classes,
@@ -138,7 +141,8 @@ def open_client_data(
 def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
     """Return ``labels`` with all but a random part ``rate`` of each class as `UNLABELLED`.
 
-    At least one label of each class stays. What a larger rate hides, a smaller one hides too.
+    At least one label of each class stays. With one seed, what a larger rate hides, a smaller one
+    hides too.
     """
     if rate >= 1:
         return labels
@@ -150,10 +154,10 @@ def hide_labels(labels: Ints, rate: float, seed: int) -> Ints:
 
 
 def annotated(labels: Ints, settings: DataSettings, client: int, clients: int) -> Ints:
-    """Labels as a simulated client has annotated them (``annotated-labels``), [N, L].
+    """Return ``labels`` [N, L] with those that a simulated client has not annotated `UNLABELLED`.
 
-    Those that it has follow one another, and begin later than those of the client before, so that
-    all labels are annotated about as often.
+    It has annotated ``annotated-labels`` of the L labels, or all if that is 0. DataError if there
+    are not so many, or the clients together would leave some to nobody.
     """
     number = settings.annotated_labels
     if not number:
@@ -165,7 +169,10 @@ def annotated(labels: Ints, settings: DataSettings, client: int, clients: int) -
     if number * clients < total:
         without = f"{clients} clients would leave some of the {total} labels to nobody"
         raise DataError(f"{which}: {without}; choose more")
-    columns = (client * total // clients + np.arange(number)) % total
+    # neighbours on a ring of all labels; the clients begin at even distances, so that all labels
+    # are annotated about as often
+    begin = client * total // clients
+    columns = (begin + np.arange(number)) % total
     known = np.full_like(labels, UNLABELLED)
     known[:, columns] = labels[:, columns]
     return known
@@ -181,12 +188,13 @@ def _pooled_scale(
 
 
 def _scale_of(data: StoredData, settings: DataSettings, rows: Ints) -> Scale:
-    """Return what these ``rows`` give to fill and standardise with: fill, mean and deviation.
+    """Return each feature's fill, mean and deviation in these ``rows``.
 
-    The fill is each feature's mean or median without gaps, as ``impute`` says, or else ().
+    The fill is the mean or the median of a feature's values without gaps, as ``impute`` says; ()
+    with "none", and for inputs that are no numbers. Mean and deviation are those after filling.
     """
     inputs = _rows(data.inputs, rows)
-    fill = Floats()
+    fill: Floats = ()
     if settings.impute != "none" and np.issubdtype(inputs.dtype, np.floating):
         average = np.nanmedian if settings.impute == "median" else np.nanmean
         all_but_features = (0, *range(2, inputs.ndim))
@@ -205,7 +213,8 @@ def _rows(array: NDArray[Any], rows: Ints, fill: Sequence[float] = ()) -> NDArra
     are a copy. Inputs above `MOST_BYTES_IN_MEMORY` are read from the disk when they are indexed.
     """
     bytes_as_float32 = 4 * len(rows) * math.prod(array.shape[1:])
-    if array.ndim > 1 and bytes_as_float32 > MOST_BYTES_IN_MEMORY:
+    has_several_numbers = array.ndim > 1  # in a row; labels [N] are small enough
+    if has_several_numbers and bytes_as_float32 > MOST_BYTES_IN_MEMORY:
         return cast(NDArray[Any], StoredRows(array, rows, fill))
 
     in_memory = np.asarray(array)  # a plain array on the same memory

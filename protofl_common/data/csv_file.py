@@ -45,7 +45,7 @@ class ArrowTexts(Sequence[str]):
             yield from map(texts.__getitem__, encoded.indices.to_numpy().tolist())
 
     def numbers(self) -> NDArray[np.float64]:
-        """Return the number that each text spells, NaN for others, as `door.number` does.
+        """Return the number that each text spells, NaN if it spells none, as `door.number` does.
 
         PyArrow casts a column at once, but refuses all of it if a single text spells no number. So
         it is tried as it is, then without spaces and with gaps as NaN; then each text by itself.
@@ -63,7 +63,10 @@ class ArrowTexts(Sequence[str]):
         return np.array([number(text) for text in self])
 
     def with_points(self) -> "ArrowTexts":
-        """Return a column of numbers with decimal commas with points; other columns as they are."""
+        """Return the column with points for decimal commas, if all its commas are such.
+
+        Otherwise it is returned as it is: commas may also separate thousands, or words.
+        """
         from pyarrow import compute  # not for every command
 
         has_comma = compute.match_substring(self.texts, ",")
@@ -90,7 +93,8 @@ class CsvContent(NamedTuple):
 def read_csv(file: Path, header: list[str] | None = None) -> CsvContent:
     """Read a CSV file, whose first row has the names of the columns unless ``header`` has them.
 
-    DataError for rows of another length, for broken quotes, and for what is no UTF-8.
+    DataError if a row has more or fewer values than there are columns, if a quote has no pair, or
+    if the file is no UTF-8.
     """
     return _by_arrow(file, header) or _by_python(file, header)
 
@@ -115,6 +119,7 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
         if not last_line or not names:
             return None
 
+        # all columns as texts; called by their positions, as two of them may have one name
         texts = pyarrow.string()
         numbered = {str(position): texts for position, _ in enumerate(names)}
         reader = arrow_csv.open_csv(
@@ -140,11 +145,12 @@ def _by_arrow(file: Path, header: list[str] | None) -> CsvContent | None:
 def _plain_lines(file: Path, separator: str) -> int:
     """Return the number of lines of a file, 0 if it is not plain.
 
-    PyArrow and Python's reader see the same rows in a plain file: every quote encloses a whole
-    value, without another quote or a line break; and lines end with a line feed, perhaps after a
-    carriage return.
+    PyArrow and Python's reader see the same rows in a plain file: quotes only enclose whole values
+    without another quote or a line break; and lines end with a line feed, perhaps after a carriage
+    return.
     """
     sign = re.escape(separator.encode())
+    # a quoted value: from the start of a line or a separator to the next separator or line end
     in_quotes = re.compile(rb'(?:^|(?<=[\n%b]))"[^"\r\n]*"(?=[\r\n%b]|$)' % (sign, sign))
     lines = 0
     with file.open("rb") as opened:
@@ -154,20 +160,22 @@ def _plain_lines(file: Path, separator: str) -> int:
             chunk = opened.read(BLOCK_BYTES) + opened.readline()  # whole lines
             if not chunk:
                 return lines
-            lines += chunk.count(b"\n") + (not chunk.endswith(b"\n"))
+            lines += chunk.count(b"\n")
+            if not chunk.endswith(b"\n"):  # the last line of the file may end without one
+                lines += 1
             has_returns = b"\r" in chunk and chunk.count(b"\r") > chunk.count(b"\r\n")
             has_other_signs = has_returns or b"\0" in chunk
-            quotes = chunk.count(b'"')
+            quotes = chunk.count(b'"')  # two for each quoted value, or there are others
             has_other_quotes = bool(quotes) and quotes > 2 * len(in_quotes.findall(chunk))
             if has_other_signs or has_other_quotes:
                 return 0
 
 
 def _may_be_refused(names: list[str], table: Any) -> bool:
-    """Return whether `_by_python` may refuse the table, which then has to read it.
+    """Return whether `_by_python` may refuse the table; then it has to read the file itself.
 
-    It refuses a row that has the columns' names again, which a column "label" would show, and a
-    value that is too long for Python's reader.
+    It refuses a row that has the columns' names again; if there is a column "label", that row has
+    the value "label" in it. And it refuses a value that is too long for Python's reader.
     """
     from pyarrow import compute  # not for every command
 
@@ -175,7 +183,8 @@ def _may_be_refused(names: list[str], table: Any) -> bool:
     for name, texts in zip(names, table.columns, strict=True):
         if name == "label" and compute.any(compute.match_substring(texts, name)).as_py():
             return True
-        if texts.nbytes > longest and compute.max(compute.binary_length(texts)).as_py() > longest:
+        may_be_longer = texts.nbytes > longest  # all its values together
+        if may_be_longer and compute.max(compute.binary_length(texts)).as_py() > longest:
             return True
     return False
 
@@ -205,7 +214,8 @@ def _by_python(file: Path, header: list[str] | None) -> CsvContent:
                 if len(values) != len(names):
                     wanted = f"there are {len(names)} columns"
                     raise DataError(f"{file}, line {first}: {len(values)} values; {wanted}")
-                if values == names and "label" in names:  # texts may have no row of names
+                # in a file of texts without a header, "names" may be a sample that occurs twice
+                if values == names and "label" in names:
                     again = "is the row of names again; take it out"
                     raise DataError(f"{file}, line {first}: {again}")
                 lines.append(first)
@@ -226,14 +236,14 @@ def _by_python(file: Path, header: list[str] | None) -> CsvContent:
 def _separator(opened: TextIO) -> tuple[str, int]:
     """Return the sign between columns, and the number of lines before the first row.
 
-    The sign is a comma, or the commonest other one if the first row has no comma: spreadsheets of
-    some languages save so. Excel may say it in a line before, ``sep=;``. Leaves the file at the
-    first row.
+    The sign is a comma. If the first row has none, it is the commonest of ``;``, tab and ``|``
+    there: spreadsheets of some languages save so. Excel may say it in a line before, ``sep=;``.
+    The file is left at the beginning of the first row.
     """
     first = re.sub('"[^"]*"', "", opened.readline())  # without texts in quotes
-    excel = re.fullmatch(r"sep=(.)\s*", first)
-    if excel:
-        return excel[1], 1
+    excel_line = re.fullmatch(r"sep=(.)\s*", first)
+    if excel_line:
+        return excel_line[1], 1
     opened.seek(0)
     signs = re.findall("[;\t|]", first)
     if "," in first or not signs:
@@ -242,6 +252,9 @@ def _separator(opened: TextIO) -> tuple[str, int]:
 
 
 def _texts_of(columns: Iterable[Any], separator: str) -> list[ArrowTexts]:
-    """Return PyArrow's columns as texts; with decimal points, if commas do not separate them."""
+    """Return PyArrow's columns as texts.
+
+    Where commas do not separate columns, they may be decimal ones: these become points.
+    """
     texts = [ArrowTexts(column) for column in columns]
     return texts if separator == "," else [column.with_points() for column in texts]

@@ -3,10 +3,9 @@
 Every domain of ``digit-domains`` has `PER_CLASS` images of each digit, 28×28 RGB. The strokes come
 from scikit-learn's 1,797 scanned digits, of which no two domains share one, or from matplotlib's
 fonts; the photographs are scikit-learn's two. ``two-digits`` shows two of its digits at once. The
-images depend on the versions of these packages,
-not on the run's seed. ``digit-mix`` stands in for Digit-5 with looks like photographs behind the
-digit (MNIST-M; Ganin et al., JMLR 2016), noise (SynthDigits), coloured numbers with neighbours
-(SVHN).
+images depend on the versions of these packages, not on the run's seed. ``digit-mix`` stands in for
+Digit-5 with looks like photographs behind the digit (MNIST-M; Ganin et al., JMLR 2016), noise
+(SynthDigits), coloured numbers with neighbours (SVHN).
 """
 
 import sys
@@ -95,25 +94,28 @@ def read_domains(settings: DataSettings) -> RawData:
 
 
 def read_pairs(settings: DataSettings) -> RawData:
-    """``two-digits``: two images of a domain of ``digit-domains`` side by side, as a square.
+    """Draw ``two-digits``: two images of ``digit-domains`` side by side, stretched to a square.
 
-    A label holds where its digit occurs. No image is in canvases of both parts; in those of its
-    part each is `CANVASES_OF_AN_IMAGE` times.
+    Both are of one domain. A canvas has a label for each digit, 1 if the digit occurs on it. An
+    image is either on canvases for training or on canvases for testing, `CANVASES_OF_AN_IMAGE`
+    times.
     """
     single = read_domains(settings)
     rng = np.random.default_rng(SEED)
-    is_test_N = np.arange(len(single.labels)) % (10 * PER_CLASS) >= 10 * TRAINED_PER_CLASS
+    # a domain has its images one after the other, the ten digits in turn: the last are for testing
+    number_in_domain_N = np.arange(len(single.labels)) % (10 * PER_CLASS)
+    is_test_N = number_in_domain_N >= 10 * TRAINED_PER_CLASS
     pairs = []
     for domain in range(len(DOMAINS)):
         for is_part_N in (~is_test_N, is_test_N):
             rows = np.flatnonzero(is_part_N & (single.domains == domain))
-            times = [rng.permutation(rows) for _ in range(CANVASES_OF_AN_IMAGE)]
-            pairs.append(np.concatenate(times).reshape(-1, 2))
-    left, right = np.concatenate(pairs).T
+            shuffled = [rng.permutation(rows) for _ in range(CANVASES_OF_AN_IMAGE)]
+            pairs.append(np.concatenate(shuffled).reshape(-1, 2))
+    left, right = np.concatenate(pairs).T  # rows of images, one for each canvas
     labels = np.zeros((len(left), len(single.classes)), np.int64)
     for rows in (left, right):
         labels[np.arange(len(rows)), single.labels[rows]] = 1
-    canvases = np.concatenate([single.inputs[left], single.inputs[right]], axis=3)
+    canvases = np.concatenate([single.inputs[left], single.inputs[right]], axis=3)  # along W
     return replace(
         single,
         inputs=resized(canvases, CANVAS_SIDE),
@@ -129,7 +131,7 @@ def locate_mix(settings: DataSettings) -> tuple[Path, ...]:
 
 
 def read_mix(settings: DataSettings) -> RawData:
-    """Read the domains of ``digit-mix``: `REAL` ones, and `LOOKS` of ``digit-domains``.
+    """Read the domains of ``digit-mix``: the data sets `REAL`, and `LOOKS` of ``digit-domains``.
 
     All images are 28×28 RGB and for training: there is no official test part.
     """
@@ -139,8 +141,8 @@ def read_mix(settings: DataSettings) -> RawData:
         data = read_public(name, settings)
         training = np.flatnonzero(data.official == 0)
         labels = data.labels[training]
-        first = [training[labels == digit][:REAL_PER_CLASS] for digit in range(10)]
-        rows = np.sort(np.concatenate(first))
+        first_of_digits = [training[labels == digit][:REAL_PER_CLASS] for digit in range(10)]
+        rows = np.sort(np.concatenate(first_of_digits))
         grey = resized(data.inputs[rows], SIDE)
         parts.append((np.repeat(grey, 3, axis=1), data.labels[rows]))
     for look in LOOKS:
@@ -179,8 +181,8 @@ def _digit5_files(settings: DataSettings) -> dict[str, tuple[Path, ...]]:
 def read_digit5(settings: DataSettings) -> RawData:
     """Read the domains of Digit-5 that are in ``data-dir``, as 32×32 RGB.
 
-    Of each they are the first training and test images, at most `MOST_OF_DIGIT5`. A line names the
-    domains that are missing.
+    Of each domain the first training and the first test images are taken, at most
+    `MOST_OF_DIGIT5`. A line on standard error names the domains that are missing.
     """
     files_of = _digit5_files(settings)
     absent = ", ".join(name for name in DIGIT5 if name not in files_of)
@@ -197,7 +199,8 @@ def read_digit5(settings: DataSettings) -> RawData:
         testing = np.flatnonzero(data.official == 1)[:most_for_testing]
         rows = np.concatenate([training, testing])
         images = resized(data.inputs[rows], 32)
-        parts.append((np.broadcast_to(images, (len(rows), 3, 32, 32)), data.labels[rows]))
+        rgb = np.broadcast_to(images, (len(rows), 3, 32, 32))  # a grey image has one channel
+        parts.append((rgb, data.labels[rows]))
         official.append(data.official[rows])
     data = _of_domains(parts, tuple(files_of))
     return replace(data, official=np.concatenate(official))
@@ -211,6 +214,7 @@ def _mnist_m(train: Path, test: Path, train_list: Path, test_list: Path) -> RawD
     images = []
     labels = []
     split = []
+    # part 0 is for training, 1 for testing, as in a column ``split``
     for part, (folder, listed) in enumerate([(train, train_list), (test, test_list)]):
         for line in listed.read_text().splitlines():
             name, label = line.split()
@@ -235,13 +239,13 @@ def _of_domains(parts: list[tuple[Images, Ints]], names: tuple[str, ...]) -> Raw
     )
 
 
-# -- looks: ink [28, 28], the domain's other inks -> pixels [28, 28, 3]
-def _scanned_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
+# -- looks: ink [28, 28], all inks of the domain -> pixels [28, 28, 3]
+def _scanned_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
     """Return white strokes on black."""
     return _mixed(ink, np.zeros(3), np.ones(3))
 
 
-def _printed_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
+def _printed_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
     """Return dark strokes on slightly yellowed paper, with grain."""
     paper = np.array([1.0, 0.98, 0.92]) * rng.uniform(0.85, 1.0)
     stroke = np.full(3, rng.uniform(0.0, 0.3))
@@ -249,7 +253,7 @@ def _printed_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixe
     return _mixed(ink, paper, stroke) + grain
 
 
-def _photo_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
+def _photo_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
     """Return the absolute difference of the strokes and a random piece of a photograph.
 
     MNIST-M is made so.
@@ -263,7 +267,7 @@ def _photo_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels
     return difference
 
 
-def _inverted_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
+def _inverted_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
     """Return dark strokes on light grey, of random contrast, under strong noise."""
     ground = rng.uniform(0.6, 0.95)
     contrast = rng.uniform(0.4, 0.6)
@@ -271,29 +275,30 @@ def _inverted_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pix
     return np.repeat(grey[..., None], 3, axis=2)
 
 
-def _coloured_look(ink: Ink, others: list[Ink], rng: np.random.Generator) -> Pixels:
-    """Return a coloured digit on a gradient, between parts of two other digits.
+def _coloured_look(ink: Ink, inks: list[Ink], rng: np.random.Generator) -> Pixels:
+    """Return a coloured digit on a gradient, between parts of two neighbours.
 
-    So look the house numbers of SVHN. The neighbours are drawn from ``others``.
+    So look the house numbers of SVHN. The neighbours are drawn from ``inks``, all of the domain.
     """
     ground = rng.uniform(0.0, 0.5, size=3)
     stroke = rng.uniform(0.6, 1.0, size=3)
-    if rng.random() >= 0.5:  # dark on light
+    is_dark_on_light = rng.random() >= 0.5
+    if is_dark_on_light:
         ground, stroke = stroke, ground
     slope = np.linspace(-0.15, 0.15, SIDE)
     downwards = slope[:, None] * rng.uniform(-1, 1)
     sideways = slope[None, :] * rng.uniform(-1, 1)
-    gradient = downwards + sideways  # may leave [0, 1]: whoever asks for a look clips it
+    gradient = downwards + sideways  # added to all colours; `read_domains` clips the sum
 
-    scene = ink.copy()
+    ink_of_all = ink.copy()
     distance = 19  # pixels from one digit to the next
     for shift in (-distance, distance):  # one neighbour to the left, one to the right
-        other = others[rng.integers(len(others))]
-        padded = np.pad(other, ((0, 0), (distance, distance)))
+        drawn = inks[rng.integers(len(inks))]
+        padded = np.pad(drawn, ((0, 0), (distance, distance)))
         first = distance - shift  # the column of ``padded`` that comes to stand at the left edge
         neighbour = padded[:, first : first + SIDE]
-        scene = np.maximum(scene, neighbour)
-    return _mixed(scene, ground, stroke) + gradient[..., None]
+        ink_of_all = np.maximum(ink_of_all, neighbour)
+    return _mixed(ink_of_all, ground, stroke) + gradient[..., None]
 
 
 def _mixed(ink: Ink, ground: NDArray[np.float64], stroke: NDArray[np.float64]) -> Pixels:
@@ -319,6 +324,7 @@ class Domain(NamedTuple):
     fonts: str  # of the printed ones
 
 
+# scikit-learn has at least 174 scans of a digit: 50 for each of three domains, 24 for `coloured`
 DOMAINS: dict[str, Domain] = {
     "scanned": Domain(_scanned_look, PER_CLASS, ""),
     "printed": Domain(_printed_look, 0, PRINTED_FONTS),

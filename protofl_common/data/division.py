@@ -40,8 +40,8 @@ from protofl_common.data.store import StoredData
 
 COMMON_TESTS = ("official", "official-all")
 """Values of ``test-from`` with test samples that are in nobody's share."""
-DRAWS_BY_CLIENT = 50  # of a division, until each client has samples for training and for testing
-NEARLY = 1e-9  # two parts of a class that differ by less are one
+MOST_DRAWS = 50  # of a division where the samples of one person stay together, see `_dealt`
+ROUNDING_ERROR = 1e-9  # of sums: what differs by less is equal
 
 
 class Share(NamedTuple):
@@ -57,9 +57,10 @@ def number_in_division(
 ) -> tuple[int, int]:
     """Return a client's number, and among how many clients the data that it reads are divided.
 
-    They are those that its node config says, ``client`` of ``clients``, or (0, 1) if nobody else
-    has a part of these data: with partition ``own``, or a ``domain`` of its own. DataError for
-    numbers that cannot be.
+    ``client`` and ``clients`` are its node config's ``partition-id`` and ``num-partitions``, and
+    are returned as they are. With the partition ``own``, or a ``domain`` of its own, nobody else
+    has a part of these data: then (0, 1) is returned, whatever they are. DataError if they are out
+    of range.
     """
     if settings.partition == "own" or domain:
         return 0, 1
@@ -109,7 +110,9 @@ class Division:
         self.key = key
         self.seed = seed
         self.domain = domain
-        self.settings = replace(settings, clients_per_domain="") if domain else settings
+        if domain:  # which this client has alone: clients-per-domain counts those of all domains
+            settings = replace(settings, clients_per_domain="")
+        self.settings = settings
         self.partition = PARTITIONS[settings.partition]
         self.strata_names = data.task.strata_names
         self.labels = data.task.strata(np.asarray(data.labels))  # indices into these
@@ -117,14 +120,16 @@ class Division:
         self.owners = np.asarray(data.domains)
 
         # samples of one `client` of the user's own data, as a patient, stay together: nobody trains
-        # on some of them and is tested on others
+        # on some of them and is tested on others; those of the only one have to be split
         several = len(data.domain_names) > 1
         self.by_client = several and names_persons(data, settings, domain)
+        # patients are no domains: then all samples are of one
         self.domains = np.zeros_like(self.owners) if self.by_client else self.owners
 
-        # for each row, bool: in the validation part that the data set has, if it has one
+        # for each row, bool: whether it is in the validation part that the data set may have
         self.official_validation: NDArray[np.bool_] = self.official == VALIDATION
-        # for each row, bool: for validation before the pool is dealt; `shares` decides it
+        # for each row, bool: whether it was set aside for validation before the pool is dealt:
+        # that part, or what `shares` chooses in its place
         self.reserved = self.official_validation
         self.is_keyed = settings.test_from == KEYED
         self.tests_of: dict[bytes, Ints] = {}  # set of classes -> its official test samples
@@ -136,29 +141,31 @@ class Division:
         """Return each client's share; DataError if the data do not suffice for so many clients.
 
         Each client's share is split into its parts once it has been dealt (`_share`). What must not
-        depend on who is dealt a sample comes before: tests that are in nobody's share, and, where
-        samples of one person stay together, clients may share samples, or a hash decides, also
-        which of the dealt samples are for training, testing and validation.
+        depend on who is dealt a sample is decided before. That is which tests are in nobody's
+        share. Where samples of one person stay together, clients may share samples, or a hash
+        decides, it is also which of the dealt samples are for training, testing and validation.
         """
         test_from = self.settings.test_from
         pool = self._pool()
-        least = 1 if test_from in COMMON_TESTS else 2  # with one to test on
-        if len(pool.rows) < least * clients:
+        # each client needs a sample to train on, and if its tests are of its share, one for these
+        min_samples = 1 if test_from in COMMON_TESTS else 2
+        if len(pool.rows) < min_samples * clients:
             raise self._too_few(f"{len(pool.rows)} samples are too few for {clients} clients")
-        if self.partition.shares_samples:  # then nobody is dealt the data set's validation part
+        if self.partition.shares_samples:
+            # all clients have the data set's validation part in common (`_validates_in_common`)
             pool = pool.take(np.flatnonzero(~self.official_validation[pool.rows]))
         pool = replace(pool, for_training=self._for_training(pool))
 
         tests = self._tests_outside_shares(pool)
         if test_from == "balanced" and pool.for_training is not None:
             pool = pool.take(np.flatnonzero(pool.for_training))
-            least = 1  # the tests have just left the pool
+            min_samples = 1  # the tests have just left the pool
         self.reserved = self._for_validation(pool)
 
         dealt = self._dealt(pool, clients)
         for client, positions in enumerate(dealt):
             count = int((~self.reserved[pool.rows[positions]]).sum())
-            if count < least:
+            if count < min_samples:
                 raise self._too_few(f"client {client} of {clients} would have {count} samples")
         return [self._share(client, pool, share, tests) for client, share in enumerate(dealt)]
 
@@ -223,9 +230,9 @@ class Division:
             raise DataError(f"{which}: domain {min(empty)!r} is empty; fill or remove it")
 
     def _for_training(self, pool: Pool) -> NDArray[np.bool_] | None:
-        """Decide which samples of the pool are for training, bool [n], and which for tests.
+        """Return which samples of the pool are for training, bool [n]; the others are for tests.
 
-        None if that is decided for each share by itself, or the tests are in nobody's share.
+        None if that is decided for each share by itself, or if the tests are in nobody's share.
         ``test-from = "balanced"`` splits each class of each domain by itself, so that it has
         samples for training wherever it occurs, and samples for tests wherever it has two.
         """
@@ -237,22 +244,26 @@ class Division:
         if self.is_keyed:
             return self._hashes("test", pool.rows) < settings.train_fraction
         is_balanced = settings.test_from == "balanced"
-        if not (is_balanced or self.by_client or self.partition.shares_samples):
+        is_split_here = is_balanced or self.by_client or self.partition.shares_samples
+        if not is_split_here:
             return None
 
+        # a validation part of the data set stays out of this
         free = pool.take(np.flatnonzero(~self.official_validation[pool.rows]))
         groups = free.labels
         if is_balanced:  # a number for each pair of domain and class
             groups = free.domains * len(self.strata_names) + free.labels
         rng = self.random("split", self.domain)
         _, tests = split(groups, settings.train_fraction, rng)
-        return ~np.isin(pool.rows, self._rows_aside(free.rows, tests, rng, for_testing=True))
+        test_rows = self._rows_aside(free.rows, tests, rng, for_testing=True)
+        return ~np.isin(pool.rows, test_rows)
 
     def _hashes(self, purpose: str, rows: Ints) -> NDArray[np.float64]:
         """Return a number in [0, 1) for each row, a keyed hash of ``purpose`` and the sample.
 
-        If samples of one `client` stay together, it is a hash of the client, and theirs are equal.
-        DataError without a key, or if the data set has no digests of its samples.
+        If samples of one `client` stay together, the client's name is hashed in the place of the
+        sample, so that all its samples have one number. DataError without a key, or if the data set
+        has no digests of its samples.
         """
         if not self.key:
             which = f"test-from = {KEYED!r}"
@@ -261,7 +272,7 @@ class Division:
             contents = [self.data.domain_names[owner].encode() for owner in self.owners[rows]]
         else:
             contents = [digest.tobytes() for digest in self.data.contents[rows]]
-            if contents and not contents[0]:  # the data set has none
+            if contents and not contents[0]:  # `RawData.contents` is empty: no digests
                 cure = "choose split, or keep them as files"
                 raise DataError(f"test-from = {KEYED!r}: not with {self.settings.dataset}; {cure}")
         # ``person`` personalises the hash: one key gives other numbers for another purpose
@@ -269,14 +280,15 @@ class Division:
             blake2b(content, key=self.key, person=purpose.encode(), digest_size=8).digest()
             for content in contents
         ]
-        return np.frombuffer(b"".join(hashes), "<u8") / 2**64
+        return np.frombuffer(b"".join(hashes), "<u8") / 2**64  # each 8 bytes, a whole number
 
     def _tests_outside_shares(self, pool: Pool) -> Ints:
         """Return the rows that clients are tested on though nobody is dealt them.
 
-        ``test-from = "balanced"`` has the pool's rows that are not for training, which are still in
-        the pool, and "official-all" a draw of the data set's test part. Else it is all of that
-        part; where the tests are a part of each share, `_share` does not use it.
+        With ``test-from = "balanced"`` these are the rows of the ``pool`` that are not for
+        training; the caller takes them out of it. Otherwise they are the data set's test part, of
+        which "official-all" draws ``test-samples``. Where a client is tested on a part of its
+        share, `_share` takes no notice of them.
         """
         settings = self.settings
         if settings.test_from == "balanced" and pool.for_training is not None:
@@ -289,16 +301,17 @@ class Division:
         return tests
 
     def _for_validation(self, pool: Pool) -> NDArray[np.bool_]:
-        """Decide which samples are for validation before the pool is dealt, bool over all rows.
+        """Return which samples are set aside for validation before the pool is dealt.
 
-        A validation part that the data set has counts as it stands. Without one, about
-        ``validation-fraction`` of the training samples are chosen here if a hash decides, or if
-        samples of one person stay together; else `_validated` chooses in each share by itself.
+        The result is bool over all rows of the data set. If the data set has a validation part, it
+        is that. Without one, about ``validation-fraction`` of the training samples are chosen here
+        if a hash decides, or if samples of one person stay together. Otherwise none are:
+        `_validated` chooses in each share by itself.
         """
         fraction = self.settings.validation_fraction
         has_official = self.official_validation.any()
-        chosen_for_all = self.is_keyed or self.by_client
-        if has_official or fraction == 0 or not chosen_for_all:
+        is_chosen_here = self.is_keyed or self.by_client
+        if has_official or fraction == 0 or not is_chosen_here:
             return self.official_validation
 
         rows = pool.rows
@@ -307,7 +320,8 @@ class Division:
         if self.is_keyed:
             chosen = rows[self._hashes("validation", rows) < fraction]
         else:
-            rng = self.random("validation", 0, self.domain)  # 0: once for all clients
+            # 0 stands where `_validated` has a client's number: this draw is for all of them
+            rng = self.random("validation", 0, self.domain)
             _, positions = set_aside(self.labels[rows], fraction, rng)
             chosen = self._rows_aside(rows, positions, rng)
         is_chosen = np.zeros(len(self.labels), dtype=bool)
@@ -317,20 +331,22 @@ class Division:
     def _rows_aside(
         self, rows: Ints, aside: Ints, rng: Generator, *, for_testing: bool = False
     ) -> Ints:
-        """Return the rows at positions ``aside``; if `by_client`, rows of whole clients instead.
+        """Return the rows at positions ``aside``; if `by_client`, rows of whole persons instead.
 
-        Then ``aside`` says how much of each class is wanted. Clients are asked in random order. One
-        goes aside if that brings the amounts clearly nearer to the wanted ones, and takes no class
-        as a whole. With ``for_testing`` they are asked again, small clients first, and one goes if
-        it has a class that is not aside yet: so each class that two clients have is tested.
+        A person (N) is a value of the data's column `client`. Then ``aside`` only says how many
+        samples of each class (C) are wanted. Persons are asked in random order. One is set aside
+        if that brings the amounts clearly nearer to the wanted ones, and leaves some samples of
+        each class. With ``for_testing`` they are asked again, those with few samples first, and
+        one is set aside if it has a class that nobody aside has: so each class that two persons
+        have is tested.
         """
         if not self.by_client:
             return rows[aside]
         labels = self.labels[rows]
         classes = len(self.strata_names)
-        names, client_of = np.unique(self.owners[rows], return_inverse=True)
-        cells = client_of * classes + labels
-        counts_NC = np.bincount(cells, minlength=len(names) * classes).reshape(-1, classes)
+        persons, person_of_row = np.unique(self.owners[rows], return_inverse=True)
+        cells = person_of_row * classes + labels  # a number for each pair of person and class
+        counts_NC = np.bincount(cells, minlength=len(persons) * classes).reshape(-1, classes)
 
         # all amounts are parts of a class: 1 is all its samples
         part_of_a_sample_C = 1 / np.maximum(np.bincount(labels, minlength=classes), 1)
@@ -338,33 +354,35 @@ class Division:
         wanted_C = np.bincount(labels[aside], minlength=classes) * part_of_a_sample_C
         aside_C = np.zeros(classes)
 
-        is_aside_N = np.zeros(len(names), dtype=bool)
-        order = rng.permutation(len(names))
+        is_aside_N = np.zeros(len(persons), dtype=bool)
+        order = rng.permutation(len(persons))
         turns = order
         if for_testing:
             small_first = order[has_NC[order].sum(1).argsort(kind="stable")]
             turns = np.concatenate([order, small_first])
-        for turn, client in enumerate(turns):
-            if (aside_C >= wanted_C - NEARLY).all():
+        for turn, person in enumerate(turns):
+            if (aside_C >= wanted_C - ROUNDING_ERROR).all():
                 break
-            then_C = aside_C + has_NC[client]
-            takes_a_class = (then_C >= 1 - NEARLY).any()
-            if is_aside_N[client] or takes_a_class:
+            with_person_C = aside_C + has_NC[person]
+            takes_all_of_a_class = (with_person_C >= 1 - ROUNDING_ERROR).any()
+            if is_aside_N[person] or takes_all_of_a_class:
                 continue
-            gain = (abs(wanted_C - aside_C) - abs(wanted_C - then_C)).sum()
-            is_nearer = 2 * gain >= has_NC[client].sum()  # at least half of what it has counts
+            gain = (abs(wanted_C - aside_C) - abs(wanted_C - with_person_C)).sum()
+            # what is wanted of its samples, less what is not, is half of them or more
+            is_nearer = gain >= has_NC[person].sum() / 2
             is_asked_again = turn >= len(order)
-            brings_class = (then_C > 0)[aside_C == 0].any()
-            if is_nearer or (is_asked_again and brings_class):
-                is_aside_N[client] = True
-                aside_C = then_C
-        return rows[is_aside_N[client_of]]
+            brings_a_class = (with_person_C > 0)[aside_C == 0].any()
+            if is_nearer or (is_asked_again and brings_a_class):
+                is_aside_N[person] = True
+                aside_C = with_person_C
+        return rows[is_aside_N[person_of_row]]
 
     def _dealt(self, pool: Pool, clients: int) -> list[Ints]:
         """Deal the pool by the run's partition; return the positions of each client's samples.
 
         If the samples of one person stay together, deal anew until each client has samples for
-        training and for testing, at most `DRAWS_BY_CLIENT` times.
+        training and for testing, at most `MOST_DRAWS` times. The last division then stands, and
+        `shares` refuses a client that lacks some.
         """
         settings = self.settings
         divide = DIVIDE[settings.partition]
@@ -372,15 +390,14 @@ class Division:
         if not self.by_client:
             return divide(pool, settings, clients, rng)
 
-        is_free = ~self.reserved[pool.rows]
-        for_training = pool.for_training
-        if for_training is None:
-            for_training = np.ones(len(pool.rows), dtype=bool)
-        needed_sides = 1 if for_training.all() else 2
-        for _ in range(DRAWS_BY_CLIENT):
+        is_free = ~self.reserved[pool.rows]  # not for validation
+        may_train = pool.may_train
+        # samples for training, and for testing if the pool has such
+        needed_sides = 1 if may_train.all() else 2
+        for _ in range(MOST_DRAWS):
             dealt = divide(pool, settings, clients, rng)
-            sides = [for_training[share[is_free[share]]] for share in dealt]
-            if all(len(np.unique(of_client)) == needed_sides for of_client in sides):
+            sides_of = [np.unique(may_train[share[is_free[share]]]) for share in dealt]
+            if all(len(sides) == needed_sides for sides in sides_of):
                 break
         return dealt
 
@@ -389,8 +406,8 @@ class Division:
         """Return the client's rows for training, testing and validation.
 
         ``dealt`` are the positions in the pool that it was dealt, ``tests`` the rows for tests that
-        are in nobody's share. If this share is split here, training samples above
-        ``train-samples`` are for testing.
+        are in nobody's share. Of the samples for training at most ``train-samples`` stay. The
+        others are unused, or for testing, too, if the share is split here.
         """
         settings = self.settings
         rng = self.random("share", client, self.domain)
@@ -407,10 +424,10 @@ class Division:
             train = train[is_training]
 
         choose = balanced if self.partition.balances_classes else proportional
-        within, beyond = choose(self.labels[train], settings.train_samples, rng)
+        chosen, others = choose(self.labels[train], settings.train_samples, rng)
         if is_split_here:
-            tests = np.concatenate([tests, train[beyond]])
-        train = np.sort(train[within])
+            tests = np.concatenate([tests, train[others]])
+        train = np.sort(train[chosen])
 
         tests = self._tested(train, tests, rng)
         train, validation = self._validated(client, train, pool.rows[dealt])
@@ -430,8 +447,8 @@ class Division:
     def _tested_on_classes(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
         """Return the official test samples of the classes that the client trains on.
 
-        DataError if there is none. The samples of a set of classes are found once, as many clients
-        have the same.
+        They are at most ``test-samples``. DataError if there is none. The samples of a set of
+        classes are found once, as many clients have the same set.
         """
         classes = np.unique(self.labels[train])
         key = classes.tobytes()
@@ -445,11 +462,13 @@ class Division:
         limit = self.settings.test_samples
         if not limit:
             return tests
-        return tests[proportional(self.labels[tests], limit, rng)[0]]
+        chosen, _ = proportional(self.labels[tests], limit, rng)
+        return tests[chosen]
 
     def _tested_on_domains(self, train: Ints, tests: Ints, rng: Generator) -> Ints:
-        """Return test samples of the domains that the client trains on, of each class as many.
+        """Return test samples of the domains that the client trains on, equally many of each class.
 
+        They are ``test-samples`` in all, or if that is 0, as many as the rarest class allows.
         DataError if those domains have none.
         """
         tests = tests[np.isin(self.domains[tests], self.domains[train])]
@@ -458,7 +477,7 @@ class Division:
             raise DataError(f"test-from = 'balanced': {without}")
         counts = np.bincount(self.labels[tests])
         counts = counts[counts > 0]
-        all_of_the_rarest = len(counts) * counts.min()  # and as many of each other class
+        all_of_the_rarest = len(counts) * counts.min()  # and equally many of each other class
         limit = self.settings.test_samples or all_of_the_rarest
         chosen, _ = balanced(self.labels[tests], limit, rng)
         return tests[chosen]
@@ -469,8 +488,8 @@ class Division:
         DataError if it has none, or nothing to train on.
         """
         settings = self.settings
-        within, _ = proportional(self.labels[tests], settings.test_samples, rng)
-        tests = np.sort(tests[within])
+        chosen, _ = proportional(self.labels[tests], settings.test_samples, rng)
+        tests = np.sort(tests[chosen])
         if not (len(train) and len(tests)):
             which = f"partition = {settings.partition!r}, test-from = {settings.test_from!r}"
             few = f"a client has {len(train)} training and {len(tests)} test samples"
@@ -484,25 +503,27 @@ class Division:
     def _validated(self, client: int, train: Ints, share: Ints) -> tuple[Ints, Ints]:
         """Return a client's rows for training, and those for validation.
 
-        ``train`` are the rows for training so far, ``share`` all rows that it was dealt. Rows for
-        validation are those that the data mark, or that were reserved before the data were dealt;
-        otherwise ``validation-fraction`` of ``train`` is set aside here.
+        ``train`` are the rows for training so far, ``share`` all rows that it was dealt. A
+        validation part of the data set that is in nobody's share is for all clients: with
+        "official-all" as a whole, otherwise as far as it is of the classes that the client trains
+        on. Where rows were reserved for validation before the pool was dealt, the client has those
+        in its share. In other cases ``validation-fraction`` of ``train`` is set aside here.
         """
         settings = self.settings
         has_official = self.official_validation.any()
         if has_official and self._validates_in_common():
             validation = np.flatnonzero(self.official_validation)
             if settings.test_from != "official-all":
-                of_classes = np.isin(self.labels[validation], self.labels[train])
-                validation = validation[of_classes]
+                is_of_trained_class = np.isin(self.labels[validation], self.labels[train])
+                validation = validation[is_of_trained_class]
             return train, validation
         if has_official or self.by_client or self.is_keyed:
             return train, np.sort(share[self.reserved[share]])
         if not settings.validation_fraction:
             return train, train[:0]
         rng = self.random("validation", client, self.domain)
-        stay, go = set_aside(self.labels[train], settings.validation_fraction, rng)
-        return train[stay], train[go]
+        stay, aside = set_aside(self.labels[train], settings.validation_fraction, rng)
+        return train[stay], train[aside]
 
     def _validates_in_common(self) -> bool:
         """True if the data set's validation part is in nobody's share."""

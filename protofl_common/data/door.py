@@ -61,9 +61,10 @@ GAPS = NO_LABELS | frozenset(
 """Texts that stand for no value, in lower case: pandas' own, Excel's errors, SAS's point."""
 JOINTS = "|;,+&/"  # signs between several labels of a sample
 FEW_CLASSES = 20  # different labels that are taken for classes, whatever they look like
-MOST_CHANNELS = 4  # of usual images; more are said
+MOST_CHANNELS = 4  # of usual images; a line tells of more
 MOST_ROUNDED = 1e-4  # of a column's range: a number that float32 changes by more is worth a line
-WHOLE = re.compile(r"-?\d{1,18}")
+NUMBER_KINDS = "biuf"  # NumPy's signs for bool, whole numbers and floating point
+WHOLE = re.compile(r"-?\d{1,18}")  # that fits into int64
 PROGRESS_SECONDS = 5.0  # seconds between two lines of progress
 
 
@@ -87,11 +88,11 @@ class LabelReader(Protocol):
     """Reads labels where a sample has several (`several_labels.SeveralLabels`)."""
 
     def read(
-        self, values: Any, own: Any, where: str, place: Place
+        self, values: Any, columns: Any, where: str, place: Place
     ) -> tuple[Ints, tuple[str, ...], tuple[str, ...]]:
         """Return labels [N, L], their names, and lines for their owner.
 
-        ``own`` are the names that come with the ``values``, if any.
+        ``columns`` are the names of the labels that come with the ``values``, if any.
         """
 
 
@@ -125,7 +126,8 @@ def from_arrays(
     that occur, sorted, which may differ between sites.
 
     DataError when something is missing, of the wrong type or length, or not finite; with ``gaps``,
-    numbers may be NaN. ``several`` reads the labels where a sample has several.
+    numbers may be NaN. ``columns`` are the names of the features. ``several`` reads the labels
+    where a sample has several.
     """
     present = {key: value for key, value in arrays.items() if value is not None}
     for key in ("inputs", "labels"):
@@ -135,7 +137,7 @@ def from_arrays(
     if "client" in present and "domain" in present:
         raise DataError(f"{where}: has both client and domain; leave one of them out")
     inputs = present["inputs"]
-    if callable(inputs):
+    if callable(inputs):  # it is called at the end, after all cheap checks
         samples = len(present["labels"])
     else:
         inputs = checked_inputs(inputs, where, place, gaps=gaps)
@@ -171,7 +173,7 @@ def from_arrays(
         )
     domains = np.zeros(samples, np.int64)
     domain_names: tuple[str, ...] = ()
-    for key in ("client", "domain"):
+    for key in ("client", "domain"):  # one of them at most, as is checked above
         if key in annotations:
             unique, domains = np.unique(annotations[key].astype(str), return_inverse=True)
             domain_names = tuple(unique.tolist())
@@ -197,36 +199,42 @@ def from_arrays(
 def without_copies(data: RawData, where: str) -> RawData:
     """Return the data with each image or signal once; a note counts what is left out.
 
-    Else the copy of a training sample could be among the tests. Equal rows of a table, or texts,
-    may be different samples: they stay, and the note counts them. The inputs' digests become
-    `RawData.contents` where these are not made. DataError for copies of one image that differ in
-    label, part, client or domain.
+    If copies stayed, one of them could be trained on and another tested. Equal rows of a table,
+    and equal texts, may be different samples: they stay, and the note counts them. If the data have
+    no `RawData.contents`, these become the digests of the inputs. DataError for copies of one image
+    that differ in label, part, client or domain.
     """
     contents = digests(sample.tobytes() for sample in data.inputs)
     if not len(data.contents):
         data = replace(data, contents=contents)
-    different = np.unique(contents.view("V16").ravel(), return_index=True, return_inverse=True)
-    _, first_rows, number_N = different
+    as_single_values = contents.view("V16").ravel()  # the 16 bytes of a digest are one
+    different = np.unique(as_single_values, return_index=True, return_inverse=True)
+    _, first_rows, number_N = different  # a number for each different content
     first_N = first_rows[number_N]  # for each sample the first row with the same inputs
     is_first = first_N == np.arange(len(first_N))
     copies = np.flatnonzero(~is_first)
     if not len(copies):
         return data
 
+    # a number for each different label, or set of labels where a sample has several
     _, labels = np.unique(data.labels, axis=0, return_inverse=True)
     annotations: dict[str, NDArray[Any]] = {"labels": labels, "parts": data.official}
     annotations["clients or domains"] = data.domains
     what = "are equal in all inputs"
     if data.inputs.ndim == 2:  # a table, or texts
-        across = sum(column[copies] != column[first_N[copies]] for column in annotations.values())
+        # of each copy, the number of annotations in which it differs from the first
+        differing = sum(
+            column[copies] != column[first_N[copies]] for column in annotations.values()
+        )
         counts = f"{len(copies)} of {len(first_N)} samples {what} to others"
         cure = "leave them out if they are copies, which may be trained on and tested"
-        elsewhere = f"{np.count_nonzero(across)} of another label, part or client"
+        elsewhere = f"{np.count_nonzero(differing)} of another label, part or client"
         return replace(data, notes=(*data.notes, f"{where}: {counts} ({elsewhere}); {cure}"))
     for name, column in annotations.items():
         wrong = copies[column[copies] != column[first_N[copies]]]
         if len(wrong):
-            both = f"{data.place(int(first_N[wrong[0]]))} and {data.place(int(wrong[0]))}"
+            copy = int(wrong[0])
+            both = f"{data.place(int(first_N[copy]))} and {data.place(copy)}"
             many = f"of two {name} ({len(wrong)} such copies)"
             raise DataError(f"{where}: {both} {what}, and {many}; leave one of them out")
     example = data.place(int(copies[0]))
@@ -241,9 +249,9 @@ def without_copies(data: RawData, where: str) -> RawData:
 def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
     """Return an array of what a user gives as one: a list, a tensor, an array with a mask.
 
-    A masked number becomes NaN. What are no numbers become texts, None the empty text, if they are
-    one column. DataError for a text that is too long for a name, or has a line break: a quote
-    without its pair joins the rows of many patients to one.
+    A masked floating-point number becomes NaN. If the values are one column, and not all numbers,
+    they become texts; None becomes the empty text. DataError for a text that is too long for a
+    name, or has a line break: a quote without its pair joins the rows of many patients to one.
     """
     if hasattr(value, "detach"):  # PyTorch's, perhaps with a gradient, or of a type of its own
         value = value.detach().cpu()
@@ -256,7 +264,7 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise DataError(f"{what} differ in shape ({error})") from error
-    if array.dtype.kind in "biuf" or array.ndim != 1:
+    if array.dtype.kind in NUMBER_KINDS or array.ndim != 1:
         return array
 
     texts = []
@@ -285,28 +293,35 @@ def checked_inputs(
 ) -> Inputs:
     """Return inputs as images, numbers or tokens (`RawData.inputs`), contiguous in memory.
 
-    DataError names what is wrong with them. With ``gaps``, numbers may be NaN. A line is printed
-    for a feature whose digits float32 loses.
+    Floating point becomes float32, and a line is printed for a feature that loses digits by it
+    (`warn_of_rounding`). With ``gaps``, numbers may be NaN. DataError names the first value that is
+    wrong by ``where`` and ``place``.
     """
     array = as_array(value, f"{where}: inputs")
     shape = list(array.shape)
-    if array.ndim < 2 or 0 in shape[1:] or array.dtype.kind not in "biuf":
+    is_empty = 0 in shape[1:]
+    if array.ndim < 2 or is_empty or array.dtype.kind not in NUMBER_KINDS:
         wanted = "not numbers [N, …] of some samples"
         raise DataError(f"{where}: inputs are {array.dtype} {shape}, {wanted}")
-    if array.ndim == 4 and shape[3] in (1, 3, 4) and min(shape[1:3]) > MOST_CHANNELS:
+    # [N, H, W, channels]: the second axis is too long to be one of channels
+    has_channels_last = (
+        array.ndim == 4 and shape[3] in (1, 3, 4) and min(shape[1:3]) > MOST_CHANNELS
+    )
+    if has_channels_last:
         wanted = "images are [N, channels, H, W], the channels first"
         raise DataError(f"{where}: inputs are {shape}: {wanted}")
     if array.dtype.kind in "iu":
         return _whole_numbers(array, where, place)
 
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and are refused
         numbers = np.ascontiguousarray(array, dtype=np.float32)
     wrong = np.isinf(numbers) if gaps else ~np.isfinite(numbers)
     if wrong.any():
         first = tuple(np.argwhere(wrong)[0].tolist())
         what = f"{place(first[0])} has {array[first]} at {list(first[1:])}"
         raise DataError(f"{where}: {what}; fill it in, or impute; a model takes float32")
-    if array.dtype.itemsize > numbers.dtype.itemsize:
+    has_more_digits = array.dtype.itemsize > numbers.dtype.itemsize  # than float32, as float64
+    if has_more_digits:
         for feature in range(shape[1]):
             name = f"feature {feature}"
             warn_of_rounding(array[:, feature], numbers[:, feature], where, place, name)
@@ -316,7 +331,8 @@ def checked_inputs(
 def _whole_numbers(array: NDArray[Any], where: str, place: Place) -> Inputs:
     """Return whole numbers as what they mean: bytes as images, uint8; others as tokens, int64."""
     are_bytes = array.dtype == np.uint8
-    if array.ndim != (4 if are_bytes else 2):
+    num_axes = 4 if are_bytes else 2
+    if array.ndim != num_axes:
         kinds = "bytes must be images [N, channels, H, W], other whole numbers tokens [N, length]"
         cure = "give numbers as floating point, and images of more than 8 bits"
         raise DataError(f"{where}: inputs are {array.dtype} {list(array.shape)}: {kinds}; {cure}")
@@ -336,7 +352,9 @@ def warn_of_rounding(
 ) -> None:
     """Print a line if float32 loses digits in which the numbers [N, …] of a feature differ.
 
-    ``exact`` are the numbers as they were given, ``rounded`` the same as float32.
+    ``exact`` are the numbers as they were given, ``rounded`` the same as float32. They are compared
+    with the feature's range: an id of ten digits, or a date in seconds, may become the same number
+    for many samples.
     """
     is_finite = np.isfinite(exact)
     finite = exact[is_finite]
@@ -346,7 +364,8 @@ def warn_of_rounding(
     np.subtract(exact, rounded, out=change, where=is_finite)
     np.abs(change, out=change)
     spread = finite.max() - finite.min()
-    if spread == 0 or change.max() <= MOST_ROUNDED * spread:
+    is_constant = spread == 0  # then its digits tell nothing
+    if is_constant or change.max() <= MOST_ROUNDED * spread:
         return
     worst = np.unravel_index(int(change.argmax()), change.shape)
     row = int(worst[0])
@@ -357,7 +376,10 @@ def warn_of_rounding(
 
 # -- labels and names
 def class_names(classes: str) -> tuple[str, ...]:
-    """Return the names in the setting ``classes``, in label order; DataError if two are equal."""
+    """Return the names in the setting ``classes``, in label order; () if it is "".
+
+    DataError for fewer than two names, and for equal ones.
+    """
     names = tuple(parts_of(classes))
     if names:
         check_class_names(names, f"classes = {classes!r}", "separated by commas")
@@ -377,7 +399,8 @@ def _class_array(value: Any, where: str) -> tuple[str, ...]:
 
 def check_class_names(names: Sequence[str], which: str, how: str) -> None:
     are_names = all(name and is_short_and_printable(name) for name in names)
-    if not are_names or len(set(names)) < max(2, len(names)):
+    are_different = len(set(names)) == len(names)
+    if not are_names or not are_different or len(names) < 2:
         raise DataError(f"{printable(which)}: must be different names, two or more, {how}")
 
 
@@ -392,9 +415,9 @@ def _check_one_label_each(labels: Any, where: str) -> None:
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
     """Raise DataError for a gap in a column, which would be a class, or a client, of its own.
 
-    ``key`` names the column: ``labels``, ``client``, ``domain`` or ``split``. Of labels only
-    `NO_LABELS` are gaps here: `check_classes` decides about other texts, unless the setting
-    ``classes`` lists them.
+    ``key`` names the column: ``labels``, ``client``, ``domain`` or ``split``. A label such as "NA"
+    may be a class that the setting ``classes`` lists: so of labels only `NO_LABELS` are refused
+    here, and `check_classes` refuses others of `GAPS` where no names are listed.
     """
     marks = NO_LABELS if key == "labels" else GAPS
     is_missing = column != column  # NaN
@@ -415,10 +438,12 @@ def _labels(
 ) -> tuple[Ints, tuple[str, ...]]:
     """Return the labels as indices into the classes, int64 [N], and the names of the classes.
 
-    Without ``names`` the classes are the labels that occur. ``from_setting``: the names are those
-    of the setting ``classes``. DataError for a label that is none of the names.
+    Without ``names`` the classes are the labels that occur. With them, labels that are numbers are
+    indices into the names; but if the names are those of the setting ``classes``
+    (``from_setting``), and some are numbers themselves, labels are names. DataError for a label
+    that is none of the names.
     """
-    if column.dtype.kind == "f" and (column == column.round()).all():
+    if column.dtype.kind == "f" and (column == column.round()).all():  # as 1.0 for 1
         column = column.astype(np.int64)
     are_numbers = column.dtype.kind in "biu"
     if not names:
@@ -443,15 +468,17 @@ def _labels(
 
 
 def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place) -> None:
-    """Raise DataError for labels that are no classes: ``classes`` are their different values.
+    """Raise DataError for labels that are no classes.
 
-    They may be quantities, names of samples, marks of a gap, several labels joined, or one class in
-    two spellings; or there is only one. A line is printed for each class of a single sample.
+    ``classes`` are the different labels, and ``labels`` [N] has each sample's index into them. They
+    are refused if there is only one, if they are quantities or names of samples, or if some are
+    marks of a gap, several labels joined, or one class in two spellings. A line is printed for each
+    class of a single sample.
     """
     named = f"{where}: the labels"
     cure = "correct them, or name them in `classes`"
     meanings = [_meaning(name) for name in classes]
-    times = Counter(meanings)
+    times = Counter(meanings)  # more than 1 for a class in two spellings
     marks = {*_marks(classes), *(GAPS - {"none"})}  # "none" may well be a class
     doubtful = [
         name
@@ -470,21 +497,23 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
         raise DataError(f"{where}: {classes[0]!r} {alone}; name `classes` if others have more")
 
     num_classes = len(classes)
-    single = np.flatnonzero(np.bincount(labels) == 1)  # classes of one sample
+    single = np.flatnonzero(np.bincount(labels) == 1)  # classes (indices) of one sample
     samples = len(labels)
     counts = f"{named} have {num_classes} different values of {samples} samples"
     counts = f"{counts}, such as {classes[0]!r}"
     are_names = num_classes > samples / 2  # hardly two samples have the same label
-    # many values occur once, as measurements do
+    # more than a tenth of the values occur once, as those of measurements do
     are_scattered = not are_names and len(single) > num_classes / 10
-    are_quantities = are_scattered or not all(map(WHOLE.fullmatch, classes))
-    if num_classes > FEW_CLASSES and are_quantities and all(map(is_number, classes)):
+    are_numbers = all(map(is_number, classes))
+    have_fractions = not all(map(WHOLE.fullmatch, classes))
+    are_quantities = are_numbers and (are_scattered or have_fractions)
+    if num_classes > FEW_CLASSES and are_quantities:
         cure = "make classes of them, as low and high, or name `classes`"
         raise DataError(f"{counts}: quantities (regression) cannot be learned; {cure}")
     if num_classes > FEW_CLASSES and are_names:
         cure = "name `classes` if they are some"
         raise DataError(f"{counts}: no classes, but quantities or names of samples; {cure}")
-    if samples > FEW_CLASSES:
+    if samples > FEW_CLASSES:  # in a few samples a class of one is no surprise
         rows = [int(np.argmax(labels == label)) for label in single[:FEW_CLASSES]]
         for row in rows:
             name = classes[labels[row]]
@@ -494,7 +523,8 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
 def _marks(classes: Sequence[str]) -> set[str]:
     """Return the classes that mark a missing label, if all classes are whole numbers.
 
-    They are numbers below 0, and 255 without a 254; but only beside at least two other classes.
+    They are numbers below 0, and 255 if there is no 254, which would make it the last of many. They
+    are marks only beside two or more other classes: -1 and 1 alone are classes.
     """
     if not all(map(WHOLE.fullmatch, classes)):
         return set()
@@ -505,7 +535,7 @@ def _marks(classes: Sequence[str]) -> set[str]:
 
 
 def _joins(label: str, labels: set[str]) -> bool:
-    """True for ``a|b`` where ``a`` and ``b`` are labels, too."""
+    """True if ``label`` joins others of the ``labels``, as ``a|b`` does ``a`` and ``b``."""
     for sign in JOINTS:
         parts = {part.strip() for part in label.split(sign)}
         if sign in label and parts <= labels:
@@ -529,7 +559,10 @@ def is_gap(value: Any) -> bool:
 
 
 def number(value: Any) -> float:
-    """Return the number that a value is or spells; NaN for others, and for Python's ``2_0``."""
+    """Return the number that a value is or spells; NaN for others.
+
+    ``2_0`` is none: Python alone reads it as 20.
+    """
     try:
         return math.nan if "_" in str(value) else float(value)
     except (ValueError, TypeError, OverflowError):
@@ -545,7 +578,7 @@ def _official(column: NDArray[Any], where: str, place: Place) -> Images:
 
     DataError for another word, and if no sample is for training.
     """
-    parts = [SPLITS.get(str(value)) for value in column]
+    parts = [SPLITS.get(str(value)) for value in column]  # 0 for training
     if None in parts:
         row = parts.index(None)
         wanted = "must be train, validation or test"

@@ -85,6 +85,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     root = data_dir_of(settings)
     by_domain = settings.dataset != "image-folder"
     left_out: Counter[str] = Counter()
+    # what else is in an image-folder's root is counted with the rest of its tree below
     folders = domains or _folders(root, left_out if by_domain else None)
     trees = folders if by_domain else [root]
     picked = class_names(settings.classes)
@@ -107,7 +108,7 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     note = f"{root}: {len(data.labels)} images of {first_of(data.classes)}"
     if left_out:
         note += f"; left out: {counts_of(left_out)}"
-    if by_domain:  # those without images count, too, so indices are into all names
+    if by_domain:  # domains without images count, too, so indices are into the names of all folders
         names = sorted({with_composed_letters(folder.name) for folder in folders})
         indices = np.array([names.index(name) for name in data.domain_names], np.int64)
         data = replace(data, domains=indices[data.domains], domain_names=tuple(names))
@@ -138,8 +139,9 @@ def _check_classes_of_folders(
 ) -> None:
     """Raise DataError for folders of an ``image-folder`` that are no classes.
 
-    They have no image, are not in the setting ``classes``, or are parts or domains: those have
-    folders of the same names below them.
+    With the setting ``classes`` these are folders that it does not list. Without it, they are
+    folders without an image, and folders that are parts or domains: several of those have folders
+    of the same names below them, the real classes.
     """
     names = class_names(settings.classes)
     present = {image.class_name for image in samples}
@@ -157,13 +159,16 @@ def _check_classes_of_folders(
             cure = "add some, remove it, or name the classes"
             raise DataError(f"classes = '': the folder {name!r} in {root} {without}; {cure}")
 
+    # a folder that itself has images is a class; of the others compare the names of their folders
     direct = {image.class_name for image in samples if image.file.parent.parent == root}
     nested = [folder for folder in folders if with_composed_letters(folder.name) not in direct]
     names_below = {folder: _names_below(folder) for folder in nested}
     times = Counter([*present, *chain.from_iterable(names_below.values())])
-    alike = [folder for folder in nested if any(times[name] > 1 for name in names_below[folder])]
-    if alike:
-        raise _no_layout(root, alike, "classes")
+    no_classes = [
+        folder for folder in nested if any(times[name] > 1 for name in names_below[folder])
+    ]
+    if no_classes:
+        raise _no_layout(root, no_classes, "classes")
 
 
 def _names_below(folder: Path) -> set[str]:
@@ -184,8 +189,8 @@ def _check_picked(
 ) -> None:
     """Raise DataError for a class in the setting ``classes`` without images in a domain-folder.
 
-    If a folder is spelt nearly so, the error names it. A site with data of its own may lack a
-    class, but not by misspelling it.
+    If a folder's name differs from it in spaces, signs and capitals alone, the error names that
+    folder. A site with data of its own may lack a class, but not by misspelling it.
     """
     names = class_names(settings.classes)
     present = {image.class_name for image in samples}
@@ -193,7 +198,7 @@ def _check_picked(
     if not absent:
         return
 
-    unlisted = {}
+    unlisted = {}  # letters of a folder's name -> a folder that ``classes`` does not list
     for tree in trees:
         for folder in _folders(tree):
             name = with_composed_letters(folder.name)
@@ -210,7 +215,7 @@ def _check_picked(
 
 
 def _letters(name: str) -> str:
-    """Return a name in lower case without signs, to find misspelt ones.
+    """Return a name in lower case without spaces and signs, which misspelt names have in common.
 
     A looser comparison would take ``female`` for ``male``.
     """
@@ -218,7 +223,10 @@ def _letters(name: str) -> str:
 
 
 def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
-    """Return the user's folders in ``root``, sorted by name; count all else in ``left_out``."""
+    """Return the user's folders in ``root``, sorted by name; count all else in ``left_out``.
+
+    Folders that systems and tools make are none of the user's (`_LEFT_OUT`).
+    """
     folders = []
     for entry in root.iterdir():
         if entry.is_dir() and not _LEFT_OUT.fullmatch(entry.name):
@@ -231,7 +239,8 @@ def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
 def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path]:
     """Return all image files in ``folder`` and below it, sorted; count others in ``left_out``.
 
-    DataError for a link to a folder there: it may lead anywhere.
+    Hidden files count as others, and so do folders of thumbnails, of trash, and of systems and
+    tools (`_COPIES`, `_LEFT_OUT`). DataError for a link to a folder there: it may lead anywhere.
     """
     images = []
     for path in sorted(folder.iterdir()):
@@ -280,7 +289,7 @@ def with_images(
     """
     several = SeveralLabels.of(settings)
     unreadable: dict[int, DataError] = {}  # row -> why it has no image
-    first = from_arrays(
+    all_rows = from_arrays(  # also those that turn out to be unreadable
         {**arrays, "inputs": lambda: decoded(files, settings, unreadable)},
         where,
         settings.classes,
@@ -290,9 +299,10 @@ def with_images(
     rows = [row for row in range(len(files)) if row not in unreadable]
     contents = digests(files[row].read_bytes() for row in rows)
     if not unreadable:
-        return replace(first, contents=contents)
+        return replace(all_rows, contents=contents)
 
-    images = first.inputs
+    # check the arrays again without the unreadable rows: a class or a part may have no sample left
+    images = all_rows.inputs
     for position, row in enumerate(rows):  # in place: they may be too large for two arrays
         images[position] = images[row]
     kept: dict[str, Any] = dict(arrays)
@@ -300,7 +310,7 @@ def with_images(
         kept[key] = [arrays[key][row] for row in rows]
     kept["inputs"] = images[: len(rows)]
     data = from_arrays(kept, where, settings.classes, lambda row: place(rows[row]), several=several)
-    lost = [name for name in first.classes if name not in data.classes]
+    lost = [name for name in all_rows.classes if name not in data.classes]
     if lost:
         none = f"no image of {first_of(lost)} can be read"
         raise DataError(f"{where}: {none} ({unreadable[min(unreadable)]})")
@@ -314,13 +324,14 @@ def decoded(
 ) -> Images:
     """Decode image files to uint8 [N, 3, size, size], on all cores.
 
-    ``unreadable`` is filled with the error of each file that is no image, by its row, which means
-    nothing then. DataError if they are more than ``max-unreadable`` allows, OSError if the disk has
-    no room.
+    A file that cannot be read is noted in ``unreadable``, which has the error by the file's row;
+    that row of the result is all 0. DataError if more files are so than ``max-unreadable`` allows,
+    OSError if the disk has no room.
     """
     number = len(files)
     size = settings.image_size or DEFAULT_SIZE
-    most = math.floor(settings.max_unreadable * number + 1e-9)  # 0.29 · 100 is below 29
+    # rounding errors are made up for: 0.29 · 100 is 28.999…
+    most_unreadable = math.floor(settings.max_unreadable * number + 1e-9)
     images = _array_on_disk((number, 3, size, size), settings)
 
     def decode(row: int) -> DataError | None:
@@ -336,7 +347,7 @@ def decoded(
             if error is None:
                 continue
             unreadable[row] = error
-            if len(unreadable) > most:
+            if len(unreadable) > most_unreadable:
                 pool.shutdown(cancel_futures=True)
                 share = settings.max_unreadable
                 cure = "or let some be so: max-unreadable"
@@ -347,9 +358,9 @@ def decoded(
 
 
 def _array_on_disk(shape: tuple[int, ...], settings: DataSettings) -> Images:
-    """Return an array of bytes in a nameless file of the cache; the disk frees it with the array.
+    """Return an array of zeros, uint8, in a nameless file of the cache: it may exceed the memory.
 
-    Images may be larger than the memory.
+    The file is gone when the array is. OSError if the disk has no room for it.
     """
     length = math.prod(shape)
     folder = cache_folder(settings.cache_dir)
@@ -370,7 +381,7 @@ def square_rgb(image: Any, size: int) -> Images:
     if image.mode.startswith(("I", "F")):  # PIL would cut them off at 255
         deep = f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says"
         raise ValueError(f"{deep}: save it with 8 bits, or bring arrays of floating point")
-    # MPO: a photo of a phone, with its parts
+    # MPO is a phone's photo, whose further frames are previews or a second view
     if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
         several = f"it has {image.n_frames} pages or frames, of which one would be seen"
         raise ValueError(f"{several}; save each as an image")
@@ -383,8 +394,8 @@ def square_rgb(image: Any, size: int) -> Images:
 def open_image(file: Path) -> Any:
     """Open an image file with PIL, by its content, which must be of a kind in `EXTENSIONS`.
 
-    PIL knows more: for PostScript, whatever its name, it would start Ghostscript on a stranger's
-    program.
+    PIL reads more kinds, and does not go by a file's name: a stranger's PostScript, which is a
+    program, it would run in Ghostscript.
     """
     from PIL import Image
 
@@ -398,7 +409,7 @@ def read_image(file: Path, size: int) -> Images:
 
     try:
         with open_image(file) as image:
-            if image.width * image.height > MOST_PIXELS:  # a small file may say so
+            if image.width * image.height > MOST_PIXELS:  # as even a small file may claim
                 limit = f"{MOST_PIXELS / 1e6:.0f} million"
                 raise ValueError(f"{image.width}×{image.height} pixels, above {limit}")
             # what a camera noted of its position may be broken: then the image stays as it is

@@ -11,6 +11,7 @@ from protofl_common.data.raw import DataError, Inputs, Place, any_place, describ
 from protofl_common.data.table import Columns, name_and_categories, read_columns
 
 PARTS = {2: ("inputs", "labels"), 4: ("x_train", "y_train", "x_test", "y_test")}
+"""Length of a tuple of arrays -> the arrays' names."""
 TAKEN = (
     "a file or folder, (inputs, labels), (x_train, y_train, x_test, y_test), a dictionary of such "
     "arrays, a TensorDataset, a series of pairs (input, label), or a data frame with a column label"
@@ -38,16 +39,16 @@ def is_frame(data: Any) -> bool:
 def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
     """Return the arrays of a Python object by the names that an ``.npz`` file gives them.
 
-    These are ``inputs`` and ``labels``, or ``x_train`` and so on. ``data`` is one of `TAKEN` but no
-    data frame; DataError for another object. With ``alone`` it may be inputs without labels: then
-    a list is a list of inputs.
+    These are ``inputs`` and ``labels``, or ``x_train`` and so on. ``data`` is one of `TAKEN`, but
+    neither a file nor a data frame; DataError for another object. With ``alone`` it may be inputs
+    without labels: all but a dictionary and a tuple are then taken for these.
     """
     data = getattr(data, "tensors", data)  # a TensorDataset's, which are a tuple
     if isinstance(data, Mapping):
         return {str(name): value for name, value in data.items()}
     if alone and not isinstance(data, tuple):
         return {"inputs": data}
-    if alone and len(data) == 1:
+    if alone and len(data) == 1:  # a TensorDataset of inputs
         return {"inputs": data[0]}
     # as Keras loads a data set: (x_train, y_train), (x_test, y_test)
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_pair, data)):
@@ -55,7 +56,7 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
     if isinstance(data, tuple | list) and len(data) in PARTS:
         return dict(zip(PARTS[len(data)], data, strict=True))
 
-    # what is left are pairs (input, label); an array is no series of them
+    # what is left are pairs (input, label); an array, which has a dtype, is no series of them
     samples = list(data) if isinstance(data, Iterable) and not hasattr(data, "dtype") else []
     if not samples or not all(map(_is_pair, samples)):
         raise DataError(f"data: {type(data).__name__} is none of {TAKEN}")
@@ -73,8 +74,8 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
     """Return the inputs [N, …] for a prediction, as the model of the ``card`` takes them.
 
     ``data`` are arrays, a data frame, or a file that has been read; labels among them are ignored.
-    They pass the checks of training data. DataError names them as ``where``, and a sample by
-    ``place``.
+    They pass the checks of training data. NaN is allowed only if the model fills gaps. DataError
+    names them as ``where``, and a sample by ``place``.
     """
     if is_frame(data):
         data = Columns.of_frame(data, where)
@@ -102,14 +103,15 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
 
 
 def _of_table(card: Wanted, table: Columns) -> Inputs:
-    """Return the inputs in the columns of a table that the model was trained on, by their names.
+    """Return the inputs [N, …] from those columns of a table that the model was trained on.
 
-    The card of a model of texts without a header names no columns: then all columns that may be
-    inputs are taken. DataError for a column that is missing.
+    The columns are found by their names. Only the card of a model that was trained on texts in
+    files without a header has none: then all columns that may be inputs are taken. DataError for a
+    column that is missing.
     """
-    is_text = card.input_type == "int64"
+    is_text = card.input_type == "int64"  # tokens
     wanted = list(card.columns)
-    if not is_text:
+    if not is_text:  # a column of categories is called ``sex:f|m`` on the card
         wanted = [name_and_categories(column)[0] for column in card.columns]
     for name in wanted:
         if name not in table.columns:

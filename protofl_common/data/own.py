@@ -76,7 +76,8 @@ def read_manifest(settings: DataSettings) -> RawData:
     """Read a CSV file ``file,label,client,split`` and the images that it lists.
 
     ``file`` is an image's path from the folder of the CSV file; ``client`` and ``split`` are
-    optional. Images are decoded as those of folders are.
+    optional. Images are decoded as those of folders are (`with_images`). DataError for a file that
+    is not there.
     """
     rows = TableFile(file_of(settings, (".csv",)))
     several = SeveralLabels.of(settings)
@@ -84,7 +85,8 @@ def read_manifest(settings: DataSettings) -> RawData:
         columns = rows.annotations("file", "label")
     else:
         columns = rows.annotations("file")
-        columns |= several.in_table(rows.columns, str(rows.file))[0]
+        labels, _ = several.in_table(rows.columns, str(rows.file))
+        columns |= labels
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
@@ -115,7 +117,7 @@ def read_arrays(settings: DataSettings) -> RawData:
             raise DataError(f"{file} has no columns that could be named; leave out {named!r}")
         arrays = _npz(file)
         data = from_arrays(arrays, where, settings.classes, gaps=gaps, several=several)
-        # without x_train, y_train and the like, which have become inputs and labels
+        # `_npz` has read x_train, y_train and the like: what follows "x_" is a part
         others = [name for name in arrays if name not in KEYS and name[2:] not in SPLITS]
         if others:
             note = f"{file}: left out the arrays {first_of(others)}"
@@ -157,9 +159,9 @@ def locate_arrays(settings: DataSettings) -> tuple[Path, ...]:
 def read_text(settings: DataSettings) -> RawData:
     """Read one or two CSV files of texts, and make tokens of these.
 
-    The columns beside ``label`` and the like are joined by spaces; a file without a header has the
-    label first. Of two files one is for tests (`locate_text`). DataError if they have not the same
-    columns, or one of several columns says the label.
+    A text is all columns beside ``label`` and the like, joined by spaces; a file without a header
+    has the label first. Of two files one is for tests (`locate_text`). DataError if they have not
+    the same columns, or if one of several columns of texts copies the label (`check_no_label`).
     """
     where = settings.data_dir
     parts = [_with_label(file) for file in locate_text(settings)]
@@ -174,12 +176,12 @@ def read_text(settings: DataSettings) -> RawData:
     arrays: dict[str, Any] = {}
     for key in annotations[0]:
         arrays[key] = list(chain.from_iterable(part[key] for part in annotations))
-    texts_of = {}
+    texts_by_column = {}
     for name in joined:
-        texts_of[name] = list(chain.from_iterable(rows.columns[name] for rows in parts))
+        texts_by_column[name] = list(chain.from_iterable(rows.columns[name] for rows in parts))
     # in all files together: in a few texts a column may fit the labels by chance
-    check_no_label(texts_of, arrays["labels"], where)
-    if len(parts) == 2 and "split" not in arrays:
+    check_no_label(texts_by_column, arrays["labels"], where)
+    if len(parts) == 2 and "split" not in arrays:  # test.csv comes first, see `locate_text`
         arrays["split"] = np.repeat(("test", "train"), [len(rows.lines) for rows in parts])
     all_texts = [*chain.from_iterable(texts)]
     arrays["inputs"] = tokens(all_texts, settings.text_length)
@@ -202,11 +204,12 @@ def locate_text(settings: DataSettings) -> tuple[Path, ...]:
 def check_no_label(
     columns: Mapping[str, Sequence[Any]], labels: Any, where: str, numbers: bool = False
 ) -> None:
-    """Refuse a column of texts that says the label in other words, with DataError.
+    """Raise DataError for a column of texts that copies the label in other words (`_renames`).
 
-    A single column of texts may do so. In a table, ``numbers``, it may be by chance, so a line is
-    printed instead, for a single column too; and one for a column that numbers the rows, which
-    tells the label if these are sorted.
+    If there is only one column, it is no copy beside the input but the input, and passes. In a
+    table of ``numbers`` a column may fit the label by chance, or be known before it: so only a line
+    is printed, even of the only column. Another line tells of a column that numbers the rows, as
+    this gives the label away where rows are sorted by it.
     """
     if len(columns) < 2 and not numbers:
         return
@@ -233,13 +236,14 @@ def _numbers_rows(values: Sequence[Any]) -> bool:
 def _renames(values: Sequence[Any], labels: list[str]) -> bool:
     """True if each value stands for one label, and each label for one value.
 
-    False if that is trivial: a constant column renames a single label, and a column of distinct
-    values renames labels that are all different.
+    False if that tells nothing: any constant column would rename a single label, and any column of
+    distinct values would rename labels that are all different.
     """
     num_labels = len(set(labels))
     if num_labels == 1 or num_labels == len(labels):
         return False
-    for first_rows in (2 * num_labels, 10_000):  # these rule most columns out
+    # most columns have more values already in their first rows, so the others need not be read
+    for first_rows in (2 * num_labels, 10_000):
         if len(set(values[:first_rows])) > num_labels:
             return False
     if len(set(values)) != num_labels:
@@ -248,10 +252,10 @@ def _renames(values: Sequence[Any], labels: list[str]) -> bool:
 
 
 def tokens(texts: Iterable[str], length: int) -> Ints:
-    """Return the first words and signs of each text as tokens, int64 [N, length], 0 for padding.
+    """Return the first ``length`` words and signs of each text as tokens, int64 [N, length].
 
     The token of a word is 1 + crc32(word) mod (`VOCABULARY` − 1): so all sites agree without a
-    common list of words (feature hashing; Weinberger et al., ICML 2009).
+    common list of words (feature hashing; Weinberger et al., ICML 2009). 0 fills up short texts.
     """
     words_of = [_WORD.findall(text.lower())[:length] for text in texts]
     result = np.zeros((len(words_of), length), dtype=np.int64)
@@ -264,13 +268,14 @@ def tokens(texts: Iterable[str], length: int) -> Ints:
 def _with_label(file: Path) -> TableFile:
     """Read a file of texts; if it has no header, its first column is the label.
 
-    A file without a column ``label`` has no header if the label in its first row is a number, or
-    occurs again below. Else it may have forgotten that column: DataError.
+    A file without a column ``label`` has no header if the first value in its first row is a whole
+    number, or occurs again below: then it is a label. Otherwise the row may be a header that lacks
+    that column: DataError.
     """
     rows = TableFile(file)
     if "label" in rows.columns:
         return rows
-    first, *others = rows.names
+    first, *others = rows.names  # read as a header so far
     if not first.isdecimal() and first not in rows.columns[first]:
         has = f"has no column 'label', only {', '.join(rows.names)}"
         no_other = f"or if that is its first row, no other has the label {first!r}"
@@ -283,7 +288,8 @@ def _npz(file: Path) -> dict[str, Any]:
     """Read the arrays of an ``.npz`` file, by the names that `from_arrays` knows.
 
     ``x_train``, ``y_train``, ``x_test``, ``y_test``, and perhaps the same of ``validation``, are
-    joined to ``inputs``, ``labels`` and ``split``.
+    joined to ``inputs``, ``labels`` and ``split``. If those of ``train`` or ``test`` are missing,
+    nothing is joined, and `from_arrays` will name what there is.
     """
     try:
         with np.load(file, allow_pickle=False) as opened:
@@ -292,15 +298,16 @@ def _npz(file: Path) -> dict[str, Any]:
         wanted = "plain NumPy arrays, series of one length"
         raise DataError(f"{file} cannot be read as {wanted} ({printable(str(error))})") from error
 
-    pairs = [key[2:] for key in arrays if key.startswith("x_") and f"y_{key[2:]}" in arrays]
-    if pairs and "inputs" in arrays:
+    # the parts of which there are both: "train" for x_train and y_train
+    named = [key[2:] for key in arrays if key.startswith("x_") and f"y_{key[2:]}" in arrays]
+    if named and "inputs" in arrays:
         both = ", ".join(map(repr, arrays))
         raise DataError(f"{file}: has inputs, and x_… beside them ({both}); leave one out")
-    for part in pairs:
+    for part in named:
         if part not in SPLITS:
             name = f"x_{part}"
             raise DataError(f"{file}: {name!r} is of no part train, test or validation")
-    parts = [part for part in ("train", "test", "validation") if part in pairs]
+    parts = [part for part in ("train", "test", "validation") if part in named]
     if parts[:2] == ["train", "test"]:
         inputs = [arrays[f"x_{part}"] for part in parts]
         labels = [arrays[f"y_{part}"] for part in parts]
@@ -311,6 +318,7 @@ def _npz(file: Path) -> dict[str, Any]:
         arrays["inputs"] = np.concatenate(inputs)
         arrays["labels"] = np.concatenate(labels)
         arrays["split"] = np.repeat(parts, [len(array) for array in labels])
+    # an array may be called as a table's column: ``label``
     return {ANNOTATION_COLUMNS.get(key, key): array for key, array in arrays.items()}
 
 
@@ -346,7 +354,8 @@ def read_python(name: str, settings: DataSettings) -> RawData:
 def locate_python(name: str, settings: DataSettings) -> tuple[Path, ...]:
     """Return the files on which a function's data depend: those of its code, and ``data-dir``.
 
-    Of code they are all files of the function's package, or the one file of its module.
+    Those of its code are all files of the function's package, or the one file of its module.
+    DataError for a function that stands in no file.
     """
     load(name, "dataset")
     files = files_of(module_of(name))
@@ -364,7 +373,8 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
 
     The folder is one that ``save_to_disk`` wrote, or that ``load_dataset`` reads. Without
     ``data-dir`` it is the hub's data set, from the local cache unless ``download = true``. Samples
-    of the parts ``test`` and ``validation`` are for these, all others for training. The column
+    of the part ``test`` are for testing, those of ``validation`` for validation, and all others for
+    training (`_splits`), unless a column ``split`` says otherwise. The column
     ``label`` (or the only one of ``ClassLabel``) has the labels, ``client`` or ``domain`` the
     clients; the inputs are the column of images, or the columns of text, or those of numbers. Where
     a sample has several labels, the column ``labels`` or ``label`` lists them.
@@ -378,16 +388,16 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
 
     cache = cache_folder(settings.cache_dir)
     make_private(cache)
-    # for copies of the user's data: not the cache of the package; a killed process leaves an entry
-    # that `purge` removes
+    # the package copies the user's data: into this folder and not its own cache; what a killed
+    # process leaves there, `purge` removes
     with TemporaryDirectory(f"-{digest(name)}", dir=cache) as scratch:
         try:
             opened = _opened(datasets, name, settings, scratch)
             parts = dict(opened) if isinstance(opened, Mapping) else {"train": opened}
             whole = datasets.concatenate_datasets(list(parts.values()))
         except Exception as error:  # the package raises many kinds
-            reachable = settings.data_dir or settings.download
-            hint = "" if reachable else "; set data-dir to a folder that has it, or download"
+            has_source = settings.data_dir or settings.download
+            hint = "" if has_source else "; set data-dir to a folder that has it, or download"
             what = f"{type(error).__name__}: {error}"
             raise DataError(f"{where}: cannot be read ({what}){hint}") from error
 
@@ -399,9 +409,9 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         else:
             label, classes = _column_of_lists(whole.features, where)
             labels = whole[label][:]
-            if classes:  # their numbers are stored
+            if classes:  # the column has indices into these names
                 labels = [[classes[number] for number in row] for row in labels]
-        splits = _splits(parts, where)
+        splits = _splits(parts, where)  # for each part
         inputs, columns = _inputs(datasets, whole, label, name, settings)
         arrays: dict[str, Any] = {
             "inputs": inputs,
@@ -420,15 +430,21 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
         columns=checked_names(columns, where),
         several=several,
     )
-    # settings have a say in the inputs: text-length, image-size
+    # no digests of the samples (`RawData.contents`): the inputs already depend on settings of a run
+    # such as text-length and image-size, by which `test-from = "keyed"` must not divide
     return replace(data, contents=np.zeros((len(whole), 0), np.uint8))
 
 
 def _column_of_lists(kinds: Any, where: str) -> tuple[str, list[str] | None]:
-    """Return the column that lists each sample's labels, and their names, as `_label_column`."""
+    """Return the column that lists each sample's labels, and the labels' names.
+
+    The names are None if the column has no indices into names (a list of ``ClassLabel``). ``kinds``
+    has the type of each column. DataError if no column lists labels.
+    """
     for column in JOINED:
         if column in kinds:
-            return column, getattr(getattr(kinds[column], "feature", None), "names", None)
+            kind_of_entries = getattr(kinds[column], "feature", None)
+            return column, getattr(kind_of_entries, "names", None)
     has = f"its columns: {', '.join(kinds)}"
     raise DataError(f"{where}: has no column 'labels' with a list of labels for each sample; {has}")
 
@@ -452,7 +468,7 @@ def _label_column(datasets: Any, kinds: Any, where: str) -> tuple[str, list[str]
 
 
 def _splits(parts: Mapping[str, Any], where: str) -> list[str]:
-    """Return for each part of a data set: "test", "validation", or else "train".
+    """Return what each part of a data set is for: "test", "validation", or else "train".
 
     DataError for a part with a name such as ``testing``, which would be trained on.
     """
@@ -489,6 +505,7 @@ def _opened(datasets: Any, name: str, settings: DataSettings, scratch: str) -> A
         with replaced(datasets.config, HF_HUB_OFFLINE=not settings.download):
             return datasets.load_dataset(name.removeprefix("hf:"))
     (folder,) = locate_hugging_face(name, settings)
+    # ``save_to_disk`` writes one of these: of several parts, or of a single one
     if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
         return datasets.load_from_disk(str(folder))
     return datasets.load_dataset(str(folder), cache_dir=scratch)
@@ -499,10 +516,10 @@ def _inputs(
 ) -> tuple[Any, list[str]]:
     """Return the inputs of a data set, and the columns that name its features.
 
-    ``whole`` is the data set with all parts, ``label`` its column of labels, and ``columns`` and
-    ``drop`` say which others are inputs. These must be one of images, all of text, or all of
-    numbers. Texts are joined, and all their columns returned; columns of numbers are returned if
-    each has one number a sample. DataError for other columns.
+    ``whole`` is the data set with all parts, ``label`` its column of labels. The settings
+    ``columns`` and ``drop`` say which others are inputs: one column of images, or columns that are
+    all texts, or all numbers. The columns are returned for texts, which are joined, and for numbers
+    if each column has one number a sample; for other inputs [] is. DataError for other columns.
     """
     where = f"dataset = {name!r}"
     labels = whole[label][:]
@@ -518,8 +535,8 @@ def _inputs(
     for column, kind in kinds.items():
         if getattr(kind, "dtype", "") in ("string", "large_string"):
             texts[column] = whole[column][:]
-    others = len(kinds) - len(images) - len(texts)
-    are_mixed = sum(map(bool, (images, texts, others))) > 1
+    num_others = len(kinds) - len(images) - len(texts)  # of numbers, or of what cannot be used
+    are_mixed = sum(map(bool, (images, texts, num_others))) > 1
     if len(images) > 1 or are_mixed:
         what = f"{', '.join(kinds)}: one of images, all of text, or all of numbers can be inputs"
         raise DataError(f"{where}: its columns are {what}; say which by columns or drop")
@@ -537,16 +554,17 @@ def _inputs(
             joined = (" ".join(parts) for parts in zip(*texts.values(), strict=True))
             return tokens(joined, settings.text_length), list(texts)
 
-        parts = {}
+        features = {}  # of each column, [N, numbers of a sample]
         for column in kinds:
             values = np.asarray(whole[column][:], np.float64)
-            parts[column] = values.reshape(len(whole), -1)
-        numbers = {
-            column: part[:, 0].tolist() for column, part in parts.items() if part.shape[1] == 1
-        }
-        check_no_label(numbers, labels, where, numbers=True)
-        inputs = np.concatenate(list(parts.values()), axis=1)
-        return inputs, list(numbers) if len(numbers) == len(parts) else []
+            features[column] = values.reshape(len(whole), -1)
+        single = {}  # columns with one number a sample
+        for column, numbers in features.items():
+            if numbers.shape[1] == 1:
+                single[column] = numbers[:, 0].tolist()
+        check_no_label(single, labels, where, numbers=True)
+        inputs = np.concatenate(list(features.values()), axis=1)
+        return inputs, list(single) if len(single) == len(features) else []
     except (ValueError, TypeError) as error:
         what = f"images of column {images[0]}" if images else f"columns {', '.join(kinds)}"
         raise DataError(f"{where}: {what} cannot be used: {error}") from error

@@ -21,7 +21,8 @@ Floats = NDArray[np.float64]
 Generator = np.random.Generator
 Shares = list[Ints]  # positions in the pool of each client's samples
 TRIES = 220  # draws of Dirichlet partitions, before the richest clients fill up the poorest
-TINY = 1e-300  # in the place of a proportion of 0, where a sum divides; changes no other one
+PFLLIB_SAMPLES = 40  # PFLlib's least for a client: then a quarter, for tests, is its batch of 10
+TINY = 1e-300  # stands for a proportion of 0 where their sum divides; too small to change others
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,13 @@ class Pool:
     domain_names: tuple[str, ...]
     for_training: NDArray[np.bool_] | None = None  # bool [n]; None: decided after they are dealt
 
+    @property
+    def may_train(self) -> NDArray[np.bool_]:
+        """Which samples are for training, bool [n]; all if that is not decided yet."""
+        if self.for_training is None:
+            return np.ones(len(self.rows), dtype=bool)
+        return self.for_training
+
     def take(self, positions: Ints) -> "Pool":
         """Return a pool of these samples alone, with ``for_training`` still undecided."""
         return Pool(
@@ -42,7 +50,7 @@ class Pool:
 
 
 def iid(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
-    """Deal the samples out at random, to each client equally many, give or take one."""
+    """Deal the samples out at random, to each client equally many, or one more."""
     return np.array_split(rng.permutation(len(pool.rows)), clients)
 
 
@@ -70,23 +78,26 @@ def natural(pool: Pool, settings: DataSettings, clients: int, rng: Generator) ->
 def dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Divide each class by Dir(alpha), with the class counts of Flower's ``DirichletPartitioner``.
 
-    Each client gets at least 10 samples, or a fifth of an equal share where that is less, or 2.
+    Each client gets at least 10 samples. Where a fifth of an equal share is less, that is enough,
+    but never fewer than 2 if there are 2 for each.
     """
-    size = len(pool.rows)
-    least = min(10, max(2, size // (5 * clients)), size // clients)
-    seeded_rng = np.random.default_rng(int(rng.integers(2**31)))  # Flower's takes a seed
-    return _dirichlet(pool, clients, seeded_rng, settings.alpha, least)
+    equal_share = len(pool.rows) // clients
+    min_samples = min(10, max(2, equal_share // 5), equal_share)
+    # Flower's partitioner takes a seed: with this one it draws the same counts
+    seeded_rng = np.random.default_rng(int(rng.integers(2**31)))
+    return _dirichlet(pool, clients, seeded_rng, settings.alpha, min_samples)
 
 
 def balanced_dirichlet(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Divide each class by Dir(alpha), as PFLlib does.
 
-    A client that has an equal share already gets no further class.
-    Each client gets at least 40 samples, or half of an equal share where that is less, or 2.
+    A client that has an equal share already gets no further class. Each client gets at least 40
+    samples (`PFLLIB_SAMPLES`). Where half of an equal share is less, that is enough, but never
+    fewer than 2 if there are 2 for each.
     """
     size = len(pool.rows)
-    least = min(40, max(2, size // (2 * clients)), size // clients)
-    return _dirichlet(pool, clients, rng, settings.alpha, least, full=size / clients)
+    min_samples = min(PFLLIB_SAMPLES, max(2, size // (2 * clients)), size // clients)
+    return _dirichlet(pool, clients, rng, settings.alpha, min_samples, full=size / clients)
 
 
 def _dirichlet(
@@ -94,31 +105,35 @@ def _dirichlet(
     clients: int,
     rng: Generator,
     alpha: float,
-    least: int,
+    min_samples: int,
     full: float = math.inf,
 ) -> Shares:
     """Divide each class (C) among the clients (N) in proportions from Dir(alpha).
 
-    Draw anew until each client has ``least`` samples; after `TRIES` draws in vain samples of the
+    Draw anew until each client has ``min_samples``; after `TRIES` draws in vain samples of the
     richest clients go to the poorest. The classes are dealt one after another: a client that has
     ``full`` samples by then gets none of the classes that remain.
     """
-    class_sizes = np.unique(pool.labels, return_counts=True)[1].tolist()
+    _, class_sizes = np.unique(pool.labels, return_counts=True)
     for _ in range(TRIES):
-        counts_CN, drawn_CN = _counts_drawn(class_sizes, np.full(clients, alpha), rng, full)
-        if counts_CN.sum(0).min() >= least:
+        counts_CN, drawn_CN = _counts_drawn(
+            class_sizes.tolist(), np.full(clients, alpha), rng, full
+        )
+        if counts_CN.sum(0).min() >= min_samples:
             break
     else:  # no draw gave each client enough: mend the last one
         # for a client whose proportions are all 0, tiny random ones stand in: any class may fill
         # it up, and their sum divides
         positive_CN = drawn_CN + TINY * rng.random(drawn_CN.shape)
-        counts_CN = _filled_up(counts_CN, positive_CN, least)
+        counts_CN = _filled_up(counts_CN, positive_CN, min_samples)
 
     # at random within a class: files are in the order of looks, patients or dates
     deck = np.concatenate(shuffled_by_class(pool.labels, rng))
-    # the client of each position of the deck, which has the classes one after the other
-    owners = np.concatenate([np.repeat(np.arange(clients), counts_N) for counts_N in counts_CN])
-    deck_by_client = deck[np.argsort(owners, kind="stable")]
+    # who gets each card of the deck, which has the classes one after the other
+    clients_of_deck = np.concatenate(
+        [np.repeat(np.arange(clients), counts_N) for counts_N in counts_CN]
+    )
+    deck_by_client = deck[np.argsort(clients_of_deck, kind="stable")]
     ends_N = np.cumsum(counts_CN.sum(0))
     return np.split(deck_by_client, ends_N[:-1])
 
@@ -128,11 +143,12 @@ def _counts_drawn(
 ) -> tuple[Ints, Floats]:
     """Draw each client's number of samples of each class, and its proportions, both [C, N].
 
-    ``class_sizes`` has C numbers of samples, ``alpha_N`` the parameters of Dir. A client that has
-    ``full`` samples by the classes before gets none of a class.
+    ``class_sizes`` has the C classes' numbers of samples, ``alpha_N`` the parameters of Dir. The
+    classes are drawn one after another: a client that has ``full`` samples of those before gets
+    none of a class.
     """
     counts = []
-    drawn = []
+    proportions = []
     total_N = np.zeros(len(alpha_N), dtype=np.int64)
     for size in class_sizes:
         proportions_N = rng.dirichlet(alpha_N)
@@ -140,34 +156,35 @@ def _counts_drawn(
             # at least TINY: those that are not full may all have drawn 0, and their sum divides
             proportions_N = np.maximum(proportions_N, TINY) * (total_N < full)
             proportions_N /= proportions_N.sum()
+        # the first client gets the samples before the first cut, the last those after the last
         cuts = (np.cumsum(proportions_N) * size).astype(np.int64)[:-1]
         counts_N = np.diff(cuts, prepend=0, append=size)
         counts.append(counts_N)
-        drawn.append(proportions_N)
+        proportions.append(proportions_N)
         total_N = total_N + counts_N
-    return np.stack(counts), np.stack(drawn)
+    return np.stack(counts), np.stack(proportions)
 
 
-def _filled_up(counts_CN: Ints, drawn_CN: Floats, least: int) -> Ints:
-    """Return the numbers of samples [C, N] after some have moved to clients below ``least``.
+def _filled_up(counts_CN: Ints, drawn_CN: Floats, min_samples: int) -> Ints:
+    """Return the numbers of samples [C, N] after some have moved to clients below ``min_samples``.
 
     A poor client gets, one by one, a sample of the class that it lacks most, from the client that
-    has most of it and keeps ``least`` itself. What it lacks follows from the proportions
-    ``drawn_CN`` that were drawn for it, at ``least`` samples in all.
+    has most of it and keeps ``min_samples`` itself. What it lacks follows from the proportions
+    ``drawn_CN`` that were drawn for it, at ``min_samples`` in all.
     """
     counts_CN = counts_CN.copy()
     sizes_N = counts_CN.sum(0)
-    spare_CN = counts_CN * (sizes_N > least)
-    for poor in np.flatnonzero(sizes_N < least):
-        wanted_C = least * drawn_CN[:, poor] / drawn_CN[:, poor].sum()
-        for _ in range(least - sizes_N[poor]):
+    spare_CN = counts_CN * (sizes_N > min_samples)  # of clients that can give a sample away
+    for poor in np.flatnonzero(sizes_N < min_samples):
+        wanted_C = min_samples * drawn_CN[:, poor] / drawn_CN[:, poor].sum()
+        for _ in range(min_samples - sizes_N[poor]):
             lacking_most_first = np.argsort(counts_CN[:, poor] - wanted_C)
             label = next(label for label in lacking_most_first if spare_CN[label].any())
             rich = spare_CN[label].argmax()
             counts_CN[label, rich] -= 1
             counts_CN[label, poor] += 1
             sizes_N[rich] -= 1
-            spare_CN[:, rich] = counts_CN[:, rich] * (sizes_N[rich] > least)
+            spare_CN[:, rich] = counts_CN[:, rich] * (sizes_N[rich] > min_samples)
     return counts_CN
 
 
@@ -176,14 +193,15 @@ def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generato
     """Give each client ``classes_per_client`` classes, in random, unequal amounts.
 
     Each client takes the classes that the fewest clients have so far, ties at random: so all
-    classes are used when clients × classes-per-client allows it. A holder's weight is uniform in
-    [0.1, 1], on top of 2 samples.
+    classes are used when clients × classes-per-client allows it. The clients that hold a class
+    divide it as `_unequal` says.
     """
     decks = _decks_of_enough_classes(pool, settings, rng)
     holders: list[list[int]] = [[] for _ in decks]
     for client in range(clients):
         holder_counts = np.array([len(members) for members in holders])
-        fewest_first = np.lexsort((rng.random(len(decks)), holder_counts))
+        ties = rng.random(len(decks))
+        fewest_first = np.lexsort((ties, holder_counts))  # by the last of these, then by ties
         for deck_index in fewest_first[: settings.classes_per_client]:
             holders[deck_index].append(client)
 
@@ -200,14 +218,16 @@ def pathological(pool: Pool, settings: DataSettings, clients: int, rng: Generato
 def _unequal(deck: Ints, holders: int, rng: Generator) -> Shares:
     """Cut ``deck`` into as many parts of random size as a class has ``holders``.
 
-    Each part has at least 2 samples, or 1 if the deck is too short for that.
+    Each part has 2 samples, or 1 if the deck is too short for that. What is left of the deck is
+    divided in proportion to weights, uniform in [0.1, 1].
     """
-    least = min(2, len(deck) // holders)
-    to_share_out = len(deck) - least * holders  # beyond what each gets anyway
+    min_samples = min(2, len(deck) // holders)
+    to_share_out = len(deck) - min_samples * holders
     weights = rng.uniform(0.1, 1, size=holders)
     fractions = np.cumsum(weights / weights.sum())
+    # the i-th part ends after the i fixed amounts and the weighted ones of all parts up to it
     ends = np.floor(fractions * to_share_out).astype(np.int64)
-    ends += least * np.arange(1, holders + 1)
+    ends += min_samples * np.arange(1, holders + 1)
     return np.split(deck, ends[:-1])
 
 
@@ -222,8 +242,9 @@ def pathological_in_order(
     """
     decks = _decks_of_enough_classes(pool, settings, rng)
     holders_of_a_class = math.ceil(clients * settings.classes_per_client / len(decks))
-    least_of_a_class = int(min(40, len(pool.rows) / clients / 2) / len(decks))
-    lacking_N = np.full(clients, settings.classes_per_client)
+    # PFLlib's least of a class: its least for a client over the number of classes
+    pfllib_min = int(min(PFLLIB_SAMPLES, len(pool.rows) / clients / 2) / len(decks))
+    lacking_N = np.full(clients, settings.classes_per_client)  # classes that each client lacks yet
     parts: list[Shares] = [[] for _ in range(clients)]
     for deck in decks:
         members = np.flatnonzero(lacking_N)[:holders_of_a_class]
@@ -231,8 +252,9 @@ def pathological_in_order(
             break
         _check_each_gets_one(pool, deck, len(members), settings)
         equal = len(deck) // len(members)
-        least = min(max(2, equal // 10, least_of_a_class), equal)
-        sizes = rng.integers(least, max(equal, least + 1), size=len(members) - 1)
+        min_samples = min(max(2, equal // 10, pfllib_min), equal)
+        bound = max(equal, min_samples + 1)  # which a draw stays below
+        sizes = rng.integers(min_samples, bound, size=len(members) - 1)
         for client, part in zip(members, np.split(deck, np.cumsum(sizes)), strict=True):
             parts[client].append(part)
         lacking_N[members] -= 1
@@ -257,28 +279,27 @@ def _check_each_gets_one(pool: Pool, deck: Ints, holders: int, settings: DataSet
 def n_way_k_shot(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Give each client n random classes with k training samples each, as FedProto does.
 
-    n is uniform in ``ways`` ± ``ways-stdev`` within 2 … number of classes; so is k (at least 1).
-    When all samples of a class have been dealt, they are dealt again from the start, so that
-    clients come to share some; a client never has one twice. Samples that the pool marks for
-    testing are dealt from a deck of their own, so nobody trains on another's test samples; there
-    are as many for k as make k the part ``train-fraction``.
+    n is uniform in ``ways`` ± ``ways-stdev``, but from 2 to the number of classes; k is uniform in
+    ``shots`` ± ``shots-stdev``, but at least 1. When all samples of a class have been dealt, they
+    are dealt again from the start, so that clients come to share some; a client never has one
+    twice. Samples that the pool marks for testing are dealt from a deck of their own, so nobody
+    trains on another's test samples. Of each class a client gets so many of these that its k
+    training samples are the part ``train-fraction`` of all.
     """
     decks = shuffled_by_class(pool.labels, rng)
-    for_training = pool.for_training
-    if for_training is None:
-        for_training = np.ones(len(pool.rows), dtype=bool)
-    training_decks = [_EndlessDeck(deck[for_training[deck]]) for deck in decks]
-    test_decks = [_EndlessDeck(deck[~for_training[deck]]) for deck in decks]
+    may_train = pool.may_train
+    training_decks = [_EndlessDeck(deck[may_train[deck]]) for deck in decks]
+    test_decks = [_EndlessDeck(deck[~may_train[deck]]) for deck in decks]
 
     most_classes = min(len(decks), settings.ways + settings.ways_stdev)
     fewest_classes = max(min(2, len(decks)), settings.ways - settings.ways_stdev)
-    fewest_classes = min(fewest_classes, most_classes)
+    fewest_classes = min(fewest_classes, most_classes)  # where ``ways`` itself is out of range
     fewest_shots = settings.shots - settings.shots_stdev
     most_shots = settings.shots + settings.shots_stdev
 
     shares = []
     for _ in range(clients):
-        ways = rng.integers(fewest_classes, most_classes + 1)
+        ways = rng.integers(fewest_classes, most_classes + 1)  # + 1: a draw stays below the bound
         classes = rng.choice(len(decks), size=ways, replace=False)
         shots = max(1, int(rng.integers(fewest_shots, most_shots + 1)))
         tests = max(1, round(shots / settings.train_fraction) - shots)
@@ -309,13 +330,14 @@ def label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator
     Source: Hsu et al., arXiv:1909.06335. The last clients get what the others have left.
     """
     decks = shuffled_by_class(pool.labels, rng)
-    left_C = np.array([len(deck) for deck in decks])
+    left_C = np.array([len(deck) for deck in decks])  # samples that nobody has yet
     shares = []
     sizes = [len(part) for part in np.array_split(pool.rows, clients)]
     for size in sizes:
         proportions_C = rng.dirichlet(np.full(len(decks), settings.alpha))
         counts_C = _drawn(proportions_C, left_C, size, rng)
         still_left_C = left_C - counts_C
+        # a deck is dealt from its end
         taken = [deck[still_left_C[i] : left_C[i]] for i, deck in enumerate(decks)]
         shares.append(np.concatenate(taken))
         left_C = still_left_C
@@ -323,13 +345,15 @@ def label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator
 
 
 def _drawn(proportions_C: Floats, left_C: Ints, size: int, rng: Generator) -> Ints:
-    """Draw how many samples of each class a client gets, [C]: ``size`` in all, of those left.
+    """Draw how many samples of each class a client gets, [C]: ``size`` in all.
 
-    What a class cannot give is drawn again from the classes that still have samples.
+    ``left_C`` are the samples of each class that nobody has yet. What a class cannot give is drawn
+    again from the classes that still have samples.
     """
     counts_C = np.zeros_like(left_C)
     while (missing := size - counts_C.sum()) > 0:
-        weights_C = proportions_C * (counts_C < left_C)
+        has_more_C = counts_C < left_C
+        weights_C = proportions_C * has_more_C
         if weights_C.sum() < 1e-9:  # only classes are left that this client would hardly have
             weights_C = (left_C - counts_C).astype(np.float64)
         drawn_C = rng.multinomial(missing, weights_C / weights_C.sum())
@@ -340,7 +364,8 @@ def _drawn(proportions_C: Floats, left_C: Ints, size: int, rng: Generator) -> In
 def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Give each client samples of one domain; clients of the same domain divide it evenly.
 
-    Client i has domain i mod n of n, or the one that ``clients-per-domain`` says.
+    Of n domains client i has number i mod n, or the one that ``clients-per-domain`` says. DataError
+    for a domain with fewer samples than clients.
     """
     domain_of_client = np.array(
         _domain_of_clients(settings.clients_per_domain, pool.domain_names, clients)
@@ -363,9 +388,9 @@ def feature_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generat
 def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: Generator) -> Shares:
     """Give each client one domain as in `feature_shift`, and its own class proportions.
 
-    Of class c the client keeps the part p_c / max p of its samples, with p ~ Dir(alpha), so all of
-    its most frequent class; nobody uses the others. A client that would keep fewer than two
-    samples gets two, of its most frequent classes.
+    With p ~ Dir(alpha) the client keeps the part p_c / max p of the samples of class c, so all of
+    the class with the largest p; nobody uses the others. A client that would keep fewer than two
+    samples, one for training and one for testing, gets two of the classes with the largest p.
     """
     shares = []
     for share in feature_shift(pool, settings, clients, rng):
@@ -375,8 +400,8 @@ def feature_label_shift(pool: Pool, settings: DataSettings, clients: int, rng: G
         thinned = [deck[: round(len(deck) * fractions[i])] for i, deck in enumerate(decks)]
         positions = np.concatenate(thinned)
         if len(positions) < 2:
-            frequent_first = np.argsort(-proportions, kind="stable")
-            positions = np.concatenate([decks[index] for index in frequent_first])[:2]
+            largest_first = np.argsort(-proportions, kind="stable")
+            positions = np.concatenate([decks[index] for index in largest_first])[:2]
         shares.append(share[positions])
     return shares
 
@@ -398,8 +423,9 @@ def parse_clients_per_domain(text: str) -> list[int]:
 def _domain_of_clients(text: str, domain_names: tuple[str, ...], clients: int) -> list[int]:
     """Return the domain of each client, as an index into ``domain_names``.
 
-    ``text`` is the setting ``clients-per-domain``; "": the domains in turn. DataError if its
-    numbers are not one for each domain, or do not sum to the number of clients.
+    ``text`` is the setting ``clients-per-domain``. If it is "", the clients have the domains in
+    turn; otherwise the first clients have the first domain, and so on. DataError if its numbers are
+    not one for each domain, or do not sum to the number of clients.
     """
     counts = parse_clients_per_domain(text)
     if not counts:
@@ -460,10 +486,11 @@ def set_aside(labels: Ints, fraction: float, rng: Generator) -> tuple[Ints, Ints
     Both are in rising order. At least one sample of each class stays.
     """
     decks = shuffled_by_class(labels, rng)
+    # the first of each class stays
     spare = np.sort(np.concatenate([positions[1:] for positions in decks]))
     wanted = min(round(fraction * len(labels)), len(spare))
     aside = spare[:0]
-    if wanted:
+    if wanted:  # a limit of 0 would choose all
         chosen, _ = proportional(labels[spare], wanted, rng)
         aside = spare[chosen]
     stay = np.setdiff1d(np.arange(len(labels)), aside)
@@ -497,17 +524,19 @@ def proportional(labels: Ints, limit: int, rng: Generator) -> tuple[Ints, Ints]:
 def _first(turns: Floats, limit: int, rng: Generator) -> tuple[Ints, Ints]:
     """Return the ``limit`` positions of the lowest turns (0: all), and the other positions.
 
-    Of positions with the same turn, random ones are chosen. Both arrays are in rising order.
+    Of positions with the same turn, those with the lowest lots are chosen. Both arrays are in
+    rising order.
     """
     lots = rng.random(len(turns))
     if limit == 0 or limit >= len(turns):
         return np.arange(len(turns)), np.arange(0)
 
-    last_turn = np.partition(turns, limit - 1)[limit - 1]
+    last_turn = np.partition(turns, limit - 1)[limit - 1]  # the turn of the last one to be chosen
     is_chosen = turns < last_turn
     tied = np.flatnonzero(turns == last_turn)
     tied_by_lot = tied[np.argsort(lots[tied], kind="stable")]
-    is_chosen[tied_by_lot[: limit - is_chosen.sum()]] = True
+    places_left = limit - is_chosen.sum()
+    is_chosen[tied_by_lot[:places_left]] = True
     return np.flatnonzero(is_chosen), np.flatnonzero(~is_chosen)
 
 

@@ -56,10 +56,11 @@ class PublicSet(NamedTuple):
 
 
 def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
-    """Return the files and folders of the data set ``name``, which are downloaded if need be.
+    """Return the files and folders of the data set ``name``; download them if they are missing.
 
-    That happens only with the setting ``download``, into ``data-dir``. DataError names files that
-    are missing.
+    Nothing is downloaded without the setting ``download``, nor if the data set's publisher wants
+    a person to fetch it. Files are downloaded into ``data-dir``. DataError names files that are
+    missing.
     """
     row = PUBLIC[name]
     download = row.download if settings.download else None
@@ -69,7 +70,7 @@ def locate_public(name: str, settings: DataSettings) -> tuple[Path, ...]:
     data_dir = data_dir_of(settings, hint=hint)
     root, missing = row.place(data_dir)
     if download and missing:
-        # one process downloads; the others wait, and then find the files
+        # one process downloads; the others wait for the lock, and then find the files
         with locked(data_dir / f".{row.folder}.download"):
             root, missing = row.place(data_dir)
             if missing:
@@ -130,7 +131,11 @@ def _torchvision(
 
 
 def _decoded(cls: str, pieces: Pieces, root: Path, settings: DataSettings) -> RawData:
-    """Decode a data set of torchvision: its training part first, then its test part."""
+    """Decode a data set of torchvision: its training part first, then its test part.
+
+    ``cls`` is the name of torchvision's class, which reads the files in the folder ``root``.
+    DataError if it cannot.
+    """
     import torchvision
 
     open_piece = getattr(torchvision.datasets, cls)
@@ -141,7 +146,7 @@ def _decoded(cls: str, pieces: Pieces, root: Path, settings: DataSettings) -> Ra
         what = f"torchvision cannot read {cls} in {root} ({error})"
         raise DataError(f"dataset = {settings.dataset!r}: {what}") from error
     labels = np.concatenate([_labels(piece) for piece in opened])
-    test_begins = len(labels) - len(images[-1])
+    test_begins = len(labels) - len(images[-1])  # the last piece is the test part
     arrays = {
         "inputs": np.concatenate(images),
         "labels": labels,
@@ -171,7 +176,7 @@ def _images(dataset: Any, size: int) -> Images:
     if not hasattr(dataset, "data"):
         return np.stack([square_rgb(image, size) for image, _ in dataset])
     pixels = np.asarray(dataset.data)
-    if pixels.ndim == 3:
+    if pixels.ndim == 3:  # grey
         return pixels[:, None]
     if pixels.shape[-1] == 3:
         return pixels.transpose(0, 3, 1, 2)

@@ -19,7 +19,8 @@ from protofl_common.data.sources import source_of
 from protofl_common.data.store import StoredData
 
 MOST_STRETCHED = 2.0
-"""An image that is so many times as wide or high as the median, or as narrow or low, is odd."""
+"""An image is odd if it is more than so many times as wide or as high as the median, or if the
+median is so many times as wide or as high as the image."""
 
 
 class _Image(NamedTuple):
@@ -34,8 +35,9 @@ class _Image(NamedTuple):
 def oddities(data: StoredData, settings: DataSettings) -> Iterator[str]:
     """Yield a line for each way in which some images are unlike the rest.
 
-    Files of images are compared in colour, channels and size. Of images in an array, which all have
-    one size, those of a single colour are named. Other data yield nothing.
+    Files of images are compared in colour, channels and size, and files that cannot be read are
+    passed over. Images in an array have one size and the same channels: only those of a single
+    colour are named. Other data yield nothing.
     """
     files = []
     for path in source_of(settings.dataset).locate(settings):
@@ -74,10 +76,10 @@ def label_rates(data: StoredData) -> Iterator[str]:
 
 
 def _inspected(file: Path) -> _Image | None:
-    """Decode an image file, and return what `oddities` compares of it; None if it cannot be."""
+    """Decode an image file, and return what `oddities` compares; None if it cannot be decoded."""
     try:
         with open_image(file) as image:
-            extrema = image.convert("RGB").getextrema()
+            extrema = image.convert("RGB").getextrema()  # the lowest and highest value of a channel
             has_one_colour = all(low == high for low, high in extrema)
             return _Image(str(file), image.mode, image.size, has_one_colour)
     except Exception:  # decoders may raise anything; the reader of the data set names such files
@@ -102,7 +104,9 @@ def _unlike_the_rest(images: Sequence[_Image]) -> Iterator[str]:
     unlike = []
     for image in images:
         ratios = (image.size[0] / width, image.size[1] / height)
-        if max(ratios) > MOST_STRETCHED or min(ratios) < 1 / MOST_STRETCHED:
+        is_larger = max(ratios) > MOST_STRETCHED
+        is_smaller = min(ratios) < 1 / MOST_STRETCHED
+        if is_larger or is_smaller:
             unlike.append(f"{image.name} ({image.size[0]}×{image.size[1]})")
     if unlike:
         rest = f"unlike the rest, {width:.0f}×{height:.0f}"

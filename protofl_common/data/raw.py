@@ -64,8 +64,8 @@ class RawData:
     """The domains are a `client` column's, such as patients, whose samples stay together."""
     contents: Images = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     """uint8 [N, 16]: a digest of each sample as its owner has it, whatever the settings make of it,
-    for ``test-from = "keyed"``; [N, 0] where that is not known, and [0, 0] where the inputs are so:
-    then `door.without_copies` makes it of them."""
+    for ``test-from = "keyed"``. [0, 0] where the inputs are what the owner has: then
+    `door.without_copies` makes the digests of these. [N, 0] where no such digests can be had."""
     notes: tuple[str, ...] = ()
     """Lines for their owner: what was read, and what was left out."""
     place: Place = any_place
@@ -115,7 +115,7 @@ def are_images(inputs: Inputs) -> bool:
 def resized(images: Inputs, side: int) -> Inputs:
     """Return images stretched to ``side``×``side`` pixels, bilinear and antialiased as in PIL.
 
-    With ``side`` 0 the inputs stay as they are, whatever they are; else DataError for others than
+    With ``side`` 0 inputs of any kind are returned as they are. Otherwise DataError if they are no
     images.
     """
     if side == 0 or (are_images(images) and images.shape[2:] == (side, side)):
@@ -138,9 +138,10 @@ def resized(images: Inputs, side: int) -> Inputs:
 def normalised(
     inputs: Inputs, mean: Sequence[float], std: Sequence[float], device: "torch.device"
 ) -> "torch.Tensor":
-    """Return (x − mean) / std per channel or feature, float32; bytes are scaled to [0, 1] before.
+    """Return the inputs as a model takes them: (x − mean) / std per channel or feature, float32.
 
-    An empty ``mean`` marks tokens: these become int64, and keep their values.
+    Bytes are scaled to [0, 1] before. An empty ``mean`` marks tokens: these become int64, and keep
+    their values.
     """
     import torch
 
@@ -157,9 +158,10 @@ def normalised(
 
 
 def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and the deviation of each channel of images, in [0, 1], or feature (axis 1).
+    """Return the means and deviations of images' channels, in [0, 1], or of features (axis 1).
 
-    Both are () for tokens. A constant feature gets a deviation of 1, to be divided by.
+    Both are () for tokens. A constant feature gets the deviation 1, as inputs are divided by it.
+    It is constant if its deviation is no more than a rounding error.
     """
     rounding_error: float | NDArray[np.float64] = 1e-6
     if are_images(inputs):
@@ -167,6 +169,7 @@ def statistics(inputs: Inputs) -> tuple[tuple[float, ...], tuple[float, ...]]:
     elif np.issubdtype(inputs.dtype, np.floating):
         mean, std = _feature_statistics(inputs)
         # relative to the mean, as a unit may make all values tiny: concentrations in mol/l
+        # 1e-30 for a feature that is always 0
         rounding_error = float(np.finfo(np.float32).eps) * np.abs(mean) + 1e-30
     else:
         return (), ()
@@ -179,20 +182,20 @@ def _feature_statistics(numbers: Inputs) -> tuple[NDArray[np.float64], NDArray[n
     The numbers are read chunk by chunk, as they may lie on the disk.
     """
     all_but_features = (0, *range(2, numbers.ndim))
-    values_of_each = math.prod(numbers.shape) // numbers.shape[1]
+    values_per_feature = math.prod(numbers.shape) // numbers.shape[1]
     starts = range(0, len(numbers), CHUNK)
 
     total: Any = 0
     for start in starts:
         chunk = numbers[start : start + CHUNK]
         total = total + chunk.sum(all_but_features, np.float64, keepdims=True)
-    mean = total / values_of_each
+    mean = total / values_per_feature
 
     squares: Any = 0
     for start in starts:
         chunk = numbers[start : start + CHUNK]
         squares = squares + np.square(chunk - mean).sum(all_but_features)
-    return mean.ravel(), np.sqrt(squares / values_of_each)
+    return mean.ravel(), np.sqrt(squares / values_per_feature)
 
 
 def filled(inputs: Inputs, fill: Sequence[float]) -> Inputs:
@@ -225,5 +228,5 @@ def _channel_statistics(images: Images) -> tuple[NDArray[np.float64], NDArray[np
     totals = counts.sum(axis=1)
     mean = counts @ values / totals
     mean_of_squares = counts @ values**2 / totals
-    variance = np.maximum(mean_of_squares - mean**2, 0)
+    variance = np.maximum(mean_of_squares - mean**2, 0)  # rounding may have made it negative
     return mean, np.sqrt(variance)

@@ -23,7 +23,7 @@ from protofl_common.tasks import UNLABELLED, MultiLabel
 JOINT = "|"  # between the names of the labels of a sample
 NO_FINDING = "no finding"  # stands in the place of names where no label holds, in any letters
 JOINED = ("labels", "label")  # columns of such names
-UNCERTAIN = -1.0
+UNCERTAIN = -1.0  # the value of a label that may hold or not, as in CheXpert
 MOST_LEFT_OUT = 30  # names in the cure of an error
 
 
@@ -40,7 +40,7 @@ class SeveralLabels:
     """How the labels of a data set are to be read."""
 
     names: tuple[str, ...] = ()
-    """Those of the run, in its order (setting ``classes``); () for those that occur."""
+    """The labels of the run, in its order (setting ``classes``); () for those that occur."""
     meaning: Mapping[str, str] = field(default_factory=dict)
     """A name in the data -> the label that it stands for, "" for none (setting ``label-map``)."""
     uncertain: str = "refuse"
@@ -48,9 +48,9 @@ class SeveralLabels:
 
     @classmethod
     def of(cls, settings: DataSettings) -> Self | None:
-        """Return what the settings say, None where a sample has one label.
+        """Return how labels are to be read by the settings; None where a sample has one label.
 
-        DataError for a map to a label that the run does not have.
+        DataError if ``label-map`` names a label that is none of ``classes``.
         """
         if settings.task != MultiLabel.kind:
             return None
@@ -68,10 +68,10 @@ class SeveralLabels:
     ) -> tuple[dict[str, Any], set[str]]:
         """Return a table's labels for `read`, and the names of the columns that are no inputs.
 
-        One column may join the names of each sample's labels (``a|b``): it is the array ``labels``
-        alone. Otherwise each label has a column: ``labels`` [samples, labels] has their values, and
-        ``classes`` their names. DataError where there are none, and for a column of ``label-map``
-        that is missing.
+        One column (`JOINED`) may join the names of each sample's labels, ``a|b``: it is returned as
+        ``labels``. Otherwise each label has a column: ``labels`` [samples, labels] has the columns'
+        values, and ``classes`` their names. DataError if the table has no such columns, or lacks a
+        column of ``label-map``.
         """
         for name in JOINED:
             if name in columns:
@@ -90,6 +90,7 @@ class SeveralLabels:
         values = np.empty((len(columns[of_labels[0]]), len(of_labels)), dtype=object)
         for position, name in enumerate(of_labels):
             values[:, position] = list(columns[name])
+        # a column that ``label-map`` leaves out is no input either
         return {"labels": values, "classes": of_labels}, {*of_labels, *self.meaning}
 
     # -- of arrays
@@ -122,14 +123,15 @@ class SeveralLabels:
     ) -> ReadLabels:
         """Read rows with a number for each label; ``columns`` are the labels' names in the data.
 
-        Without names the columns are the run's labels. A column that stands for none of these is
-        left out, and a label of the run without a column is unknown for all samples: its owner is
-        told of both.
+        Without names in the data the columns are the run's labels, in its order. A column that
+        stands for none of these is left out, and a label of the run without a column is unknown
+        for all samples: the data's owner is told of both.
         """
         columns = columns or self.names
         values = self._checked_matrix(rows, columns, where)
         meanings = [self.meaning.get(name, name) for name in columns]
-        names = self.names or tuple(dict.fromkeys(filter(None, meanings)))
+        meant = dict.fromkeys(filter(None, meanings))  # each label once, in order; "" is none
+        names = self.names or tuple(meant)
         check_class_names(names, f"{where}: the labels {first_of(names)}", "two or more")
         labels = np.full((len(rows), len(names)), UNLABELLED, np.int64)
         for position, label in enumerate(names):
@@ -137,11 +139,11 @@ class SeveralLabels:
             if len(places) > 1:
                 several = ", ".join(repr(columns[column]) for column in places)
                 raise DataError(f"{where}: {several} all stand for the label {label!r}")
-            for column in places:
+            for column in places:  # the only one, or none
                 what = f"label {columns[column]!r}"
                 labels[:, position] = self._column(values[:, column], what, where, place)
 
-        left_out = []
+        left_out = []  # columns
         for name, label in zip(columns, meanings, strict=True):
             if label not in names:
                 left_out.append(name)
@@ -163,9 +165,10 @@ class SeveralLabels:
     def _checked_matrix(rows: Sequence[Any], columns: Sequence[str], where: str) -> NDArray[Any]:
         """Return the rows as an array of objects [samples, labels].
 
-        DataError unless each row has a value for each of ``columns``, whose names differ.
+        ``columns`` are the labels' names. DataError if there are none, if two are equal, or if a
+        row has not a value for each.
         """
-        widths = {np.size(row) for row in rows}
+        widths = {np.size(row) for row in rows}  # numbers of labels: they may differ by row
         if not columns:
             cure = "name them: classes, in the order of the columns"
             raise DataError(f"{where}: the labels [samples, labels] have no names; {cure}")
@@ -213,13 +216,12 @@ class SeveralLabels:
         held: list[set[str]] = []  # the labels of each sample
         for row, value in enumerate(rows):
             names_of_sample = _names_in(value)
-            has_gap = any(map(is_gap, names_of_sample))
-            if has_gap and isinstance(value, str):
+            if any(map(is_gap, names_of_sample)):
                 cure = "write 'No Finding' where none of the labels holds"
                 raise DataError(f"{where}: {place(row)} has the labels {value!r}; {cure}")
             held.append(self._labels_named(names_of_sample))
 
-        named: set[str] = set().union(*held)  # by any sample
+        named: set[str] = set().union(*held)  # labels that some sample has
         names: tuple[str, ...] = self.names or tuple(sorted(named))
         check_class_names(names, f"{where}: the labels {first_of(names)}", "two or more")
         foreign = sorted(named - {*names})
@@ -234,7 +236,7 @@ class SeveralLabels:
         labels = np.full((len(rows), len(names)), UNLABELLED, np.int64)
         absent = []
         for column, name in enumerate(names):
-            if name in named:
+            if name in named:  # then 0 for samples that do not name it
                 labels[:, column] = [name in of_sample for of_sample in held]
             else:
                 absent.append(name)
@@ -247,7 +249,8 @@ class SeveralLabels:
     def _labels_named(self, names: set[str]) -> set[str]:
         """Return the labels that a sample's names stand for, by ``label-map``.
 
-        None for "No Finding" alone, unless the run or the map has a label of that name.
+        "No Finding" alone stands for no label at all, unless the run or the map has one of that
+        name.
         """
         says_none = {name.lower() for name in names} == {NO_FINDING}
         if says_none and names.isdisjoint((*self.names, *self.meaning)):
@@ -256,7 +259,11 @@ class SeveralLabels:
 
 
 def parse_label_map(text: str) -> dict[str, str]:
-    """Read ``Effusion=Pleural Effusion, Mass=Nodule``; DataError for another form."""
+    """Read the setting ``label-map``: name in the data -> label of the run, "" to leave it out.
+
+    It looks like ``Effusion=Pleural Effusion, Mass=Nodule, Fracture=``. DataError for another form,
+    or a name that stands there twice.
+    """
     meaning: dict[str, str] = {}
     for part in names_in(text):
         name, sign, label = (piece.strip() for piece in part.partition("="))

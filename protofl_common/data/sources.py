@@ -43,7 +43,7 @@ def read_digits(settings: DataSettings) -> RawData:
     from sklearn.datasets import load_digits
 
     scans = load_digits()
-    pixels = np.rint(scans.images * (255 / 16)).astype(np.uint8)[:, None]
+    pixels = np.rint(scans.images * (255 / 16)).astype(np.uint8)[:, None]  # [N, 1, 8, 8]
     return from_arrays({"inputs": pixels, "labels": scans.target}, "digits")
 
 
@@ -119,12 +119,17 @@ def check_data_are_here(settings: DataSettings) -> None:
 
     DataError if they are missing. Nothing is downloaded here.
     """
-    if not (settings.download and settings.data_dir):
+    may_be_downloaded = settings.download and settings.data_dir
+    if not may_be_downloaded:  # to locate them would download them
         source_of(settings.dataset).locate(settings)
 
 
 def _about_parts(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
-    """Yield a line if the settings want a test part, or domains, that the data set lacks."""
+    """Yield a line for a ``test-from`` or ``partition`` that does not fit the data set.
+
+    It may want a test part or domains that the data set lacks, or divide samples that are made of
+    the same things among training and tests.
+    """
     dataset = settings.dataset
     if settings.test_from.startswith("official") and not data_set.has_official:
         without = f"dataset {dataset!r} has no official test part"
@@ -140,7 +145,10 @@ def _about_parts(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
 
 
 def _about_clients_per_domain(settings: DataSettings) -> Iterator[str]:
-    """Yield a line if ``clients-per-domain`` is no list, or has not a number for each domain."""
+    """Yield a line if ``clients-per-domain`` is no list, or has not a number for each domain.
+
+    Domains that are not known before the data are read are counted later, in `partitions`.
+    """
     text = settings.clients_per_domain
     domains = source_of(settings.dataset).domains
     try:
@@ -154,7 +162,7 @@ def _about_clients_per_domain(settings: DataSettings) -> Iterator[str]:
 
 
 def _about_task(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
-    """Yield what does not fit the number of labels that a sample has."""
+    """Yield a line for each setting that does not fit one label a sample, or several (``task``)."""
     task = settings.task
     if task not in data_set.tasks:
         able = ", ".join(name for name, row in DATASETS.items() if task in row.tasks)
@@ -170,8 +178,11 @@ def _about_task(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
             rate = f"positive-rate = {settings.positive_rate}"
             yield f"{rate}: hides labels of samples that have one each; set 1 (task = {task!r})"
         return
-    own = {"label-map": settings.label_map, "annotated-labels": settings.annotated_labels}
-    for key, value in own.items():
+    only_of_several = {
+        "label-map": settings.label_map,
+        "annotated-labels": settings.annotated_labels,
+    }
+    for key, value in only_of_several.items():
         if value:
             yield f"{key} = {value!r}: only with several labels a sample (task = 'multi-label')"
 
@@ -194,5 +205,6 @@ def _about_classes(settings: DataSettings, data_set: DataSet) -> Iterator[str]:
     }
     for key, wanted in classes_of_a_client.items():
         is_read = key in PARTITIONS[settings.partition].reads
-        if is_read and 0 < num_classes < wanted:
+        are_too_few = 0 < num_classes < wanted
+        if is_read and are_too_few:
             yield f"{key} = {wanted}: there are only {num_classes} classes"

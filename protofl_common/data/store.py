@@ -83,14 +83,16 @@ def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T |
 
 @lru_cache(maxsize=64)
 def data_key(settings: DataSettings) -> str:
-    """Return the name of a data set's cache entry: all that its content depends on is digested.
+    """Return the name of a data set's cache entry, which digests all that its content depends on.
 
-    That is the settings that shape samples, the source files, and the packages that decode. Results
-    are cached, so a process does not notice files that change while it runs.
+    That is the settings that shape samples, the source files, and the packages that decode. Keys
+    are remembered, so a process does not notice files that change while it runs.
     """
     listing = [_listing(path) for path in source_of(settings.dataset).locate(settings)]
     made_by = [version(package) for package in MADE_BY]
-    table = (settings.columns, settings.drop, settings.one_hot, settings.impute != "none")
+    # whether gaps are let in; what fills them is up to each client
+    lets_gaps_in = settings.impute != "none"
+    table = (settings.columns, settings.drop, settings.one_hot, lets_gaps_in)
     images = (settings.image_size, settings.max_unreadable)
     labels = (settings.classes, settings.task, settings.label_map, settings.uncertain)
     shaping = (*images, settings.text_length, *labels, *table)
@@ -99,13 +101,16 @@ def data_key(settings: DataSettings) -> str:
 
 
 def _listing(path: Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of change of a file, or of all files in and below a folder."""
-    files = [path]
+    """Return name, size and time of change of a file, or of all files in and below a folder.
+
+    Links to folders are followed.
+    """
+    files = [path]  # a folder is dropped below, and `os.walk` yields nothing for a file
     visited = set()
     for folder, subfolders, names in os.walk(path, followlinks=True):
         stat = os.stat(folder)
         if (stat.st_dev, stat.st_ino) in visited:  # a link leads back: do not go round for ever
-            subfolders.clear()
+            subfolders.clear()  # so `os.walk` goes no deeper here
             continue
         visited.add((stat.st_dev, stat.st_ino))
         subfolders.sort()  # os.walk goes down in this order, which the digest needs to be fixed
@@ -132,13 +137,13 @@ def _opened(folder: Path) -> StoredData | None:
 def _opened_in_state(folder: Path, state: tuple[tuple[int, int], ...]) -> StoredData | None:
     """Open a cache entry whose files have these times and sizes; None if one is damaged.
 
-    ``state`` is a key of the function's cache alone: files that change are opened anew, and a
-    process that simulates many clients maps the arrays once.
+    Results are cached, so that a process that simulates many clients maps the arrays once.
+    ``state`` serves as a key of that cache alone: files that have changed are opened anew.
     """
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-        if any(len(array) != meta["samples"] for array in arrays.values()):
+        if any(len(array) != meta["samples"] for array in arrays.values()):  # cut off
             return None
         tuples: dict[str, Any] = {name: tuple(meta[name]) for name in (*NAMES, "mean", "std")}
         task = task_of(tuples["classes"], kind_of(arrays["labels"]))
@@ -153,19 +158,21 @@ def _opened_in_state(folder: Path, state: tuple[tuple[int, int], ...]) -> Stored
 
 
 def _build(folder: Path, settings: DataSettings) -> StoredData | None:
-    """Read and decode the data set, write it to the cache, and open it there.
+    """Read and decode the data set, write it to the cache, and open it there; None if that fails.
 
-    Prints what its owner should know of it.
+    Lines for the data's owner (`RawData.notes`) are printed.
     """
     raw = source_of(settings.dataset).read(settings)
     if is_own(settings.dataset):
         raw = without_copies(raw, settings.data_dir or settings.dataset)
     for note in raw.notes:
         say(note)
+    # a row for each sample, if need be an empty one: no digests
     contents = raw.contents if len(raw.contents) else np.zeros((len(raw.labels), 0), np.uint8)
     raw = replace(raw, inputs=resized(raw.inputs, settings.image_size), contents=contents)
+    # images are scaled by all, numbers by those for training alone
     inputs_to_scale_by = raw.inputs
-    if not are_images(raw.inputs):  # numbers: by those for training alone
+    if not are_images(raw.inputs):
         inputs_to_scale_by = raw.inputs[raw.official == 0]
     mean, std = statistics(inputs_to_scale_by)
     meta: dict[str, Any] = {"samples": len(raw.labels)}

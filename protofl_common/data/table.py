@@ -31,6 +31,7 @@ ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client",
 """Columns of a file that are no inputs, and their names in `from_arrays`."""
 MOST_SHOWN = 20  # columns that an error names
 MOST_CATEGORIES = 12  # different texts of a column up to which an error proposes one-hot
+# what is said of a gap, and the setting that would do (`Cure`)
 GAP = (
     "is not a finite number but a gap; have it filled in, or leave the column out",
     ("impute", "median"),
@@ -87,8 +88,8 @@ class Columns:
         """Return the columns that are no inputs: labels, client or domain, and split.
 
         Their keys are those of `from_arrays` (`ANNOTATION_COLUMNS`). Labels that are all whole
-        numbers become int64, others stay texts. DataError if a ``needed`` column is missing, and
-        for any column of the table without a name, or with another's.
+        numbers become int64, others stay texts. DataError if a ``needed`` column is missing, or if
+        any column of the table has no name, or the name of another.
         """
         for name in needed:
             if name not in self.columns:
@@ -96,7 +97,8 @@ class Columns:
                 raise DataError(f"{self.where}: has no column {name!r}; its columns: {present}")
         times = Counter(self.names)
         for position, name in enumerate(self.names, 1):
-            # pandas calls its numbers of the rows so; they may give the label away
+            # pandas writes the numbers of its rows as a column without a name, and reads that as
+            # "Unnamed: 0"; they may give the label away
             if not name or name.startswith("Unnamed: "):
                 cure = "give it one, or leave it out (index=False)"
                 raise DataError(f"{self.where}: column {position} has no name; {cure}")
@@ -134,13 +136,14 @@ class TableFile(Columns):
             return
         content = read_csv(file, header)
         rows = len(content.lines)
-        if content.last_line - rows > int(self.has_header):
+        lines_of_header = int(self.has_header)
+        if content.last_line - rows > lines_of_header:  # lines are empty, or break within a text
             self.notes = (f"{file}: {rows} rows in {content.last_line} lines",)
         super().__init__(str(file), "line", content.names, content.lines, content.columns)
 
 
 def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
-    """Read a Parquet file: the names of the columns, the rows' numbers, each column's values."""
+    """Read a Parquet file; return its columns' names, the rows' numbers, each column's values."""
     from pyarrow import ArrowException, parquet  # not for every command
 
     try:
@@ -178,15 +181,16 @@ def _columns_in(table: Any) -> tuple[list[str], list[int], list[Sequence[Any]]]:
 
 
 def definition_problems(settings: DataSettings) -> Iterator[str]:
-    """Yield a line for each wrong setting that defines a table's inputs.
+    """Yield a line for each wrong setting among those that define a table's inputs.
 
-    These are ``columns``, ``drop`` and ``one-hot``; they are wrong for data sets that are no
-    tables, and ``one-hot`` for a column without categories, or with one twice.
+    These are ``columns``, ``drop`` and ``one-hot``. They are wrong for a data set without such
+    columns, and ``one-hot`` is wrong for a column without categories, or with one twice.
     """
     definition = {"columns": settings.columns, "drop": settings.drop, "one-hot": settings.one_hot}
     for key, value in definition.items():
-        has_columns = key != "one-hot" and settings.dataset.startswith("hf:")
-        if value and settings.dataset != "arrays" and not has_columns:
+        is_of_hub = key != "one-hot" and settings.dataset.startswith("hf:")
+        has_meaning = is_of_hub or settings.dataset == "arrays"
+        if value and not has_meaning:
             yield f"{key} = {value!r}: only for a table of your own, with dataset = 'arrays'"
     for column in names_in(settings.one_hot):
         name, categories = name_and_categories(column)
@@ -256,8 +260,8 @@ def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
 def name_and_categories(column: str) -> tuple[str, tuple[str, ...]]:
     """Split a column of inputs, such as ``sex:f|m``, into its name and its categories.
 
-    () are the categories of a column of numbers: ``age``, or with a colon at the end one whose name
-    looks like categories, ``a:b|c:``.
+    A column of numbers, such as ``age``, has the categories (). If its name itself looks like
+    categories, ``a:b|c``, it is written with a colon at the end (`_without_categories`).
     """
     name, colon, values = column.rpartition(":")
     if colon and not values:
@@ -304,11 +308,12 @@ def read_columns(
     *,
     gaps: bool,
 ) -> Floats:
-    """Return the ``chosen`` columns as numbers, float32 [N, F]; a category has a feature for each.
+    """Return the ``chosen`` columns as numbers, float32 [N, features].
 
-    With ``gaps`` a missing number is NaN. DataError names each column that cannot be used, its
-    first such value, where that stands, and which settings would do. A line on standard error
-    names a column whose numbers lose digits in which they differ.
+    A column of numbers is one feature, a column of categories has a feature for each. With ``gaps``
+    a missing number is NaN. DataError names each column that cannot be used, its first such value,
+    where that stands, and which settings would do. A line on standard error names a column whose
+    numbers lose digits in which they differ.
     """
     parts, problems = _read(columns, chosen, where, place, gaps)
     if not problems:
@@ -318,7 +323,7 @@ def read_columns(
     proposal = _together(problems)
     left = _applied(proposal, chosen)
     works = False
-    if left:
+    if left:  # some column
         _, problems_left = _read(columns, left, where, place, gaps or "impute" in proposal)
         works = not problems_left
     raise DataError(_message(where, problems, proposal, works))
@@ -341,7 +346,7 @@ def _read(
     for name, categories in map(name_and_categories, chosen):
         column = _Column(name, categories, columns[name])
         exact: NDArray[Any] = _one_hot(column) if categories else _numbers(column.values)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # a number too large becomes infinite, and is refused
             part = exact.astype(np.float32)
 
         is_wrong = np.asarray(~np.isfinite(part).all(axis=1))
@@ -365,10 +370,12 @@ def _problems(
     place: Place,
     gaps: bool,
 ) -> Iterator[_Problem]:
-    """Yield what is wrong with a column, of which some values [N] are wrong, or missing.
+    """Yield what is wrong with a column: at most two problems, of which one has a text.
 
-    That is its first value that is no number and no category, or if there is none, its first gap.
-    A second problem, without a text, adds the cure for gaps. With ``gaps`` these are no problem.
+    ``is_wrong`` [N] are the values that are no number or no category, ``is_missing`` those of them
+    that are gaps. The text is of the first wrong value that is no gap. If all are gaps, it is of
+    the first gap; with ``gaps`` these are no problem. If there are gaps, a problem without a text
+    adds the cure for them.
     """
     is_unusable = is_wrong & ~is_missing
     any_unusable = is_unusable.any()
@@ -378,7 +385,7 @@ def _problems(
     row = int(is_named.argmax())  # the first
     value = column.values[row]
     if isinstance(value, np.generic):
-        value = value.item()
+        value = value.item()  # which is shown as 1.5, not as np.float64(1.5)
     why, cure = _diagnosis(column, value, ~is_missing) if any_unusable else GAP
     count = f"{is_named.sum()} of {len(column.values)} values"
     where = f"{place(row)}, column {column.name!r}"
@@ -403,6 +410,7 @@ def _one_hot(column: _Column) -> Floats:
     A value that is none of the categories has NaN in all of them.
     """
     categories = [_category(category) for category in column.categories]
+    # a row for each category, and a last one for values that are none of them
     unknown = len(categories)
     features = np.eye(unknown + 1, unknown, dtype=np.float32)
     features[unknown] = np.nan
@@ -421,12 +429,13 @@ def _category(value: Any) -> str | float:
 
 
 def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tuple[str, Cure]:
-    """Say what is wrong with a ``value`` of a column, and which setting would do.
+    """Return what is wrong with a ``value`` of a column, and the setting that would do.
 
-    ``is_present`` tells which rows have a value at all.
+    ``is_present`` [N] tells which rows have a value at all. The setting is ``one-hot`` for a column
+    of a few different texts, which may be categories, and otherwise ``drop``.
     """
     drop = ("drop", column.name)
-    if isinstance(value, dict) and "bytes" in value:
+    if isinstance(value, dict) and "bytes" in value:  # as Hugging Face writes it to Parquet
         return "is an image; read it as dataset = 'hf:NAME', or leave the column out", drop
     if column.categories:
         why = "is none of the categories in one-hot; where it is one, add it at all sites alike"
@@ -438,8 +447,9 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tu
         return why, drop
     texts = [str(column.values[row]).strip() for row in np.flatnonzero(is_present).tolist()]
     different = sorted(set(texts))
-    # if they are more, they may be names of the samples
+    # if they are more than half as many as the samples, they may be names of these
     are_few = 2 <= len(different) <= min(MOST_CATEGORIES, len(texts) / 2)
+    # numbers among texts are not meant as categories, and those with `_SIGNS` cannot be written
     if are_few and not any(is_number(text) or set(text) & _SIGNS for text in different):
         why = "is not a finite number but text; name its categories"
         return why, ("one-hot", f"{column.name}:{'|'.join(different)}")
@@ -448,9 +458,9 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tu
 
 
 def _together(problems: Sequence[_Problem]) -> dict[str, str]:
-    """Return the settings that would mend all problems, by key.
+    """Return the settings that would mend all problems together, by key.
 
-    {} if one of them cannot be written, as a column's name has signs that a list may not have.
+    {} if one of them cannot be written, because a column's name has signs that a list may not have.
     """
     cures: dict[str, dict[str, None]] = {}  # key -> its names, each once, in this order
     for problem in problems:
@@ -462,31 +472,33 @@ def _together(problems: Sequence[_Problem]) -> dict[str, str]:
 
 
 def _applied(proposal: Mapping[str, str], chosen: Sequence[str]) -> list[str]:
-    """Return the ``chosen`` columns as they would be with the proposed settings."""
+    """Return the ``chosen`` columns as they would be with the proposed settings; [] without any."""
     if not proposal:
         return []
     dropped = {*names_in(proposal.get("drop"))}
-    categories = {}
+    with_categories = {}  # name -> the column as ``one-hot`` writes it, ``sex:f|m``
     for column in names_in(proposal.get("one-hot")):
-        categories[name_and_categories(column)[0]] = column
+        name, _ = name_and_categories(column)
+        with_categories[name] = column
     left = []
     for column in chosen:
-        name = name_and_categories(column)[0]
+        name, _ = name_and_categories(column)
         if name not in dropped:
-            left.append(categories.get(name, column))
+            left.append(with_categories.get(name, column))
     return left
 
 
 def _message(
     where: str, problems: Sequence[_Problem], proposal: Mapping[str, str], works: bool
 ) -> str:
-    """Return one message of all problems, with the settings of the ``proposal`` if these mend all.
+    """Return one message of all problems, each with the setting that would do.
 
-    ``works`` says whether they do.
+    ``proposal`` has these settings of all problems together. ``works`` says whether they would mend
+    the file, which has been tried; then the message ends with them.
     """
     with_text = [problem for problem in problems if problem.text]
     if len(with_text) == 1:
-        is_only_column = bool(proposal) and not works
+        is_only_column = bool(proposal) and not works  # without it nothing is left
         if is_only_column:
             return f"{where}, {with_text[0].text}: there is no other column"
         return f"{where}, {with_text[0].line}"

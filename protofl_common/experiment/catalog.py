@@ -36,7 +36,7 @@ def _rows() -> dict[str, Algorithm]:
     """
     rows = {}
     for module in pkgutil.iter_modules(algorithms.__path__):
-        if module.name != "base":
+        if module.name != "base":  # which has the class of the rows
             path = f"{algorithms.__name__}.{module.name}"
             rows[module.name.replace("_", "-")] = import_module(path).ALGORITHM
     return rows
@@ -83,7 +83,10 @@ def half(path: str, kind: type[Half]) -> type[Half]:
 
 
 def _last_defined(kind: type, module: ModuleType) -> type | None:
-    """Return the last subclass of ``kind`` that the module defines itself, not imports."""
+    """Return the last subclass of ``kind`` that the module defines itself; None without one.
+
+    Classes that the module imports, such as the base class of its own, do not count.
+    """
     for value in reversed(vars(module).values()):
         if not isinstance(value, type) or not issubclass(value, kind):
             continue
@@ -133,26 +136,27 @@ def algorithm_named(name: str) -> Algorithm:
 
 def is_key_of_package(key: str) -> bool:
     """True for a key such as ``fedrel.lam``, whose algorithm is another package's."""
-    owner, point, _ = key.partition(".")
-    return bool(point) and owner not in CATALOG and owner in installed()
+    owner, dot, _ = key.partition(".")
+    return bool(dot) and owner not in CATALOG and owner in installed()
 
 
 def with_hparams(config: Config) -> Config:
-    """Return a run's configuration with the keys of packages' algorithms in ``hparams``.
+    """Return a run's configuration with the keys of packages' algorithms moved into ``hparams``.
 
-    Flower lets only keys travel that the app declares. ``fedrel.lam`` replaces what ``hparams`` may
-    say of ``lam``; keys of algorithms that do not run are left out, as ours are not read either.
+    Flower lets only keys travel that the app declares, and those of packages are not declared. The
+    value of ``fedrel.lam`` replaces that of ``lam`` in ``hparams``. Keys of algorithms that do not
+    run are left out: such keys of the catalog's algorithms have no effect either.
     """
     of_packages = {key: value for key, value in config.items() if is_key_of_package(key)}
     if not of_packages:
         return config
-    pairs = {}
+    pairs = {}  # name of a hyper-parameter -> "NAME=VALUE"
     for pair in filter(None, parts_of(str(config.get("hparams", "")))):
         pairs[pair.partition("=")[0].strip()] = pair
     for key, value in of_packages.items():
         owner, _, name = key.partition(".")
         if owner == config.get("algo"):
-            text = str(value).lower() if isinstance(value, bool) else value
+            text = str(value).lower() if isinstance(value, bool) else value  # true, not True
             pairs[name] = f"{name}={text}"
     others = {key: value for key, value in config.items() if key not in of_packages}
     return others | {"hparams": as_list(pairs.values())}
@@ -164,6 +168,7 @@ def read_hparams(row: Algorithm, text: str) -> Hparams:
     ``text`` is the setting ``hparams``, such as ``"mu=5.0, margin=none"``. SettingsError if it is
     wrong, or if the package's class is not a dataclass of its own.
     """
+    # looked for in its own `vars`: a class that is no dataclass inherits the fields of its base
     is_table = issubclass(row.hparams, Hparams) and "__dataclass_fields__" in vars(row.hparams)
     if not is_table:
         name = row.hparams.__name__

@@ -312,7 +312,8 @@ class NodeConfig:
     def known_among(self, sites: Mapping[str, str]) -> set[str]:
         """Return which other sites of a study its operator has listed in ``peers``.
 
-        ``sites`` are the study's, each with its key; name and key have to be the same in both.
+        ``sites`` are the study's, each with its key; name and key have to be the same in both. The
+        site itself does not count, though all sites may have the same list.
         """
         known = self.peers.items() & sites.items()
         return {site for site, _ in known} - {self.name}
@@ -321,8 +322,8 @@ class NodeConfig:
 def site_folder(node: Values) -> Path:
     """Return the folder of a site's key, approvals and audit log.
 
-    It is named after the site, as several sites may share a ``state-dir``; without one it lies in
-    ``runs``.
+    It is named after the site, as several sites may share a ``state-dir``. Without ``state-dir`` it
+    lies in ``runs``.
     """
     state_dir = str(node.get("state-dir") or SITE_FOLDERS["out-dir"])
     return Path(state_dir).expanduser() / "sites" / as_file_name(site_name(node))
@@ -348,8 +349,9 @@ def has_own_data(node: Mapping[str, object]) -> bool:
 def asks_its_operator(node: Values) -> bool:
     """True if no run uses a site's data before its operator has approved the run.
 
-    If the key ``approve`` is missing, that is so at a site with data of its own, and at one with
-    secure sums only whose operator alone can judge who the other sites are.
+    The key ``approve`` says so. If it is missing, it is true at a site with data of its own, and at
+    one that takes part in secure sums only and lists no ``peers``: there only the operator can
+    judge who the other sites are.
     """
     return bool(node.get("approve", has_own_data(node) or _lacks_peers(node)))
 
@@ -367,8 +369,8 @@ def problem_of_peers(node: Values, config: Values) -> str:
 
     It knows the other sites from ``peers``, its own list of names and keys, or from the run's
     ``study-sites``. A site that requires secure aggregation needs one of the two. With ``peers``,
-    at least `FEWEST_KNOWN` of them must be sites of a study whose uploads are summed. ``config``
-    are all settings of the run.
+    at least `FEWEST_KNOWN` of them must be sites of a study whose uploads are summed: the other
+    sites may be inventions. ``config`` are all settings of the run.
     """
     sites_of_study = keys_of_sites(str(config["study-sites"]))
     if _lacks_peers(node) and not sites_of_study:
@@ -389,7 +391,8 @@ def problem_of_peers(node: Values, config: Values) -> str:
 def required_dp(node: Values) -> PrivacyLimits | None:
     """Read ``require-dp``: the ε and δ that all runs together may spend at a site.
 
-    None without that key, and if it cannot be read (`refusals` names that).
+    Return None without that key, and for a value that is not of its form: `refusals` has an error
+    for that.
     """
     limits = _DP.fullmatch(str(node.get("require-dp")))
     if limits is None:
@@ -406,8 +409,8 @@ def allowed_by(node: Values) -> dict[str, Scalar]:
 def as_its_operator(config: Values, node: Values) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
     """Return copies of a run's settings and a node config for the operator's own checks.
 
-    With these the site answers without an approval, and without secure aggregation, which would
-    hide its numbers from the operator too.
+    With these the site answers without an approval. It answers without secure aggregation, too,
+    which would hide the site's numbers from its own operator.
     """
     return {**config, "secagg": False}, {**node, REQUIRE_SECAGG: False, "approve": False}
 
@@ -415,14 +418,15 @@ def as_its_operator(config: Values, node: Values) -> tuple[dict[str, Scalar], di
 def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
     """Return the settings by which a site divides data of its own into parts, whatever a run says.
 
-    They come from the node config, or else from the ``defaults`` of all settings. {} for a site
-    without data of its own.
+    They come from the node config, or else from the ``defaults`` of all settings. Return {} for a
+    site without data of its own.
     """
     if not has_own_data(node):
         return {}
     division = {key: node.get(key, defaults[key]) for key in DIVISION}
     if "require-dp" in node and "test-from" not in node:
-        # ε compares the data with and without a sample, which must then move no other one
+        # ε compares the data with and without a sample, so that one must not decide where others
+        # go: with KEYED each sample's part depends on that sample alone
         division["test-from"] = KEYED
     return UNDIVIDED | division
 
@@ -430,16 +434,18 @@ def own_division(node: Values, defaults: Values) -> dict[str, Scalar]:
 def settings_of_site(node: Values, asked: Values, defaults: Values) -> dict[str, Scalar]:
     """Return the settings that a site puts in the place of those that a run has ``asked`` for.
 
-    {} for a simulated client, whose ``node`` is {}.
+    ``node`` is its node config. For a simulated client that is {}, and so is the result.
     """
     if not node:
         return {}
     overrides = {key: node[key] for key in NODE_OVERRIDES if key in node}
+    # folders at a site are never those of the run
     settings = SITE_FOLDERS | own_division(node, defaults) | overrides
 
-    key = "min-class-samples"  # the stricter one counts
+    # of the run's value and the site's the stricter one counts
+    key = "min-class-samples"
     asked_for = asked.get(key)
-    demanded = node.get(key, 1)
+    demanded = node.get(key, 1)  # 1 demands nothing
     if type(asked_for) is int and type(demanded) is int:  # other types are refused later
         settings[key] = max(asked_for, demanded)
     return settings
@@ -449,13 +455,14 @@ def refusals(node: Values, config: Values, asked: Values) -> list[str]:
     """Return a line for each demand of a site that a run does not meet, and each forbidden value.
 
     ``config`` are the run's settings as they would be at the site (`settings_of_site`), ``asked``
-    as the run gave them.
+    as the run gave them. If the site's node config itself is wrong, only that is said.
     """
     wrong = list(wrong_values(node))
     if wrong:
         return wrong
 
     allowed = allowed_by(node)
+    # what the operator has set in the node config needs no permission
     from_run = {key: value for key, value in config.items() if key not in node}
     about_data = _about_own_data if has_own_data(node) else _about_divided_data
     lines = [
@@ -489,7 +496,7 @@ def _unmet_dp_demand(node: Values, config: Values) -> Iterator[str]:
             f"node-config: state-dir = {node.get('state-dir', '')!r}: with require-dp it must be"
             " absolute, so that the privacy ledger is found again"
         )
-    # noise for a person covers each of its samples
+    # noise that hides all samples of a person hides each of them, too
     if config.get("dp") not in (limits.unit, "person"):
         yield (
             f"dp = {config.get('dp')!r}: this site takes part only with dp = {limits.unit!r},"
@@ -506,6 +513,7 @@ def wrong_values(node: Values) -> Iterator[str]:
     """Yield a line for each value of a node config that is wrong whatever a run asks."""
     for key, default in DEFAULTS.items():
         value = node.get(key, default)
+        # only whole numbers have a minimum
         minimum = NODE_ROWS[key].minimum if type(default) is int else None
         problem = problem_with(value, type(default), {**ANY_VALUE, "minimum": minimum})
         if problem:
@@ -539,7 +547,7 @@ def _beyond_limits(allowed: Values, config: Values) -> Iterator[str]:
         value = config.get(key)
         most = allowed[limit]
         algo = key.rpartition(".")[0]  # "" for a setting that is no algorithm's
-        if algo and algo != config.get("algo"):
+        if algo and algo != config.get("algo"):  # it has no effect on the run
             continue
         if isinstance(value, int | float) and isinstance(most, int) and value > most:
             yield (
@@ -560,8 +568,9 @@ def _too_many_evaluations(allowed: Values, config: Values) -> Iterator[str]:
     most = allowed[MAX_EVALUATIONS]
     if not isinstance(rounds, int) or not isinstance(every, int) or not isinstance(most, int):
         return
+    # min-class-samples = 1 rounds no figure, and with dp noise protects figures instead
     are_rounded = config.get("min-class-samples") != 1 and config.get("dp") == "none"
-    planned = math.ceil(rounds / max(1, every)) + 1  # the last one is of the final model
+    planned = math.ceil(rounds / max(1, every)) + 1  # 1: that of the final model
     if are_rounded and planned > most:
         yield (
             f"evaluate-every = {every}: {planned} evaluations in {rounds} rounds; with"
@@ -573,8 +582,8 @@ def _too_many_evaluations(allowed: Values, config: Values) -> Iterator[str]:
 def _about_own_data(node: Values, config: Values) -> Iterator[str]:
     """Yield a line for each refused setting of a run at a site that has data of its own.
 
-    With these the run would decide how the site's files are divided, or which clients there are.
-    Also a line for each key about data that the site's node config lacks.
+    Refused is what would let the run decide how the site's files are divided, or which clients
+    there are. Yield also a line for each key about data that the site's node config lacks.
     """
     if "dataset" not in node:
         formats = ", ".join(OWN_FORMATS)
@@ -626,11 +635,11 @@ def _about_divided_data(node: Values, config: Values) -> Iterator[str]:
 
 
 def _not_permitted(allowed: Values, config: Values, from_run: Values) -> Iterator[str]:
-    """Yield a line for what a run needs a site's permission for, and does not have.
+    """Yield a line for each thing that a run asks for and the site's operator has not permitted.
 
     This is about downloads, the user's modules, backbones, networks and algorithms, and about a
     run without the secure aggregation that a site requires. ``allowed`` is the node config with its
-    defaults, ``from_run`` the part of the settings ``config`` that it does not replace.
+    defaults; ``from_run`` are those of the settings ``config`` that the node config does not set.
     """
     if allowed[REQUIRE_SECAGG] and config.get("secagg") is not True:
         yield (
@@ -655,7 +664,7 @@ def _not_permitted(allowed: Values, config: Values, from_run: Values) -> Iterato
 
 
 def _library_networks(config: Values) -> Iterator[tuple[str, str]]:
-    """Yield the networks of torchvision and timm that settings name: (key, network)."""
+    """Yield each key of a setting that names a network of torchvision or timm, and the network."""
     for key in NETWORKS:
         for name in names_in(config.get(key)):
             if python_names.LIBRARY_NETWORK.fullmatch(name):
@@ -667,7 +676,8 @@ def _modules_named(
 ) -> list[tuple[str, str]]:
     """List the modules of the user, or of another package, that settings name.
 
-    Each is the setting as ``KEY = VALUE``, and the module. Keys in ``without`` are left out.
+    An entry has the setting, as the text ``KEY = VALUE``, and the module. Keys in ``without`` are
+    left out.
     """
     named = []
     algo = str(config.get("algo"))
@@ -690,12 +700,15 @@ def own_code(config: Values, without: Collection[str] = AT_THE_SERVER) -> dict[s
 
 
 def code_at_server(config: Values) -> str:
-    """Return the version of all code that computes at the server: ours, and named modules'."""
+    """Return the version of all code that computes at the server: ours, and named modules'.
+
+    A callback is left out: it changes what is shown, and no result.
+    """
     return "-".join([code_version(), *own_code(config, without=("callback",)).values()])
 
 
 def _named_in(config: Values) -> Iterator[tuple[str, str]]:
-    """Yield what settings name as ``module:name``: (key, name)."""
+    """Yield each key of a setting that names something as ``module:name``, and that name."""
     for key in ("metrics", "dataset", *NETWORKS, "callback"):
         for name in names_in(config.get(key)):
             is_of_a_hub = name.startswith("hf:")  # a data set of the Hugging Face hub
@@ -706,8 +719,9 @@ def _named_in(config: Values) -> Iterator[tuple[str, str]]:
 def allow_named(config: Values) -> None:
     """Allow the modules that these settings name, that of a package's algorithm included.
 
-    Only for settings that were typed or submitted by somebody who may run code here: naming a
-    module lets it be imported. No key is left out, for here the server's modules are allowed, too.
+    Call this only with settings that somebody has typed or submitted who may run code here: naming
+    a module lets it be imported. No key is left out (``without=()``), as the modules that only a
+    server imports are allowed, too.
     """
     modules = [module for _, module in _modules_named(config, without=())]
     python_names.allow(modules)

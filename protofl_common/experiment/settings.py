@@ -112,8 +112,9 @@ class Settings(Sections):
     def lr_in(self, round_number: int) -> float:
         """Return the learning rate of a round by ``lr-schedule``; rounds count from 1."""
         training = self.training
+        # 0 also in "round 0", in which a site introduces itself
         rounds_before = max(0, round_number - 1)
-        if training.lr_schedule == "cosine":
+        if training.lr_schedule == "cosine":  # half a wave: from lr in round 1 towards 0 at the end
             return training.lr * ((1 + math.cos(math.pi * rounds_before / self.run.rounds)) / 2)
         if training.lr_schedule == "step":
             return training.lr * training.lr_decay ** (rounds_before // training.lr_step)
@@ -134,7 +135,7 @@ class Settings(Sections):
     def starts_alike(self) -> bool:
         """True if clients of one architecture begin with equal weights (``initial-weights``).
 
-        "auto" means: they do if the server sends them weights for their models.
+        With "auto" they do if the server sends them weights for their models.
         """
         start = self.model.initial_weights
         if start != "auto":
@@ -170,8 +171,8 @@ class Settings(Sections):
     def reported_metrics(self) -> tuple[str, ...]:
         """Return the metrics that a client may report: `metrics`, and perhaps the task's usual one.
 
-        A client whose own figures are not protected, by secure sums or noise, may add the usual one
-        without being asked. For classes that is balanced accuracy, and the client decides.
+        The usual metric, for single labels balanced accuracy, need not be asked for: a client may
+        add it, unless secure sums or noise protect its own figures.
         """
         has_protected_figures = self.privacy.sums_only or self.privacy.dp != "none"
         usual = self.task.usual_metric
@@ -196,7 +197,7 @@ class Settings(Sections):
     def takes_vectors(self) -> bool:
         """True if the samples are feature vectors that the clients have computed themselves.
 
-        So it is if ``backbones = "none"`` in an algorithm that works on frozen features.
+        They are if ``backbones`` is "none" with an algorithm that works on frozen features.
         """
         is_of_features = any(entry.of_features for entry in self.row.exchange.up.values())
         return self.model.backbones == "none" and is_of_features
@@ -223,20 +224,22 @@ class Settings(Sections):
         tables_in_rounds = tuple(
             tables if self.hparams.due(number, rounds) else 0 for number in range(1, rounds + 1)
         )
+        epochs = 0 if self.row.one_shot else self.training.local_epochs  # 0: it does not train
         return plan_of(
             self.privacy,
             samples,
             self.training.batch_size,
-            0 if self.row.one_shot else self.training.local_epochs,
+            epochs,
             tables_in_rounds,
             self.federation.evaluate_every,
         )
 
     def architecture(self, client: int, chosen: str = "") -> str:
-        """Return the architecture of client number ``client``.
+        """Return the architecture of the client with this number.
 
-        On features of frozen backbones, or vectors, it is the projection. Otherwise it is the
-        ``chosen`` one; if that is "", the setting ``models`` names one for each number.
+        If it works on features of frozen backbones, or on vectors, that is the projection.
+        Otherwise it is the ``chosen`` one, or without one what the setting ``models`` names for the
+        number.
         """
         if self.backbones or self.takes_vectors:
             return PROJECTION
@@ -251,8 +254,8 @@ class Settings(Sections):
         for each value that does not fit the others. Settings are cached, as a process asks for the
         same ones with every message.
         """
-        node: Values = {}
-        if node_config and is_site(node_config):  # a simulated client's overrides nothing
+        node: Values = {}  # as for a simulated client, whose node config overrides nothing
+        if node_config and is_site(node_config):
             node = node_config
         if run_config.get("algo") not in CATALOG:
             # not cached: the row of another package may change while it is developed
@@ -286,15 +289,16 @@ class Settings(Sections):
             f"node-config: {line}; choose from {', '.join(NODE_KEYS)}"
             for line in unknown_keys(node, NODE_KEYS)
         ]
-        # what a misspelt key is likely to mean: no setting of an algorithm that does not run
-        likely = [key for key in known_keys() if key.rpartition(".")[0] in ("", config.get("algo"))]
+        # what a misspelt key is likely to mean: a general setting, or one of the run's algorithm
+        owners = ("", config.get("algo"))
+        likely = [key for key in known_keys() if key.rpartition(".")[0] in owners]
         problems += unknown_keys(config, known_keys(), likely)
         problems += folders_of_unknown_users(config)
         denied = refusals(node, config, given) if node else []
 
-        # hyper-parameters: those of other algorithms are checked, too
+        # hyper-parameters: those of other algorithms are checked, too, and named last
         problems_of_tables: list[str] = []
-        tables = {}
+        tables = {}  # algorithm -> its hyper-parameters, None if any is wrong
         for name, row in CATALOG.items():
             tables[name] = read_section(row.hparams, config, problems_of_tables, prefix=f"{name}.")
         hparams = None
@@ -306,6 +310,7 @@ class Settings(Sections):
         }
         problems += problems_of_tables
 
+        # rules between settings need settings that are legal by themselves
         if hparams and not problems:
             settings = cls(**sections, hparams=hparams, given=given)  # type: ignore[arg-type]
             for rule in RULES:
@@ -324,7 +329,7 @@ def check_settings_act(chosen: Values, *runs: Settings) -> None:
     ``ALGO.KEY``) or to a partition that no run has.
     """
     algorithms = set()
-    keys_read: dict[str, str] = {}
+    keys_read: dict[str, str] = {}  # algorithm -> its hyper-parameters, in words
     for settings in runs:
         algo = settings.run.algo
         algorithms |= {algo, *settings.baselines}
@@ -337,7 +342,7 @@ def check_settings_act(chosen: Values, *runs: Settings) -> None:
     )
     partitions = {settings.data.partition for settings in runs}
     for key, value in chosen.items():
-        owner = key.rpartition(".")[0]
+        owner = key.rpartition(".")[0]  # the algorithm of the setting; "" for a general one
         if owner and owner not in algorithms:
             problems.append(f"{key} = {value!r}: has no effect on {algorithms_in_words}")
         readers = partitions_that_read(key)
@@ -355,13 +360,15 @@ def digest_of(run_config: Values) -> str:
 
     ``out-dir`` does not count: the server writes there, and no site does.
     """
-    return digest(*sorted(item for item in run_config.items() if item[0] != "out-dir"))
+    pairs = [(key, value) for key, value in run_config.items() if key != "out-dir"]
+    return digest(*sorted(pairs))
 
 
 def baseline_config(run_config: Values, algo: str) -> dict[str, Scalar]:
     """Return the configuration of a run's baseline: the same run with the algorithm ``algo``.
 
-    Settings that do not apply to it get values without effect.
+    A baseline has no baselines and no callback of its own. Settings that do not apply to its
+    algorithm get values without effect, for they would be refused.
     """
     config = {**run_config, "algo": algo, "hparams": "", "baselines": "", "callback": ""}
     if not CATALOG[algo].exchange.up:  # then the server merges nothing
@@ -387,7 +394,10 @@ def baselines_of(
 
 
 def settings_that_meet_demands(node: Values) -> dict[str, Scalar]:
-    """Return settings with which a run has the protections that a site's node config demands."""
+    """Return settings with which a run has the protections that a site's node config demands.
+
+    ``min-class-samples`` need not be among them, as the site's own value counts if it is stricter.
+    """
     config: dict[str, Scalar] = {}
     limits = required_dp(node)
     if limits:
@@ -425,7 +435,11 @@ def _hparams(
 
 
 def _run_problems(settings: Settings) -> Iterator[str]:
-    """Yield a line for each wrong name of a run, callback, baseline or metric, and the like."""
+    """Yield a line for each setting of the run itself that does not fit the others.
+
+    That is a wrong name of the run, a callback, baseline or metric; a warm-up without a term that
+    it acts on; and ``resume`` without the name of a run.
+    """
     run = settings.run
     if run.run_name and not is_plain_name(run.run_name):
         yield f"run-name = {run.run_name!r}: must be a plain folder name, without slashes"
@@ -450,6 +464,7 @@ def _run_problems(settings: Settings) -> Iterator[str]:
 
 
 def _task_problems(settings: Settings) -> Iterator[str]:
+    """Yield a line for each algorithm or setting that does not fit the setting ``task``."""
     task = settings.data.task
     for algo in (settings.run.algo, *settings.baselines):
         if algo in CATALOG and task not in CATALOG[algo].tasks:
@@ -461,11 +476,11 @@ def _task_problems(settings: Settings) -> Iterator[str]:
     problem = settings.hparams.problem_with_task(task)
     if problem:
         yield f"task = {task!r}: {problem}"
-    least = settings.privacy.min_class_samples
-    several = [name for name, entry in vectors_in(settings.exchange.up).items() if entry.several]
-    if least > 1 and task != "single-label" and several:
+    fewest = settings.privacy.min_class_samples  # behind anything sent; 1: anything may be sent
+    sends_clusters = any(entry.several for entry in vectors_in(settings.exchange.up).values())
+    if fewest > 1 and task != "single-label" and sends_clusters:
         clusters = f"{settings.run.algo} sends clusters of samples, which overlap across labels"
-        yield f"min-class-samples = {least}: {clusters}; choose 1, or one prototype a class"
+        yield f"min-class-samples = {fewest}: {clusters}; choose 1, or one prototype a class"
 
 
 def _stopping_problems(settings: Settings) -> Iterator[str]:
@@ -507,10 +522,10 @@ def _upload_problems(settings: Settings) -> Iterator[str]:
         if not row.exchange.up:
             why = f"in {algo} clients send nothing that a server could merge"
         needed = {"merging": Needed("mean", why), "max-update-ratio": Needed(0.0, why)}
-        if algo not in CATALOG:  # the pages of the catalog's say what liars bounds
+        if algo not in CATALOG:  # what liars bounds in ours stands on their pages
             needed["liars"] = Needed(0, why)
-        for setting, only, _ in _changed(settings, needed):
-            yield f"{setting}: {why}; choose {only}"
+        for setting, cure, _ in _changed(settings, needed):
+            yield f"{setting}: {why}; choose {cure}"
 
     late = settings.federation.late
     if late != "discard" and "late" not in row.supports:
@@ -530,7 +545,7 @@ def _upload_problems(settings: Settings) -> Iterator[str]:
 
 
 def _backbone_problems(settings: Settings) -> Iterator[str]:
-    """Yield a line for each wrong name in ``backbones``, and setting that does not fit it."""
+    """Yield a line for a wrong name in ``backbones``, and each setting that does not fit them."""
     augment = settings.training.augment
     try:
         has_backbones = bool(settings.backbones)
@@ -560,8 +575,8 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
             )
         return
 
-    for setting, only, why in _changed(settings, needed_with("with_dp")):
-        yield f"{private}: {setting}: {why}; set {only!r}"
+    for setting, cure, why in _changed(settings, needed_with("with_dp")):
+        yield f"{private}: {setting}: {why}; set {cure!r}"
 
     algo = settings.run.algo
     choices = _algos(lambda row: _runs_protected(row, settings))
@@ -579,10 +594,11 @@ def _dp_problems(settings: Settings) -> Iterator[str]:
         )
     if settings.hparams.uncovered_by_dp:
         yield f"{private}: {settings.hparams.uncovered_by_dp}"
-    least = privacy.min_class_samples
-    if least > 1 and any(entry.joins_all_classes for entry in settings.exchange.up.values()):
+    # a class of few samples cannot be left out of a sum over all of them
+    fewest = privacy.min_class_samples
+    if fewest > 1 and any(entry.joins_all_classes for entry in settings.exchange.up.values()):
         yield (
-            f"{private}: min-class-samples = {least}: {algo} sends sums over all classes; choose 1"
+            f"{private}: min-class-samples = {fewest}: {algo} sends sums over all classes; choose 1"
         )
 
 
@@ -612,7 +628,10 @@ def _honest_sites_problems(settings: Settings) -> Iterator[str]:
 
 
 def _shares_noise(row: Algorithm) -> bool:
-    """True if all that a client sends are noisy sums, whose noise adds up in the sites' sum."""
+    """True if a client does not train, and sends noisy sums alone.
+
+    The noise of such sums adds up when the sites' uploads are summed.
+    """
     return row.one_shot and all(entry.noise_adds_up for entry in row.exchange.up.values())
 
 
@@ -624,13 +643,13 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
     """
     if not settings.privacy.secagg:
         return
-    for setting, only, why in _changed(settings, needed_with("with_secagg")):
-        yield f"{setting}: secagg = true {why}; choose {only!r}"
+    for setting, cure, why in _changed(settings, needed_with("with_secagg")):
+        yield f"{setting}: secagg = true {why}; choose {cure!r}"
 
     algo = settings.run.algo
     rounds = settings.run.rounds
     training = settings.training
-    if rounds != 1:
+    if rounds != 1:  # the sum of a single round has no other to be compared with
         if training.local_epochs == 0 and training.local_steps == 0:
             yield (
                 "local-epochs = 0: without training a client sends the same in every round, and"
@@ -656,7 +675,7 @@ def _secagg_problems(settings: Settings) -> Iterator[str]:
 
     why = settings.row.needs_single_uploads(settings.exchange)
     if why:
-        able = _algos(lambda row: _runs_protected(row, settings))
+        able = _algos(lambda row: _runs_protected(row, settings))  # by their default settings
         choices = f"{able}, or fedpcl with fedpcl.prototypes = 'global'"
         if algo not in CATALOG:
             choices += "; or set averages_prototypes and supports in its row (docs/extend.md)"
@@ -688,23 +707,26 @@ RULES = (  # what values must mean together
 def _changed(settings: Settings, needed: Mapping[str, Needed]) -> Iterator[tuple[str, Scalar, str]]:
     """Yield the settings that are neither as ``needed`` nor left at their default.
 
-    Each is ``key = value`` as words, the value needed, and why.
+    For each yield the text ``key = value``, the value needed, and why it is.
     """
     values = to_run_config(settings)
-    for key, (only, why) in needed.items():
+    for key, (needed_value, why) in needed.items():
         if key not in values:  # of another algorithm
             continue
-        if values[key] not in (only, _defaults()[key]):
-            yield f"{key} = {values[key]!r}", only, why
+        if values[key] not in (needed_value, _defaults()[key]):
+            yield f"{key} = {values[key]!r}", needed_value, why
 
 
 def _algos(is_able: Callable[[Algorithm], bool]) -> str:
-    """Return the names of the catalog's algorithms whose rows are so, with commas."""
+    """Return the names of the catalog's algorithms that are able, with commas.
+
+    ``is_able`` says so of an algorithm's row.
+    """
     return ", ".join(name for name, row in CATALOG.items() if is_able(row))
 
 
 def _runs_protected(row: Algorithm, settings: Settings) -> bool:
-    """True if an algorithm runs with the protections of ``settings``."""
+    """True if an algorithm can run with ``dp`` and ``secagg`` as in these ``settings``."""
     if settings.privacy.dp != "none" and not set(row.exchange.up) <= set(row.private):
         return False
     return not (settings.privacy.secagg and row.needs_single_uploads(row.exchange))
@@ -732,7 +754,7 @@ def app_folder() -> Path:
     In a checkout and in a bundle it is the folder around this package; a wheel holds a copy of
     the app inside of this package.
     """
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[1]  # protofl_common
     if (package / "app").is_dir():
         return package / "app"
     return package.parent

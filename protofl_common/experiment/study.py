@@ -54,7 +54,7 @@ class Study:
             raise SettingsError(
                 f"study-signature: not {by}'s signature of these settings; sign the study again"
             )
-        purpose = " ".join(str(config["study-purpose"]).split())
+        purpose = " ".join(str(config["study-purpose"]).split())  # on one line
         return cls(
             id=study_id(config),
             name=name,
@@ -87,7 +87,7 @@ def study_id(config: Values) -> str:
 
 
 def keys_of_sites(text: str) -> dict[str, str]:
-    """Read a list such as ``"north:KEY, south:KEY"``: the public key of each site, or person."""
+    """Read a list such as ``"north:KEY, south:KEY"``; return each site's or person's public key."""
     keys = {}
     for entry in names_in(text):
         name, _, key = entry.partition(":")
@@ -105,7 +105,8 @@ def is_signed(key: str, signature: str, about: bytes) -> bool:
     The ``key`` is base64url without its padding (`key_as_text`), the ``signature`` hexadecimal.
     """
     try:
-        public_key = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(f"{key}="))
+        key_bytes = urlsafe_b64decode(f"{key}=")  # with the padding that 32 bytes need
+        public_key = Ed25519PublicKey.from_public_bytes(key_bytes)
         public_key.verify(bytes.fromhex(signature), about)
     except (InvalidSignature, ValueError):
         return False
@@ -132,7 +133,8 @@ def is_from_site(
     if not sites:
         return True
     about = about_site(study, name, run_id, purpose)
-    return is_signed(sites.get(name, ""), signature.hex(), about)
+    key = sites.get(name, "")  # "" fits no signature
+    return is_signed(key, signature.hex(), about)
 
 
 def problems(study: StudySettings) -> Iterator[str]:
@@ -170,7 +172,7 @@ def problems_of_keys(setting: str, text: str) -> Iterator[str]:
     entries = names_in(text)
     for entry in entries:
         yield from wrong_key(setting, entry)
-    if len(entries) > len(keys_of_sites(text)):
+    if len(entries) > len(keys_of_sites(text)):  # the dictionary has each name once
         yield f"{setting}: names a site twice"
 
 

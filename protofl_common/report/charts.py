@@ -32,11 +32,11 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
     if not rows:
         return
     lines = {}
-    for kind in run.last_evaluation:
-        for part, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
+    for kind, last_row in run.last_evaluation.items():
+        for measure, label in (("mean", "mean"), ("worst-10%", "worst 10 %")):
             # with secure aggregation there is only a mean
-            if part in run.last_evaluation[kind]["accuracy"][kind]:
-                lines[f"{kind}, {label}"] = _over_rounds(rows, kind, part)
+            if measure in last_row["accuracy"][kind]:
+                lines[f"{kind}, {label}"] = _over_rounds(rows, kind, measure)
         if any(kind in row.get("validation", {}) for row in rows):
             lines[f"{kind}, validation"] = _over_rounds(rows, f"validation/{kind}")
 
@@ -46,7 +46,7 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
         f"Test accuracy over {run.averaged_over}, {kinds}: the mean{worst}. Measured with what the "
         "clients received, after the round on the horizontal axis."
     )
-    if not run.evaluated_alike:
+    if not run.evaluates_same_clients:
         caption += " Points are not all of the same clients."
     if any("validation" in row for row in rows):
         caption += " Validation: the mean on their validation data."
@@ -63,44 +63,49 @@ def means(run: RecordedRun) -> Iterator[plot.Drawing]:
 def of_methods(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw the mean accuracy of the run and of each of its baselines over the rounds.
 
-    Nothing is drawn of a run without baselines. They may be evaluated after other rounds than the
-    run: a line has a gap (NaN) where only another method was.
+    Nothing is drawn of a run without baselines. Methods may be evaluated after different rounds: a
+    line has a gap (NaN) at a round after which only other methods were evaluated.
     """
     methods = run.rows_of_baselines | {run.algorithm: run.rows}
     if len(methods) < 2:
         return
-    rounds: set[int] = set()
+    evaluated_rounds: set[int] = set()
     for rows in methods.values():
-        rounds.update(_rounds(rows))
-    places = sorted(rounds)
+        evaluated_rounds.update(_rounds(rows))
+    rounds = sorted(evaluated_rounds)
     lines = {}
     for name, rows in methods.items():
         kind = "head" if any("head" in row["accuracy"] for row in rows) else "prototype"
         accuracy_after = dict(zip(_rounds(rows), _over_rounds(rows, kind), strict=True))
-        lines[name] = [accuracy_after.get(place, math.nan) for place in places]
+        lines[name] = [accuracy_after.get(number, math.nan) for number in rounds]
     yield plot.line_chart(
         "accuracy-of-methods",
         "The run and its baselines",
         f"Mean test accuracy over {run.averaged_over}, by each model's head (by prototypes where "
         "an algorithm trains no head): the same clients and data, one seed.",
-        places,
+        rounds,
         lines,
         "test accuracy, %",
     )
 
 
 def _over_rounds(
-    rows: list[RoundRow], name: str, part: str = "mean", factor: int = 100
+    rows: list[RoundRow], name: str, measure: str = "mean", factor: int = 100
 ) -> list[float]:
-    """Return a figure over clients of each row, in percent by default; NaN where a row lacks it.
+    """Return a figure over the clients from each row, times ``factor``; NaN where a row lacks it.
 
-    ``name`` is as in `figures_of`, ``part`` such as ``mean`` or ``worst-10%``.
+    ``name`` is as in `figures_of`, ``measure`` such as ``mean`` or ``worst-10%``. The default
+    factor turns figures in [0, 1] into percent.
     """
-    return [factor * figures_of(row).get(name, {}).get(part, math.nan) for row in rows]
+    return [factor * figures_of(row).get(name, {}).get(measure, math.nan) for row in rows]
 
 
 def of_domains(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the accuracy of each domain's clients over the rounds, if there are several domains."""
+    """Draw the accuracy of each domain's clients over the rounds, by the better way to predict.
+
+    Nothing is drawn with fewer than two domains, before the first evaluation, and where secure
+    aggregation hides the accuracies of single clients.
+    """
     if not run.domains or not run.better_kind or run.hides_clients:
         return
     lines: dict[str, list[float]] = {domain: [] for domain in run.domains}
@@ -124,19 +129,20 @@ def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
     """Draw a map of each client's accuracy over the rounds, one for each way to predict."""
     if run.hides_clients or not run.sites:
         return
-    sites, left_out = _first_of(run, list(run.sites))
-    values: dict[str, list[list[float]]] = {kind: [] for kind in run.last_evaluation}
+    sites, words_on_others = _first_of(run, list(run.sites))
+    # way to predict -> accuracies [R, S], of R evaluations and S sites
+    maps: dict[str, list[list[float]]] = {kind: [] for kind in run.last_evaluation}
     for row in run.each_row():
-        for kind, of_rounds in values.items():
+        for kind, accuracies_RS in maps.items():
             if kind in row["accuracy"]:
-                of_rounds.append([accuracy_of(row, site, kind) for site in sites])
-    for kind, of_rounds in values.items():
+                accuracies_RS.append([accuracy_of(row, site, kind) for site in sites])
+    for kind, accuracies_RS in maps.items():
         yield plot.heat_map(
             f"accuracy-of-clients-{kind}",
             f"Every client ({kind})",
             f"Test accuracy of each client by {MEANING[kind]}; lighter is better, on the "
-            f"range of these values. Blank: not evaluated.{left_out}",
-            np.array(of_rounds).T,
+            f"range of these values. Blank: not evaluated.{words_on_others}",
+            np.array(accuracies_RS).T,
             sites,
             _rounds(run.evaluations(kind)),
             "test accuracy, %",
@@ -145,36 +151,44 @@ def of_clients(run: RecordedRun) -> Iterator[plot.Drawing]:
 
 
 def _first_of(run: RecordedRun, sites: list[str]) -> tuple[list[str], str]:
-    """Return as many sites as a map has room for, and what its caption says of all others."""
+    """Return as many of the ``sites`` as a map has room for, and its caption's words on the others.
+
+    The others are all further clients of the run, also those that are not among ``sites``.
+    """
     shown = sites[:MOST_CLIENTS]
     left_out = len(run.sites) - len(shown)
     return shown, f" {left_out} clients are not shown." if left_out else ""
 
 
 def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the metrics beside accuracy over the rounds, and a map of the recall of each class."""
+    """Draw the metrics beside accuracy over the rounds.
+
+    Those of each class or label are left out of this chart, for they would be too many lines. The
+    recall of each class, and the AUC of each label, have a map of their own.
+    """
     rows = [row for row in run.rows if row.get("metrics")]
-    values: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}  # such as "head/auc" or "head/recall/3" -> over the rounds
     for row in rows:
         for name in row["metrics"]:
             if name not in values:
                 values[name] = _over_rounds(rows, name, factor=1)
 
-    others = {}
+    lines = {}
     for name, line in values.items():
-        if not any(f"/{metric}/" in name for metric in BY_CLASS):
-            others[name] = line
-    if others:
+        is_by_class = any(f"/{metric}/" in name for metric in BY_CLASS)
+        if not is_by_class:
+            lines[name] = line
+    if lines:
         yield plot.line_chart(
             "metrics",
             "Other metrics",
             f"Metrics beside accuracy: means over {run.averaged_over}.",
             _rounds(rows),
-            others,
+            lines,
             f"mean over {run.averaged_over}",
         )
 
-    for metric, words in {RECALL: "Recall of each class", LABEL_AUC: "AUC of each label"}.items():
+    for metric, title in {RECALL: "Recall of each class", LABEL_AUC: "AUC of each label"}.items():
         prefix = f"{run.better_kind}/{metric}/"
         labels = sorted(
             int(name.removeprefix(prefix)) for name in values if name.startswith(prefix)
@@ -183,13 +197,13 @@ def metrics(run: RecordedRun) -> Iterator[plot.Drawing]:
             continue
         yield plot.heat_map(
             metric,
-            words,
-            f"{words} by {MEANING[run.better_kind]}: the mean over the clients with test samples "
+            title,
+            f"{title} by {MEANING[run.better_kind]}: the mean over the clients with test samples "
             "of it.",
             100 * np.array([values[f"{prefix}{label}"] for label in labels]),
             [run.class_name(label) for label in labels],
             _rounds(rows),
-            f"{words.split()[0]}, %",
+            f"{title.split()[0]}, %",  # "Recall, %" or "AUC, %"
             "after round",
         )
 
@@ -200,7 +214,7 @@ def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
     if not rows:
         return
     names = _names_in_any(row["losses"] for row in rows)
-    if set(names) == {"total", "cross-entropy"}:  # the same numbers twice
+    if set(names) == {"total", "cross-entropy"}:  # the total of one term is that term
         names.remove("total")
     lines = {name: [row["losses"].get(name, math.nan) for row in rows] for name in names}
     of_server = [row.get("server", {}) for row in rows]
@@ -220,22 +234,29 @@ def losses(run: RecordedRun) -> Iterator[plot.Drawing]:
 
 def _names_in_any(figures: Iterable[Mapping[str, object]]) -> list[str]:
     """Return the names of figures that any row has, in the order in which they first occur."""
-    return list(dict.fromkeys(name for figures_of_row in figures for name in figures_of_row))
+    names: dict[str, None] = {}
+    for figures_of_row in figures:
+        names |= dict.fromkeys(figures_of_row)
+    return list(names)
 
 
 def samples(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw a map of how many training samples of each class a client has, where clients tell."""
-    counted = [site for site, facts in run.sites.items() if facts.get("train-classes")]
-    sites, left_out = _first_of(run, counted)
+    """Draw a map of how many training samples of each class each client has.
+
+    Only clients are shown that tell the server these counts; nothing is drawn if none does.
+    """
+    telling = [site for site, facts in run.sites.items() if facts.get("train-classes")]
+    sites, words_on_others = _first_of(run, telling)
     if not sites:
         return
+    # C classes, S sites
     counts_CS = np.array([run.sites[site]["train-classes"] for site in sites], dtype=np.float64).T
-    counts_CS[counts_CS == 0] = np.nan
+    counts_CS[counts_CS == 0] = np.nan  # drawn as a blank cell
     yield plot.heat_map(
         "distribution",
         "Training samples of each class",
         "Training samples of each client and class; blank: none (FedTGP, Figures 7 to 11)."
-        f"{left_out}",
+        f"{words_on_others}",
         counts_CS,
         [run.class_name(label) for label in range(len(counts_CS))],
         sites,
@@ -253,11 +274,13 @@ def margins(run: RecordedRun) -> Iterator[plot.Drawing]:
     last = run.margins
     if last is None:
         return
+    # S sites, C classes; NaN for a class of which the site has no prototype
     clients_SC = np.array([*last["clients"].values()], dtype=np.float64)
     if not np.isfinite(clients_SC).any():
         return
     classes = clients_SC.shape[1]
-    global_C = np.array(last["global"] or [None] * classes, dtype=np.float64)
+    without_any = [None] * classes  # of a server that has no prototypes
+    global_C = np.array(last["global"] or without_any, dtype=np.float64)
     largest_C = np.fmax.reduce(clients_SC)  # NaN where no client has the class
     caption = (
         f"After round {last['round']}: the distance from a class's prototype to the nearest of "
@@ -287,12 +310,13 @@ def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
     if own.values.shape[1] != merged.values.shape[1]:  # vectors of two spaces have no common map
         return
 
-    # the server's get a third of the points at most, so that many clients cannot crowd them out,
-    # nor they the clients'
+    # the server's get a third of the points at most, so that neither they nor the prototypes of
+    # many clients fill the whole map
     of_server = positions(merged.labels, MOST_POINTS // 3)
     of_clients = positions(own.labels, MOST_POINTS - len(of_server))
     labels = own.labels[of_clients]
     merged_labels = merged.labels[of_server]
+    # all in one map: the clients' points come first, then the server's
     places, method = places_in_map(
         np.concatenate([own.values[of_clients], merged.values[of_server]])
     )
@@ -310,10 +334,10 @@ def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
         colours = CLASS_COLOURS.take(labels, mode="wrap")
         merged_colours = CLASS_COLOURS.take(merged_labels, mode="wrap")
-        look = {"alpha": 0.75, "linewidths": 0, "label": "client prototypes"}
-        axes.scatter(*clients.T, s=16, c=colours, **look)
-        look = {"marker": "^", "edgecolors": plot.INK, "linewidths": 0.9, "label": "global ones"}
-        axes.scatter(*server.T, s=60, c=merged_colours, **look)
+        circles = {"alpha": 0.75, "linewidths": 0, "label": "client prototypes"}
+        axes.scatter(*clients.T, s=16, c=colours, **circles)
+        triangles = {"marker": "^", "edgecolors": plot.INK, "linewidths": 0.9}
+        axes.scatter(*server.T, s=60, c=merged_colours, label="global ones", **triangles)
         beside = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 10}
         plot.name_classes(axes, merged_labels, run.class_name, server, **beside)
         figure.legend(loc="outside lower center", ncols=2)
@@ -321,42 +345,46 @@ def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
 
 
 def places_in_map(values_ND: Floats) -> tuple[Floats, str]:
-    """Lay vectors [N, D] out in a plane: return their places [N, 2], and the name of the method.
+    """Lay N vectors of D numbers out in a plane.
 
-    Few are laid out by their principal components, others by t-SNE.
+    Return their places [N, 2], and the name of the method: fewer than `FEW_POINTS` are laid out by
+    their principal components, others by t-SNE.
     """
     if len(values_ND) < FEW_POINTS:
         centred_ND = values_ND - values_ND.mean(axis=0)
-        directions_ND = np.linalg.svd(centred_ND, full_matrices=False)[2][:2]
-        places = centred_ND @ directions_ND.T
-        missing = 2 - places.shape[1]  # vectors of one number have one direction
+        _, _, directions_KD = np.linalg.svd(centred_ND, full_matrices=False)  # K = min(N, D)
+        places = centred_ND @ directions_KD[:2].T
+        missing = 2 - places.shape[1]  # 1 if there is only one direction; that axis is all 0
         return np.pad(places, ((0, 0), (0, missing))), "The first two principal components"
 
     from sklearn.manifold import TSNE
 
     method = TSNE(
+        # scikit-learn looks at 3 · perplexity neighbours of a point, and there are N - 1
         perplexity=min(30.0, (len(values_ND) - 1) / 3),
         init="pca" if values_ND.shape[1] > 1 else "random",
         max_iter=500,
         random_state=SEED,
     )
-    spread = float(np.abs(values_ND).max()) or 1.0  # all may be 0
-    return np.asarray(method.fit_transform((values_ND / spread).astype(np.float32))), "t-SNE"
+    largest = float(np.abs(values_ND).max()) or 1.0  # all may be 0
+    scaled_ND = (values_ND / largest).astype(np.float32)
+    return np.asarray(method.fit_transform(scaled_ND)), "t-SNE"
 
 
 def positions(labels: Ints, most: int) -> Ints:
-    """Choose at most ``most`` positions of ``labels`` at random, and return them in order.
+    """Choose at most ``most`` positions of ``labels`` at random; return them in ascending order.
 
-    The seed is fixed: the same page is drawn again.
+    The seed is fixed, so that a page that is drawn again shows the same points.
     """
     count = min(most, len(labels))
     return np.sort(np.random.default_rng(SEED).choice(len(labels), count, replace=False))
 
 
 def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw how many prototypes of a class a client sends over the rounds, where it counts them.
+    """Draw how many prototypes of a class a client sends, on average, over the rounds.
 
-    There is a line for each domain, else one for all clients.
+    There is a line for each domain, or one for all clients if there are not several domains.
+    Nothing is drawn if no client reports such counts.
     """
     groups = run.domains or {"all clients": [*run.sites]}
     lines: dict[str, list[float]] = {name: [] for name in groups}
@@ -378,9 +406,9 @@ def numbers(run: RecordedRun) -> Iterator[plot.Drawing]:
 
 
 def _prototypes_per_class(row: RoundRow, sites: Sequence[str]) -> float:
-    """Return how many prototypes these clients sent of a class that they have, on average.
+    """Return how many prototypes these clients sent of a class on average; NaN if they sent none.
 
-    NaN if they sent none.
+    A class of which a client sent none does not count: the client may not have that class.
     """
     counts: list[int] = []
     for site in sites:
@@ -390,13 +418,16 @@ def _prototypes_per_class(row: RoundRow, sites: Sequence[str]) -> float:
 
 
 def _mean_of_known(values: Iterable[float]) -> float:
-    """Return the mean without NaN; NaN if there is nothing else."""
+    """Return the mean of the values that are not NaN; NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return statistics.fmean(known) if known else math.nan
 
 
 def time(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the seconds of each round: of all of it, of merging, and of the phases at a client."""
+    """Draw the seconds of each round: of all of it, of merging, and of the phases at a client.
+
+    Rounds without a valid reply are left out, as no client has reported its seconds there.
+    """
     rows = [row for row in run.rounds if row["seconds"].get("clients") and row["valid"]]
     if not rows:
         return
@@ -404,6 +435,7 @@ def time(run: RecordedRun) -> Iterator[plot.Drawing]:
         "whole round": [row["seconds"].get("total", math.nan) for row in rows],
         "merging": [row["seconds"].get("aggregate", math.nan) for row in rows],
     }
+    # a row has the seconds of each phase summed over the clients
     for phase in _names_in_any(row["seconds"]["clients"] for row in rows):
         lines[f"client: {phase}"] = [
             row["seconds"]["clients"].get(phase, math.nan) / row["valid"] for row in rows
@@ -421,7 +453,10 @@ def time(run: RecordedRun) -> Iterator[plot.Drawing]:
 
 
 def spent(run: RecordedRun) -> Iterator[plot.Drawing]:
-    """Draw the accuracy against the ε that it has cost, for a run with differential privacy."""
+    """Draw the accuracy against the ε that it has cost, for a run with differential privacy.
+
+    The evaluation before the first round is left out: no privacy has been spent then.
+    """
     epsilon_after = {row["round"]: row["epsilon"] for row in run.rounds if "epsilon" in row}
     rows = [
         row for row in run.rows if row["accuracy"] and row["evaluated-after-round"] in epsilon_after

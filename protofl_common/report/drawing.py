@@ -100,16 +100,17 @@ class Drawing:
         text = io.StringIO()
         with in_style():
             for part in (self.figure, *self.figure.axes):
-                part.patch.set_alpha(0)
+                part.patch.set_alpha(0)  # lets the page's own background through
             layout = self.figure.get_layout_engine()
             layout.execute(self.figure)  # now, or `savefig` would draw all twice for it
             self.figure.set_layout_engine(None)
             self.figure.savefig(text, format="svg", dpi=180)
 
+        # the metadata have the date, and addresses of other sites
         whole = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue(), flags=re.DOTALL)
-        # of the opening tag only the viewBox is kept
-        start, body = whole[whole.index("<svg") :].split(">", 1)
-        view_box = start.partition('viewBox="')[2].partition('"')[0]
+        # what stands before the tag <svg …> is left out, and of the tag only its viewBox is kept
+        opening_tag, body = whole[whole.index("<svg") :].split(">", 1)
+        view_box = opening_tag.partition('viewBox="')[2].partition('"')[0]
         body = body.replace("xlink:href=", "href=").replace(INK, "currentColor")
         # one page has many figures: ids, and references to them, begin with the name of theirs
         body = re.sub(r'\bid="|url\(#|href="#', rf"\g<0>{self.name}-", body)
@@ -120,15 +121,15 @@ class Drawing:
     def save(self, folder: str | Path, name: str = "") -> list[Path]:
         """Write NAME.svg and NAME.pdf into the folder, and return their paths.
 
-        ``name`` stands in the place of the figure's own. The same figure gives the same bytes,
-        whenever it is drawn.
+        NAME is ``name``, or the figure's own if that is "". The same figure gives the same bytes,
+        whenever it is drawn: the files have no date.
         """
         files = []
         for kind in FORMATS:
             file = Path(folder) / f"{name or self.name}.{kind}"
-            date = "Date" if kind == "svg" else "CreationDate"
+            key_of_date = "Date" if kind == "svg" else "CreationDate"
             with in_style(), replacing(file) as beside:
-                self.figure.savefig(beside, format=kind, metadata={date: None}, dpi=300)
+                self.figure.savefig(beside, format=kind, metadata={key_of_date: None}, dpi=300)
             files.append(file)
         return files
 
@@ -148,20 +149,22 @@ def line_chart(
     ``places`` are the positions on the horizontal axis, one for each value of a line: rounds, or
     what ``below``, the words under that axis, says. If these end in "round", only whole numbers are
     marked. ``unit`` stands at the vertical axis, which is logarithmic for losses that differ by a
-    factor of more than 50. A value of NaN, of a round that was not measured, is left
-    out. ``bands`` has the lower and the upper edge of the band around a line.
+    factor of more than 50. A value of NaN, of a round that was not measured, is left out.
+    ``bands`` has the lower and the upper edge of the band around a line.
     """
     with canvas() as (figure, axes):
         for index, (label, values) in enumerate(lines.items()):
-            known = ~np.isnan(values)
+            is_known = ~np.isnan(values)
+            repetition = index // len(COLOURS)  # how often all colours have been used before
             look: dict[str, Any] = {
                 "color": COLOURS[index % len(COLOURS)],
-                # shifted by one with every repetition of the colours, so that lines of one differ
-                "linestyle": DASHES[(index // len(COLOURS) + index) % len(DASHES)],
+                # there are as many colours as two rounds of dashes: without the shift by the
+                # repetition, lines of one colour would have the same dashes
+                "linestyle": DASHES[(index + repetition) % len(DASHES)],
                 "marker": MARKERS[index % len(MARKERS)],
-                "markevery": max(1, len(places) // 12),
+                "markevery": max(1, len(places) // 12),  # about 12 on each line
             }
-            axes.plot(np.array(places)[known], np.array(values)[known], label=label, **look)
+            axes.plot(np.array(places)[is_known], np.array(values)[is_known], label=label, **look)
             if bands and label in bands:
                 low, high = bands[label]
                 axes.fill_between(places, low, high, color=look["color"], alpha=0.18, linewidth=0)
@@ -169,7 +172,7 @@ def line_chart(
         positive = [value for values in lines.values() for value in values if value > 0]
         if unit == "loss" and positive and max(positive) > 50 * min(positive):
             axes.set_yscale("log")
-            # the default is a formula, which our figures do not typeset
+            # by default ticks would be formulas such as 10², which our figures do not typeset
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("")
         axes.set(xlabel=below, ylabel=unit)
@@ -191,21 +194,22 @@ def heat_map(
     below: str,
     beside: str = "",
 ) -> Drawing:
-    """Draw the numbers [R, C] as cells from dark to light; NaN is left blank.
+    """Draw numbers [R, C], of R rows and C columns, as cells from dark to light; NaN is left blank.
 
-    ``rows`` and ``columns`` name them; ``below`` stands under the axis of columns, ``beside`` at
-    that of rows. The scale has the range of the numbers, but begins at 0 where they are whole, as
-    counts are. Where the cells are few, each also has its number.
+    ``rows`` and ``columns`` are their names; ``below`` stands under the axis of columns, ``beside``
+    at that of rows. The scale has the range of the numbers, but begins at 0 where they are whole,
+    as counts are. Where the cells are few, each also has its number.
     """
-    height = min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)  # inches
+    # inches: 1.2 for the other axis and its names, and 0.17 for each row; at most 8
+    height = min(max(HEIGHT, 1.2 + 0.17 * len(rows)), 8.0)
     row_names = [str(row) for row in rows]
     column_names = [str(column) for column in columns]
-    rotation = 90 if max(map(len, column_names)) > 4 else 0
-    counts = bool((values_RC[~np.isnan(values_RC)] % 1 == 0).all())
+    rotation = 90 if max(map(len, column_names)) > 4 else 0  # longer ones would touch each other
+    are_counts = bool((values_RC[~np.isnan(values_RC)] % 1 == 0).all())
     with canvas(WIDTH, height) as (figure, axes):
         image = axes.imshow(
             values_RC,
-            vmin=0 if counts else None,
+            vmin=0 if are_counts else None,
             aspect="auto",
             interpolation="none",
             cmap="cividis",
@@ -216,19 +220,21 @@ def heat_map(
         axes.set_xlabel(below)
         axes.set_ylabel(beside)
         figure.colorbar(image, ax=axes, label=unit, pad=0.02)
-        if values_RC.size <= MOST_NUMBERED_CELLS and values_RC.shape[1] <= 12:
+        has_wide_cells = values_RC.shape[1] <= 12  # wide enough for a number
+        if has_wide_cells and values_RC.size <= MOST_NUMBERED_CELLS:
             decimals = 1 if "%" in unit else 2
-            _number_cells(axes, image, values_RC, 0 if counts else decimals)
+            _number_cells(axes, image, values_RC, 0 if are_counts else decimals)
         return Drawing(figure, name, title, caption)
 
 
 def name_classes(
     axes: Any, labels: Ints, names: Callable[[int], str], places: Floats, **look: Any
 ) -> None:
-    """Write the name of each of the ``labels`` into a map, in the middle of its ``places``.
+    """Write the name of each class into a map, in the middle of the points of the class.
 
-    With more than `NAMED_CLASSES` no names are written. The axes lose their ticks and frame, as
-    distances in the map have no unit.
+    Each point of the map has one of the ``labels`` and one of the ``places``; ``look`` says how
+    matplotlib writes. With more than `NAMED_CLASSES` classes no names are written. The axes lose
+    their ticks and frame, as distances in the map have no unit.
     """
     present = np.unique(labels).tolist()
     if len(present) <= NAMED_CLASSES:
@@ -247,12 +253,13 @@ def _number_cells(axes: Any, image: Any, values_RC: Floats, decimals: int) -> No
         if np.isnan(value):
             continue
         text = f"{value:.{decimals}f}"
-        colour = "#111111" if image.norm(value) > 0.5 else "#FFFFFF"
+        is_light = image.norm(value) > 0.5  # on the colour scale, from 0 (dark) to 1 (light)
+        colour = "#111111" if is_light else "#FFFFFF"
         axes.text(column, row, text, color=colour, fontsize=8, ha="center", va="center")
 
 
 def short(text: str, longest: int = 14) -> str:
-    """Cut the text to so many characters, the last of which then is an ellipsis."""
+    """Cut a text that has more than ``longest`` characters, and end it with an ellipsis."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 

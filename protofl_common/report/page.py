@@ -26,6 +26,7 @@ from protofl_common.runs.over_clients import best_of, fairness
 from protofl_common.tasks.metrics import LABEL_AUC, LABEL_AUC_ERROR
 
 MOST_LOST_REPLIES = 300  # rows of the table of lost replies; the rest is counted
+MOST_CLIENTS_UNFOLDED = 20  # a longer table of clients is shown only when it is opened
 SIZES = ("parameters", "train-samples", "validation-samples", "test-samples")
 ACCURACY_HEADS = {
     "mean": "mean",
@@ -101,6 +102,7 @@ def page(run: RecordedRun) -> str:
     sections["Lost replies"] = _lost_replies(run)
     sections["Clients"] = _clients(run)
     sections["Settings"] = _settings(run)
+    # anchor, heading and content of each section
     shown = [
         (name.lower().replace(" ", "-"), name, body) for name, body in sections.items() if body
     ]
@@ -133,20 +135,19 @@ def _drawn(function: Callable[[RecordedRun], Iterable[Drawing]], run: RecordedRu
     """Return all figures that a function draws; if it fails, a note with its name and the error."""
     try:
         return Markup("").join(drawing.as_html() for drawing in function(run))
-    except Exception as error:
+    except Exception as error:  # whatever it is: the rest of the page must be written
         where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
         reason = f"{type(error).__name__}: {error}"
         return _note(f"A figure could not be drawn ({where}: {reason}).", "note failed")
 
 
 def _result(run: RecordedRun) -> Markup:
-    """Return the first section: tiles, tables of accuracies and metrics, and of baselines."""
+    """Return the first section: the comparison with baselines, tiles, and tables of figures."""
     if not run.rows:
         return _note("No round has been finished yet.")
     shown = Markup('<div class="tiles">{}</div>').format(
         each("<div><b>{}</b><span>{}</span></div>", _tiles(run))
     )
-
     shown += Markup('<p class="sub">{}</p>').format(
         f"One run with one seed (seed = {run.settings.get('seed', '')}): a small difference from "
         "another run may be chance. Repeat it with other seeds; protofl compare shows means with "
@@ -178,7 +179,7 @@ def _tiles(run: RecordedRun) -> list[tuple[str, str]]:
     tiles.append((f"{len(run.rounds)} of {planned}", f"rounds{stopped}"))
 
     sizes, lost, seconds = figures.totals(run.rows)
-    if run.summary:
+    if run.summary:  # it has the whole time, also that between the rounds
         seconds = run.summary["seconds"]
     tiles.append((str(len(run.sites)), "clients"))
     tiles.append((human_bytes(sizes["up"]), "up in all"))
@@ -222,9 +223,11 @@ def _accuracies(run: RecordedRun) -> Markup:
     validation = {}
     best = {}
     for kind, row in run.last_evaluation.items():
-        by_client = [client["accuracy"] for client in row["clients"].values()]
-        shares = [accuracies[kind] for accuracies in by_client if kind in accuracies]
-        accuracy[kind] = row["accuracy"][kind] | fairness(shares)
+        of_clients = []  # accuracies of those that tell theirs
+        for client in row["clients"].values():
+            if kind in client["accuracy"]:
+                of_clients.append(client["accuracy"][kind])
+        accuracy[kind] = row["accuracy"][kind] | fairness(of_clients)
         if kind in row.get("validation", {}):
             validation[kind] = row["validation"][kind]
 
@@ -233,12 +236,12 @@ def _accuracies(run: RecordedRun) -> Markup:
             best[kind] = best_round
 
     rounds = {row["evaluated-after-round"] for row in run.last_evaluation.values()}
-    after = " and ".join(str(number) for number in sorted(rounds))
+    round_numbers = " and ".join(str(number) for number in sorted(rounds))
     how_chosen = figures.chosen(best.values())
     note = (
-        f"Test accuracy after round {after} in percent, over the clients (their spread as in "
-        "FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with its "
-        f"round, which was {how_chosen}.{run.note_on_hidden}"
+        f"Test accuracy after round {round_numbers} in percent, over the clients (their spread as "
+        "in FedPCL, Tables 12 and 13; std in points, variance in points²), and the best mean with "
+        f"its round, which was {how_chosen}.{run.note_on_hidden}"
     )
     heads = ("", *ACCURACY_HEADS.values(), "best mean")
     return table(
@@ -251,8 +254,9 @@ def _metrics(run: RecordedRun) -> Markup:
     last: Accuracies = {}
     for row in run.rows:
         last = row.get("metrics") or last
-    by_label = f"/{LABEL_AUC}/"  # these have a table of their own
-    rows = figures.metric_rows({name: last[name] for name in last if by_label not in name}, 4)
+    # each label's AUC has a table of its own
+    others = {name: values for name, values in last.items() if f"/{LABEL_AUC}/" not in name}
+    rows = figures.metric_rows(others, digits=4)
     if not rows:
         return Markup("")
     note = (
@@ -263,7 +267,10 @@ def _metrics(run: RecordedRun) -> Markup:
 
 
 def _auc_of_labels(run: RecordedRun) -> Markup:
-    """Return the table of each label's AUC, by the better kind, at the last evaluation with one."""
+    """Return the table of each label's AUC, by the better way to predict.
+
+    The AUCs are those of the last evaluation that has any.
+    """
     prefix = f"{run.better_kind}/{LABEL_AUC}/"
     measured = [row for name, row in run.last_rows.items() if name.startswith(prefix)]
     if not measured:
@@ -271,9 +278,12 @@ def _auc_of_labels(run: RecordedRun) -> Markup:
     last = max(measured, key=lambda row: row["evaluated-after-round"])
 
     rows = []
-    for label in range(1, len(run.facts.get("classes", [])), 2):  # the classes "with it"
-        error = f"{run.better_kind}/{LABEL_AUC_ERROR}/{label}"
-        rows.append([run.class_name(label), *_auc_cells(last, f"{prefix}{label}", error)])
+    # label l has two classes: 2 l of the samples without it, and 2 l + 1 of those with it; its
+    # figures are named by the second
+    for class_with_label in range(1, len(run.facts.get("classes", [])), 2):
+        name = f"{prefix}{class_with_label}"
+        error = f"{run.better_kind}/{LABEL_AUC_ERROR}/{class_with_label}"
+        rows.append([run.class_name(class_with_label), *_auc_cells(last, name, error)])
     note = (
         f"AUC of each label by {charts.MEANING[run.better_kind]}: the mean over the clients that "
         f"test it, and the 95 % interval of this mean if metrics names {LABEL_AUC_ERROR} (DeLong; "
@@ -283,7 +293,10 @@ def _auc_of_labels(run: RecordedRun) -> Markup:
 
 
 def _auc_cells(row: RoundRow, name: str, name_of_error: str) -> tuple[str, str, str]:
-    """Return a label's mean AUC, its interval, and how many clients test it."""
+    """Return a label's mean AUC, its 95 % interval, and how many clients test it, as texts.
+
+    ``name`` and ``name_of_error`` are the metrics with its AUC and the standard error of that.
+    """
     if name not in row["metrics"]:
         return "–", "–", "nobody"
     figures_of_clients = [client.get("metrics", {}) for client in row["clients"].values()]
@@ -291,14 +304,23 @@ def _auc_cells(row: RoundRow, name: str, name_of_error: str) -> tuple[str, str, 
     mean = row["metrics"][name]["mean"]
     interval = "–"
     errors = [metrics.get(name_of_error, math.nan) for metrics in testers]
-    half = 1.96 * math.hypot(*errors) / max(1, len(errors))
-    if 0 < half < 1:  # not NaN, where a client has no error, nor 0 without any
+    # of the mean of n independent figures: the root of the sum of their squared errors, over n
+    error_of_mean = math.hypot(*errors) / max(1, len(errors))
+    half = 1.96 * error_of_mean  # 95 % of a normal distribution lie within 1.96 deviations
+    # half is NaN if a client reports no error, and 0 if no client is known
+    if 0 < half < 1:
         interval = f"{max(0, mean - half):.3f} … {min(1, mean + half):.3f}"
-    return f"{mean:.3f}", interval, str(len(testers) or "–")
+    number = str(len(testers) or "–")  # none is known where secure aggregation hides clients
+    return f"{mean:.3f}", interval, number
 
 
 def _lost_replies(run: RecordedRun) -> Markup:
-    """Return the table of replies that were not used and of void rounds; "" before a round."""
+    """Return the table of replies that were not used and of void rounds.
+
+    Return "" if no round has been finished.
+    """
+    if not run.rows:
+        return Markup("")
     rows: list[tuple[str, str, str, str]] = []
     for row in run.rows:
         where = "final" if row["kind"] == "final" else str(row["round"])
@@ -308,8 +330,6 @@ def _lost_replies(run: RecordedRun) -> Markup:
             reason = row.get("void-because", "not kept")
             rows.append((where, "void", "all", f"{reason}; nothing was merged"))
 
-    if not run.rows:
-        return Markup("")
     if not rows:
         return Markup("<p>None: every reply came in time and was accepted.</p>")
 
@@ -322,8 +342,10 @@ def _lost_replies(run: RecordedRun) -> Markup:
 
 def _clients(run: RecordedRun) -> Markup:
     """Return the table of clients: what they said of themselves, and their last accuracies."""
-    known = {size for facts in run.sites.values() for size in facts}
-    sizes = [size for size in SIZES if size in known]
+    told: set[str] = set()  # which facts any client tells
+    for facts in run.sites.values():
+        told.update(facts)
+    sizes = [size for size in SIZES if size in told]
     names = [size.replace("train-", "training-").replace("-", " ") for size in sizes]
     heads = ["client", "domain", "model", *names, *(f"{kind}, %" for kind in run.last_evaluation)]
 
@@ -338,7 +360,7 @@ def _clients(run: RecordedRun) -> Markup:
         rows.append(texts)
 
     shown = table(Table(heads, rows, run.note_on_hidden), words=True)
-    if len(rows) > 20:
+    if len(rows) > MOST_CLIENTS_UNFOLDED:
         return _folded(f"{len(rows)} clients", shown)
     return shown
 
@@ -350,7 +372,7 @@ def _settings(run: RecordedRun) -> Markup:
     rest = []
     for key, value in run.settings.items():
         text = json.dumps(value, ensure_ascii=False)
-        default = defaults.get(key, "none here")  # in the folder of another version's run
+        default = defaults.get(key, "none here")  # another version's run may have other settings
         if default == value:
             rest.append((key, text))
         else:
@@ -365,8 +387,7 @@ def _settings(run: RecordedRun) -> Markup:
 def table(shown: Table, words: bool = False) -> Markup:
     """Return a table in a box that scrolls sideways by itself, with its note above.
 
-    ``words`` sets the columns to the left, as for texts; else they are to the right, as for
-    numbers.
+    With ``words`` its columns are aligned to the left, as texts are, else to the right, as numbers.
     """
     above = Markup("")
     if shown.note:

@@ -34,7 +34,11 @@ class HiddenClients(SettingsError):
 
 
 def save_curves_and_boxes(methods: Methods, what: str, folder: Path, prefix: str = "") -> None:
-    """Write both figures; no boxes where secure aggregation hides the clients of a run."""
+    """Write the figures `curves` and `boxes` of ``what`` into the folder, as SVG and PDF.
+
+    Boxes are left out where secure aggregation hides the clients of a run. The names of the files
+    begin with ``prefix``.
+    """
     curves(methods, what).save(folder, f"{prefix}curves")
     with suppress(HiddenClients):
         boxes(methods, what).save(folder, f"{prefix}boxes")
@@ -59,7 +63,7 @@ def curves(methods: Methods, what: str = "") -> plot.Drawing:
     lines = {}
     bands = {}
     for name, runs in measured.items():
-        # rounds R, runs S; a gap (NaN) where a run was not measured, so the mean has one there
+        # R rounds, S runs; NaN where a run was not measured, so that the mean has a gap there, too
         values_RS = np.array([[run.get(place, math.nan) for run in runs] for place in places])
         lines[name] = values_RS.mean(axis=1).tolist()
         if len(runs) > 1:
@@ -83,27 +87,30 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
     farthest client within one and a half times its length. Every client of every run is a point.
     ``what`` is as for `curves`; HiddenClients for a run of secure aggregation.
     """
-    values = {}
+    values: dict[str, list[float]] = {}  # method -> the figures of all clients of all its runs
     for name, folders in methods.items():
-        values[name] = [value for folder in folders for value in _of_clients(Path(folder), what)]
+        values[name] = []
+        for folder in folders:
+            values[name] += _figures_of_clients(Path(folder), what)
     names = [plot.short(name, 24) for name in values]
-    with plot.canvas(max(plot.WIDTH, 1.2 + 0.6 * len(names)), plot.HEIGHT) as (figure, axes):
+    width = max(plot.WIDTH, 1.2 + 0.6 * len(names))  # inches: 1.2 for the axis, 0.6 for each box
+    with plot.canvas(width, plot.HEIGHT) as (figure, axes):
         ink = {"color": plot.INK}
         axes.boxplot(
             list(values.values()),
             widths=0.6,
-            showfliers=False,
+            showfliers=False,  # all clients are drawn as points below
             boxprops=ink,
             whiskerprops=ink,
             capprops=ink,
             medianprops={"color": plot.INK, "linewidth": 2},
         )
 
-        generator = np.random.default_rng(0)
+        generator = np.random.default_rng(0)  # seeded: the same runs give the same figure
         for place, of_method in enumerate(values.values(), start=1):  # boxes stand at 1, 2, …
-            aside = generator.uniform(-0.15, 0.15, len(of_method))  # lest points cover each other
+            shifts = generator.uniform(-0.15, 0.15, len(of_method))  # lest points cover each other
             colour = plot.COLOURS[(place - 1) % len(plot.COLOURS)]
-            axes.plot(place + aside, of_method, "o", color=colour, markersize=3.5, alpha=0.7)
+            axes.plot(place + shifts, of_method, "o", color=colour, markersize=3.5, alpha=0.7)
 
         turned: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
         axes.set_xticks(range(1, len(names) + 1), names, **turned)
@@ -118,11 +125,15 @@ def boxes(methods: Methods, what: str = "") -> plot.Drawing:
 
 
 def confusion(labels_N: Ints, predicted_N: Ints, classes: Sequence[str]) -> plot.Drawing:
-    """Draw the confusion matrix: which percentage of each class's samples is predicted as which."""
-    counts_CC = np.zeros((len(classes), len(classes)))
+    """Draw the confusion matrix of N samples and C classes.
+
+    A cell has the percentage of the row's class that is predicted as the column's.
+    """
+    counts_CC = np.zeros((len(classes), len(classes)))  # [label, predicted label]
     np.add.at(counts_CC, (labels_N, predicted_N), 1)
-    samples_C1 = np.maximum(1, counts_CC.sum(axis=1, keepdims=True))  # 1: a class may have none
-    counts_CC[counts_CC == 0] = np.nan  # blank
+    samples_C1 = counts_CC.sum(axis=1, keepdims=True)
+    samples_C1 = np.maximum(1, samples_C1)  # a class without samples must not divide by 0
+    counts_CC[counts_CC == 0] = np.nan  # drawn as a blank cell
     return plot.heat_map(
         "confusion",
         "Confusion matrix",
@@ -142,9 +153,9 @@ def features(
 ) -> plot.Drawing:
     """Draw a map of samples by their features: t-SNE, or principal components of few samples.
 
-    A point has the colour of its class and, with ``clients_N``, the marker of its client; markers
-    repeat after eight clients. With many samples `MOST_SAMPLES` are drawn, chosen at random by a
-    fixed seed.
+    ``features_ND`` are D features of each of N samples. A point has the colour of its class and,
+    with ``clients_N``, the marker of its client; markers repeat after eight clients. At most
+    `MOST_SAMPLES` samples are drawn, chosen at random by a fixed seed.
     """
     chosen = positions(labels_N, MOST_SAMPLES)
     places_N2, method = places_in_map(features_ND[chosen])
@@ -153,13 +164,13 @@ def features(
     with plot.canvas(plot.WIDTH, 4.3) as (figure, axes):
         colours = CLASS_COLOURS.take(labels_N, mode="wrap")
         for owner in np.unique(owners_N):
-            is_its = owners_N == owner
+            is_owned = owners_N == owner
             marker = plot.MARKERS[owner % len(plot.MARKERS)]
-            look: dict[str, Any] = {"s": 14, "alpha": 0.75, "linewidths": 0}
-            axes.scatter(*places_N2[is_its].T, c=colours[is_its], marker=marker, **look)
+            points: dict[str, Any] = {"s": 14, "alpha": 0.75, "linewidths": 0}
+            axes.scatter(*places_N2[is_owned].T, c=colours[is_owned], marker=marker, **points)
         box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
-        look = {"fontsize": 9, "ha": "center", "va": "center", "bbox": box}
-        plot.name_classes(axes, labels_N, classes.__getitem__, places_N2, **look)
+        names = {"fontsize": 9, "ha": "center", "va": "center", "bbox": box}
+        plot.name_classes(axes, labels_N, classes.__getitem__, places_N2, **names)
         shown = ""
         if len(chosen) < len(features_ND):
             shown = f" {len(chosen):,} of {len(features_ND):,} samples."
@@ -177,11 +188,12 @@ def _label(what: str) -> str:
 def _means_of_rounds(folder: Path, what: str) -> dict[int, float]:
     """Return the mean of a run's figure over the clients, by the round after which it was measured.
 
-    Shares are in percent. SettingsError for a run that never measured it.
+    Accuracies are in percent, other metrics as they are. ``what`` is as for `curves`. SettingsError
+    for a run that never measured it.
     """
     means = {}
     for row in RunFolder(folder).rows():
-        name = what or _usual(row)
+        name = what or _default_kind(row)
         if name in figures_of(row):
             mean = figures_of(row)[name]["mean"]
             means[row["evaluated-after-round"]] = 100 * mean if in_percent(name) else mean
@@ -190,14 +202,14 @@ def _means_of_rounds(folder: Path, what: str) -> dict[int, float]:
     return means
 
 
-def _of_clients(folder: Path, what: str) -> list[float]:
-    """Return each client's figure at the run's last evaluation that has it, as an axis shows it.
+def _figures_of_clients(folder: Path, what: str) -> list[float]:
+    """Return each client's figure at the run's last evaluation that has it; accuracies in percent.
 
-    Clients without the figure are left out. HiddenClients if none has it; SettingsError if no
-    evaluation has it at all.
+    ``what`` is as for `curves`. Clients without the figure are left out. HiddenClients if none has
+    it; SettingsError if no evaluation has it at all.
     """
     for row in RunFolder(folder).latest_rows():
-        name = what or _usual(row)
+        name = what or _default_kind(row)
         if name not in figures_of(row):
             continue
         values = []
@@ -211,6 +223,6 @@ def _of_clients(folder: Path, what: str) -> list[float]:
     raise SettingsError(f"{folder}: no evaluation of {what or 'accuracy'}")
 
 
-def _usual(row: RoundRow) -> str:
+def _default_kind(row: RoundRow) -> str:
     """Return the way to predict that is drawn by default: the head where the run has one."""
     return "head" if "head" in row["accuracy"] else "prototype"

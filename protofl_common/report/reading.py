@@ -83,8 +83,8 @@ class RecordedRun:
             of_baseline = baseline_folder(folder.resolve(), str(summary["settings"]["algo"]))
             rows = [_without_clients(row) for row in RunFolder(of_baseline).each_row()]
             self.rows_of_baselines[summary["algorithm"]] = rows
-        # baselines without a result, as when a folder is renamed; the run itself is compared, too
-        self.missing_baselines = len(baselines) + 1 - len(self.compared)
+        # baselines whose result is not found, as after their folder was renamed
+        self.missing_baselines = len(baselines) + 1 - len(self.compared)  # 1: the run itself
 
         self.last_evaluation: dict[str, RoundRow] = {}  # way to predict -> its last evaluation
         for kind in reversed(KINDS):  # the head first, as in the run's result
@@ -102,9 +102,9 @@ class RecordedRun:
         self.rows: list[RoundRow] = []
         self.last_rows: dict[str, RoundRow] = {}  # figure -> the last row that has it
         self.last_row: RoundRow | None = None
-        self.evaluated_alike = True  # every evaluation is of the same clients
+        self.evaluates_same_clients = True  # in every evaluation
         sites = dict(self.facts.get("sites", {}))
-        evaluated: set[str] | None = None  # the clients of the first evaluation
+        evaluated_first: set[str] | None = None  # the clients of the first evaluation
         for row in self.files.each_row():
             for site in row["clients"]:
                 sites.setdefault(site, {})  # one that replied, but was never introduced
@@ -113,14 +113,18 @@ class RecordedRun:
             for name in figures_of(row):
                 self.last_rows[name] = row
             if row["accuracy"]:
-                if evaluated is None:
-                    evaluated = set(row["clients"])
-                if row["clients"].keys() != evaluated:
-                    self.evaluated_alike = False
+                if evaluated_first is None:
+                    evaluated_first = set(row["clients"])
+                if row["clients"].keys() != evaluated_first:
+                    self.evaluates_same_clients = False
         self.sites: dict[str, SiteFacts] = {site: sites[site] for site in in_order(sites)}
 
     def each_row(self) -> Iterator[RoundRow]:
-        """Read `rows` once more, one by one, with their clients."""
+        """Read `rows` once more, one by one, with their clients.
+
+        Rounds that the run has added to the file since then are left out, so that all figures of a
+        page are of the same rounds.
+        """
         return islice(self.files.each_row(), len(self.rows))
 
     @cached_property
@@ -171,9 +175,9 @@ def _has_only_means(row: RoundRow) -> bool:
 
 
 def _read_prototypes(path: Path, prefix: str = "") -> StoredPrototypes | None:
-    """Read prototypes from a file of arrays whose names begin with ``prefix``.
+    """Read prototypes from those arrays of a file whose names begin with ``prefix``.
 
-    None where there are none, or the file is missing or damaged.
+    Return None if there are no such arrays, or the file is missing or damaged.
     """
     with suppress(OSError, SafetensorError, KeyError), safe_open(path, framework="numpy") as file:
         stored = set(file.keys())

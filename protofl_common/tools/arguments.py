@@ -52,8 +52,9 @@ def add_allow_python(
 ) -> None:
     """Add ``--allow-python`` to a command, and with ``backbones`` also ``--allow-backbones``.
 
-    ``source`` is what may name the modules, such as "the recipe", for the help. `cli.parsed` allows
-    the modules that the user gives; the command itself looks at the backbones.
+    ``source`` says in the help what may name the modules, such as "the recipe". `cli.parsed` lets
+    the modules be imported that the user gives here; what the user says of backbones is left to the
+    command.
     """
     if backbones:
         about = (
@@ -68,10 +69,10 @@ def add_allow_python(
 def read_assignments(words: Iterable[str]) -> Config:
     """Read ``["algo=fedplvm", "lr=0.1"]`` as ``{"algo": "fedplvm", "lr": 0.1}``.
 
-    SettingsError with a line for each word that is not key=value. An unknown key, and a value that
-    does not fit the type of its key, stay text: `Settings.from_run_config` says what is wrong with
-    them, all at once. Python modules that the values name may be imported from now on, as whoever
-    types them may run code here.
+    SettingsError with a line for each word that is not key=value. The value of an unknown key, and
+    one that does not fit the type of its key, stays text: `Settings.from_run_config` then names all
+    that is wrong at once. Python modules that the values name may be imported from now on, as
+    whoever types them may run code here.
     """
     defaults = default_run_config()
     values: Config = {}
@@ -83,7 +84,7 @@ def read_assignments(words: Iterable[str]) -> Config:
             problems.append(f"{word}: the number of simulated clients is no setting; {cure}")
         if not equals or not key:
             problems.append(f"{word}: must be key=value, such as algo=fedproto")
-        # as Flower's --run-config would need it; here the quotes are no part of the value
+        # quotes that Flower's --run-config would need are no part of the value here
         is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
         if is_quoted:
             text = text[1:-1]
@@ -149,7 +150,7 @@ def federation_in(text: str) -> Config:
     federation = {}
     for assignment in shlex.split(comment[1]):
         key, _, value = assignment.partition("=")
-        federation[key] = typed(value, int if value.isdigit() else float)
+        federation[key] = typed(value, int if value.isdigit() else float)  # all are numbers
     return federation
 
 

@@ -30,19 +30,20 @@ class Executor(SubprocessExecutor):
     """
 
     def __init__(self, kind: TaskType, script: Sequence[str], method: str = START_METHOD) -> None:
-        """Start nothing yet; ``script`` is the file of a Python script, and its arguments."""
+        """Start nothing yet; ``script`` is a Python script's file, followed by its arguments."""
         self.kind = kind
         self.method = method
-        self.command = [sys.executable, "-P", *script]
+        self.command = [sys.executable, "-P", *script]  # -P: no import from the script's folder
         self.forking: subprocess.Popen[str] | None = None
 
     def get_eligible_capacity(self, *_: Any, **__: Any) -> tuple[set[TaskType], set[str]]:
         return {self.kind}, set()
 
     def reconcile(self) -> None:
-        """Start the process that forks, unless it is there; Flower calls this before each question.
+        """Start the process that forks for each task, unless it is there.
 
-        So the process has imported all it needs before the first task comes.
+        Flower calls this each time before it asks for tasks. So the process has imported all it
+        needs before the first task comes.
         """
         if self.method != "fork":
             return
@@ -50,7 +51,7 @@ class Executor(SubprocessExecutor):
             self.forking = self._start_process()
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Give a task to the process that forks for each, if there is one, else to a new process.
+        """Give a task to the process that forks for each task, if there is one, else to a new one.
 
         The process reads the task's arguments from its standard input. They are not on its command
         line, which any user of the machine may read: whoever reads the token among them could
@@ -64,7 +65,7 @@ class Executor(SubprocessExecutor):
         assert process.stdin is not None
         try:
             print(written_task(_arguments(spec)), file=process.stdin, flush=True)
-            if process is not self.forking:  # which reads further tasks from its input
+            if process is not self.forking:  # that one will get further tasks
                 process.stdin.close()
         except BrokenPipeError:
             return LaunchResult.failed("the process of the task ended before it had read the task")
@@ -92,11 +93,12 @@ def _arguments(spec: ExecutionSpec) -> list[str]:
 def environment_of_own_code() -> dict[str, str]:
     """Return this process's environment, changed for the processes of tasks.
 
-    They import the code that this process imports, and never that of the working directory; they
-    use no proxy for loopback, and Flower's loop asks for tasks ten times a second.
+    They import the code that this process imports, and never that of the working directory. They
+    reach this machine itself without a proxy. Flower's loop asks for tasks ten times a second,
+    unless the operator has set another interval.
     """
     hosts_without_proxy = getproxies_environment().get("no", "")
-    if hosts_without_proxy != "*":  # which stands for all
+    if hosts_without_proxy != "*":  # the sign for all hosts
         hosts_without_proxy = f"127.0.0.1,localhost,::1,{hosts_without_proxy}".rstrip(",")
     paths = [path for path in sys.path if os.path.isabs(path)]  # "" is the working directory
     ours = {"PYTHONPATH": os.pathsep.join(paths), "no_proxy": hosts_without_proxy}

@@ -38,7 +38,7 @@ class Federation(NamedTuple):
 
 
 def ask(name: str) -> Federation:
-    """Ask the SuperLink that Flower's configuration calls ``name`` for its nodes and runs.
+    """Ask the SuperLink that Flower's configuration calls ``name`` for its nodes and latest runs.
 
     SettingsError if the configuration has none of this name, or the SuperLink does not answer.
     """
@@ -52,7 +52,7 @@ def ask(name: str) -> Federation:
                 f"{name}: has no address in Flower's config.toml; "
                 "a SuperLink of its own shows nothing"
             )
-        # before Flower's client, whose error does not say why there is no answer
+        # asked before Flower's client, whose error does not say why there is no answer
         endpoint = ask_endpoint(superlink.address, superlink.root_certificates or "")
         with client_of(superlink) as client:
             nodes = client.ListNodes(ListNodesRequest()).nodes_info
@@ -70,7 +70,7 @@ def ask(name: str) -> Federation:
 
 
 def submissions_of(superlink: Any, most: int) -> list[Run]:
-    """Ask a SuperLink for at most so many of the runs submitted last, the latest first."""
+    """Ask a SuperLink for the ``most`` runs submitted last, and return them, the latest first."""
     with client_of(superlink) as client:
         answer = client.ListRuns(ListRunsRequest(limit=most))
     runs = [run_from_proto(run) for run in answer.run_dict.values()]
@@ -78,10 +78,10 @@ def submissions_of(superlink: Any, most: int) -> list[Run]:
 
 
 def ask_endpoint(address: str, root_certificates: str = "") -> Endpoint:
-    """Ask HOST:PORT for its health, and return what it shows of its certificate and clock.
+    """Ask a SuperLink at HOST:PORT for its health; return what this shows of certificate and clock.
 
-    By TLS if the file of ``root_certificates`` is given, else by plain HTTP. OSError without an
-    answer, SSLError for a certificate that these have not signed.
+    If a file of ``root_certificates`` is given, ask by TLS, else by plain HTTP. OSError if nothing
+    answers, SSLError for a certificate that these have not signed.
     """
     without_brackets = address.replace("[", "").replace("]", "")  # those of an IPv6 address
     host, _, port = without_brackets.rpartition(":")

@@ -23,7 +23,7 @@ class Finding:
     def __str__(self) -> str:
         line = f"{self.level:8}{self.topic:14}{self.text}"
         if self.cure:
-            line += f"\n{'':22}do: {self.cure}"
+            line += f"\n{'':22}do: {self.cure}"  # below the text: 8 + 14 columns stand before it
         return line
 
 
@@ -36,7 +36,8 @@ def show(command: str, findings: list[Finding], as_json: bool) -> int:
     if as_json:
         rows = []
         for finding in findings:
-            rows.append({**asdict(finding), "level": finding.level.lower() or "ok"})
+            level = finding.level.lower() or "ok"  # a `FACT` has no word on the terminal
+            rows.append({**asdict(finding), "level": level})
         print_json(command, {"findings": rows})
     else:
         for finding in findings:

@@ -78,7 +78,7 @@ def console_script(name: str) -> Callable[[], None]:
 def _replaced_in(module: str, **ours: object) -> AbstractContextManager[None]:
     """Replace names of one of Flower's modules by ours while the context is open.
 
-    SettingsError, now and not when the context is entered, where the module lacks one.
+    SettingsError if the module lacks one of the names: at once, not when the context is entered.
     """
     with needing_flowers_names():
         return replaced(import_module(module), **ours)
@@ -87,17 +87,17 @@ def _replaced_in(module: str, **ours: object) -> AbstractContextManager[None]:
 # -- the log of a site
 class _WithoutMessages(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let pass warnings, and lines that are neither empty nor about a single message."""
+        """True for warnings, and for other lines that are neither empty nor on a single message."""
         text = record.getMessage().strip()
         is_of_message = text.startswith(OF_A_MESSAGE)
         return record.levelno >= logging.WARNING or bool(text and not is_of_message)
 
 
 def keep_log_short() -> None:
-    """Make Flower's log one for operators: with the time, without colours and lines on messages.
+    """Make Flower's log one for operators: with the time, and without colours.
 
-    Our own log has a line for each message. Nothing is changed if the operator has set
-    FLWR_LOG_LEVEL.
+    Its lines on single messages are left out, as our own log has a line for each message. Nothing
+    is changed if the operator has set FLWR_LOG_LEVEL.
     """
     if "FLWR_LOG_LEVEL" in os.environ:
         return
@@ -120,8 +120,8 @@ def handing_tasks_to(executor: SubprocessExecutor) -> AbstractContextManager[Non
 def ask_for_tasks(address: str, secret: bytes, supernode: int) -> None:
     """Run Flower's loop, which asks the SuperNode at ``address`` for tasks.
 
-    It ends with the process whose number is ``supernode``. The SuperNode accepts it by the
-    ``secret``, over an unencrypted connection within this machine.
+    The loop ends when the process ``supernode``, given by its number, ends. The SuperNode knows it
+    by the ``secret``; the connection is unencrypted, as it stays within this machine.
     """
     from flwr.supercore.superexec.run_superexec import run_superexec
 
@@ -131,9 +131,9 @@ def ask_for_tasks(address: str, secret: bytes, supernode: int) -> None:
 def clientapp_process(
     fetch: Callable[..., Any], load: Callable[..., ClientApp], give_up: Callable[[], None]
 ) -> AbstractContextManager[None]:
-    """While the context is open, ``flwr-clientapp`` fetches its message and its ClientApp by ours.
+    """While the context is open, have ``flwr-clientapp`` use our functions.
 
-    ``fetch`` and ``load`` take the place of Flower's functions, and no bundle is installed. Where
+    It fetches its message by ``fetch`` and its ClientApp by ``load``, and installs no bundle. Where
     the task would end without a reply, ``give_up`` is called instead: a SuperNode waits for ever
     for the reply of a task that has ended in order.
     """
@@ -142,7 +142,7 @@ def clientapp_process(
 
         push_to_flower = run_clientapp.push_message
         end_with_flower = run_clientapp.push_task_output
-    has_replied = False
+    has_replied = False  # until Flower has sent the task's reply
 
     def push_message(*arguments: Any) -> None:
         nonlocal has_replied
@@ -183,16 +183,16 @@ class SuperNodeTasks:
     def answer(self, why: str) -> bool:
         """Answer all messages that have no reply by the error ``why``; return if there was any.
 
-        Flower does so for a process that is gone, but only if it had fetched its message. So the
-        messages that none has fetched are marked as fetched first.
+        Flower's own function for this is meant for processes that are gone: it answers only
+        messages that a process had fetched. So all others are marked as fetched first.
         """
         unfetched = self.state.get_messages_legacy(is_reply=False)
         for message in unfetched:
             self.state.record_message_processing_start(message.metadata.message_id)
         runs = {task.run_id for task in self.state.get_tasks()}
-        count_before = len(self.state.msg_store)
+        messages_before = len(self.state.msg_store)
         self.state._store_error_replies(runs, Error(int(ErrorCode.CLIENT_APP_CRASHED), why))
-        return len(self.state.msg_store) > count_before
+        return len(self.state.msg_store) > messages_before  # the replies lie there, too
 
 
 def supernode_process(
@@ -200,7 +200,7 @@ def supernode_process(
     settings: Callable[[bytes, Run], Config],
     watch: Callable[[SuperNodeTasks], None],
 ) -> AbstractContextManager[None]:
-    """While the context is open, ``flower-supernode`` has our clock, settings and watch.
+    """While the context is open, have ``flower-supernode`` use our clock, settings and watch.
 
     ``clock`` takes the place of the module `time`: it needs a ``sleep``. ``settings`` returns the
     settings of a run, in the place of Flower's function that would read them in the run's bundle.
@@ -270,10 +270,10 @@ def superlink_at(name: str, address: str, root_certificates: str | None) -> Any:
 
 
 def has_crashed(run: Run) -> bool:
-    """Return whether a run has failed, and not by an error that its ServerApp raised.
+    """Return whether a run has failed, but not by an error that its ServerApp raised.
 
-    Then its process, the worker or the machine has died. A run that somebody stopped is no failed
-    one for Flower.
+    Then its process, the worker or the machine has died. Flower does not call a run failed that
+    somebody has stopped.
     """
     status = run.status
     return status.sub_status == SubStatus.FAILED and not status.details.startswith(APP_ERROR)

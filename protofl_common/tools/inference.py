@@ -53,9 +53,9 @@ Without prototypes there are no such scores, and the distances are None.
 class Predictor:
     """A model in use: ``Predictor.load("model").predict(inputs)[0].name``.
 
-    ``threshold`` is the distance above which a sample is unknown, as by default 5 % of the site's
-    own samples are. ``allow`` names frozen backbones that the model may read or download beside the
-    embedded ones; SettingsError for another.
+    ``threshold`` is the distance above which a sample is unknown; without it the distance above
+    which 5 % of the site's own samples are. ``allow`` names frozen backbones that the model may
+    read or download beside the embedded ones; SettingsError for another.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Predictor:
             threshold = unknown_above(trained.distances, UNKNOWN_SHARE)
         self.threshold = threshold
         possible = KINDS if self.prototypes is not None else ("head",)
+        # ways to predict by which the site has measured the model
         self.inferences = tuple(name for name in possible if name in self.card.accuracy)
 
     @classmethod
@@ -100,7 +101,7 @@ class Predictor:
         """
         folder = Path(folder)
         try:
-            torch.empty(0, device=device)
+            torch.empty(0, device=device)  # for its error
         except (RuntimeError, AssertionError) as error:
             why = str(error).splitlines()[0]
             raise SettingsError(f"device = {device!r}: not usable here ({why})") from error
@@ -139,25 +140,26 @@ class Predictor:
         return predictions
 
     def scores(self, inputs: Any, batch_size: int = 256) -> dict[str, Tensor]:
-        """Return the scores [N, C] by which the model predicts, on the CPU.
+        """Return the scores by which the model predicts N inputs of C classes: [N, C], on the CPU.
 
         For "head" they are its logits, for "prototype" −d²/T, with d the distance from the nearest
         prototype of the class and T the card's temperature; −∞ for a class without prototypes.
-        Of several labels [N, L]: above 0 where the label is predicted.
+        For a task of L labels they are [N, L], above 0 where the label is predicted.
         """
         batches = [self.outputs(batch)[0] for batch in self._batches(inputs, batch_size)]
         return {name: torch.cat([scores[name] for scores in batches]) for name in self.inferences}
 
     @torch.inference_mode()
     def features(self, inputs: Any, batch_size: int = 256) -> Tensor:
-        """Return the features [N, D] of inputs [N, …], which head and prototypes predict from."""
+        """Return D features of each of N inputs, [N, D], from which head and prototypes predict."""
         batches = self._batches(inputs, batch_size)
         return torch.cat([self.model.body(self.values(batch)).cpu() for batch in batches])
 
     def _batches(self, inputs: Any, size: int) -> Iterator[Inputs]:
-        """Yield the inputs in batches.
+        """Yield the inputs in batches of at most ``size``.
 
-        Without inputs there is one empty batch, so that results have their number of classes.
+        Without inputs there is one empty batch, so that the results [0, C] know the number of
+        classes.
         """
         inputs = inputs_for(self.card, inputs)
         for start in range(0, max(1, len(inputs)), size):
@@ -165,7 +167,7 @@ class Predictor:
 
     @torch.inference_mode()
     def outputs(self, inputs: Inputs) -> Outputs:
-        """Return scores and distances of one batch of inputs [N, …] that are not normalised."""
+        """Return scores and distances for a batch of N inputs [N, …] that are not normalised."""
         features_ND = self.model.body(self.values(inputs))
         scores = {"head": self.model.head(features_ND).cpu()}
         prototypes = self.prototypes
@@ -194,11 +196,11 @@ class Predictor:
         scores, distances_NP = self.outputs(batch)
         labels_N = task.predicted(scores[by])
         names_of_nearest: list[str | None] = [None] * len(batch)
-        least: list[float | None] = [None] * len(batch)
+        shortest: list[float | None] = [None] * len(batch)  # distance from any prototype
         if self.prototypes is not None and distances_NP is not None:
             nearest_N = task.nearest(distances_NP, self.prototypes.labels.cpu())
             names_of_nearest = [*task.names(nearest_N)]
-            least = distances_NP.amin(1).tolist()
+            shortest = distances_NP.amin(1).tolist()
             if by == "prototype":
                 labels_N = nearest_N
 
@@ -207,12 +209,12 @@ class Predictor:
             task.names(labels_N),
             task.probabilities(scores[by], labels_N).tolist(),
             names_of_nearest,
-            least,
+            shortest,
             task.of_each(scores[by]),
         )
         predictions = []
         for label, name, probability, nearest, distance, of_each in zip(*columns, strict=True):
-            # true for a distance of NaN, too
+            # "not <=" where ">" would be false for a distance of NaN, which is unknown, too
             unknown = distance is not None and not distance <= self.threshold
             predictions.append(
                 Prediction(label, name, probability, nearest, distance, unknown, of_each)
@@ -229,22 +231,22 @@ class _ModelForOnnx(nn.Module):
         card = trained.card
         self.model = trained.build()
         self.prototypes = trained.prototypes
-        per_channel = (-1, *(1,) * (len(card.input_shape) - 1))  # (-1, 1, 1) for [C, H, W]
+        # of inputs [N, channels, height, width] the second axis: (-1, 1, 1)
+        per_channel = (-1, *(1,) * (len(card.input_shape) - 1))
         self.mean = torch.tensor(card.mean).view(per_channel)
         self.std = torch.tensor(card.std).view(per_channel)
         self.fill = torch.tensor(card.fill).view(per_channel)
-        self.scale = 255 if card.input_type == "uint8" else 1
+        self.scale = 255 if card.input_type == "uint8" else 1  # bytes are scaled to [0, 1] first
         self.similarity = card.similarity
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return logits [N, C] and, where there are prototypes, distances [N, P] from them.
+        """Return logits [N, C] of N inputs and, where there are P prototypes, distances [N, P].
 
-        ``inputs`` [N, …] are not normalised; ``fill`` and ``mean`` are empty where nothing is to be
-        filled or normalised.
+        ``inputs`` [N, …] are not normalised.
         """
-        if len(self.fill):
+        if len(self.fill):  # empty where no value can be missing
             inputs = torch.where(inputs.isnan(), self.fill, inputs)
-        if len(self.mean):
+        if len(self.mean):  # empty where nothing is to be normalised, as with tokens
             inputs = (inputs / self.scale - self.mean) / self.std
         features_ND = self.model.body(inputs)
         logits = self.model.head(features_ND)
@@ -256,7 +258,8 @@ class _ModelForOnnx(nn.Module):
         if self.similarity == "cosine":
             features_ND = normalize(features_ND, dim=1)
             means_PD = normalize(means_PD, dim=1)
-        return logits, (features_ND[:, None] - means_PD).square().sum(2).sqrt()
+        differences_NPD = features_ND[:, None] - means_PD
+        return logits, differences_NPD.square().sum(2).sqrt()
 
 
 def write_onnx(trained: TrainedModel, file: Path) -> None:
@@ -275,7 +278,7 @@ def write_onnx(trained: TrainedModel, file: Path) -> None:
         raise SettingsError(f"--onnx: {why}")
     file.parent.mkdir(parents=True, exist_ok=True)
     dtype = torch.float32 if card.mean else torch.int64  # tokens are not normalised
-    example = torch.zeros(2, *card.input_shape, dtype=dtype)
+    example = torch.zeros(2, *card.input_shape, dtype=dtype)  # of 1 input its number would be fixed
     outputs = ["logits"]
     if trained.prototypes is not None:
         outputs.append("distances")

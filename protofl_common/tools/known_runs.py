@@ -65,9 +65,9 @@ class KnownRun(RunFolder):
         return [baseline_folder(self.path, algo) for algo in names]
 
     def checkpoint_facts(self) -> dict[str, Any]:
-        """Read the newest checkpoint's facts, without the state; {} if there is no checkpoint.
+        """Read the newest checkpoint's facts, but not its tensors; {} if there is no checkpoint.
 
-        They are the attributes of `server_app.run.checkpoint.Checkpoint`, such as ``round``.
+        The facts are the attributes of `server_app.run.checkpoint.Checkpoint`, such as ``round``.
         """
         newest_first = self.checkpoints()
         if not newest_first:
@@ -77,12 +77,15 @@ class KnownRun(RunFolder):
         return facts
 
     def known_sites(self) -> dict[str, KnownSite]:
-        """Return the run's sites by name, from its newest checkpoint and its metrics."""
+        """Return the run's sites by name, from its newest checkpoint and its metrics.
+
+        Of each site the troubles of all rounds are counted, and the latest has its reason told.
+        """
         sites: dict[str, KnownSite] = defaultdict(KnownSite)
         for name, node in self.checkpoint_facts().get("owners", {}).items():
             sites[name].node = node
 
-        for row in self.rows():
+        for row in self.rows():  # from the first round on, so that the latest facts are kept
             for name in row["clients"]:
                 sites[name].last = row["round"]
             troubles: list[tuple[str, str, str]] = [*unused_replies(row)]
@@ -107,7 +110,7 @@ def runs_in(folder: Path) -> list[KnownRun]:
 
 
 def main_run(run: KnownRun, runs: list[KnownRun]) -> KnownRun:
-    """Return the one of ``runs`` of which ``run`` is a baseline, or ``run`` itself."""
+    """Return the run of which ``run`` is a baseline, from ``runs``; without one ``run`` itself."""
     for candidate in runs:
         if run.path in candidate.baselines:
             return candidate

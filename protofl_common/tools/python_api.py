@@ -108,9 +108,9 @@ def run(
 
     ``data`` is a folder or file for ``data-dir``, a pair of inputs [N, …] and labels [N], or
     another object of `TAKEN`; None: what ``dataset`` names. It is divided among so many
-    ``clients``. They are simulated by so many ``workers``, processes of this machine; more than 1
-    only before this process has computed with PyTorch. With ``cluster``, the address HOST:PORT of a
-    Ray cluster's head, its nodes simulate them instead.
+    ``clients``. They are simulated by so many ``workers``, processes of this machine; there can be
+    several only before this process has computed with PyTorch. With ``cluster``, the address
+    HOST:PORT of a Ray cluster's head, its nodes simulate them instead.
     ``on_event`` is called with each of `protofl.events`; ``on_event=print`` shows the lines of
     ``protofl run``, and without it nothing is shown.
 
@@ -119,20 +119,21 @@ def run(
     config = _config(data, settings)
     allow_named(config)
     checked = check_settings(config, settings)
-    if data is not None and workers == 1:  # with more, no reading here: it may use PyTorch
+    if data is not None and workers == 1:  # several need a process without PyTorch (see above)
         _check_data(data, checked)
     connected = None
     if cluster:
         _, connected = engine_for({CLUSTER: cluster}, str(config["device"]))
     on_event = on_event or (lambda event: None)
-    folder = simulate(config, index(clients), on_event, workers, cluster=connected)
+    number_of_clients = index(clients)  # refuses a float, and takes an integer of NumPy
+    folder = simulate(config, number_of_clients, on_event, workers, cluster=connected)
     return Run(folder)
 
 
 def _check_data(data: Data, settings: Settings) -> None:
     """Raise DataError, before the run starts, for data that cannot be read.
 
-    Of objects in Python the text says "data" instead of the file that they were stored in.
+    For objects in Python its text says "data", not the name of the file that they were stored in.
     """
     try:
         open_data(settings.data)
@@ -174,19 +175,24 @@ def try_method(
         "state-dir": mkdtemp(),
     }
     config = _config(data, settings | for_one_client)
+
+    # the only client of a run, in its first round
     node: dict[str, Scalar] = {"partition-id": 0, "num-partitions": 1}
-    site = open_client(Context(1, 1, node, RecordDict(), config))
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=config)
+    site = open_client(context)
     settings_of_like = site.settings
     client_settings = replace(settings_of_like, hparams=own or settings_of_like.hparams)
     first_round = replace(site.instructions, round=1)
     work = open_workshop(replace(site, settings=client_settings, instructions=first_round))
 
+    # a server without connections, to which the client has introduced itself
     start = Checkpoint(config, first_round.run_history)
-    federation = Federation(LocalGrid(config, {}, 1), settings_of_like, start, baseline="")
-    federation.cards[site.name] = card_of(work, 0, "")  # as if it had introduced itself
+    grid = LocalGrid(config, nodes={}, run_id=1)
+    federation = Federation(grid, settings_of_like, start, baseline="")
+    federation.cards[site.name] = card_of(work, parameters=0, weights="")
     exchange = settings_of_like.exchange
 
-    algorithm = client(work, 1)
+    algorithm = client(work, 1)  # round 1
     server = server_half(settings_of_like.row)(federation)
     algorithm.receive(server.payload_down())
     upload = algorithm.upload()
@@ -196,15 +202,15 @@ def try_method(
 
 
 def _as_download(upload: Payload, exchange: Exchange) -> Payload:
-    """Return an upload's entries that the server sends, too, as the download of the next round.
+    """Return those entries of an upload that the server also sends, as the next round's download.
 
-    Left out are those that it sends in another form (type of entry), and empty ones.
+    Empty entries are left out, and those that the server sends as another type of entry.
     """
     entries = {}
     for name, declared in exchange.down.items():
         if type(declared) is not type(exchange.up.get(name)):
             continue
-        value = upload.entries.get(name, ())
+        value = upload.entries.get(name, ())  # () if the half has not uploaded it
         if len(value):
             entries[name] = value
     return Payload(**entries)
@@ -213,8 +219,8 @@ def _as_download(upload: Payload, exchange: Exchange) -> Payload:
 def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]:
     """Return a run's whole config: the defaults, the settings that name ``data``, and ``settings``.
 
-    These win over the others, and their keys may have ``_`` for ``-``. Objects in Python are stored
-    in a file of the cache folder.
+    Where they differ, ``settings`` win; their keys may have ``_`` for ``-``. No report is written
+    unless they ask for one. Objects in Python are stored in a file of the cache folder.
     """
     dashed = {}
     for key, value in settings.items():
@@ -223,7 +229,7 @@ def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]
 
     chosen = flatten(dashed)
     for key, value in chosen.items():
-        if isinstance(value, np.generic):
+        if isinstance(value, np.generic):  # a number of NumPy
             chosen[key] = value.item()
     data_settings = _settings_of_data(data, str(chosen.get("cache-dir", "")))
     return with_hparams({**default_run_config(), "report": False, **data_settings, **chosen})
@@ -232,8 +238,8 @@ def _config(data: Data | None, settings: dict[str, Scalar]) -> dict[str, Scalar]
 def _settings_of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
     """Return the settings that name the data; {} for None.
 
-    Objects in Python are stored in a file of the cache folder, whose name depends on their content
-    alone: so runs of equal data can be compared.
+    Objects in Python are stored in a file of the cache folder. Its name depends on their content
+    alone, so that runs of equal data can be compared.
     """
     data_key.cache_clear()  # a file may have been changed since the run before
     if data is None:
@@ -250,6 +256,7 @@ def _settings_of_data(data: Data | None, cache_dir: str) -> dict[str, Scalar]:
             temporary.write_bytes(content)
         return file
 
+    # one process at a time writes the file, unless it is there
     cached(file, lambda: file if file.exists() else None, written)
     return {"data-dir": str(file), "dataset": "arrays", "partition": "iid"}
 
@@ -261,8 +268,9 @@ def _as_file(data: Any) -> tuple[bytes, str]:
     """
     buffer = BytesIO()
     is_pair = isinstance(data, (tuple, list)) and len(data) == 2
-    if is_pair and is_frame(data[0]):  # and labels
-        data = data[0].assign(label=list(data[1]))
+    if is_pair and is_frame(data[0]):
+        frame, labels = data
+        data = frame.assign(label=list(labels))
     if is_frame(data):
         parquet.write_table(arrow_of(data, "data"), buffer)
         return buffer.getvalue(), ".parquet"
@@ -270,7 +278,7 @@ def _as_file(data: Any) -> tuple[bytes, str]:
     arrays = {}
     for name, value in as_arrays(data).items():
         array = as_array(value, f"data: {name}")
-        if array.dtype.kind not in "biufU":
+        if array.dtype.kind not in "biufU":  # NumPy's letters for truth values, numbers and texts
             raise DataError(f"data: {name} are {array.dtype}, no numbers or names; {TAKEN}")
         arrays[name] = array
     np.savez(buffer, **arrays)  # type: ignore[arg-type]

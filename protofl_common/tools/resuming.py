@@ -44,7 +44,7 @@ class Resuming(threading.Thread):
     """Looks, as long as the worker lives, for runs that crashed, and submits each again once."""
 
     def __init__(self, options: list[str], out_dir: Path) -> None:
-        """``options``: those of flower-superexec, which name the SuperLink."""
+        """Take the SuperLink from ``options``, which are those of flower-superexec."""
         super().__init__(daemon=True)
         parser = argparse.ArgumentParser("protofl worker", add_help=False, allow_abbrev=False)
         parser.add_argument("--runtime-api-address", default="")
@@ -62,11 +62,11 @@ class Resuming(threading.Thread):
             time.sleep(LOOK_SECONDS)
             try:
                 self.look()
-            except Exception as error:  # the SuperLink may be down; runs that go on must not be
+            except Exception as error:  # such as while the SuperLink is down
                 self._say(f"cannot look after runs that stopped ({error})")
 
     def look(self) -> None:
-        """Submit each run anew that a crash has ended, and say so; once each."""
+        """Submit each run that a crash has ended once more, and print that."""
         runs = runs_in(self.out_dir)
         if not stopped_runs(runs):
             return
@@ -84,7 +84,8 @@ class Resuming(threading.Thread):
     def _submit(self, settings: Path) -> None:
         """Submit a run of the file ``settings`` to the worker's SuperLink, by ``flwr run``.
 
-        OSError or SubprocessError if that fails.
+        Flower reads the connection from a configuration that is made for this call. OSError or
+        SubprocessError if the call fails.
         """
         with TemporaryDirectory() as home:
             lines = [f"[superlink.{NAME}]", f"address = '{self.address}'"]
@@ -100,7 +101,7 @@ class Resuming(threading.Thread):
             )
 
     def _say(self, text: str) -> None:
-        """Print a line, unless it was the last one, too: each look may come to the same."""
+        """Print a line, unless it is the same as the last one, as it may be after every look."""
         if text != self.last_said:
             print(f"protofl: {text}", file=sys.stderr, flush=True)
         self.last_said = text
@@ -109,11 +110,12 @@ class Resuming(threading.Thread):
 def crashed_runs(runs: list[KnownRun], submitted: list[Run]) -> list[KnownRun]:
     """Return those of ``runs`` that a crash has ended, and that may be submitted again.
 
-    In the place of a baseline its main run is returned, which resumes it. ``submitted`` are
+    If a baseline has crashed, its main run is returned, which resumes it. ``submitted`` are
     Flower's runs, as the SuperLink knows them.
     """
     flower_runs = {run.run_id: run for run in submitted}
-    resumed_last: dict[Any, str] = {}  # name of a run -> when it was last submitted to resume
+    # name of a run -> when it was last submitted to resume, as a text that sorts by time
+    resumed_last: dict[Any, str] = {}
     for submission in submitted:
         config = submission.override_config
         if config.get("resume"):
@@ -123,7 +125,7 @@ def crashed_runs(runs: list[KnownRun], submitted: list[Run]) -> list[KnownRun]:
     crashed: list[KnownRun] = []
     for run in stopped_runs(runs):
         facts = run.checkpoint_facts()
-        if not facts:
+        if not facts:  # there is nothing to go on from
             continue
         history = RunHistory.parse(facts["run_history"])
         if not _may_go_on(run, facts, history):
@@ -132,6 +134,7 @@ def crashed_runs(runs: list[KnownRun], submitted: list[Run]) -> list[KnownRun]:
         if flower_run is None or not has_crashed(flower_run):
             continue
         main = main_run(run, runs)
+        # somebody has submitted it since its last Flower run was submitted
         was_resumed = resumed_last.get(main.path.name, "") > flower_run.pending_at
         if not was_resumed and main not in crashed:
             crashed.append(main)
@@ -144,9 +147,9 @@ def _may_go_on(run: KnownRun, facts: dict[str, Any], history: RunHistory) -> boo
     If it was resumed before, it must have done a round since, or it would crash again and again;
     its last round must not be long ago; and the code must not have changed.
     """
-    began_after = -1  # it was not resumed: any checkpoint will do
+    began_after = -1  # if it was never resumed, a checkpoint of any round will do
     if history.earlier:
-        _, began_after = history.earlier[-1]
+        _, began_after = history.earlier[-1]  # the last round before it was resumed
     came_further = facts["round"] > began_after
 
     newest = run.checkpoints()[0]

@@ -32,6 +32,7 @@ _REMOVALS = {
         f"(SELECT object_id FROM run_objects WHERE run_id IN ({OLD})) AND object_id NOT IN "
         f"(SELECT object_id FROM run_objects WHERE run_id NOT IN ({OLD}))"
     ),
+    # after the objects, which are found by these rows
     "run_objects": f"DELETE FROM run_objects WHERE run_id IN ({OLD})",
 }
 """Table -> how its rows of old runs are removed.
@@ -66,15 +67,17 @@ def days_ago(days: int) -> float:
 def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
     """Remove the folders of finished runs that ended ``before``, and yield a line for each.
 
-    ``before`` is in seconds since 1970. Yield a line also for each unfinished run that was last
-    changed before it, and stays. With ``dry_run`` nothing is removed.
+    ``before`` is in seconds since 1970. An unfinished run stays, and has a line if it was last
+    changed before then. With ``dry_run`` nothing is removed.
     """
     runs = runs_in(folder)
+    longest_age = time.time() - before
     for run in runs:
         if not _is_finished(run, runs):
-            if run.age > time.time() - before:
+            if run.age > longest_age:
                 yield f"kept     {run.path}: not finished"
             continue
+        # earlier versions did not record when a run ended
         ended = run.finished_summary().get("ended", (run.path / SUMMARY).stat().st_mtime)
         if ended < before:
             files = [file for file in run.path.rglob("*") if file.is_file()]
@@ -85,7 +88,7 @@ def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
 
 
 def _is_finished(run: KnownRun, runs: list[KnownRun]) -> bool:
-    """Return whether a run is finished, and with it its main run and the baselines of that.
+    """Return whether a run is finished, and so are its main run and all baselines of that.
 
     The main run's resume.toml resumes them together: until all are finished, each is needed.
     """
@@ -97,13 +100,14 @@ def _is_finished(run: KnownRun, runs: list[KnownRun]) -> bool:
 def retain_messages(database: Path, before: float, dry_run: bool) -> Iterator[str]:
     """Remove the messages and logs of Flower runs that ended ``before`` from the ``database``.
 
-    Yield a line for each table that had some; with ``dry_run`` nothing is removed. What was removed
-    is overwritten in the file, too. SettingsError for a file that is no SuperLink's database, and
-    where the SuperLink keeps it locked for `LOCK_SECONDS`.
+    ``before`` is in seconds since 1970. Yield a line for each table that had some; with ``dry_run``
+    nothing is removed. What was removed is overwritten in the file, too. SettingsError for a file
+    that is no SuperLink's database, and if the SuperLink keeps it locked for `LOCK_SECONDS`.
     """
     if not database.is_file():
         raise SettingsError(f"--database {database}: no such file; give that of the SuperLink")
     try:
+        # isolation_level None: `_remove_old` begins and ends the transaction itself
         with closing(sqlite3.connect(database, LOCK_SECONDS, isolation_level=None)) as link:
             # overwrite what is removed; remove what refers to it; write temporary tables to no disk
             for pragma in ("secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
@@ -112,7 +116,7 @@ def retain_messages(database: Path, before: float, dry_run: bool) -> Iterator[st
             if not dry_run:
                 # the SuperLink itself has removed fetched messages, without overwriting them
                 link.execute("VACUUM")
-                # and the log of changes beside the file has copies
+                # the log of changes beside the file has copies: empty it, too
                 is_busy, _, _ = link.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 if is_busy:
                     raise sqlite3.OperationalError("database is locked")

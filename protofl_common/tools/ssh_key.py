@@ -19,7 +19,7 @@ def private_key(file: Path) -> Ed25519PrivateKey:
     try:
         try:
             key = load_ssh_private_key(content, password=None)
-        except TypeError:  # the key is encrypted
+        except TypeError:  # with this it says that the key is encrypted
             passphrase = getpass(f"passphrase of {file}: ")
             key = load_ssh_private_key(content, passphrase.encode())
     except (ValueError, UnsupportedAlgorithm) as error:

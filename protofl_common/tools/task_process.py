@@ -25,10 +25,10 @@ Handle = Callable[[list[str]], None]
 def handle_tasks(method: str, prepare: Callable[[], None], handle: Handle) -> None:
     """Read tasks from standard input, and call ``handle`` with each one's arguments.
 
-    With the ``method`` "spawn" there is one task, handled in this process. With "fork" there are
-    many, each handled in a copy of this process, which calls ``prepare`` before: to import what
-    every task needs takes seconds, on a cold machine more than Flower allows until a task's first
-    call.
+    With the ``method`` "spawn" there is one task, which is handled in this process. With "fork"
+    there are many, and each is handled in a copy of this process. Before the first one this process
+    calls ``prepare``: to import what every task needs takes seconds, on a cold machine more than
+    Flower allows until a task's first call.
     """
     if method != "fork":
         handle(read_task(sys.stdin.readline()))
@@ -40,7 +40,7 @@ def handle_tasks(method: str, prepare: Callable[[], None], handle: Handle) -> No
 def import_ahead(modules: Iterable[str], load: Callable[[], object], halves: Iterable[str]) -> None:
     """Import what every task needs: these modules, what ``load`` imports, the algorithms' halves.
 
-    What cannot be imported is left for a task to say.
+    If something cannot be imported, this stops without an error, and a task will name it.
     """
     with suppress(Exception):  # the task will meet the same error, and end with it
         for name in modules:
@@ -93,10 +93,10 @@ def _fork_for_each_task(handle: Handle) -> None:
     This ends when standard input does, which is when the executor ends. This process itself handles
     no task. It must have one thread only and never use CUDA: no fork survives these.
     """
-    gc.freeze()  # or collecting in a child would copy all pages
-    # Nobody waits for a child, and none is left as a zombie
+    gc.freeze()  # else a child that collects garbage would copy all memory pages
+    # nobody waits for a child: if this signal is ignored, none is left as a zombie
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C does not end it: its input does
     for line in sys.stdin:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -109,5 +109,5 @@ def _fork_for_each_task(handle: Handle) -> None:
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)
             sys.stdout.flush()
-            # all is sent; to end as Python does, module by module, takes longer than most messages
+            # all is sent; an ordinary end, module by module, would take longer than most messages
             os._exit(0)

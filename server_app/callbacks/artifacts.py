@@ -87,11 +87,11 @@ class Artifacts(Callback):
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
         self._write_prototypes()
-        run.files.write(SITES, _sites(run))
+        run.files.write(SITES, _sites(run))  # with the sites that came later
 
 
 def _sites(run: ActiveRun) -> Sites:
-    """Return the content of ``sites.json``."""
+    """Return the content of ``sites.json``: who takes part, and with which data."""
     cards = run.federation.cards
     counts_by_site = _counts_by_site(run)
     sites: dict[str, SiteFacts] = {}
@@ -110,7 +110,7 @@ def _sites(run: ActiveRun) -> Sites:
 def _check_same(run: ActiveRun, sites: Sites) -> None:
     """Raise CannotResume if a simulated client of a resumed run has other samples than before.
 
-    Compared are all numbers of samples in the file ``sites.json`` that the run left.
+    All numbers of samples in the file ``sites.json`` that the run left are compared.
     """
     if not run.federation.simulated:
         return
@@ -129,14 +129,15 @@ def _check_same(run: ActiveRun, sites: Sites) -> None:
 def _counts_by_site(run: ActiveRun) -> dict[str, SiteFacts]:
     """Return each site's training and test samples of each class, by site.
 
-    The server divides the data set once more, as the sites have. Sites that introduced themselves
-    with other samples than this gives are left out. {} where the server does not have the data, or
-    shall only learn sums over sites.
+    The server divides the data set once more, as the sites have done. Sites that introduced
+    themselves with other samples than this gives are left out. Return {} if the server does not
+    have the data, or shall only learn sums over sites.
     """
     settings = run.settings
     cards = run.federation.cards
     num_partitions = run.federation.num_partitions
-    if settings.privacy.sums_only or not 0 < num_partitions <= MOST_ABSENT * len(cards):
+    is_divisible = 0 < num_partitions <= MOST_ABSENT * len(cards)
+    if settings.privacy.sums_only or not is_divisible:
         return {}
     try:
         data = data_if_cached(settings.data)
@@ -187,7 +188,7 @@ def _facts(card: SiteCard) -> SiteFacts:
 
 
 def _numbers(values: torch.Tensor) -> list[float | None]:
-    """Round each value to five digits; None stands for what is not a number."""
+    """Return the values, rounded to five significant digits; None for NaN and infinity."""
     return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -203,7 +204,7 @@ def _write_owned(
     arrays = {
         "means": joined.means,
         "labels": joined.labels,
-        "owners": torch.repeat_interleave(sizes),
+        "owners": torch.repeat_interleave(sizes),  # each prototype's place in the list of sites
     }
     if merged is not None:
         arrays["global-means"] = merged.means

@@ -47,7 +47,7 @@ class ActiveRun:
     def best(self) -> BestRound | None:
         """The best evaluation so far by ``early-stopping-metric``, or else by accuracy.
 
-        It names the metric, the round after which it was measured, and on which part of the data
+        The value names the metric, the round after which it was measured, and the part of the data
         ("validation" or "test"). The accuracy is the head's where the run has one, else that of
         prototypes. None before any evaluation.
         """

@@ -33,9 +33,10 @@ class Checkpoints(Callback):
 
 
 def write_checkpoint(run: ActiveRun, number: int) -> None:
-    """Write the checkpoint after round ``number``, and if they are not there yet two TOML files.
+    """Write the checkpoint after round ``number``.
 
-    One has the settings to repeat the run, the other those to resume it.
+    Two TOML files are written once: with the settings to repeat the run, and with those to resume
+    it.
     """
     metrics = run.folder / METRICS
     federation = run.federation

@@ -52,9 +52,10 @@ class Metrics(Callback):
     def __init__(self, run: ActiveRun) -> None:
         """In a resumed run, read the rows so far, and cut off those of rounds that do not count.
 
-        CannotResume where rows are missing.
+        These are the rounds after the checkpoint from which the run goes on. Raises CannotResume if
+        rows are missing.
         """
-        if not run.start.run_history.earlier:
+        if not run.start.run_history.earlier:  # a new run
             return
         last = run.start.round
         rounds = run.settings.run.rounds
@@ -64,14 +65,19 @@ class Metrics(Callback):
 
         os.truncate(path, run.start.metrics_bytes)
         for row in run.files.each_row():
-            run.rows.append({**row, "clients": {}})
+            run.rows.append(_without_clients(row))
         run.files.drop_margins_after(last)
-        then = f"round {last + 1} is next" if last < rounds else "its final evaluation is next"
-        say(f"resuming {run.folder.name} after round {last} of {rounds}; {then}")
+        step = f"round {last + 1} is next" if last < rounds else "its final evaluation is next"
+        say(f"resuming {run.folder.name} after round {last} of {rounds}; {step}")
 
     def on_round(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
-        run.rows.append({**row, "clients": {}})
+        run.rows.append(_without_clients(row))
         run.files.add(METRICS, row)
+
+
+def _without_clients(row: RoundRow) -> RoundRow:
+    """Return the row without figures of single clients: many rounds' would fill the memory."""
+    return {**row, "clients": {}}
 
 
 class Conclusion(Callback):
@@ -116,6 +122,7 @@ def row_of(
     row: RoundRow = {
         "kind": "final" if result.final else "round",
         "round": result.number,
+        # in a round clients evaluate what they receive, before they train
         "evaluated-after-round": result.number if result.final else result.number - 1,
         "accuracy": figures.accuracy,
         "losses": figures.losses,
@@ -214,16 +221,19 @@ def _summary(run: ActiveRun, final: RoundRow, own_code: dict[str, str]) -> Summa
     }
     if "epsilon" in final:
         summary = {"epsilon": final["epsilon"], **summary}
-    told = epsilon_of_ledgers(final)
-    if told is not None:
-        summary["epsilon-of-ledgers"] = told
+    of_ledgers = epsilon_of_ledgers(final)
+    if of_ledgers is not None:
+        summary["epsilon-of-ledgers"] = of_ledgers
     return summary
 
 
 def _client_rows(
     result: RoundResult, reports: Mapping[str, Report], strategy: Strategy
 ) -> dict[str, ClientRow]:
-    """Return the row of each site, with its prototypes per class where it may send several."""
+    """Return the row of each site.
+
+    Where sites may send several prototypes of a class, it says how many of each class came.
+    """
     rows = {site: _client_row(report) for site, report in reports.items()}
     vectors_up = vectors_in(strategy.row.exchange.up).values()
     if not result.final and any(entry.several for entry in vectors_up):
@@ -252,7 +262,8 @@ def _client_row(report: Report) -> ClientRow:
 
 def _accuracy_of(report: Report) -> dict[str, float]:
     """Return the client's test accuracy by each kind of prediction (head, prototype)."""
-    return {kind: right / max(1, report.test_samples) for kind, right in report.correct.items()}
+    samples = max(1, report.test_samples)  # lest 0 be divided by 0
+    return {kind: right / samples for kind, right in report.correct.items()}
 
 
 def _of_new_client(report: Report) -> Report:
@@ -329,11 +340,11 @@ def _mean_losses(reports: Collection[Report]) -> dict[str, float]:
     """Return the mean of each loss over the clients that trained, weighted by training samples."""
     trained = [report for report in reports if report.losses]
     total = sum(report.train_samples for report in trained)
-    parts = []
+    addends = []
     for report in trained:
         samples = report.train_samples
-        parts.append({name: loss * samples / total for name, loss in report.losses.items()})
-    return _sums(parts)
+        addends.append({name: loss * samples / total for name, loss in report.losses.items()})
+    return _sums(addends)
 
 
 def _over_clients(clients: list[tuple[dict[str, float], int]], liars: int) -> Accuracies:

@@ -45,6 +45,10 @@ class Progress(Callback):
             self.warned.update(row.get("bounded", []))
 
     def on_start(self, run: ActiveRun) -> None:
+        """Say who takes part, with which data, bounds and protections.
+
+        A baseline has one line, as its run has said the rest.
+        """
         federation = run.federation
         settings = run.settings
         cards = federation.cards.values()
@@ -58,7 +62,7 @@ class Progress(Callback):
             partition += f" ({figures.counted(card.domain for card in cards)})"
         say(f"{len(cards)} clients · {run.strategy.task.describe()} · partition {partition}")
         if is_own(settings.data.dataset):
-            say(f"classes: {_first(next(iter(cards)).classes)}")
+            say(f"classes: {_first(next(iter(cards)).classes)}")  # all sites have the same
         if not settings.privacy.sums_only:
             _say_samples(run)
         with suppress(ValueError, OSError):  # the data need not be on the server
@@ -72,9 +76,9 @@ class Progress(Callback):
         _say_bounds(federation)
         for line in protections(to_run_config(settings)):
             say(line)
-        given = dict(sorted(settings.given.items() - default_run_config().items()))
+        chosen = dict(sorted(settings.given.items() - default_run_config().items()))
         try:
-            check_settings_act(given, settings)
+            check_settings_act(chosen, settings)
         except SettingsError as error:  # a recipe may have settings that act in other runs only
             say(str(error))
         say(
@@ -101,7 +105,7 @@ class Progress(Callback):
             return
 
         rounds = run.settings.run.rounds
-        rounds_left = rounds - result.number + run.job.runs_later * rounds
+        rounds_left = rounds - result.number + run.job.runs_later * rounds  # with baselines
         recent = [past["seconds"]["total"] for past in run.rows[-RECENT:]]
         seconds_left = sum(recent) / len(recent) * rounds_left
         is_one_of_several = run.settings.baselines or run.job.baseline
@@ -109,6 +113,10 @@ class Progress(Callback):
         emit(RoundDone(row, rounds, seconds_left, algorithm))
 
     def on_end(self, run: ActiveRun, row: RoundRow, result: RoundResult) -> None:
+        """Show the run's final figures, and warn of what makes them doubtful.
+
+        Those of a baseline stand beside the run's later (`conclude`).
+        """
         summary = run.files.finished_summary()
         prefix = f"{run.strategy.row.title}: " if run.job.baseline else ""
         if not run.job.baseline:
@@ -151,8 +159,8 @@ def _say_shares(cards: Mapping[str, SiteCard]) -> None:
 def _say_bounds(federation: Federation) -> None:
     """Say how far lying sites are bounded, and warn of classes that too few clients have.
 
-    In those a trimmed mean or median of prototypes cannot outvote a liar. Simulated runs without
-    liars have no line on bounds.
+    In such classes a trimmed mean or median of prototypes cannot outvote a liar. A simulation
+    without ``liars`` has no line on bounds.
     """
     bounds = federation.bounds
     merging = bounds.prototype_aggregator.merging
@@ -232,7 +240,7 @@ def _selecting(settings: Settings) -> list[str]:
 
 
 def conclude(settings: Settings, folder: Path) -> None:
-    """After a run and its baselines, draw the page, and say how they compare and where it is."""
+    """After a run and its baselines, say how they compare, draw the page, and emit `Finished`."""
     runs = figures.compared(folder, settings.baselines)
     if len(runs) > 1:
         say(figures.side_by_side(runs).as_text())

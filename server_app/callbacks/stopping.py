@@ -26,6 +26,7 @@ class BestModel(Callback):
         federation = run.federation
         trained = set(federation.sites_to_ask(result.number)) - federation.new_clients
         contents = dict.fromkeys(in_order(trained), pack_best(run.best, final=True))
+        # who does not answer changes nothing in the results
         run.exchange.ask(Question("query.best", contents), Exchanged(result.number))
 
 
@@ -33,11 +34,11 @@ class EarlyStopping(Callback):
     """Ends the run after ``early-stopping`` evaluations without a better one on validation data."""
 
     def why_stop(self, run: ActiveRun, number: int) -> str:
-        """Return why to stop before round ``number``: the best figure is too old; "" to go on.
+        """Return why to stop before round ``number``, or "" to go on.
 
-        It is if ``early-stopping`` rounds lie between the best evaluation on validation data and
-        the last one. SettingsError for a metric that the run does not measure, or that too few
-        clients measure.
+        The run stops if the best evaluation on validation data is at least ``early-stopping``
+        rounds older than the last one. Raises SettingsError if the run does not measure the metric,
+        or too few clients can on validation data.
         """
         _check_measured(run.settings.run.early_stopping_metric, run.rows)
         patience = run.settings.run.early_stopping
@@ -69,8 +70,8 @@ class EarlyStopping(Callback):
 def _check_measured(metric: str, rows: list[RoundRow]) -> None:
     """Raise SettingsError once the run's figures show that it does not measure ``metric``.
 
-    A run with a void round is not judged, nor are figures of the models as they were before the
-    first round: some metrics may be missing there.
+    Nothing is raised before there are figures of trained models, nor in a run with a void round:
+    then some metrics may be missing.
     """
     if not metric or not rows or any(row["void"] for row in rows):
         return
@@ -80,13 +81,13 @@ def _check_measured(metric: str, rows: list[RoundRow]) -> None:
     if metric in names or not has_figures or not is_of_trained_models:
         return
     reason = f"this run measures {', '.join(sorted(names))}"
-    if metric.partition("/")[0] in names:
+    if metric.partition("/")[0] in names:  # of head/auc, say, only the accuracy head
         reason += f"; {FEW_TESTED}"
     raise SettingsError(f"early-stopping-metric = {metric!r}: {reason}")
 
 
 def _why_not_validated(run: ActiveRun) -> str:
-    """Return why no figure on validation data is to be expected; "" while there may be one."""
+    """Return why there will be no figure on validation data; "" while there may be one."""
     cards = run.federation.cards
     liars = run.federation.bounds.liars
     if run.settings.privacy.sums_only:
@@ -123,10 +124,10 @@ class Budget(Callback):
     """
 
     def why_stop(self, run: ActiveRun, number: int) -> str:
-        """Return why to stop: round ``number`` would cost every client more than its budget.
+        """Return why to stop before round ``number``, or "" to go on.
 
-        The final evaluation is included, as it must still be paid after the last round. "" to go
-        on.
+        The run stops if that round would cost every client more than its budget, together with the
+        final evaluation, which must still be paid after the last round.
         """
         budget = run.settings.privacy.dp_epsilon
         costs = _costs(run, number, final=True)
@@ -141,7 +142,7 @@ class Budget(Callback):
 def planned_epsilon(run: ActiveRun, rounds: int, final: bool = False) -> float | None:
     """Return the largest ε of a client after ``rounds`` and, with ``final``, the final evaluation.
 
-    It is at most ``dp-epsilon``, beyond which clients refuse. None without ``dp``.
+    It is at most ``dp-epsilon``, beyond which clients refuse. Return None without ``dp``.
     """
     costs = _costs(run, rounds, final)
     return min(max(costs), run.settings.privacy.dp_epsilon) if costs else None
@@ -151,8 +152,8 @@ def _costs(run: ActiveRun, rounds: int, final: bool) -> list[float]:
     """Return the ε of a client after ``rounds``, for each number of samples that a client has.
 
     It is computed as if all took part in every round. A run that was resumed may have repeated the
-    round that it stopped in, so each resumption counts as one more round. [] without ``dp``.
-    SettingsError where ``dp-epsilon`` is too small for all clients.
+    round that it stopped in, so each resumption counts as one more round. Return [] without ``dp``.
+    Raises SettingsError if ``dp-epsilon`` is too small for all clients.
     """
     costs = []
     refusal = None

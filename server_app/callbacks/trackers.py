@@ -54,7 +54,7 @@ class UserCallback(Callback):
         if self.call is None:
             return
         try:
-            self.call(deepcopy(row))
+            self.call(deepcopy(row))  # the run's own row is safe from what it changes
         except Exception as error:
             say(f"  callback: {self.name} failed, {type(error).__name__}: {error}")
 
@@ -73,7 +73,7 @@ def tracker(
     """Begin a run in the tracker ``name``, and return the function that takes each further row.
 
     The ``rows`` of a resumed run so far are sent at once, and so are the settings in ``config``.
-    SettingsError where the tracker cannot start.
+    Raises SettingsError if the tracker cannot start.
     """
     try:
         tracked = STARTS[name](import_module(name), folder, dict(config))
@@ -86,7 +86,7 @@ def tracker(
     def take(row: RoundRow) -> None:
         tracked.log(accuracies(row), row["evaluated-after-round"])
         if row["kind"] == "round":
-            tracked.log(others(row), row["round"])
+            tracked.log(other_figures(row), row["round"])
         else:
             tracked.finish()  # Nothing follows the final evaluation
 
@@ -111,8 +111,9 @@ def accuracies(row: RoundRow) -> dict[str, float]:
     return figures
 
 
-def others(row: RoundRow) -> dict[str, float]:
+def other_figures(row: RoundRow) -> dict[str, float]:
     """Return losses, bytes, seconds and numbers of valid or lost replies by names for a tracker."""
+    # but for the table of the clients' seconds, which is a group of its own
     seconds = {name: value for name, value in row["seconds"].items() if isinstance(value, float)}
     replies: dict[str, int] = {kind: len(row[kind]) for kind in TROUBLE}
     groups: dict[str, Mapping[str, float]] = {
@@ -143,7 +144,7 @@ def _mlflow(package: Any, folder: Path, config: dict[str, Scalar]) -> TrackedRun
 
 
 def _tensorboard(package: Any, folder: Path, config: dict[str, Scalar]) -> TrackedRun:
-    """Begin event files for TensorBoard in the run's folder."""
+    """Begin event files for TensorBoard, whose ``package`` PyTorch's writer uses, in ``folder``."""
     from torch.utils.tensorboard import SummaryWriter
 
     events = folder / "tensorboard"

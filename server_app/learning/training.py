@@ -35,8 +35,8 @@ def train(
 ) -> float:
     """Train the optimizer's parameters on ``vectors`` for ``server-epochs`` epochs.
 
-    ``vectors`` are tensors [P, …] with the same P, on any device; ``loss`` gets the rows of a
-    shuffled minibatch of each. A minibatch of fewer than ``min_rows`` rows is left out. Returns the
+    ``vectors`` are tensors of P rows each, on any device; ``loss`` gets the rows of a shuffled
+    minibatch of each tensor. A minibatch of fewer than ``min_rows`` rows is left out. Returns the
     mean loss of the last epoch.
 
     Small steps use one thread, as more make them no faster. Their size is judged by the rows that
@@ -48,8 +48,9 @@ def train(
     device = trained[0].device
     vectors = [tensor.to(device) for tensor in vectors]
     count = len(vectors[0])
-    batch_size = min(count, hparams.server_batch_size or count)
+    batch_size = min(count, hparams.server_batch_size or count)  # 0: all in one batch
 
+    # one for each parameter and row
     multiplications = (forward_rows or batch_size) * sum(parameter.numel() for parameter in trained)
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if multiplications < SMALL_STEP else threads)
@@ -71,4 +72,4 @@ def train(
                 seen += rows
     finally:
         torch.set_num_threads(threads)
-    return total.item() / max(1, seen)
+    return total.item() / max(1, seen)  # 0 if every minibatch was too small

@@ -38,19 +38,19 @@ class Problem:
 
 # -- whether sites fit together
 def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
-    """FederationError unless the sites agree on all that their algorithm needs.
+    """Raise FederationError unless the sites agree on all that their algorithm needs.
 
-    They must agree on the classes and the division of common data (`check_division`), and where
-    weights are averaged on the network, the shape of inputs and the columns of a table.
+    They must agree on the task, the classes and the division of common data (`check_division`), and
+    where weights are averaged, on the network, the shape of inputs and the columns of a table.
     ``divided_among`` is the number of clients of a run that is resumed, 0 for any.
     """
     check_division(settings, cards, divided_among)
-    hint = "set `classes` to the class names in label order"
     task = settings.data.task
     for name, card in cards.items():
         if card.task_kind != task:
             has = f"{name} has read its data with task = {card.task_kind!r}"
             raise FederationError(f"{has}, and the run has {task!r}")
+    hint = "set `classes` to the class names in label order"
     must_agree("classes", cards, lambda card: ", ".join(card.classes), hint)
 
     needs_one_network = settings.exchange.needs_one_architecture
@@ -67,7 +67,10 @@ def check_fit(settings: Settings, cards: Cards, divided_among: int = 0) -> None:
 
 
 def _check_networks(settings: Settings, cards: Cards) -> None:
-    """FederationError unless all sites have one network, of a name that the run knows."""
+    """Raise FederationError unless all sites have one network, of a name that the run knows.
+
+    Those with tables must also have the same columns in the same order.
+    """
     algo = settings.run.algo
     known = {*ARCHITECTURES, settings.model.arch, *members_of(settings.model.models)}
     for name, card in cards.items():
@@ -90,32 +93,34 @@ def _shape_of(card: SiteCard) -> str:
 
 
 def check_division(settings: Settings, cards: Cards, before: int = 0) -> None:
-    """FederationError unless the sites that divide a common data set divide it by one number.
+    """Raise FederationError unless the sites that divide a common data set divide it alike.
 
-    In a resumed run that must be the number ``before``; 0 allows any.
+    All must divide it among the same number of clients: in a resumed run among ``before``, where
+    that is not 0.
     """
     dividing = {name: card for name, card in cards.items() if card.num_partitions}
     if settings.data.partition == "own" or not dividing:
         return
     hint = "they divide one data set: give all the same number"
     must_agree("num-partitions", dividing, lambda card: str(card.num_partitions), hint)
-    now = next(iter(dividing.values())).num_partitions
-    if before and now != before:
+    number = next(iter(dividing.values())).num_partitions
+    if before and number != before:
         how = (
             f"in simulation give --federation-config 'num-supernodes={before}' "
             f"(protofl run --clients {before})"
         )
         raise FederationError(
-            f"resume = true: the run's data are divided among {before} clients, not {now}; {how}"
+            f"resume = true: the run's data are divided among {before} clients, not {number}; {how}"
         )
 
 
 def must_agree(
     what: str, cards: Mapping[str, Any], value_of: Callable[[Any], str], hint: str
 ) -> None:
-    """FederationError where the sites' values differ, with the sites that have each value.
+    """Raise FederationError, which lists the sites that have each value, if the values differ.
 
-    ``what`` names the values in its text, and ``hint`` says what to do.
+    ``value_of`` gives a site's value. ``what`` names the values in the error's text, and ``hint``
+    says what to do.
     """
     sites_of = defaultdict(list)
     for name in in_order(cards):
@@ -126,16 +131,17 @@ def must_agree(
 
 
 def incompatible_sites(
-    settings: Settings, cards: Cards, divided_among: int, least: int
+    settings: Settings, cards: Cards, divided_among: int, enough: int
 ) -> dict[str, str]:
-    """Map each site that does not fit to the largest group of compatible sites to the reason.
+    """Return why sites do not fit the largest group of compatible sites, by site.
 
-    Empty where all fit, where two groups are equally large, or where the largest has fewer than
-    ``least`` sites.
+    It is empty if all fit, and if no group shall win: two are equally large, or the largest has
+    fewer than ``enough`` sites. ``divided_among`` is as in `check_fit`.
     """
     division = divided_among or division_of(cards)
     groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
     for name, card in cards.items():
+        # 0: the site has data of its own
         divides_alike = settings.data.partition == "own" or card.num_partitions in (0, division)
         needed_alike: tuple[object, ...] = (card.weights,)
         if settings.exchange.needs_one_architecture:
@@ -143,7 +149,7 @@ def incompatible_sites(
         groups[divides_alike, card.classes, *needed_alike].append(name)
 
     largest, *others = sorted(groups.values(), key=len, reverse=True)
-    if not others or len(largest) == len(others[0]) or len(largest) < least:
+    if not others or len(largest) == len(others[0]) or len(largest) < enough:
         return {}
 
     compatible = {name: cards[name] for name in largest}
@@ -170,9 +176,10 @@ def model_of(card: SiteCard) -> tuple[object, ...]:
 
 
 def most_common(cards: Cards) -> SiteCard:
-    """Return the card of a site with the most common inputs, and of these the most common network.
+    """Return the card of a site with the most common shape of inputs.
 
-    Of several shapes that are equally common the smallest counts.
+    Of equally common shapes the smallest is taken, and of the sites with that shape one of the most
+    common network.
     """
     shapes = Counter(card.input_shape for card in cards.values())
     models = Counter(map(model_of, cards.values()))
@@ -186,7 +193,10 @@ def most_common(cards: Cards) -> SiteCard:
 
 # -- whether sites are enough
 def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
-    """FederationError where no client is of ``new-domain``, or none is left to train."""
+    """Raise FederationError if no client is of ``new-domain``, or none is left to train.
+
+    ``new`` are the clients that never train.
+    """
     domain = settings.federation.new_domain
     domains = {card.domain for card in cards.values()}
     if domain and domain not in domains:
@@ -200,10 +210,10 @@ def check_new(settings: Settings, cards: Cards, new: Collection[str]) -> None:
 
 
 def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> None:
-    """FederationError where a round asks fewer of the ``sites`` than it needs.
+    """Raise FederationError if a round asks fewer of the ``sites`` than it needs.
 
     It needs enough for ``min-replies``, to outvote ``liars``, and to hide a single site in a secure
-    sum. ``fewest`` is how many a round asks at least.
+    sum. ``fewest`` is how many a round asks at least. A secure sum may also have too many.
     """
     federation = settings.federation
     asked = number_asked(sites, federation.participation, fewest)
@@ -233,15 +243,15 @@ def check_number(settings: Settings, sites: int, liars: int, fewest: int) -> Non
 
 # -- whom a round asks
 def sample_sites(
-    sites: Iterable[str], participation: float, seed: int, server_round: int, least: int = 1
+    sites: Iterable[str], participation: float, seed: int, server_round: int, fewest: int = 1
 ) -> list[str]:
-    """Draw `number_asked` of the sites, and return them in natural order.
+    """Draw as many of the sites as `number_asked` says, and return them in natural order.
 
     The draw depends on the seed, the round and the sites' names, not on Flower's node ids, which
     are random.
     """
     names = in_order(sites)
-    number = number_asked(len(names), participation, least)
+    number = number_asked(len(names), participation, fewest)
     if number == len(names):
         return names
     generator = np.random.default_rng(derive_seed(seed, "sampling", server_round))
@@ -250,9 +260,9 @@ def sample_sites(
 
 
 def draw_drop_outs(sites: Iterable[str], rate: float, seed: int, server_round: int) -> list[str]:
-    """Return the sites that do not answer in a round (``drop-rate``).
+    """Draw the sites that do not answer in a round (``drop-rate``).
 
-    Each site is drawn by itself, with a generator of its own for each round.
+    Each site has a generator of its own for each round, so that no draw depends on other sites.
     """
     silent = []
     for site in sites:

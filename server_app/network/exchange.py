@@ -102,7 +102,7 @@ class MessageExchange:
     def run(self, flow: Flow[T], result: Exchanged) -> T:
         """Ask the questions that a flow yields, send it the answers, and return what it returns.
 
-        The heads of audit logs that have come are written even if it fails.
+        The heads of audit logs that have come are written even if the flow fails.
         """
         try:
             question = next(flow)
@@ -126,16 +126,16 @@ class MessageExchange:
             node = self.federation.node_of[site]
             messages[site] = Message(content, node, question.kind, group_id=str(result.number))
 
-        stage = f"{question.stage}: " if question.stage else ""
+        reason_prefix = f"{question.stage}: " if question.stage else ""
         answers = {}
         replies = self._replies_to(messages, question.kind, result)
         if question.kind == MessageType.TRAIN:
             in_time = self.late.hold_back(result.number, replies)
-            result.silent |= replies.keys() - in_time.keys()
+            result.silent |= replies.keys() - in_time.keys()  # slow simulated clients
             replies = in_time
         for site, reply in replies.items():
             if reply.has_error():
-                result.failed[site] = stage + refusal_in(reply).text
+                result.failed[site] = reason_prefix + refusal_in(reply).text
                 continue
             head = head_of(reply.content)
             if head:
@@ -147,13 +147,14 @@ class MessageExchange:
     def at_work(self) -> set[str]:
         """Return the sites that a round does not ask, because they work on an earlier one.
 
-        Looks for late replies first. With ``late = "discard"`` only slow simulated clients are
-        returned. A site that has come back on another node is not at work: its message is lost.
+        Late replies that have come are taken in first. With ``late = "discard"`` only slow
+        simulated clients are returned. A site that has come back on another node is not at work:
+        its message is lost.
         """
         working = set(self.late.held)
         if not self.federation.settings.federation.late_replies_count:
             return working
-        self._pull(set(), {})  # takes in what has come between two rounds
+        self._pull(set(), {})  # no message of this round is pending: only late replies can come
         for overdue in self._overdue:
             node = self.federation.node_of.get(overdue.site)
             if overdue.message.metadata.dst_node_id == node:
@@ -165,28 +166,29 @@ class MessageExchange:
 
         They name the round and the run, the last round in which the site's upload was merged, and
         the last head of its audit log that the server has seen. The masks of a secure sum depend on
-        these records, so that there all sites get the same, with the facts of all that are asked.
+        these records, so that there all sites get the same, with the facts of all that are asked,
+        and ``site`` does not matter.
         """
         federation = self.federation
         sums_only = federation.settings.privacy.sums_only
         heads = self.witness.heads
         instructions = Instructions(result.number, self.run_name, federation.run_history)
-        all_counted = {}
+        rounds_of_all = {}
         if sums_only:
             rounds = {}
             for asked in result.asked:
                 if asked in federation.counted:
                     rounds[asked], _ = federation.counted[asked]
-            all_counted = pack_counted(rounds)
+            rounds_of_all = pack_counted(rounds)
         elif site in federation.counted:
             counted, part = federation.counted[site]
             instructions = replace(instructions, counted=counted, part=part)
-        sites = result.asked if sums_only else [site]
+        told_of = result.asked if sums_only else [site]
         return {
             "round": pack_instructions(instructions),
             **pack_baseline(federation.baseline),
-            **all_counted,
-            **pack_heads({name: heads[name] for name in sites if name in heads}),
+            **rounds_of_all,
+            **pack_heads({name: heads[name] for name in told_of if name in heads}),
         }
 
     def _replies_to(
@@ -196,19 +198,19 @@ class MessageExchange:
 
         Waits at most for ``round-timeout``, or with ``grace`` as long as `ReplyTimes.patience`
         says; late sites are noted as silent. A site that Flower cannot reach has an error for a
-        reply. FederationError where a simulation cannot go on.
+        reply. Raises FederationError where a simulation cannot go on.
         """
         federation = self.federation
         settings = federation.settings.federation
-        # whether `grace` applies; not where clients divide a data set: simulated ones wait for a
-        # processor, and results must not depend on that
-        hurries = bool(settings.grace) and not federation.num_partitions
+        # not where clients divide a data set: simulated ones wait for a processor, and results must
+        # not depend on that
+        grace_applies = bool(settings.grace) and not federation.num_partitions
         if settings.late_replies_count:
             # a late reply counts in the next round, but none follows the final evaluation
-            hurries = hurries and not result.final
+            grace_applies = grace_applies and not result.final
         else:
             # before the first reply of a kind nothing is known of how long sites take
-            hurries = hurries and self.times.has(kind)
+            grace_applies = grace_applies and self.times.has(kind)
         alive = {site for site, node in federation.node_of.items() if node in federation.online}
         seconds: dict[str, float] = {}  # Site -> how long its reply took
         self._replies = {}
@@ -221,10 +223,13 @@ class MessageExchange:
         while self._pending or self._away or self._awaits_late(result):
             has_answers = self._pull(alive, result.late)
             now = time.monotonic()
-            seconds |= dict.fromkeys(self._replies.keys() - seconds.keys(), now - start)
+            just_come = self._replies.keys() - seconds.keys()
+            seconds |= dict.fromkeys(just_come, now - start)
             longest = settings.round_timeout
             replies_so_far = len(seconds) + len(self.late.arrived)
-            if hurries and seconds and replies_so_far >= federation.fewest_replies:
+            has_enough = bool(seconds) and replies_so_far >= federation.fewest_replies
+            if grace_applies and has_enough:
+                # where late replies count, a slow site need not be waited for
                 awaited = () if settings.late_replies_count else self._pending
                 patience = self.times.patience(
                     kind, seconds.values(), awaited, settings.grace, settings.min_wait
@@ -253,7 +258,7 @@ class MessageExchange:
         for site, took in seconds.items():
             if not self._replies[site].has_error():
                 self.times.note(kind, site, start, start + took)
-        for site, away in self._away.items():
+        for site, away in self._away.items():  # not back in time
             self._replies[site] = away.error
         self._check_workers()
         self._check_states()
@@ -263,13 +268,13 @@ class MessageExchange:
         return replies
 
     def _check_workers(self) -> None:
-        """FederationError where a process that simulates clients has died.
+        """Raise FederationError if a process that simulates clients has died.
 
         Flower would keep giving clients to the dead process.
         """
         if not is_simulated(self.grid):
             return
-        exceptions = {}  # Site -> Ray's exception
+        exceptions = {}  # Site -> the name of Ray's exception
         for site, reply in self._replies.items():
             died = reply.has_error() and WORKER_DIED.match(str(reply.error.reason))
             if died:
@@ -285,7 +290,7 @@ class MessageExchange:
         )
 
     def _check_states(self) -> None:
-        """FederationError where a simulated client has lost its state.
+        """Raise FederationError if a simulated client has lost its state.
 
         Going on without it, or with an older one, would change the figures.
         """
@@ -298,9 +303,9 @@ class MessageExchange:
                 raise FederationError(f"{reason}. This round does not count")
 
     def _awaits_late(self, result: Exchanged) -> bool:
-        """Return whether a round has too few replies, and replies to earlier rounds may fill it up.
+        """Return whether a round waits for replies to earlier rounds, as it has too few of its own.
 
-        Only where the setting ``late`` lets these count, and never in the final evaluation.
+        It does so only if late replies count (``late``), and never in the final evaluation.
         """
         if result.final or not self.federation.settings.federation.late_replies_count:
             return False
@@ -314,16 +319,16 @@ class MessageExchange:
         """
         for site, message in self._pending.items():
             self._overdue.append(_Overdue(site, message, asked))
-        number_left = Counter(overdue.site for overdue in self._overdue)
+        left = Counter(overdue.site for overdue in self._overdue)  # Site -> from this one on
         kept = []
         for overdue in self._overdue:  # oldest first
-            if number_left[overdue.site] <= MOST_OVERDUE:
+            if left[overdue.site] <= MOST_OVERDUE:
                 kept.append(overdue)
-            number_left[overdue.site] -= 1
+            left[overdue.site] -= 1
         self._overdue = kept
 
     def _push(self, messages: Mapping[str, Message]) -> None:
-        """Send messages by site; one that Flower does not take gets an error for a reply."""
+        """Send a message to each site; one that Flower does not take gets an error for a reply."""
         pushed = push_each(self.grid, messages.values())
         for site, (message, is_taken) in zip(messages, pushed, strict=True):
             if is_taken:
@@ -334,6 +339,7 @@ class MessageExchange:
     def _pull(self, alive: set[str], late: dict[str, str]) -> bool:
         """Take in the replies that have come, and return whether there were any.
 
+        A reply that says that its site's node died is kept apart if the site may come back:
         ``alive`` are the sites that were connected when this exchange began. A line for each late
         reply to an earlier round is put into ``late``, by site.
         """
@@ -381,7 +387,7 @@ class MessageExchange:
         node_of = self.federation.node_of
         copies = {}
         for site, message in self._pending.items():
-            if message.metadata.dst_node_id != node_of[site]:
+            if message.metadata.dst_node_id != node_of[site]:  # it is on another node now
                 copies[site] = copy_for(message, node_of[site])
         for site, away in list(self._away.items()):
             if node_of[site] in self.federation.online:

@@ -39,7 +39,7 @@ UNREADABLE = (
     DecodeError,
 )
 """What Flower raises over a reply that cannot be decoded, such as JSON that is none."""
-BESIDE = 2**24
+MOST_BESIDE_ARRAYS = 2**24
 """The most bytes of a reply beside its arrays: figures, names, keys, and 2**10 for each part."""
 MOST_VALUES = 2**20
 """The most values in a reply's records: few bytes may stand there under millions of names."""
@@ -85,6 +85,7 @@ def find_messages_by_node(grid: Grid) -> None:
                 waiting[message.metadata.dst_node_id].append(message)
             return key
 
+    # with the parameters of Flower's method, of which only the node counts
     def get_message_ins(
         node_id: int, limit: int | None, *, run_id: int | None = None
     ) -> list[Message]:
@@ -109,7 +110,7 @@ def push_each(grid: Grid, messages: Iterable[Message]) -> list[tuple[Message, bo
     """
     sent = list(messages)
     if _superlink_of(grid):
-        envelopes: dict[bytes, bytes] = {}
+        envelopes: dict[bytes, bytes] = {}  # lets equal records share their memory
         for message in sent:
             message.content = envelope.put_in(message.content, envelopes)
 
@@ -141,8 +142,8 @@ def pull_each(
 ) -> list[tuple[Message, Message]]:
     """Return the messages that have been answered, each with its reply.
 
-    In place of a reply that cannot be read, or that is larger than ``arrays`` bytes and `BESIDE`
-    together, comes an error.
+    An error takes the place of a reply that cannot be read, or that is larger than ``arrays`` and
+    `MOST_BESIDE_ARRAYS` bytes together.
 
     Flower decodes the replies of one ``pull_messages`` together, so a garbled one would lose the
     others and end the run: each is read in a call of its own. The SuperLink is asked once for all,
@@ -164,7 +165,7 @@ def pull_each(
     tell_silence(start)
     begun = [(message, _BEGUN[message]) for message in asked.values() if message in _BEGUN]
     for message, reply in begun:
-        answered += _pull_begun(grid, superlink, message, reply, arrays + BESIDE)
+        answered += _pull_begun(grid, superlink, message, reply, arrays + MOST_BESIDE_ARRAYS)
     return answered
 
 
@@ -190,8 +191,8 @@ def _pull_begun(
 ) -> list[tuple[Message, Message]]:
     """Return the message with its reply of at most ``most`` bytes; [] while parts are missing.
 
-    Flower reads the reply, and is given the announcement that came before, and the parts that are
-    here, in place of two requests of its own.
+    Flower itself puts the reply together. Two of its requests to the SuperLink are replaced: it is
+    given the announcement that came before, and the parts that are here.
     """
     flower_module = sys.modules[type(grid).__module__]
     pull_objects = partial(_pull_present, reply.parts, most)
@@ -203,7 +204,7 @@ def _pull_begun(
             pulled = _pull(grid, message)
         except ObjectUnavailableError:
             return []
-    # `_pull` gives its own errors the code 0; Flower has not confirmed such a reply, so that the
+    # `_pull` gives its own errors the code 0. Flower has not confirmed such a reply, so that the
     # SuperLink would keep it
     is_unreadable = any(answer.has_error() and not answer.error.code for _, answer in pulled)
     if is_unreadable:
@@ -223,8 +224,8 @@ def _pull_present(
 
     It stands in for Flower's ``pull_objects``, which would wait two hours. While a part is missing
     it raises ObjectUnavailableError, as ``pull_object_fn`` does; ``parts`` keeps the others for the
-    next call. ValueError for more than ``most`` bytes, or for more than `BESIDE` that are not of
-    arrays.
+    next call. It raises ValueError for more than ``most`` bytes, or for more than
+    `MOST_BESIDE_ARRAYS` that are not of arrays.
     """
 
     def pull(name: str) -> int:
@@ -240,15 +241,20 @@ def _pull_present(
             if size > most:
                 raise ValueError(f"{len(missing)} parts of a reply with more than {most} bytes")
 
+    # the first word of a part is its kind; arrays are in chunks
     beside = sum(len(part) for part in parts.values() if not part.startswith(b"ArrayChunk "))
-    if beside > BESIDE:  # decoded they take far more: each number or list becomes an object
+    # decoded they take far more: each number or list becomes an object
+    if beside > MOST_BESIDE_ARRAYS:
         raise ValueError(f"{beside} bytes beside arrays")
     envelope.check_parts(parts, most)
     return parts
 
 
 def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
-    """Return the message with its reply, [] without one; an error (code 0) for a garbled one."""
+    """Return the message with its reply, or [] without one.
+
+    An error with the code 0 takes the place of a reply that cannot be read.
+    """
     try:
         replies = list(grid.pull_messages([id_of(message)]))
         records = []
@@ -270,7 +276,7 @@ def _pull(grid: Grid, message: Message) -> list[tuple[Message, Message]]:
 def _superlink_of(grid: Grid) -> Any:
     """Return the client by which the grid talks to a SuperLink; None in a simulation.
 
-    SettingsError if Flower's grid has none by this name, as replies could not be limited then.
+    Raises SettingsError if Flower's grid lacks it, as replies could not be limited then.
     """
     if is_simulated(grid) or not type(grid).__module__.startswith("flwr."):
         return None

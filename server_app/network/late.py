@@ -37,7 +37,7 @@ class LateReplies:
         """Simulated client -> the round, and the bytes of its reply."""
 
     def note(self, site: str, message: Message, reply: Message) -> None:
-        """Keep a late reply for `take`, if it is one to training and late ones count (``late``).
+        """Keep a reply to a training message for `take`, if late replies count (``late``).
 
         Of several replies of a site only that to the newest round is kept.
         """
@@ -58,9 +58,9 @@ class LateReplies:
         for site, held in list(self.held.items()):
             asked_in = int(held["round"])
             if number >= asked_in + slow_factor:
-                content = bytes(held["content"].numpy())
-                read = recorddict_from_proto(recorddict_pb2.RecordDict.FromString(content))
-                self.arrived[site] = LateReply(asked_in, read)
+                packed = bytes(held["content"].numpy())
+                content = recorddict_from_proto(recorddict_pb2.RecordDict.FromString(packed))
+                self.arrived[site] = LateReply(asked_in, content)
                 del self.held[site]
         taken = {site: self.arrived[site] for site in in_order(self.arrived)}
         self.arrived = {}
@@ -78,10 +78,10 @@ class LateReplies:
                 in_time[site] = reply
                 continue
             # a checkpoint takes tensors only; `frombuffer` needs a buffer that may be written to
-            content = bytearray(recorddict_to_proto(reply.content).SerializeToString())
+            packed = bytearray(recorddict_to_proto(reply.content).SerializeToString())
             self.held[site] = {
                 "round": torch.tensor(number),
-                "content": torch.frombuffer(content, dtype=torch.uint8),
+                "content": torch.frombuffer(packed, dtype=torch.uint8),
             }
         return in_time
 

@@ -43,7 +43,7 @@ class Federation:
     - *present*: in ``cards`` and ``node_of``, with its introduction and its current node;
     - *owned*, from the first round on: in ``owners``, with its first node, whose it remains. While
       that node is gone another one may be its current node;
-    - *contested*: two nodes began with it, so that it is nobody's, nor a third's.
+    - *contested*: two nodes began with it, so that neither they nor any other gets it.
 
     A node that cannot take part is in ``problems``, with the reason.
     """
@@ -111,14 +111,14 @@ class Federation:
 
         The settings ``new-clients`` and ``new-domain`` choose them.
         """
-        partitions = self.settings.new_clients(self.num_partitions)
+        drawn_partitions = self.settings.new_clients(self.num_partitions)
         new_domain = self.settings.federation.new_domain  # "": there is none
         new = set()
         for name, card in self.cards.items():
             if not card.num_partitions:  # it has data of its own
                 continue
             is_of_new_domain = bool(new_domain) and card.domain == new_domain
-            if card.partition in partitions or is_of_new_domain:
+            if card.partition in drawn_partitions or is_of_new_domain:
                 new.add(name)
         return new
 
@@ -126,17 +126,17 @@ class Federation:
     def gather(self) -> None:
         """Wait until enough sites have introduced themselves, and decide which take part.
 
-        From then on names are bound to nodes. FederationError where too few sites come or fit
-        together, or where a resumed run's data set is divided among another number of clients.
+        From then on names are bound to nodes. Raises FederationError where too few sites come or
+        fit together, or a resumed run's data set is divided among another number of clients.
         """
         absent = self._await_introductions()
         wanted = self._wanted()
-        least = self._least()
-        if not wanted or len(self.cards) < least:
+        enough = self._enough()
+        if not wanted or len(self.cards) < enough:
             raise FederationError(self._too_few())
 
         divided_among = self.start.num_partitions
-        reasons = admission.incompatible_sites(self.settings, self.cards, divided_among, least)
+        reasons = admission.incompatible_sites(self.settings, self.cards, divided_among, enough)
         for name, why in reasons.items():
             self._leave_out(name, why)
         if absent:
@@ -149,7 +149,7 @@ class Federation:
         admission.check_new(self.settings, self.cards, new_clients)
         training = len(self.cards) - len(new_clients)
         admission.check_number(self.settings, training, self.bounds.liars, self.fewest_asked)
-        self._reference = self.reference
+        self._reference = self.reference  # stays, whoever joins or leaves
         if len(self.cards) < wanted:
             say(f"going on with {len(self.cards)} of {wanted} clients (min-clients)")
         self.owners = {**self.node_of, **self.owners}  # a resumed run has owners already
@@ -157,7 +157,8 @@ class Federation:
     def _await_introductions(self) -> set[str]:
         """Look for sites until no further one is awaited, at most for ``join-timeout``.
 
-        Return the sites of a resumed run that have not come: these are awaited until they refuse.
+        All sites that a resumed run had are awaited, unless they refuse. Return those of them that
+        have not come.
         """
         deadline = time.monotonic() + self.settings.federation.join_timeout
         absent = set(self.start.sites)
@@ -177,13 +178,13 @@ class Federation:
 
         It may unless its node has refused for good.
         """
-        problem = self.problems.get(self.owners.get(name, 0))
+        problem = self.problems.get(self.owners.get(name, 0))  # 0 is no node's id
         return problem is None or problem.waits
 
     def _all_heard(self) -> bool:
         """Return whether no further site is awaited: `gather` goes on with those that are there.
 
-        FederationError where these do not suffice, and waiting for ``join-timeout`` would not help.
+        Raises FederationError if these do not suffice, and waiting longer would not help.
         """
         if self._questions:
             return False
@@ -213,7 +214,7 @@ class Federation:
         if ready and ready + len(problems) < wanted:
             return False
         # All have answered. Do those that can take part suffice? (0: not known)
-        if not 0 < self._least() <= ready:
+        if not 0 < self._enough() <= ready:
             raise FederationError(admission.describe_problems(problems))
         return True
 
@@ -222,11 +223,11 @@ class Federation:
         named = len(self.settings.named_sites)
         return self.settings.federation.num_clients or named or self.num_partitions
 
-    def _least(self) -> int:
+    def _enough(self) -> int:
         """Return how many sites suffice where others are missing; 0 while that is not known.
 
         It is ``min-clients``. By default it is all clients that divide a data set, or more than
-        half of the sites with data of their own.
+        half of the sites with data of their own, and two of these at least.
         """
         wanted = self._wanted()
         default = wanted if self.num_partitions else max(2, wanted // 2 + 1)
@@ -257,14 +258,14 @@ class Federation:
     def leave_out_reference(self, why: str) -> bool:
         """Leave out the `reference` site and all of the same network, as no model can be built.
 
-        Another reference is chosen. Return False, and change nothing, if too few sites would be
-        left.
+        ``why`` is the reason that they are given. Another reference is chosen. Return False, and
+        change nothing, if too few sites would be left.
         """
         model = admission.model_of(self.reference)
-        same = [name for name, card in self.cards.items() if admission.model_of(card) == model]
-        if len(self.cards) - len(same) < max(1, self._least()):
+        unfit = [name for name, card in self.cards.items() if admission.model_of(card) == model]
+        if len(self.cards) - len(unfit) < max(1, self._enough()):
             return False
-        for name in same:
+        for name in unfit:
             self._leave_out(name, why)
             say(admission.describe_problems([Problem(f"{name}: {why}")]))
         self._reference = admission.most_common(self.cards)
@@ -280,6 +281,7 @@ class Federation:
         known_problems = set(self.problems)
         self._look()
         for name in in_order(self.cards.keys() - known_sites):
+            # taken out again: it must fit those that were there before
             card = self.cards.pop(name)
             node = self.node_of.pop(name)
             if self._admit(name, node, card):
@@ -292,14 +294,14 @@ class Federation:
 
         Waits at most for ``join-timeout``, and then lets the round go on.
         """
-        least = min(self.fewest_replies, len(self.node_of))
+        needed = min(self.fewest_replies, len(self.node_of))
         deadline = time.monotonic() + self.settings.federation.join_timeout
         self.look_around()
         connected = self._connected()
-        if connected < least:
-            text = f"{connected} clients are connected, fewer than min-replies = {least}"
+        if connected < needed:
+            text = f"{connected} clients are connected, fewer than min-replies = {needed}"
             emit(RoundTrouble("waiting", text))
-        while self._connected() < least and time.monotonic() < deadline:
+        while self._connected() < needed and time.monotonic() < deadline:
             time.sleep(0.5)
             self.look_around()
 
@@ -323,10 +325,10 @@ class Federation:
         return awake if len(awake) >= self.fewest_replies else taking_part
 
     def note_silence(self, server_round: int, missing: Iterable[str], heard: Iterable[str]) -> None:
-        """Note which sites were silent in a round, and let some rest.
+        """Note which sites were silent in a round, ``missing``, and let some rest.
 
         A site that is silent for ``max-silent-rounds`` in a row is not asked for as many rounds, as
-        each would wait for it until the timeout.
+        each would wait for it until the timeout. 0 lets none rest.
         """
         most = self.settings.federation.max_silent_rounds
         for site in heard:
@@ -336,9 +338,10 @@ class Federation:
             self._silent_rounds[site] += 1
             silent = self._silent_rounds[site]
             if most and silent >= most:
-                last = server_round + most
-                self._rests_until[site] = last
-                say(f"  {site}: silent {silent} times running; not asked until round {last + 1}")
+                last_rest = server_round + most
+                self._rests_until[site] = last_rest
+                next_asked = last_rest + 1
+                say(f"  {site}: silent {silent} times running; not asked until round {next_asked}")
 
     # -- introductions
     def _look(self) -> None:
@@ -354,7 +357,7 @@ class Federation:
                 ErrorCode.MESSAGE_UNAVAILABLE,
             ):
                 # It died over the question, or its answer broke off: it is asked again
-                del self._ask_at[node]
+                del self._ask_at[node]  # as if it were new
             else:
                 self._take_refusal(node, refusal_in(reply))
         self._settle_names()
@@ -367,13 +370,13 @@ class Federation:
         self.online = set(self.grid.get_node_ids())
         now = time.monotonic()
         due = sorted(node for node in self.online if self._ask_at.get(node, 0.0) < now)
-        asked = {message.metadata.dst_node_id for message in self._questions.values()}
-        free = max(0, SITES_AT_ONCE - len(self.online & asked))
+        being_asked = {message.metadata.dst_node_id for message in self._questions.values()}
+        free = max(0, SITES_AT_ONCE - len(self.online & being_asked))
         nodes = due[:free]
         if not nodes:
             return
 
-        digest = pack_settings(digest_of(self.settings.given))
+        digest = pack_settings(digest_of(self.settings.given))  # sites compare it with their own
         content = RecordDict({**pack_baseline(self.baseline), **digest})
         questions = [Message(content, node, MessageType.QUERY, group_id="0") for node in nodes]
         for question, is_taken in push_each(self.grid, questions):
@@ -425,6 +428,7 @@ class Federation:
         self.problems.pop(node, None)  # It may have waited for approval
         signature = bytes.fromhex(card.signature)
         run_id = self.run_history.run_id
+        # true of any site in a run without a study that names its sites
         if not is_from_site(self.settings.study, name, run_id, "introduction", signature):
             self.problems[node] = Problem(f"{name}: not signed by a site of the study")
             return
@@ -472,7 +476,7 @@ class Federation:
             self.problems |= dict.fromkeys(claimants, Problem(why))
             return
 
-        if current in claimants:
+        if current in claimants:  # the site stays on its node
             rivals = set(claimants) - {current} - self._warned_of
             if rivals:
                 self._warned_of |= rivals

@@ -39,22 +39,22 @@ class ReplyTimes:
         taken: Iterable[float],
         pending: Collection[str],
         grace: float,
-        least: float,
+        min_wait: float,
     ) -> float:
         """Return how many seconds an exchange waits in all.
 
         ``taken`` has the seconds of the replies that have come. It waits ``grace`` times their
         median, or ``grace`` times the slowest earlier reply of any ``pending`` site if that is
-        longer, and at least ``least``.
+        longer, and at least ``min_wait``.
         """
         expected = statistics.median(taken)
         for site in pending:
             expected = max(expected, self.slowest(kind, site))
-        return max(least, grace * expected)
+        return max(min_wait, grace * expected)
 
 
 def _work(kind: str) -> str:
-    """Return the kind of work that Flower's type of message asks for: "query" of "query.share".
+    """Return the kind of work that a message asks for, such as "query" for Flower's "query.share".
 
     All queries are one kind, as a site answers them at once.
     """

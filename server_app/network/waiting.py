@@ -27,8 +27,8 @@ class Waits:
     ) -> None:
         """Tell that round ``number`` has waited ``seconds`` of at most ``longest`` for these sites.
 
-        The file is written each time. An event is emitted after `FIRST_WORD_SECONDS`, after twice
-        that, and so on.
+        ``kind`` is the type of message that they were sent. The file is written each time. An event
+        is emitted after `FIRST_WORD_SECONDS`, after twice that, and so on.
         """
         slowest = {site: self.times.slowest(kind, site) for site in in_order(sites)}
         since = time.time() - seconds

@@ -46,7 +46,7 @@ class Witness:
         return f"{site}:{key}" if key else site
 
     def add(self, run_name: str, number: int, heads: Mapping[str, str]) -> None:
-        """Append the heads that came in a round to the file."""
+        """Note the heads that came in a round, by site, and append them to the file."""
         if not heads:
             return
         self.heads.update(heads)

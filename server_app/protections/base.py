@@ -41,9 +41,9 @@ class Accepted:
         """
         if self.why_void:
             return self
-        after = protection.accept(self.kept, view)
-        refused = {**self.refused, **after.refused}
-        return type(self)(after.kept, refused, self.reduced | after.reduced, after.why_void)
+        outcome = protection.accept(self.kept, view)
+        refused = {**self.refused, **outcome.refused}
+        return type(self)(outcome.kept, refused, self.reduced | outcome.reduced, outcome.why_void)
 
 
 class Protection(ABC):

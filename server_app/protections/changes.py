@@ -38,17 +38,18 @@ def _cut(
     cut is added to ``reduced``.
     """
     ratio = view.bounds.max_update_ratio
-    sent: list[State] = [upload.payload.weights(name) or {} for upload in uploads]
-    clipped = clip_updates(sent, starts, ratio)  # the same object where nothing is cut
+    all_sent: list[State] = [upload.payload.weights(name) or {} for upload in uploads]
+    all_clipped = clip_updates(all_sent, starts, ratio)  # the same object where nothing is cut
     changed = []
-    for upload, start, before, after in zip(uploads, starts, sent, clipped, strict=True):
-        weights = dict(after)
+    for upload, start, sent, clipped in zip(uploads, starts, all_sent, all_clipped, strict=True):
+        weights = dict(clipped)
         fractions = dict(upload.kept_fractions)
-        if after is not before:
+        if clipped is not sent:
             limit = f"{ratio:g} times the median length (max-update-ratio)"
             reduced.add(f"{upload.site}: its change of the weights is cut to {limit}")
-            fractions[name] = length_of_change(after, start) / length_of_change(before, start)
+            fractions[name] = length_of_change(clipped, start) / length_of_change(sent, start)
         if view.bounds.liars:
-            weights |= {key: own for key, own in start.items() if not own.is_floating_point()}
+            # lengths leave out whole numbers, so that no cut bounds a lie in them
+            weights |= {key: value for key, value in start.items() if not value.is_floating_point()}
         changed.append(replace(upload.with_entries(**{name: weights}), kept_fractions=fractions))
     return changed

@@ -11,8 +11,8 @@ class EnoughReplies(Protection):
         return True
 
     def accept(self, uploads: list[Upload], view: View) -> Accepted:
-        least = view.fewest_replies
-        replies = sum(upload.clients for upload in uploads)
-        if replies >= least:
+        fewest = view.fewest_replies
+        replies = sum(upload.clients for upload in uploads)  # a secure sum is one upload of many
+        if replies >= fewest:
             return Accepted(uploads)
-        return Accepted([], why_void=f"{replies} valid replies, fewer than min-replies = {least}")
+        return Accepted([], why_void=f"{replies} valid replies, fewer than min-replies = {fewest}")

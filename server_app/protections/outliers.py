@@ -30,7 +30,7 @@ class RefuseOutliers(Protection):
 
 
 def outliers(payloads: Mapping[str, Payload], ratio: float) -> dict[str, str]:
-    """Map each site to refuse to the reason: an entry longer than ``ratio`` times the median.
+    """Return why sites are refused, by site: an entry is longer than ``ratio`` times the median.
 
     While more than half of the clients are honest, the median cannot exceed an honest client's
     norm. Entries of too few clients for a median are not compared.
@@ -68,8 +68,8 @@ class LeaveOutFarthest(Protection):
     """
 
     def acts(self, view: View) -> bool:
-        is_trimmed = view.settings.row.averages_prototypes
-        return view.bounds.prototype_aggregator.merging != "mean" and not is_trimmed
+        is_averaged = view.settings.row.averages_prototypes
+        return view.bounds.prototype_aggregator.merging != "mean" and not is_averaged
 
     def accept(self, uploads: list[Upload], view: View) -> Accepted:
         for name in vectors_in(view.settings.exchange.up):

@@ -30,7 +30,7 @@ class BoundSamples(Protection):
 
     def accept(self, uploads: list[Upload], view: View) -> Accepted:
         claims = [card.train_samples for card in view.cards.values()]
-        most, why = most_samples(claims, view.bounds)
+        most, setting = most_samples(claims, view.bounds)
         bounded = []
         reduced = set()
         for upload in uploads:
@@ -44,7 +44,8 @@ class BoundSamples(Protection):
                 )
             claimed = upload.train_samples
             if claimed > most:
-                reduced.add(f"{site}: {claimed:g} training samples weigh as {most:g} ({why})")
+                reduced.add(f"{site}: {claimed:g} training samples weigh as {most:g} ({setting})")
+                # what it sent may have counts of its own, by which it weighs: they shrink alike
                 entries = {}
                 for name, value in upload.payload.entries.items():
                     entries[name] = _with_counts(value, most / claimed)
@@ -64,10 +65,11 @@ def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
     limits = [(bounds.max_samples_ratio * median_low(claims), "max-samples-ratio")]
     if len(claims) >= MIN_CLIENTS_FOR_MEDIAN:
         largest_first = sorted(claims, reverse=True)
-        liars = min(max(1, bounds.liars), (len(claims) - 1) // 2)  # a minority
-        limits.append((bounds.max_samples_lead * largest_first[liars], "max-samples-lead"))
-    most, why = min(limits)
-    return max(1.0, most), why
+        # one at least, as the lead may be set without liars; no more than a minority of the claims
+        skipped = min(max(1, bounds.liars), (len(claims) - 1) // 2)
+        limits.append((bounds.max_samples_lead * largest_first[skipped], "max-samples-lead"))
+    most, setting = min(limits)
+    return max(1.0, most), setting  # one sample, or vector, may always count
 
 
 def _with_counts(value: Value, factor: float) -> Value:
@@ -109,7 +111,7 @@ def _thinned_to_samples(
 ) -> dict[str, Prototypes]:
     """Return each site's vectors, no more than its samples can give, by site.
 
-    {} where the algorithm sets no limit. A line for each site that loses some is added to
+    Return {} if the algorithm sets no limit. A line for each site that loses some is added to
     ``reduced``.
     """
     sent = vectors_of(uploads, name)
@@ -130,8 +132,8 @@ def _thinned_by_class(
 ) -> dict[str, Prototypes]:
     """Return each site's vectors, of each class at most as many as `most_samples` allows, by site.
 
-    The numbers that other sites have sent of the class are the claims that it compares. A line for
-    each site that loses some is added to ``reduced``.
+    The claims that it compares are the numbers of vectors that sites have sent of the class. A line
+    for each site that loses some is added to ``reduced``.
     """
     thinned = vectors_of(uploads, name)
     labels: set[int] = set()
@@ -148,8 +150,9 @@ def _thinned_by_class(
         for site, number in numbers.items():
             if number <= most:
                 continue
-            is_label = thinned[site].labels == label
-            others = thinned[site].only(~is_label)
-            thinned[site] = Prototypes.joined([others, thinned[site].only(is_label).thinned(most)])
+            is_of_class = thinned[site].labels == label
+            of_class = thinned[site].only(is_of_class).thinned(most)
+            of_others = thinned[site].only(~is_of_class)
+            thinned[site] = Prototypes.joined([of_others, of_class])
             reduced.add(f"{site}: {number} {name} of a class count as {most:g} ({setting})")
     return thinned

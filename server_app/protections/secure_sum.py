@@ -60,7 +60,8 @@ class BegunSum:
 
     def shares_for(self, site: str, dealers: Sequence[str]) -> Records:
         """Return the record with the shares that the other dealers have sealed for a site."""
-        return pack_by_site({peer: self.sealed[peer][site] for peer in dealers if peer != site})
+        shares = {dealer: self.sealed[dealer][site] for dealer in dealers if dealer != site}
+        return pack_by_site(shares)
 
 
 @dataclass
@@ -89,11 +90,12 @@ class SecureSum:
         self.request = request
         self.exchanged = request.exchanged
         self.summed = request.reader  # Describes one site's upload as it is before it is masked
-        self.number = 2 * self.exchanged.number + self.exchanged.final
+        self.number = 2 * self.exchanged.number + self.exchanged.final  # As `sum_after` says
         self.next_number = sum_after(self.number, self.settings.run.rounds)
         self.figures = figure_names(self.settings.row.reported_losses, self.summed.metrics)
         # each figure is a sum and the weight behind it
         self.size = 2 * len(self.figures) + length(self.summed.declared, self.summed.limits)
+        # the numbers mod 2^64 travel as int64 of the same bits
         weights = {"masked": {"sum": ("int64", (self.size,))}}
         limits = replace(self.summed.limits, weights=weights)
         self.reader = ReplyReader(self.exchanged.number, MASKED, limits, counts_samples=False)
@@ -101,8 +103,8 @@ class SecureSum:
     def flow(self) -> Flow[list[Upload]]:
         """Ask the sites step by step, and return one upload, the mean of all.
 
-        The names of the steps are those of Bonawitz et al. VoidRound where too few sites are left
-        after a step, or where the sum is none that honest sites can have.
+        The names of the steps are those of Bonawitz et al. Raises VoidRound where too few sites are
+        left after a step, or where honest sites cannot have the sum.
         """
         sites = self.request.sites
         begun = self._take_begun()
@@ -112,12 +114,12 @@ class SecureSum:
             advertised = self._true_keys(answers, self.number)
             self._check_enough(advertised, self._needed(sites), "keys")
 
-            # ShareKeys: each deals shares of its secret, sealed, to every other
+            # ShareKeys: each deals shares of its secret, sealed, to every other site
             all_keys = pack_by_site(advertised)
             answers = yield self._query("share", dict.fromkeys(advertised, all_keys))
             begun = BegunSum(self.number, advertised, self._true_shares(answers, advertised))
 
-        # MaskedInputCollection: each works, and sends its vector under masks
+        # MaskedInputCollection: each site trains or evaluates, and sends its vector under masks
         keys = begun.keys
         needed = self._needed(keys)
         shared = [site for site in sites if site in begun.sealed]
@@ -125,25 +127,27 @@ class SecureSum:
         common = self._common_content(shared)
         contents = {site: {**common, **begun.shares_for(site, shared)} for site in shared}
         answers = yield self.request.question(contents, self.reader)
-        masked, came_with = self._read(answers)
+        masked, answers_with_keys = self._read(answers)
         self._check_enough(masked, needed, "uploads")
         self._check_enough(masked, self.request.fewest_replies, "uploads", "min-replies")
 
-        # Unmasking: each gives its shares of what is left of the masks; the next sum begins
-        keys_of_next = self._keys_of_next(came_with)
+        # Unmasking: each gives its shares of the keys of masks that do not cancel. Where uploads
+        # came with keys for the next sum, the same step deals its shares
+        keys_of_next = self._keys_of_next(answers_with_keys)
         answers = yield self._query("unmask", _to_unmask(masked, keys_of_next))
         self.sums.begun = self._next_begun(answers, keys_of_next)
         shares = self._unpacked(answers, SHARE)
         self._check_enough(shares, needed, "shares to unmask the sum")
         digest = digest_of_message({**common, **self.request.about})
         received = masks.digest_of_received(digest, keys, shared)
-        left = self._masks(begun, shared, masked, shares, received)
-        return [self._mean(masked, left, len(keys))]
+        masks_left = self._masks(begun, shared, masked, shares, received)
+        return [self._mean(masked, masks_left, len(keys))]
 
     def _take_begun(self) -> BegunSum | None:
-        """Return the first two steps of this sum if the sum before has taken them, else None.
+        """Return this sum's keys and shares if the sum before has collected them, else None.
 
-        They must have been taken with all sites of this round. What is not used is forgotten.
+        All sites of this round must have dealt shares, and be enough for the threshold among those
+        that sent keys. What was collected for another sum is forgotten.
         """
         begun = self.sums.begun
         self.sums.begun = None
@@ -157,7 +161,7 @@ class SecureSum:
     def _common_content(self, sites: Sequence[str]) -> Records:
         """Return the records that all sites receive alike, on which their masks depend.
 
-        SettingsError where the algorithm would send a site other records than the others.
+        Raises SettingsError if the algorithm would send a site other records than the others.
         """
         common, *others = self.request.contents(sites).values()
         if any(other is not common for other in others):  # equal ones are the same object
@@ -171,15 +175,16 @@ class SecureSum:
     def _read(self, answers: Replies) -> tuple[dict[str, NDArray[np.uint64]], Replies]:
         """Return the masked vector [L] of each valid reply, and its keys for the next sum.
 
-        Both are by site. A site that is refused has neither.
+        Both are by site, the keys as a record. A site that is refused has neither.
         """
         uploads = {}
         next_keys = {}
         for site, content in answers.items():
-            rest = dict(content)
-            if self.next_number and NEXT_SUM in rest:
-                next_keys[site] = RecordDict({NEXT_SUM: rest.pop(NEXT_SUM)})
-            uploads[site] = RecordDict(rest)
+            records = dict(content)
+            if self.next_number and NEXT_SUM in records:
+                # the reader below accepts nothing beside the upload
+                next_keys[site] = RecordDict({NEXT_SUM: records.pop(NEXT_SUM)})
+            uploads[site] = RecordDict(records)
 
         masked = {}
         for upload in self.request.read(uploads, self.reader):
@@ -190,7 +195,7 @@ class SecureSum:
     def _keys_of_next(self, answers: Replies) -> dict[str, bytes]:
         """Return the valid keys for the next sum that came with this one's uploads, by site.
 
-        {} where too few sites have sent any, as when no sum follows.
+        Return {} if too few sites have sent any; none do when no sum follows.
         """
         keys = self._true_keys(answers, self.next_number, NEXT_SUM)
         return keys if len(keys) >= self._needed(keys) else {}
@@ -210,13 +215,14 @@ class SecureSum:
         another's keys before it sends its own, so this is no accident.
         """
         keys = self._unpacked(answers, masks.SIGNED, record)
+        # a site's record must have one entry, under its own name
         own_keys = {site: sent[site] for site, sent in keys.items() if set(sent) == {site}}
         self._expel(keys.keys() - own_keys.keys(), "it sent keys for a sum that are not its own")
         sharing = masks.sites_sharing_a_key(own_keys)
         valid = {}
         for site, signed_keys in own_keys.items():
             purpose = masks.text_to_sign(self.settings.run.algo, number, signed_keys)
-            signature = signed_keys[masks.PUBLIC :]
+            signature = signed_keys[masks.PUBLIC :]  # follows the public keys
             if site in sharing:
                 self._expel([site], "one of its keys for a sum occurs twice")
             elif not masks.are_valid_keys(signed_keys):
@@ -232,13 +238,13 @@ class SecureSum:
     ) -> BySite:
         """Return the sealed shares of the sites that have one for each other site of the sum.
 
-        The sites are those of ``keys``. A site with shares for any others is expelled.
+        The sites are those of ``keys``. A site whose shares are not for exactly these is expelled.
         """
         sealed = self._unpacked(answers, masks.SEALED, record)
         valid = {}
-        for site, of_peers in sealed.items():
-            if set(of_peers) == keys.keys() - {site}:
-                valid[site] = of_peers
+        for site, share_for in sealed.items():
+            if set(share_for) == keys.keys() - {site}:
+                valid[site] = share_for
         self._expel(sealed.keys() - valid.keys(), "shares for other sites than the round's")
         return valid
 
@@ -251,10 +257,10 @@ class SecureSum:
         """Return the mean upload of all sites; the mean figures go to `exchanged`.
 
         ``masks_left`` [L] are the masks that do not cancel out in the sum of the vectors, and
-        ``sites`` is how many advertised keys, which sets the scale of the whole numbers. VoidRound
-        for a sum that honest sites cannot have.
+        ``sites`` is how many advertised keys, which sets the scale of the whole numbers. Raises
+        VoidRound for a sum that honest sites cannot have.
         """
-        sums = np.add.reduce(list(masked.values())) - masks_left
+        sums = np.add.reduce(list(masked.values())) - masks_left  # mod 2^64
         end_of_figures = 2 * len(self.figures)
         try:
             payload, samples = from_sums(
@@ -265,13 +271,14 @@ class SecureSum:
             self.exchanged.means = means_of(figures, self.figures, noisy=shares_noise)
         except RefusedMessage as refusal:
             raise VoidRound(f"secure aggregation: {refusal}") from None
-        report = Report(self.exchanged.number, samples, 0)
+        report = Report(self.exchanged.number, samples, 0)  # The figures are in `means`
         return Upload("all", payload, report, clients=len(masked))
 
     def _needed(self, sites: Collection[str]) -> int:
         """Return how many sites a sum needs to the end; each site demands the same number.
 
-        It is ``secagg-threshold`` of ``sites``, or of all that the study names if these are more.
+        It is the fraction ``secagg-threshold`` of ``sites``, or of all sites that the study names
+        if these are more.
         """
         number = max(len(sites), len(self.settings.named_sites))
         return masks.threshold_of(number, self.settings.privacy.secagg_threshold)
@@ -288,7 +295,8 @@ class SecureSum:
 
         These are the own mask of each site that sent a vector, and the pair masks that those sites
         share with a lost one. ``shared`` are the sites that dealt shares, ``sent`` those that sent
-        vectors, and ``shares`` what they reveal. VoidRound where too many shares are wrong.
+        vectors, and ``shares`` what they reveal. ``received`` is the digest of what all were sent,
+        on which pair masks depend. Raises VoidRound where too many shares are wrong.
         """
         study = study_id(self.settings.given)
         name = masks.SumName(study, self.sums.run_id, self.settings.run.algo, self.number)
@@ -297,6 +305,7 @@ class SecureSum:
             if site in sent:
                 total += masks.own_mask(name, secret, site, self.size)
                 continue
+            # these are what the lost site would have added; its peers added the negatives
             for peer in sent:
                 total -= masks.pair_mask(
                     name, secret, site, peer, begun.keys[peer], self.size, received
@@ -312,17 +321,20 @@ class SecureSum:
     ) -> dict[str, bytes]:
         """Return one private key of each site that dealt shares, recovered from the shares.
 
-        It is the OWN key of a site that sent a vector, else its PAIR key. VoidRound where the
-        shares of a key do not give it. Sites that give or have dealt wrong shares are expelled.
+        It is the OWN key of a site that sent a vector, else its PAIR key. Raises VoidRound where
+        the shares of a key do not give it. Sites that give or have dealt wrong shares are expelled.
         """
         threshold = self._needed(begun.keys)
         points = masks.points_of(begun.keys)
         secrets = {}
         for owner in shared:
             which = masks.OWN if owner in sent else masks.PAIR
-            givers = {site: its[owner] for site, its in shares.items() if owner in its}
-            shares_of_key = {}
-            for site, share in givers.items():
+            given = {}  # Site -> the share that it gives of this owner's key
+            for site, shares_of_owners in shares.items():
+                if owner in shares_of_owners:
+                    given[site] = shares_of_owners[owner]
+            shares_of_key = {}  # Point -> share, of those that are right
+            for site, share in given.items():
                 # a site's share of its own key comes with no digest: it speaks for itself
                 if site == owner or masks.is_as_dealt(share, which, begun.sealed[owner][site]):
                     shares_of_key[points[site]] = share
@@ -334,7 +346,7 @@ class SecureSum:
                 few = f"{len(shares_of_key)} right shares of a key of {owner}"
                 lacks = f"{few}, fewer than the {threshold} needed"
                 # a site that gives none says that it was dealt a wrong one
-                if len(shares) - len(givers) > masks.most_liars(len(begun.keys), threshold):
+                if len(shares) - len(given) > masks.most_liars(len(begun.keys), threshold):
                     self._expel([owner], lacks)
                 raise VoidRound(f"secure aggregation: {lacks}")
             secrets[owner] = secret_of(shares_of_key, threshold)
@@ -351,7 +363,7 @@ class SecureSum:
         return Question(kind, contents, stage)
 
     def _unpacked(self, answers: Replies, size: int, record: str = SECAGG) -> BySite:
-        """Return from each answer the ``size`` bytes that it has for each of some sites.
+        """Return what each site's answer has in ``record``: ``size`` bytes for each of some sites.
 
         A site whose record has anything else is expelled.
         """
@@ -374,7 +386,7 @@ class SecureSum:
     def _check_enough(
         self, left: Collection[str], needed: int, sent: str, setting: str = "secagg-threshold"
     ) -> None:
-        """VoidRound, which names the ``setting``, where fewer sites than ``needed`` are left."""
+        """Raise VoidRound, which names the ``setting``, if fewer sites than ``needed`` are left."""
         if len(left) < needed:
             few = f"{len(left)} of {len(self.exchanged.asked)} sites sent {sent}"
             few += f", fewer than the {needed} needed"

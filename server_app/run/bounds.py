@@ -17,15 +17,15 @@ from protofl_common.wire.schema import vectors_in
 def number_asked(sites: int, participation: float, fewest: int = 1) -> int:
     """Return how many of ``sites`` take part in a round.
 
-    It is the fraction ``participation`` of them, rounded, but at least ``fewest`` and at least one,
-    and all where there are fewer sites.
+    It is the fraction ``participation`` of them, rounded, but at least one, and at least ``fewest``
+    or all sites if there are fewer.
     """
     return max(1, min(fewest, sites), round(participation * sites))
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds on uploads in a federation; infinity where there is none."""
+    """The bounds on uploads in a federation; infinity stands for no bound."""
 
     liars: int = 0
     max_norm_ratio: float = 1000.0
@@ -67,11 +67,11 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
     liars = _expected_liars(settings, cards)
     chosen = settings.bounds
     if chosen.merging != "auto":
-        weights = prototypes = Aggregator(chosen.merging, chosen.trim_fraction)
+        for_weights = for_prototypes = Aggregator(chosen.merging, chosen.trim_fraction)
     else:
-        weights = prototypes = MEAN
+        for_weights = for_prototypes = MEAN
         if liars and _averages_what_is_comparable(settings, cards, liars):
-            prototypes = Aggregator("trimmed-mean", liars)
+            for_prototypes = Aggregator("trimmed-mean", liars)
 
     default = AGAINST_LIARS if liars else Bounds()
     return Bounds(
@@ -80,8 +80,8 @@ def bounds_of(settings: Settings, cards: Collection[SiteCard]) -> Bounds:
         max_update_ratio=chosen.max_update_ratio or default.max_update_ratio,
         max_samples_ratio=chosen.max_samples_ratio or default.max_samples_ratio,
         max_samples_lead=chosen.max_samples_lead or default.max_samples_lead,
-        weight_aggregator=weights,
-        prototype_aggregator=prototypes,
+        weight_aggregator=for_weights,
+        prototype_aggregator=for_prototypes,
     )
 
 
@@ -114,7 +114,7 @@ def _averages_what_is_comparable(
         return False
     vectors = vectors_in(settings.exchange.up).values()
     if all(entry.width != "features" for entry in vectors):
-        return True
+        return True  # outputs of classes, or frozen features, are comparable at all sites
     return settings.exchange.needs_one_architecture or _share_a_network(settings, cards, liars)
 
 
@@ -130,5 +130,5 @@ def _share_a_network(settings: Settings, cards: Collection[SiteCard], liars: int
     if len(sites_with) == 1:
         return True
     asked_for = {settings.architecture(number, settings.model.arch) for number in range(len(cards))}
-    others = len(cards) - max(sites_with.values(), default=0)
-    return len(asked_for) == 1 and others <= liars
+    deviating_sites = len(cards) - max(sites_with.values(), default=0)
+    return len(asked_for) == 1 and deviating_sites <= liars

@@ -62,7 +62,7 @@ class Checkpoint:
         """
         facts: dict[str, Any] = {**vars(self), "run_history": self.run_history.text}
         del facts["state"]
-        path = folder / CHECKPOINTS / f"{self.round:06d}.safetensors"
+        path = folder / CHECKPOINTS / f"{self.round:06d}.safetensors"  # zeros, as names are sorted
         write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
         for other in RunFolder(folder).checkpoints():
             if not self.round - KEPT_CHECKPOINTS < int(other.stem) <= self.round:
@@ -72,7 +72,7 @@ class Checkpoint:
     def read(cls, path: Path) -> Self:
         """Read a checkpoint.
 
-        TensorFileError if the file is damaged, CannotResume if it is of another version.
+        Raises TensorFileError if the file is damaged, CannotResume if it is of another version.
         """
         state, metadata = read_tensors(path, torch.device("cpu"))
         version = metadata.get("format")
@@ -87,8 +87,8 @@ class Checkpoint:
 def newest_undamaged(folder: Path, complaint: str) -> Checkpoint:
     """Return the newest checkpoint in a run's folder that is undamaged.
 
-    TensorFileError, about the oldest, if all are damaged. SettingsError, whose text begins with
-    ``complaint``, if there is none at all.
+    Raises TensorFileError, about the oldest, if all are damaged, and SettingsError, whose text
+    begins with ``complaint``, if there is none at all.
     """
     newest_first = RunFolder(folder).checkpoints()
     if not newest_first:
@@ -112,9 +112,9 @@ def check_free(folder: Path) -> None:
 def starting_point(config: dict[str, Scalar], code: str, folder: Path, run_id: int) -> Checkpoint:
     """Return the checkpoint from which a run begins: a new one, or with ``resume`` its newest.
 
-    ``config`` are the run's settings, ``code`` the version of the code that computes. SettingsError
-    where the folder has a run already, or none that can be resumed. It is said if the code or the
-    machine's settings differ from those before.
+    ``config`` are the run's settings, ``code`` the version of the code that computes. Raises
+    SettingsError if the folder has a run already, or with ``resume`` none that can go on. If the
+    code or the machine's settings differ from those before, the run says so and goes on.
     """
     if not config["resume"]:
         check_free(folder)
@@ -140,8 +140,8 @@ def starting_point(config: dict[str, Scalar], code: str, folder: Path, run_id: i
 def check_same(before: dict[str, Scalar], now: dict[str, Scalar], folder: Path) -> None:
     """Raise CannotResume if a resumed run would have another result than the run as it began.
 
-    ``before`` are the settings with which it began, and ``now`` those that it has. All must be
-    equal but `MAY_DIFFER`, and the code that divides the data must be of the same version.
+    ``before`` are the settings with which it began, and ``now`` those that it has. All but those in
+    `MAY_DIFFER` must be equal, and the code that divides the data must be of the same version.
     """
     changes = []
     for key in {**before, **now}:
@@ -164,8 +164,8 @@ def _text(settings: dict[str, Scalar], key: str) -> str:
 def locked_run(folder: Path) -> Iterator[None]:
     """Within the ``with`` block, keep other processes from running or resuming this run.
 
-    SettingsError if one is at work on it, or if the folder cannot be written to. Half-written files
-    of a killed process are removed.
+    Raises SettingsError if one is at work on it, or if the folder cannot be written to. The files
+    that a killed process has half written are removed.
     """
     lock = FileLock(RunFolder(folder).lock)
     try:

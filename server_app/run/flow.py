@@ -68,7 +68,7 @@ class UploadRequest:
 
 
 def uploads_of(request: UploadRequest) -> Flow[list[Upload]]:
-    """Ask each site for its upload, `at_once` of them at a time, and return the valid ones."""
+    """Ask each site for its upload, `at_once` sites at a time, and return the valid uploads."""
     uploads: list[Upload] = []
     if not request.sites:  # an empty question lets the exchange wait for late replies
         yield request.question({}, request.reader)

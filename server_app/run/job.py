@@ -44,7 +44,7 @@ class Job:
     def is_complete(self) -> bool:
         """True if this job is resumed and was finished before.
 
-        CannotResume if it was finished with other settings.
+        Raises CannotResume if it was finished with other settings.
         """
         if not self.settings.run.resume or not (self.folder / SUMMARY).exists():
             return False
@@ -55,7 +55,7 @@ class Job:
 def open_jobs(run_config: Values, run_id: int) -> list[Job]:
     """Return the run that Flower was asked for, and then its baselines.
 
-    SettingsError or DataError where a setting is wrong, the study is over, or a folder holds
+    Raises SettingsError or DataError where a setting is wrong, the study is over, or a folder holds
     another run. Python modules that the settings name may be imported from then on.
     """
     allow_named(run_config)  # whoever submits a run may name modules to import
@@ -68,9 +68,9 @@ def open_jobs(run_config: Values, run_id: int) -> list[Job]:
     baselines = baselines_of(settings, run_config)
     folder = _folder_of(settings, run_id)
     jobs = [Job(settings, folder, run_id, runs_later=len(baselines))]
-    for algo, of_baseline in baselines.items():
-        runs_later = len(baselines) - len(jobs)
-        baseline = Job(of_baseline, folder, run_id, algo, runs_later)
+    for algo, settings_of_baseline in baselines.items():
+        runs_later = len(baselines) - len(jobs)  # the baselines after this one
+        baseline = Job(settings_of_baseline, folder, run_id, algo, runs_later)
         jobs.append(_with_resume_if_begun(baseline))
 
     if not settings.run.resume:
@@ -82,7 +82,8 @@ def open_jobs(run_config: Values, run_id: int) -> list[Job]:
 def _folder_of(settings: Settings, run_id: int) -> Path:
     """Return the folder of a run in ``out-dir``.
 
-    It is named by ``run-name``, or else by the time, the algorithm and the data.
+    It is named by ``run-name``, or else by the time, the algorithm, the data, and the first digits
+    of Flower's id of the run.
     """
     name = settings.run.run_name
     if not name:
@@ -95,7 +96,7 @@ def _folder_of(settings: Settings, run_id: int) -> Path:
 
 
 def _with_resume_if_begun(baseline: Job) -> Job:
-    """Return a baseline with ``resume`` only if its folder has something to go on from.
+    """Return a baseline whose ``resume`` is false if its folder has nothing to go on from.
 
     A resumed run may have been stopped before this baseline began, which then starts anew.
     """

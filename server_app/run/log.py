@@ -35,9 +35,9 @@ def say(text: str) -> None:
 
 
 def tell_silence(since: float) -> None:
-    """Say so if the SuperLink took long to answer a call that began at ``since`` (monotonic).
+    """Say so if the SuperLink took long to answer a call that began at ``since``.
 
-    Flower itself waits and tries again, without a word.
+    The time is of the monotonic clock. Flower itself waits and tries again, without a word.
     """
     silence = time.monotonic() - since
     if silence > SILENCE_SECONDS:

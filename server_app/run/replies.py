@@ -52,7 +52,7 @@ class Upload:
 
 
 def vectors_of(uploads: Iterable[Upload], name: str = "prototypes") -> dict[str, Prototypes]:
-    """Map each site to the vectors that it has sent under ``name``, if it has sent any."""
+    """Return the vectors that each site has sent under ``name``, by site; others are left out."""
     sent = {}
     for upload in uploads:
         if name not in upload.payload.entries:
@@ -77,11 +77,11 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
     """
     if training and report.train_samples < 1:
         raise RefusedMessage("a training reply without training samples")
-    for part in ("train_samples", "test_samples", "validation_samples"):
-        now = getattr(report, part)
-        joined_with = getattr(card, part)
-        if now > joined_with:
-            raise RefusedMessage(f"{part} = {now}, but it joined with {joined_with}")
+    for name in ("train_samples", "test_samples", "validation_samples"):
+        reported = getattr(report, name)
+        joined_with = getattr(card, name)
+        if reported > joined_with:
+            raise RefusedMessage(f"{name} = {reported}, but it joined with {joined_with}")
 
     declared = payload.declared or {}
     for name, value in payload.entries.items():
@@ -90,12 +90,13 @@ def check_claims(report: Report, payload: Payload, card: SiteCard, training: boo
 
 
 def _check_classes(value: Value, report: Report, card: SiteCard) -> None:
-    """RefusedMessage for classes that the site's introduction does not have, or too many samples.
+    """Raise RefusedMessage for classes that the introduction does not have, or too many samples.
 
     ``value`` is what an entry of the upload claims of classes (`Entry.class_claims`): prototypes,
     or counts or shares of each class [C], or anything else, which claims nothing.
     """
     counts: Tensor | None = None
+    # a sample counts in each of its classes
     most = report.train_samples * card.task.classes_of_a_sample
     match value:
         case Prototypes():
@@ -112,7 +113,8 @@ def _check_classes(value: Value, report: Report, card: SiteCard) -> None:
                 )
             counts = value.counts
         case Tensor():
-            if not set(value.nonzero().flatten().tolist()) <= set(card.present):
+            claimed = set(value.nonzero().flatten().tolist())
+            if not claimed <= set(card.present):
                 raise RefusedMessage("samples of a class that it did not declare when it joined")
             if not value.is_floating_point():  # shares may have noise, so their codec bounds them
                 counts = value
@@ -158,8 +160,9 @@ class Exchanged:
     @property
     def missing(self) -> list[str]:
         """The sites that were asked and did not answer in time."""
-        heard = self.reports.keys() | self.failed.keys() | self.refused.keys()
-        return [site for site in self.asked if site in self.silent - heard]
+        # a site may be silent at the end of a secure sum, after its upload has come
+        accounted_for = self.reports.keys() | self.failed.keys() | self.refused.keys()
+        return [site for site in self.asked if site in self.silent - accounted_for]
 
 
 @dataclass(frozen=True)
@@ -216,13 +219,15 @@ class ReplyReader:
     def read(self, content: RecordDict, card: SiteCard) -> Upload:
         """Return the upload of the site with this ``card``.
 
-        RefusedMessage if the reply is not as declared, or claims more than the site's introduction.
+        Raises RefusedMessage if the reply is not as declared, or claims more than the site's
+        introduction.
         """
         check_size(content, self.declared, self.limits)
         report = unpack_report(content, self.server_round, self.losses, self.metrics)
         has_evaluation = report.correct or report.metrics or report.validation
         if has_evaluation and not self.evaluates:
             raise RefusedMessage("figures of an evaluation in a round without one (evaluate-every)")
+        # a mean of fewer samples may have more noise
         limits = replace(self.limits, samples=float(report.train_samples))
         payload = unpack_payload(content, self.declared, limits, required=True)
         check_claims(report, payload, card, self.counts_samples)

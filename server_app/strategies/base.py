@@ -108,8 +108,8 @@ class ServerStrategy(Generic[H]):
     def templates(self) -> dict[str, Template]:
         """Return the names and shapes of weights that clients must send, for each declared entry.
 
-        By default they are those of what the server has for the entry (`value_of`).
-        FederationError where it has nothing.
+        By default they are those of the server's own value of the entry (`value_of`).
+        Raises FederationError where it has nothing.
         """
         templates = {}
         for name in weights_in(self.settings.exchange.up):
@@ -148,6 +148,7 @@ class ServerStrategy(Generic[H]):
         sent = vectors_of(uploads)
         if not sent:
             return previous
+        # below 1 for late uploads, which weigh less
         factors = [upload.age_factor for upload in uploads if upload.site in sent]
         aggregator = self.federation.bounds.prototype_aggregator
         return aggregator.merge_prototypes([*sent.values()], weighting, previous, factors)
@@ -171,8 +172,8 @@ Strategy = ServerStrategy[Any]
 def build_strategy(federation: Federation) -> Strategy:
     """Build the server half of the run's algorithm, on the network of the reference site.
 
-    Sites whose introduction does not give the weights that they claim are left out, and another one
-    is the reference, as long as enough sites are left.
+    If that site's introduction does not give the weights that it claims, all sites of its network
+    are left out, and another site is the reference, as long as enough sites are left.
     """
     while True:
         try:
@@ -202,7 +203,8 @@ def _check_weights(strategy: Strategy) -> None:
     }
     shared = weights_in({**exchange.down, **exchange.up})
     is_ours = strategy.settings.run.algo in CATALOG
-    if not shared or not is_ours or not shared.keys() <= templates.keys():
+    has_all = shared.keys() <= templates.keys()
+    if not shared or not is_ours or not has_all:
         return
     if digest({name: templates[name] for name in shared}) != strategy.card.weights:
         arch = strategy.card.arch

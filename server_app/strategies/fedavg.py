@@ -44,6 +44,7 @@ class FedAvg(ServerStrategy[H]):
             shared = f"shares all but the last {self.shared_part.without_last} layers of a model"
             raise FederationError(f"{self.settings.run.algo} {shared}, and {self.arch} has no more")
         shares_everything = len(self.weights) == len(model.state_dict())
+        # a row that leaves out normalisation layers, as FedBN's, differs from FedAvg in these alone
         if shares_everything and not self.shared_part.normalisation:
             algo = self.settings.run.algo
             emit(Warned(f"{self.arch} has no normalisation layers, so {algo} is fedavg"))

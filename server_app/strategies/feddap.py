@@ -43,11 +43,11 @@ class FedDAP(FedAvg[FedDAPHparams]):
 
     def payload_for(self, site: str, common: Payload) -> Payload:
         """Return the weights, the prototypes of the site's domain, and those of all others."""
-        own = self.domain_of(site)
-        others = [means for domain, means in self.of_domains.items() if domain != own]
+        domain_of_site = self.domain_of(site)
+        others = [sent for domain, sent in self.of_domains.items() if domain != domain_of_site]
         return Payload(
             weights=common.weights(),
-            prototypes=self.of_domains.get(own),
+            prototypes=self.of_domains.get(domain_of_site),
             others=Prototypes.joined(others) if others else None,
         )
 
@@ -57,13 +57,13 @@ class FedDAP(FedAvg[FedDAPHparams]):
         A class that nobody of a domain sent retains its prototype there.
         """
         super().merge(uploads)
-        sets: dict[str, list[Prototypes]] = {}
+        sent_in: dict[str, list[Prototypes]] = {}  # Domain -> the set of each of its clients
         for site, prototypes in vectors_of(uploads).items():
             if len(prototypes):  # ``merging`` may have left out all
-                sets.setdefault(self.domain_of(site), []).append(prototypes)
+                sent_in.setdefault(self.domain_of(site), []).append(prototypes)
 
         merged = dict(self.of_domains)
-        for domain, sent in sets.items():
+        for domain, sent in sent_in.items():
             fused = fuse_by_similarity(sent, self.hparams.fusion_temperature)
             if domain in merged:
                 fused = fused.completed_by(merged[domain])

@@ -37,7 +37,10 @@ class FedDBE(FedAvg[FedDBEHparams]):
         return super().merge(uploads)
 
     def starting_points(self, name: str, sites: Sequence[str]) -> list[StateDict] | None:
-        """Return what sites would send without training; of mean features, only until m is set."""
+        """Return what each site would send without training.
+
+        For mean features that is m as it was at first; None once it is set, as it stays so.
+        """
         if name != "mean":
             return super().starting_points(name, sites)
         return None if self.has_consensus else [self.mean] * len(sites)

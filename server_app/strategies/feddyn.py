@@ -32,7 +32,8 @@ class FedDyn(KeepsMeanVariate[FedDynHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Update h, and set the global model to the plain mean of the θ_k minus h / α."""
         alpha = self.hparams.alpha
-        mean = self.averaged([replace(upload, max_weight=1) for upload in uploads])
+        equals = [replace(upload, max_weight=1) for upload in uploads]  # all weigh as one sample
+        mean = self.averaged(equals)
         change = {name: -alpha * (mean[name] - self.weights[name]) for name in self.parameters}
         self.add_to_control(change, len(uploads))
         for name, h in self.control.items():

@@ -48,9 +48,9 @@ class FedFA(FedAvg[FedFAHparams]):
         without_liars = Aggregator("trimmed-mean", self.federation.bounds.liars)
         trim = without_liars.dropped_at_each_end(len(sent))
 
-        for name in self.averages:
+        for name in self.averages:  # Of means, or of standard deviations, in a stage
             means_MC = torch.stack([averages[name] for averages in sent])
-            if trim:
+            if trim:  # Each channel by itself
                 means_MC = means_MC.sort(dim=0).values[trim : len(sent) - trim]
             coefficient = name.replace("averages", "coefficients", 1)
             self.coefficients[coefficient] = fusion_coefficients(means_MC)

@@ -49,7 +49,7 @@ class FedGH(ServerStrategy[ServerTrainingHparams]):
         return {f"head.{name}": value.cpu() for name, value in self.head.state_dict().items()}
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
-        """Train θ on the clients' representations; nothing happens if all of it is frozen."""
+        """Train θ on the clients' representations, unless all of it is frozen (``head``)."""
         parameters = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         if not parameters:
             return {}

@@ -63,7 +63,8 @@ class FedNH(FedAvg[FedNHHparams]):
             means = sent[upload.site]
             units = replace(means, means=normalize(means.means, dim=1))  # μ_i^c / ‖μ_i^c‖
             normalised.append(upload.with_entries(prototypes=units))
-        merged = self.merged(normalised, "counts", None)  # μ^c, up to its length
+        # μ^c divided by Σ_i n_i^c: only its direction counts below
+        merged = self.merged(normalised, "counts", None)
 
         if merged is not None:
             rho = self.hparams.smoothing

@@ -43,7 +43,7 @@ class FedPCL(ServerStrategy[FedPCLHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         self.prototypes = self.merged(uploads, "counts", self.prototypes)  # Eq. 6
-        if "local_sets" in self.settings.exchange.down:
+        if "local_sets" in self.settings.exchange.down:  # Unless settings leave out the local loss
             sent = vectors_of(uploads)
             self.sets |= {site: prototypes.without_counts() for site, prototypes in sent.items()}
         return {}

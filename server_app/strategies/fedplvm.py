@@ -38,8 +38,8 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         method = self.hparams.global_clusters
         merged = local
         if method != "none":
-            clusters = self.hparams.kmeans_clusters
-            merged = cluster_classes(local.means, local.labels, method, clusters)  # Eq. 4, or 5
+            count = self.hparams.kmeans_clusters  # Of a class, if the method is k-means
+            merged = cluster_classes(local.means, local.labels, method, count)  # Eq. 4, or 5
         merged = merged.without_counts()
         if self.prototypes is not None:
             merged = merged.completed_by(self.prototypes)

@@ -40,9 +40,11 @@ class FedSA(ServerStrategy[FedSAHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Move the anchors of the classes that were sent a little towards P̄, and keep P̄."""
-        means = self.merged(uploads, "uniform", None)  # P̄
+        means = self.merged(uploads, "uniform", None)  # P̄ of the classes sent in this round
         if means is not None:
             previous_PD = self.anchors_CD[means.labels]
+            # lerp by α gives (1 − α) P̄ + α A
             self.anchors_CD[means.labels] = means.means.lerp(previous_PD, self.hparams.smoothing)
+        # now with the former P̄ of classes that nobody sent
         self.prototypes = self.merged(uploads, "uniform", self.prototypes)
         return {}

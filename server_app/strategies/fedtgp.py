@@ -79,7 +79,7 @@ class TrainedPrototypes(ServerStrategy[T]):
             return loss(samples_BD, rows_B, self.transform(self.vectors_CD[labels_K]))
 
         samples = (samples_PD, rows_P)
-        num_seen = len(labels_K)
+        num_seen = len(labels_K)  # Each step puts as many rows through F, whatever its minibatch
         return train(
             batch_loss, samples, self.optimizer, self.hparams, self.generator, forward_rows=num_seen
         )
@@ -96,7 +96,7 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         """Train P̂ on the clients' prototypes (Eq. 10); return the mean loss and the margin δ."""
         samples_PD, labels_P = all_vectors(uploads)
         margin = self.margin(samples_PD, labels_P)
-        self.seen_C[labels_P] = True
+        self.seen_C[labels_P] = True  # So that they are among the rivals
         labels_K = torch.nonzero(self.seen_C).flatten().to(self.vectors_CD.device)
         rivals_KK = self.task.rivals(labels_K, labels_K)
 
@@ -113,7 +113,7 @@ class FedTGP(TrainedPrototypes[FedTGPHparams]):
         if kind in constants:
             return constants[kind]
         centres_KD = class_means(samples_PD, labels_P, self.num_classes).means  # Q
-        if len(centres_KD) < 2:
+        if len(centres_KD) < 2:  # Nothing to keep apart
             return 0.0
         if kind == "nearest":
             return min(float(nearest_distances(centres_KD).max()), threshold)

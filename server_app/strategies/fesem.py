@@ -58,8 +58,8 @@ class FeSEM(FedAvg[FeSEMHparams]):
             members[k].append(upload)
 
         # M-step
-        for k, of_cluster in members.items():
-            self.centres[str(k)] = self.averaged(of_cluster)
+        for k, cluster in members.items():
+            self.centres[str(k)] = self.averaged(cluster)
         for upload, k in zip(uploads, clusters, strict=True):
             self.cluster_of[upload.site] = torch.tensor(k)
         return {"clusters": float(len(members))}
@@ -69,11 +69,11 @@ class FeSEM(FedAvg[FeSEMHparams]):
 
     def _nearest(self, vectors: np.ndarray) -> list[int]:
         """Return r_i = argmin_k ‖w_i − c_k‖² of each client."""
-        squares = []
+        distances = []  # K rows of ‖w_i − c_k‖²
         for k in range(self.hparams.centres):  # not by `items`, which a checkpoint may reorder
             centre = self._vector(self.centres[str(k)])
-            squares.append(np.square(vectors - centre).sum(axis=1))
-        return [int(k) for k in np.argmin(squares, axis=0)]
+            distances.append(np.square(vectors - centre).sum(axis=1))
+        return [int(k) for k in np.argmin(distances, axis=0)]
 
     def _first_clusters(self, vectors: np.ndarray) -> list[int]:
         """Return each client's cluster by K-means, in no more clusters than distinct vectors."""

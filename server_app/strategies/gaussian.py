@@ -78,22 +78,23 @@ class Gaussian(ServerStrategy[GaussianHparams]):
 
     def _stored_in(self, run: Path) -> Sent:
         """Return the moments that an earlier run's sites sent; SettingsError if they do not fit."""
-        what = f"gaussian.start-from = {str(run)!r}"
-        wanted = to_run_config(self.settings)
-        earlier = newest_undamaged(run, complaint=f"{what}: no folder of a run")
+        setting = f"gaussian.start-from = {str(run)!r}"
+        config = to_run_config(self.settings)
+        earlier = newest_undamaged(run, complaint=f"{setting}: no folder of a run")
         for key in ALIKE:
             before = earlier.settings.get(key)
-            if before != wanted[key]:
-                raise SettingsError(f"{key} = {wanted[key]!r}: {what} has {before!r}")
+            if before != config[key]:
+                raise SettingsError(f"{key} = {config[key]!r}: {setting} has {before!r}")
         stored = RunFolder(run).sites().get("classes", [])
-        now = list(self.task.class_names)
-        if not stored or not set(stored) <= set(now):
-            raise SettingsError(f"{what}: its classes are {stored}; this run lacks some: {now}")
+        classes = list(self.task.class_names)
+        if not stored or not set(stored) <= set(classes):
+            lacks = f"its classes are {stored}; this run lacks some: {classes}"
+            raise SettingsError(f"{setting}: {lacks}")
         sent = sent_in(earlier.state)
         if not sent:
             how = "make it with gaussian.revocable = true"
-            raise SettingsError(f"{what}: what its sites sent is not stored; {how}")
-        return {site: with_classes(of_site, stored, now) for site, of_site in sent.items()}
+            raise SettingsError(f"{setting}: what its sites sent is not stored; {how}")
+        return {site: with_classes(tensors, stored, classes) for site, tensors in sent.items()}
 
 
 def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict, Tensor]:
@@ -105,12 +106,12 @@ def pooled(sent: Sent, settings: Settings, clients: int = 0) -> tuple[StateDict,
     for tensors in sent.values():
         sets.append({name: value for name, value in tensors.items() if name != SAMPLES})
     moments = MEAN.merge_weights(sets, shares)
-    plan = settings.plan(1)
+    plan = settings.plan(1)  # The noise is the same for any number of samples
     if plan is not None:
         num_clients = max(clients, len(sent))  # a secure sum is one entry of many clients
-        deviation_of_each = count_noise(plan.table_noise) * plan.part_of_each
-        deviation = deviation_of_each * math.sqrt(num_clients)
-        ClassMoments.of(moments).repair(2 * deviation / total, settings.privacy.dp_feature_clip)
+        deviation = count_noise(plan.table_noise) * plan.part_of_each * math.sqrt(num_clients)
+        min_share = 2 * deviation / total  # A class with less may be noise alone
+        ClassMoments.of(moments).repair(min_share, settings.privacy.dp_feature_clip)
     return moments, (moments["shares"] * total).round().long()
 
 

@@ -74,7 +74,9 @@ class MPFT(ServerStrategy[MPFTHparams]):
         """Train g∘h on the centres, and return the mean loss of the last epoch."""
         on_cuda = next(self.model.parameters()).is_cuda
         optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=self.hparams.server_lr, capturable=on_cuda
+            self.model.parameters(),
+            lr=self.hparams.server_lr,
+            capturable=on_cuda,  # counts its steps on the GPU
         )
         self.model.train()
         mean_loss = train(

@@ -44,8 +44,8 @@ class KeepsMeanVariate(FedAvg[H]):
         federation = self.federation
         known = federation.cards.keys() | federation.counted
         num_clients = len(known - federation.new_clients)
-        scale = int(self.clients) / num_clients
-        part = sites / num_clients
+        scale = int(self.clients) / num_clients  # N_before / N
+        part = sites / num_clients  # |S| / N
         self.control = {
             name: scale * value + part * change[name] for name, value in self.control.items()
         }
@@ -61,9 +61,9 @@ class SCAFFOLD(KeepsMeanVariate[SCAFFOLDHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Update x and c by Eq. 5, with the same weight for every client."""
-        alike = [replace(upload, max_weight=1) for upload in uploads]
-        weights = self._moved(alike)
-        self.add_to_control(self.averaged(alike, "control"), len(uploads))
+        equals = [replace(upload, max_weight=1) for upload in uploads]  # all weigh as one sample
+        weights = self._moved(equals)
+        self.add_to_control(self.averaged(equals, "control"), len(uploads))
         self.weights = weights
         return {}
 

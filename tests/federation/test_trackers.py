@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from protofl_common.config.options import SettingsError
-from server_app.callbacks.trackers import UserCallback, accuracies, others, tracker
+from server_app.callbacks.trackers import UserCallback, accuracies, other_figures, tracker
 from tests.support.accidents import stop
 from tests.support.given import Patch
 from tests.support.harness import (
@@ -73,7 +73,7 @@ def wanted(run: Outcome) -> dict[int, dict[str, float]]:
     for row in run.rows:
         figures.setdefault(row["evaluated-after-round"], {}).update(accuracies(row))
         if row["kind"] == "round":
-            figures.setdefault(row["round"], {}).update(others(row))
+            figures.setdefault(row["round"], {}).update(other_figures(row))
     return figures
 
 

@@ -44,17 +44,20 @@ class Figure:
 
     @classmethod
     def of(cls, parts: dict[str, Any], where: str) -> Self:
-        """Make a figure of the parts that a table names.
+        """Make a figure of the parts that a table names; ``where`` stands before each error.
 
-        SettingsError with a line for each unknown part or value.
+        SettingsError with a line for each unknown part or value, and for the best of a count.
         """
         problems = []
         for name, value in parts.items():
             if name not in LEGAL:
                 problems.append(f"{where}: figure.{name}: unknown; choose among {', '.join(LEGAL)}")
-            elif not re.fullmatch(LEGAL[name][1], str(value)):
-                problems.append(f"{where}: figure.{name} = {value!r}: choose {LEGAL[name][0]}")
-        if not problems and parts.get("when") == "best" and parts.get("what") in COUNTS:
+                continue
+            choices, pattern = LEGAL[name]
+            if not re.fullmatch(pattern, str(value)):
+                problems.append(f"{where}: figure.{name} = {value!r}: choose {choices}")
+        is_best_of_counts = parts.get("when") == "best" and parts.get("what") in COUNTS
+        if is_best_of_counts and not problems:
             problems.append(
                 f"{where}: figure.when = 'best' needs an accuracy; {parts['what']} has no best"
             )
@@ -64,7 +67,7 @@ class Figure:
 
     @property
     def digits(self) -> int:
-        """The number of decimals that it is shown with: 1 for counts, 2 for percent, else 4."""
+        """How many decimals are shown: 1 for counts, 2 for accuracies in percent, 4 for metrics."""
         if self.what in COUNTS:
             return 1
         return 2 if over_clients.in_percent(self.what) else 4
@@ -80,7 +83,8 @@ class Figure:
     def read(self, folder: Path) -> float:
         """Return the figure of the finished run in ``folder``; NoFigure when it has none.
 
-        It is the largest value over the rounds for "best", else the mean over the last ones.
+        It is the largest value over the rounds if `when` is "best", else the mean over the last N
+        evaluations ("last-N"), or the last one ("final").
         """
         run = RunFolder(folder)
         rows, _ = self._rows(run)
@@ -98,12 +102,13 @@ class Figure:
     def described(self, folder: Path) -> str:
         """Return the figure's name, with what a reader must know of it in this finished run.
 
-        Where single clients are hidden, that it is over all samples; for "best", by which data the
-        round was chosen and among which; for "last-N", if there are fewer than N evaluations.
+        That is: if single clients are hidden, that the figure is over all samples; for "best", on
+        which data the round was chosen, and among which rounds; for "last-N", that there are fewer
+        than N evaluations.
         """
         run = RunFolder(folder)
         name = str(self)
-        # a run with secure aggregation has no deviation over its clients
+        # secure aggregation hides single clients, and so the deviation over them
         accuracies = run.finished_summary()["accuracy"].values()
         hides_clients = any("std" not in figures for figures in accuracies)
         if hides_clients and self.what not in COUNTS:
@@ -112,17 +117,18 @@ class Figure:
         return name + choice
 
     def _rows(self, run: RunFolder) -> tuple[list[RoundRow], str]:
-        """Return the rows that it is read from, and what a reader must know of their choice.
+        """Return the rows to read the figure from, and what a reader must know of their choice.
 
-        The best round is one row where validation data choose it, and for a deviation over clients,
-        which is no better for being larger. Else the largest value over every round that all
-        clients evaluated is the best.
+        For "best" that is one row where validation data choose the round. It is one row, too, for
+        the deviation over clients, as the largest is not the best one. Otherwise all rounds are
+        returned in which all clients made an evaluation: the largest value among them is the best.
         """
         if self.when != "best":
             wanted = 1 if self.when == "final" else int(self.when.removeprefix("last-"))
-            rows = list(islice(filter(self._is_in, run.latest_rows()), wanted))
-            is_less = 0 < len(rows) < wanted
-            return rows, f", of {len(rows)} evaluations" if is_less else ""
+            rows_with_figure = (row for row in run.latest_rows() if self._is_in(row))
+            rows = list(islice(rows_with_figure, wanted))
+            are_too_few = 0 < len(rows) < wanted
+            return rows, f", of {len(rows)} evaluations" if are_too_few else ""
 
         evaluations = [row for row in run.rows() if self._kind in over_clients.figures_of(row)]
         best, data = over_clients.best_evaluation(evaluations, self._kind)
@@ -138,7 +144,7 @@ class Figure:
         return [row for row in candidates if self._is_in(row)], choice
 
     def _is_in(self, row: RoundRow) -> bool:
-        """Return whether the row has the figure."""
+        """Return whether the row has the figure; the final evaluation has no counts."""
         if self.what in COUNTS:
             return row["kind"] == "round"
         return self.what in over_clients.figures_of(row)
@@ -151,8 +157,9 @@ class Figure:
     def _accuracy(self, row: RoundRow, domains: dict[str, str]) -> float:
         """Return the accuracy in percent, or the metric, over the clients of the domain.
 
-        ``domains`` has the domain of each client. NoFigure where no client has such a figure, and
-        where secure aggregation hides what single clients have.
+        ``domains`` has the domain of each client; clients without samples are left out. NoFigure if
+        no client of the figure's domain has it, and for a figure that needs those of single clients
+        where secure aggregation hides them.
         """
         clients = row["clients"]
         scale = 100 if over_clients.in_percent(self.what) else 1
@@ -163,13 +170,15 @@ class Figure:
                     f"{self}: secure aggregation hides single clients; "
                     "it leaves a mean over all samples"
                 )
+            # of the server's figures the one over all samples together
             return float(scale * over_clients.figures_of(row)[self.what]["weighted"])
 
         values = []
         samples = []
         for site, client in clients.items():
             figures = over_clients.figures_of(client)
-            if self.what not in figures or self.domain not in ("", domains.get(site)):
+            is_of_domain = self.domain in ("", domains.get(site))  # "": of any
+            if self.what not in figures or not is_of_domain:
                 continue
             is_on_test_data = self.what == self._kind
             number = client["test-samples" if is_on_test_data else "validation-samples"]
@@ -182,7 +191,7 @@ class Figure:
                 f"no client of domain {self.domain!r} with {self.what}; there are {names}"
             )
 
-        if self.over not in ("mean", "by-samples", "std"):
+        if self.over not in ("mean", "by-samples", "std"):  # worst-N% or best-N%
             return over_clients.mean_of_part(values, self.over)
         measure = "weighted" if self.over == "by-samples" else self.over
         return over_clients.over_clients(values, samples)[measure]
@@ -194,7 +203,7 @@ class Figure:
         clients whose reply counted; prototypes received are the global ones, which each client
         gets. NoFigure for an algorithm that reports no prototypes.
         """
-        senders = max(1, row["valid"])
+        senders = max(1, row["valid"])  # a round without replies must not divide by 0
         if self.what == "numbers":
             return float(row["bytes"]["up"] + row["bytes"]["down"]) / BYTES_PER_NUMBER
         if self.what == "numbers-sent":

@@ -55,19 +55,22 @@ class Estimate:
 
     @classmethod
     def of(cls, figures: Iterable[float]) -> "Estimate":
-        """Estimate the mean of at least one figure, by Student's t."""
+        """Estimate the mean of these figures by Student's t; there must be at least one."""
         values = list(figures)
         n = len(values)
         mean = statistics.fmean(values)
         if n == 1:
             return cls(n, mean, math.nan, math.nan)
 
-        error = statistics.stdev(values) / math.sqrt(n)
-        t = math.inf if mean else 0.0  # where all figures are the same
+        error = statistics.stdev(values) / math.sqrt(n)  # the standard error of the mean
+        t = math.inf if mean else 0.0  # if all figures are the same, and the error 0
         if error:
             t = abs(mean) / error
-        quantile = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-        return cls(n, mean, half_width=quantile * error, p=float(2 * stdtr(n - 1, -t)))
+        degrees = n - 1
+        # the interval has two ends, and the test two sides: 2.5 % lie beyond each end
+        quantile = float(stdtrit(degrees, (1 + CONFIDENCE) / 2))
+        p = float(2 * stdtr(degrees, -t))
+        return cls(n, mean, half_width=quantile * error, p=p)
 
     def interval(self, digits: int) -> str:
         """Return the 95 % interval as text with so many decimals; "–" for one figure."""
@@ -78,7 +81,7 @@ class Estimate:
         return f"{low} … {high}"
 
     def as_dict(self, test: bool = False) -> dict[str, object]:
-        """Return it for JSON, with p if it is a difference to ``test``.
+        """Return the estimate for JSON, and with ``test`` also p, as for a difference.
 
         Of one figure the interval and p are None.
         """
@@ -103,7 +106,10 @@ class Estimated(NamedTuple):
 
 
 def estimate_rows(entries: Sequence[Estimated]) -> list[list[str]]:
-    """Return the cells of a table's rows: the names, and behind them those of `ESTIMATED`."""
+    """Return the cells of a table's rows: the names, and behind them those of `ESTIMATED`.
+
+    The p-values of all gains are corrected together. A "–" stands where nothing is compared.
+    """
     p_values = {number: entry.gain.p for number, entry in enumerate(entries) if entry.gain}
     corrected = holm(p_values)
     rows = []
@@ -128,7 +134,7 @@ def _p_cell(p: float) -> str:
 
 
 def cost_cells(folders: Iterable[Path]) -> list[str]:
-    """Return the cells of `COSTS` for finished runs: means over them."""
+    """Return the cells of `COSTS` for finished runs: each is the mean over the runs."""
     summaries = [RunFolder(folder).finished_summary() for folder in folders]
     rounds = statistics.fmean(summary["rounds"] for summary in summaries)
     cells = [f"{rounds:g}"]
@@ -145,12 +151,12 @@ Name = TypeVar("Name")
 def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
     """Correct the p-values of several tests for their number (Holm 1979); the smallest comes first.
 
-    The k-th smallest of n, counted from 0, is multiplied by n − k, and is at most 1. Values of NaN,
-    of comparisons of one pair, are no tests and are left out.
+    The k-th smallest of n, counted from 0, is multiplied by n − k, and is at most 1. A value of NaN
+    is left out and does not count: a comparison of a single pair is no test.
     """
     tests = {name: p for name, p in p_values.items() if not math.isnan(p)}
     corrected = {}
-    largest = 0.0  # So far: no corrected value may be below that of a smaller p
+    largest = 0.0  # so far: a larger p may not become smaller than one before it
     for rank, name in enumerate(sorted(tests, key=lambda name: tests[name])):
         largest = max(largest, min(1.0, (len(tests) - rank) * tests[name]))
         corrected[name] = largest
@@ -160,7 +166,7 @@ def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
 def difference(figures: Mapping[int, float], reference: Mapping[int, float]) -> Estimate | None:
     """Estimate ``figures`` minus ``reference``, both by seed, over the seeds that both have.
 
-    None without any such seed.
+    Return None if they have no seed in common.
     """
     differences = []
     for seed, figure in figures.items():
@@ -189,8 +195,8 @@ class Group:
     def data(self) -> Config:
         """All that the division of the data depends on, but for the seed.
 
-        That is settings, the version of the dividing code, that of the user's data set, and the
-        number of clients.
+        That is settings about data, the version of the dividing code, that of the code of the
+        user's own data set, and the number of clients.
         """
         code = f"code of {module_of(str(self.settings.get('dataset')))}"
         keys = (*keys_of(DataSettings), "division", code)
@@ -198,10 +204,12 @@ class Group:
         return {**settings, "clients": self.clients}
 
     def difference_from(self, reference: "Group") -> tuple[Estimate | None, str]:
-        """Estimate how much more this group's figure is, over the seeds that both groups have.
+        """Estimate by how much this group's figure is above that of the ``reference``.
 
-        Return the estimate, and a note for people: why there is none (then it is None), or what
-        must be known of it; "" if nothing. None also for the ``reference`` itself.
+        Only seeds that both groups have are compared. Return the estimate, and a note for people.
+        The estimate is None, and the note says why, if the groups cannot be compared; it is None
+        for the ``reference`` itself, too. Otherwise the note says what limits the comparison; "" if
+        nothing does.
         """
         if self is reference:
             return None, ""
@@ -224,13 +232,14 @@ class Group:
 def run_folders(paths: Iterable[Path]) -> list[Path]:
     """Replace each folder of runs among ``paths`` by the finished runs in it; return each run once.
 
-    The folder of a run stays, and so does one without finished runs, of which its reader will say
+    The folder of a single run stays. So does one without finished runs: whoever reads it will say
     what is wrong.
     """
     folders: list[Path] = []
     for folder in paths:
         inside: list[Path] = []
-        if not (folder / SUMMARY).exists():
+        is_finished_run = (folder / SUMMARY).exists()
+        if not is_finished_run:
             inside = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
         folders += inside or [folder]
     return list(dict.fromkeys(folders))
@@ -243,7 +252,7 @@ def grouped(folders: Sequence[Path], figure: Figure | None) -> list[Group]:
     head where a run has that, and of the prototypes otherwise. SettingsError for a run that has no
     such figure, or is not finished or malformed.
     """
-    groups: dict[str, Group] = {}
+    groups: dict[str, Group] = {}  # by what their runs have in common
     for folder in folders:
         try:
             with reading(f"{folder}: not the figures of a run"):
@@ -265,7 +274,7 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure | None) -> N
     if figure is None:
         figure = Figure(what="head" if summary["accuracy"].get("head") else "prototype")
 
-    key = json.dumps([settings, clients], sort_keys=True)
+    key = json.dumps([settings, clients], sort_keys=True)  # what the runs of a group have in common
     empty = Group(settings, clients, {}, {}, {}, digits=figure.digits)
     group = groups.setdefault(key, empty)
     if seed in group.runs and _ended(folder) < _ended(group.runs[seed]):
@@ -276,7 +285,7 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure | None) -> N
 
 
 def _experiment_of(summary: Summary) -> Config:
-    """Return all in which two runs of one group may not differ, and the seed, by which they may.
+    """Return all in which the runs of one group must be the same; and the seed, which may differ.
 
     That is settings, the version of the dividing code, the clients' networks, the place of the
     user's own data, and the version of the user's own code.
@@ -285,10 +294,10 @@ def _experiment_of(summary: Summary) -> Config:
     settings["division"] = summary.get("division", 1)
     settings["networks"] = counted(client["arch"] for client in summary["clients"].values())
     folder = summary["settings"].get("data-dir")
-    if folder and is_own(str(settings.get("dataset"))):  # Other files are another experiment
+    if folder and is_own(str(settings.get("dataset"))):  # with other files it is another experiment
         settings["data-dir"] = str(Path(str(folder)).absolute())
     for name, version in summary.get("versions", {}).items():
-        if name not in OF_ALL_RUNS:  # Edited code of the user's is another experiment
+        if name not in OF_ALL_RUNS:  # a package of the user's: edited, it is another experiment
             settings[f"code of {name}"] = version
     return settings
 
@@ -296,8 +305,8 @@ def _experiment_of(summary: Summary) -> Config:
 def _ended(folder: Path) -> float:
     """Return when a finished run ended, in seconds since 1970.
 
-    Earlier versions did not record it: then it is the time of the summary's file, which may be that
-    of a copy.
+    Earlier versions did not record this. Then it is when the summary's file was last changed, which
+    is wrong if somebody has copied it.
     """
     summary = RunFolder(folder).finished_summary()
     return summary.get("ended", os.stat(folder / SUMMARY).st_mtime)
@@ -313,9 +322,10 @@ def _name(group: Group, groups: Iterable[Group]) -> str:
         if any(other.settings.get(key, value) != value for other in others):
             parts.append(f"{key}={value}")
 
-    # Networks are named only where nothing else tells two groups apart
-    alike = [other for other in others if _without_networks(other) == _without_networks(group)]
-    if len(alike) > 1:  # the group itself is one of them
+    # networks are named only where nothing else tells two groups apart
+    facts = _without_networks(group)
+    same_but_for_networks = [other for other in others if _without_networks(other) == facts]
+    if len(same_but_for_networks) > 1:  # the group itself is one of them
         parts.append(f"networks={group.settings['networks']}")
     if any(other.clients != group.clients for other in others):
         parts.append(f"{group.clients} clients")
@@ -327,19 +337,20 @@ def _without_networks(group: Group) -> tuple[int, Config]:
 
 
 def intervals(groups: Sequence[Group], unit: str) -> "Drawing":
-    """Draw the groups' means with 95 % intervals, and a stroke for each run.
+    """Draw a line for each group: its mean with the 95 % interval, and a stroke for each run.
 
     ``unit`` is the label of the axis.
     """
     from protofl_common.report.drawing import COLOURS, Drawing, canvas, short
 
-    with canvas(6.4, 1.1 + 0.4 * len(groups)) as (figure, axes):
+    height = 1.1 + 0.4 * len(groups)  # inches: 1.1 for the axis, 0.4 for each group
+    with canvas(6.4, height) as (figure, axes):
         for row, group in enumerate(groups):
             values = list(group.values.values())
             estimate = Estimate.of(values)
             colour = COLOURS[row % len(COLOURS)]
             axes.plot(values, [row] * estimate.n, "|", color=colour, markersize=9)
-            half = 0 if math.isnan(estimate.half_width) else estimate.half_width
+            half = 0 if math.isnan(estimate.half_width) else estimate.half_width  # NaN of one run
             axes.errorbar(estimate.mean, row, xerr=half, fmt="o", color=colour, capsize=3)
         names = [short(f"{group.name} (n = {len(group.values)})", 44) for group in groups]
         axes.set_yticks(range(len(groups)), names)

@@ -90,7 +90,7 @@ class Cell:
 
 
 def experiment(config: Config) -> Config:
-    """Return those settings of a run that other runs must share to be the same experiment."""
+    """Return those settings in which two runs must be the same to be one experiment."""
     return {key: value for key, value in config.items() if key not in NOT_OF_EXPERIMENT}
 
 
@@ -153,9 +153,10 @@ def _cell(
     data_dir: str,
     overrides: Config,
 ) -> Cell:
-    """Plan one cell; of a setting the last one wins: recipe, table, column, row, command line.
+    """Plan one cell of a table.
 
-    SettingsError for wrong settings, and for one of the row's that has no effect.
+    Where several name one setting, the last of these wins: recipe, table, column, row, command
+    line. SettingsError for wrong settings, and for one of the row's that has no effect.
     """
     column = table.columns[column_name]
     row = table.rows[row_name]
@@ -188,7 +189,8 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     SettingsError or DataError for wrong settings.
     """
     place = PurePath(str(config.get("data-dir", "")))
-    if data_dir and place.parts[:1] == ("data",):
+    is_in_data = place.parts[:1] == ("data",)  # the place has no parts if it is ""
+    if data_dir and is_in_data:
         config = config | {"data-dir": str(PurePath(data_dir, *place.parts[1:]))}
     config = with_hparams(config)
     settings = Settings.from_run_config(default_run_config() | config)
@@ -196,7 +198,7 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
     check_data_settings(settings.data)
 
     data = as_file_name(settings.data.dataset)
-    mark = _mark(config, settings, federation["num-supernodes"])
+    mark = _mark(config, settings, clients=federation["num-supernodes"])
     name = f"{settings.run.algo}-{data}-s{settings.run.seed}-{mark}"
     return Run(name, config, federation, settings)
 
@@ -204,26 +206,29 @@ def _run(config: Config, federation: Config, data_dir: str) -> Run:
 def _mark(config: Config, settings: Settings, clients: Scalar) -> str:
     """Return eight hexadecimal digits that tell a run from others.
 
-    They are a hash of the settings that are not the defaults, the clients, the place and the files
-    of the data, and the versions of the user's code and of the code that divides the data.
+    They are the beginning of a hash of the settings that are not the defaults, the number of
+    clients, the place and the files of the data, and the versions of the user's code and of the
+    code that divides the data.
     """
     defaults = default_run_config()
     chosen = experiment(to_run_config(settings))
     changed = [(key, value) for key, value in chosen.items() if value != defaults[key]]
     folder = settings.data.data_dir
     where = str(Path(folder).absolute()) if folder else ""
+    # not that of a callback, which changes what is shown, and no result
     versions = [*own_code(config, without=("callback",)).values(), *own_files(settings.data)]
     division = PARTITIONS[settings.data.partition].version
-    if division > 1:  # runs of the first version were named without it
+    if division > 1:  # the names of runs of the first version have no number
         versions.append(f"division {division}")
     return digest(sorted(changed), clients, where, *versions)[:8]
 
 
 @cache
 def own_files(data: DataSettings) -> list[int]:
-    """Return size and time of each file of the user's own data: with other files a run is another.
+    """Return size and time of change of each file of the user's own data.
 
-    They are [] for data of other kinds, such as images in folders, and where the files are missing.
+    A run on changed files is another run. Return [] for data in folders, such as images, and where
+    the files are missing.
     """
     paths: Iterable[Path] = (Path(data.data_dir),)
     if data.dataset in OWN_FORMATS:
@@ -244,7 +249,7 @@ Launch = Callable[[Run, Path, bool, Callable[[int], None]], Failed | None]
 
 
 class Runs:
-    """The runs in a folder, and how those ended that this process has made.
+    """The runs in a folder, and why those failed that this process has made.
 
     Without ``keep_models`` a finished run keeps only its figures. ``patience``: how many seconds to
     wait for another process that makes the same run; -1: until it has ended.
@@ -264,9 +269,10 @@ class Runs:
         summary = RunFolder(self.folder_of(run)).summary()
         if summary is None:
             return False
-        finished_settings = summary["settings"]
+        settings_then = summary["settings"]
         for key, value in experiment(to_run_config(run.settings)).items():
-            if key in finished_settings and finished_settings[key] != value:
+            # a run of another version may not have had the setting
+            if key in settings_then and settings_then[key] != value:
                 return False
         return len(summary["clients"]) == run.federation["num-supernodes"]
 
@@ -282,7 +288,7 @@ class Runs:
     def execute(self, run: Run, launch: Launch, on_round: Callable[[int], None]) -> bool:
         """Make a run unless it is finished; return False if another process is making it.
 
-        Why a run failed is in ``failed`` afterwards.
+        If the run fails, `failed` has the reason afterwards.
         """
         with suppress(Timeout), self.lock(run.name).acquire(self.patience):
             if not self.finished(run):
@@ -300,7 +306,7 @@ class Runs:
         if not resume:  # it has no checkpoint, or a finished run of other settings
             shutil.rmtree(folder, ignore_errors=True)
         failure = launch(run, self.folder, resume, on_round)
-        if failure and failure.kind == "CannotResume":
+        if failure and failure.kind == "CannotResume":  # then it begins anew
             shutil.rmtree(folder, ignore_errors=True)
             failure = launch(run, self.folder, False, on_round)
         if failure:

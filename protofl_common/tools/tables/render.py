@@ -65,10 +65,11 @@ class Result:
 
     @property
     def text(self) -> str:
-        """The cell's text: mean and deviation over the seeds, ``97.58 ± 0.05``.
+        """The cell's text: mean and deviation over the seeds, such as ``97.58 ± 0.05``.
 
-        As long as some seeds are missing it says how many there are; without any, the state. It
-        ends with a `MARK` where a run warns of something, such as failed replies.
+        As long as some seeds are missing, it also says how many there are; without any figure it is
+        a sign for the state, or its name. A `MARK` follows the figure where a run warns of
+        something, such as failed replies.
         """
         if not self.values:
             return {"open": "…", "skipped": "–"}.get(self.state, self.state)
@@ -87,9 +88,10 @@ class Result:
 
     @property
     def rank(self) -> float | None:
-        """The mean of a finished cell as it is shown; None where the largest is not the best.
+        """The mean of a cell, rounded as it is shown, by which cells are compared.
 
-        That is so for counts, and for the deviation over clients.
+        None for a cell that is not finished, and for a figure of which the largest is not the best:
+        a count, or the deviation over clients.
         """
         figure = self.cell.figure
         if self.state != "done" or figure.what in COUNTS or figure.over == "std":
@@ -98,7 +100,7 @@ class Result:
 
     @property
     def division(self) -> object:
-        """How the data are divided; only results of one division are paired."""
+        """All that decides how the data are divided: only results of one division are compared."""
         run = self.cell.first_run
         return run.settings.data, run.federation["num-supernodes"]
 
@@ -110,7 +112,7 @@ Results = dict[Place, Result]
 def result_of(cell: Cell, runs: Runs) -> Result:
     """Read what the runs of a cell have come to so far.
 
-    A cell of which one run failed has failed; else it is skipped if a finished run lacks the
+    The cell has failed if one of its runs has; otherwise it is skipped if a finished run lacks the
     figure.
     """
     if cell.skipped:
@@ -120,7 +122,7 @@ def result_of(cell: Cell, runs: Runs) -> Result:
     folders = []
     failures = []
     absent = []  # why a finished run has no such figure
-    figures = []
+    figures = []  # how the figure is described for each run
     warned: dict[str, list[int]] = {}
     for seed, run in cell.runs.items():
         if not runs.finished(run):
@@ -169,7 +171,7 @@ def cells_of(table: TableFile, results: Results) -> Table:
             heads.append("paper")
 
     rows = []
-    bold = []
+    bold = []  # (row, column) of the texts
     for number, (name, row) in enumerate(table.rows.items()):
         texts = [name]
         for column in table.columns:
@@ -189,7 +191,11 @@ def cells_of(table: TableFile, results: Results) -> Table:
 
 
 def _is_best(result: Result, column: str, results: Results) -> bool:
-    """Return whether a cell is better than every other of its column, and not by chance."""
+    """Return whether a cell is better than every other of its column, and not by chance.
+
+    It is, if all differences are above 0 and their p-values, corrected after Holm, below
+    `SIGNIFICANT`. False also if the column has no other cell that can be compared.
+    """
     p_values = {}
     for (name, where), other in results.items():
         if where != column or other is result or other.rank is None:
@@ -197,7 +203,7 @@ def _is_best(result: Result, column: str, results: Results) -> bool:
         if result.rank is None or result.division != other.division:
             return False
         lead = difference(result.values, other.values)
-        if lead is None or not lead.mean > 0 or math.isnan(lead.p):
+        if lead is None or not lead.mean > 0 or math.isnan(lead.p):  # p of one seed is NaN
             return False
         p_values[name] = lead.p
     corrected = holm(p_values)
@@ -205,12 +211,15 @@ def _is_best(result: Result, column: str, results: Results) -> bool:
 
 
 def markdown(table: TableFile, results: Results) -> str:
-    """Return the page of a table: the cells, what was measured, notes, differences, the search."""
+    """Return a table's page in Markdown.
+
+    It has the cells, what was measured, notes, the differences, the costs, and the search.
+    """
     lines = [f"# {table.title}", ""]
     for text in (table.source, table.note):
         if text:
             lines += [text, ""]
-    figures = ", ".join(dict.fromkeys(result.figure for result in results.values()))
+    figures = ", ".join(dict.fromkeys(result.figure for result in results.values()))  # each once
     lines += [
         *cells_of(table, results).as_markdown(),
         "",
@@ -228,9 +237,9 @@ def markdown(table: TableFile, results: Results) -> str:
 
 
 def _notes(results: Results) -> list[str]:
-    """Say why cells have no figure, and what their runs warn of.
+    """Return lines that say why cells have no figure, and what their runs warn of.
 
-    A row says once what holds for several of its columns, and rows with the same note share it.
+    A note that holds for several columns of a row, or for several rows, stands on one line.
     """
     columns_of: dict[tuple[str, str], list[str]] = {}  # row and note -> columns
     for (name, column), result in results.items():
@@ -250,9 +259,10 @@ def _notes(results: Results) -> list[str]:
 
 
 def differences(table: TableFile, results: Results) -> Table:
-    """Return the table of differences: for each cell with figures, how much it is above another.
+    """Return the table of differences: how much each cell is above the one it is compared with.
 
-    That is the cell in the same column of the row that the table names as ``against``.
+    That is the cell in the same column of the row that the table names as ``against``. Cells
+    without figures are left out.
     """
     entries = []
     for (name, column), result in results.items():
@@ -265,7 +275,7 @@ def differences(table: TableFile, results: Results) -> Table:
 
 
 def costs(table: TableFile, results: Results) -> Table:
-    """Return a row for each cell with figures: what its runs have cost, on average."""
+    """Return the table of costs: what the finished runs of each cell have cost on average."""
     rows = []
     for (name, column), result in results.items():
         if result.costs:
@@ -274,14 +284,16 @@ def costs(table: TableFile, results: Results) -> Table:
 
 
 def _gain(table: TableFile, row: str, column: str, results: Results) -> Estimate | None:
-    """Estimate how much a cell's figure is above that of the table's row ``against``.
+    """Estimate how much a cell's figure is above that of the row ``against`` in the same column.
 
-    Both are of the same column, and compared over the seeds that both have. None for that row
-    itself, where one of the two has no figures, and where they are of other data.
+    They are compared over the seeds that both have. Return None for the row ``against`` itself, if
+    one of the two cells has no figures, and if their data are not divided in the same way.
     """
     result = results[row, column]
     other = results.get((table.against, column))
-    if other is None or row == table.against or not (result.values and other.values):
+    if other is None or row == table.against:
+        return None
+    if not result.values or not other.values:
         return None
     if result.division != other.division:
         return None
@@ -342,7 +354,10 @@ def as_dict(table: TableFile, results: Results) -> dict[str, Any]:
 
 
 def csv_of_seeds(results: Results) -> str:
-    """Return a line per row, column and seed: what pandas, R and plots take."""
+    """Return the figures as CSV with a line for each row, column and seed.
+
+    That is the form which pandas, R and programs for plots take.
+    """
     rows = [["row", "column", "seed", "figure", "value", "warnings"]]
     for (name, column), result in results.items():
         for seed, value in result.values.items():

@@ -29,12 +29,13 @@ OF_DATA = {"seed", *keys_of(DataSettings)}  # settings that would change the sam
 
 
 class Search:
-    """The trials of a cell, those of earlier invocations too.
+    """The trials of a cell, also those that earlier calls of the command have made.
 
     A trial that was stopped, or failed, is made again when the search goes on.
     """
 
     def __init__(self, table: TableFile, cell: Cell, trials: Runs) -> None:
+        """Prepare the search of a cell; ``trials`` are the runs in the folder of all trials."""
         self.table = table
         self.cell = cell
         self.runs = trials
@@ -43,20 +44,24 @@ class Search:
         self.figure = replace(cell.figure, what=f"validation/{what}")
 
     def runs_of(self, number: int) -> list[Run]:
-        """Return the runs of the trial with this number, one for each trial seed."""
+        """Return the runs of the trial with this number, one for each trial seed.
+
+        They write no report and have no baselines: only their figures are needed.
+        """
         settings = self.settings_of(number) | {"report": False, "baselines": ""}
         return list(self.cell.runs_with(settings, self.table.trial_seeds).values())
 
     def settings_of(self, number: int) -> Config:
-        """Return the settings that the trial with this number tries, for the keys of the spaces.
+        """Return what the trial with this number tries: a value for each setting with a space.
 
-        Trial 0 tries the row's own settings if they are in the spaces; all others are drawn.
+        Trial 0 tries the row's own settings, if these lie in the spaces. All others are drawn.
         """
         spaces = self.cell.spaces
         settings = self.cell.first_run.settings
         config = to_run_config(settings) | hparams_by_key(settings)
         own = {key: config[key] for key in spaces}
-        if number == 0 and all(_is_inside(own[key], space) for key, space in spaces.items()):
+        is_own_inside = all(_is_inside(own[key], space) for key, space in spaces.items())
+        if number == 0 and is_own_inside:
             return own
         kinds = _kinds(settings)
         return {key: _drawn(key, space, number, kinds[key]) for key, space in spaces.items()}
@@ -64,13 +69,13 @@ class Search:
     def tuned(self, make: Callable[[Run, Runs], object] | None) -> Cell:
         """Return the cell with the runs of the best settings, after ``make`` has made the trials.
 
-        Finished trials are not made again. SettingsError where trials are left and ``make`` is
-        None, where the row has no such figure on validation data, or where no trial ended well:
-        then it says why the last one failed.
+        Finished trials are not made again. SettingsError if trials are left to make and ``make`` is
+        None, if the row has no such figure on validation data, and if no trial ended well: then it
+        says why the last one failed.
         """
         count = self.table.trials
-        values: dict[int, float] = {}
-        reason = ""
+        values: dict[int, float] = {}  # number of a trial -> its mean figure over the seeds
+        reason = ""  # why the last trial without a figure has none
         for number in range(count):
             runs = self.runs_of(number)
             for run in runs:
@@ -109,7 +114,9 @@ def check_search(table: TableFile, cells: list[Cell]) -> None:
             "search: missing: which settings does --search look for, such as "
             "{lr: {log: [0.001, 0.1]}}?"
         )
-    final_seeds = {seed for cell in cells for seed in cell.runs}
+    final_seeds: set[int] = set()
+    for cell in cells:
+        final_seeds.update(cell.runs)
     shared = sorted(final_seeds & set(table.trial_seeds))
     if shared:
         seeds = ", ".join(map(str, shared))
@@ -143,7 +150,7 @@ def _problems(cell: Cell) -> Iterator[str]:
         else:
             for value in _ends(space):
                 try:
-                    cell.runs_with({key: value}, [0])
+                    cell.runs_with({key: value}, seeds=[0])  # for its error; any seed will do
                 except SettingsError as error:
                     yield f"{cell.row} / {cell.column}: search: {error}"
 
@@ -157,7 +164,7 @@ def _ends(space: Any) -> list[Scalar]:
 
 
 def _is_inside(value: Scalar, space: Any) -> bool:
-    """Return whether a value is in the list, or within the range, that a space is."""
+    """Return whether a value is in the ``space``: one of its list, or within its range."""
     if isinstance(space, list):
         return value in space
     low, high = map(float, _ends(space))
@@ -165,7 +172,7 @@ def _is_inside(value: Scalar, space: Any) -> bool:
 
 
 def _kinds(settings: Settings) -> dict[str, type]:
-    """Return the type of each setting by its key, those of a package's algorithm too."""
+    """Return the type of each setting by its key, also of the hyper-parameters of a package."""
     kinds = {key: type(default) for key, default in default_run_config().items()}
     for key, kind in types_of(type(settings.hparams)).items():
         kinds[f"{settings.run.algo}.{key}"] = kind
@@ -185,8 +192,12 @@ def _drawn(key: str, space: Any, number: int, kind: type) -> Scalar:
     ((scale, ends),) = space.items()
     low, high = map(float, ends)
     is_whole = kind is int
-    end = high + 1 if is_whole else high  # int() rounds down, and the highest must be as likely
-    value = low * (end / low) ** position if scale == "log" else low + position * (end - low)
+    # int() rounds down: without 1 more the highest whole number would never be drawn
+    end = high + 1 if is_whole else high
+    value = low + position * (end - low)
+    if scale == "log":  # 0.001 to 0.01 is as likely as 0.01 to 0.1
+        value = low * (end / low) ** position
     if is_whole:
         return int(value)
-    return min(max(float(f"{value:.{DIGITS}g}"), low), high)  # nobody wants 17 digits in a table
+    rounded = float(f"{value:.{DIGITS}g}")  # nobody wants 17 digits in a table
+    return min(max(rounded, low), high)  # rounding may have left the range

@@ -31,7 +31,10 @@ TRIAL_SEEDS = (1001,)
 
 
 def _must_be(wanted: str) -> WrapValidator:
-    """Return a validator whose one error is "must be …", whatever is wrong inside the value."""
+    """Return a validator that replaces all errors about a value by a single "must be ``wanted``".
+
+    Without it pydantic has an error for each wrong part of a list or mapping.
+    """
 
     def validate(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -60,7 +63,8 @@ def _is_space(space: Any) -> bool:
     if any(type(end) not in (int, float) for end in ends):  # isinstance would take True for an int
         return False
     low, high = map(float, ends)
-    return low < high and (scale == "range" or low > 0)
+    has_logarithms = low > 0
+    return low < high and (scale == "range" or has_logarithms)
 
 
 def _checked_space(space: Any) -> Any:
@@ -77,7 +81,7 @@ def _checked_rows(rows: Any) -> Any:
 
 
 def _filled(part: Any) -> Any:
-    """Read a column or row with nothing behind its name, which YAML takes for None, as empty."""
+    """Return {} for a column or row with nothing behind its name, which YAML reads as None."""
     return {} if part is None else part
 
 
@@ -155,7 +159,7 @@ class _TableInFile(Heading):
 
 
 class _Loader(yaml.SafeLoader):
-    """Takes 1e-3 for a number, as JSON, TOML and YAML 1.2 do; refuses a key that stands twice."""
+    """Reads 1e-3 as a number, as JSON, TOML and YAML 1.2 do; refuses a key that stands twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Build a dictionary as SafeLoader does; ConstructorError for a key that stands twice."""
@@ -183,8 +187,11 @@ def read_table(path: Path) -> TableFile:
     if problems:
         raise SettingsError("\n".join(f"{path.name}: {problem}" for problem in problems))
 
-    keys_of_rows = {str(name): set(row or {}) for name, row in content["rows"].items()}
-    # A row of which the file says nothing but the paper's numbers is shown, and nothing is run
+    # a row of which the file says nothing but the paper's numbers is shown, and nothing is run
+    names_without_runs = set()
+    for name, row_in_file in content["rows"].items():
+        if set(row_in_file or {}) == {"paper"}:
+            names_without_runs.add(str(name))
     rows = {}
     for name, row in file.rows.items():
         for spread_name, settings in _spread(name, row):
@@ -195,7 +202,7 @@ def read_table(path: Path) -> TableFile:
                 search=row.search,
                 clients=row.clients,
                 paper=_paper_by_column(row, file.columns),
-                runs=keys_of_rows[name] != {"paper"},
+                runs=name not in names_without_runs,
             )
     facts = vars(file) | {"name": path.stem, "note": file.note.strip(), "rows": rows}
     return TableFile(**facts)
@@ -222,7 +229,7 @@ def _content_of(path: Path) -> dict[str, Any]:
 def _spread(name: str, row: _RowInFile) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield a name and settings for each combination of the values in a row's grid.
 
-    A row without a grid gives itself.
+    For a row without a grid yield its own name and settings once.
     """
     for values in product(*row.grid.values()):
         chosen = dict(zip(row.grid, values, strict=True))
@@ -231,16 +238,20 @@ def _spread(name: str, row: _RowInFile) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _paper_by_column(row: _RowInFile, columns: dict[str, Part]) -> dict[str, str]:
-    """Return the paper's numbers by column, as texts; a list has them in the columns' order."""
+    """Return the paper's numbers by column, as texts.
+
+    The file has them by column, or as a list in the order of the columns. Columns without a number
+    are left out.
+    """
     numbers = row.paper
     if isinstance(numbers, list):
-        numbers = dict(zip(columns, numbers, strict=False))
+        numbers = dict(zip(columns, numbers, strict=False))  # a list may be shorter
     return {column: str(number) for column, number in numbers.items() if number is not None}
 
 
 def _line_for(error: ErrorDetails) -> str:
     """Turn an error of pydantic into a line such as ``row A: grid: lr = 3: must be …``."""
-    # keys on the way to the value; pydantic marks an error of a key itself by "[key]"
+    # the keys that lead to the value; behind a key that is wrong itself pydantic puts "[key]"
     place = [str(part) for part in error["loc"] if part != "[key]"]
     legal_keys = keys_of(_TableInFile)
     if place[0] in ("columns", "rows") and len(place) > 1:
@@ -261,7 +272,7 @@ def _line_for(error: ErrorDetails) -> str:
 
 
 def _contradictions(file: _TableInFile) -> Iterator[str]:
-    """Yield a line for all that is missing in a table, and for parts of it that do not fit."""
+    """Yield a line for each thing that a table lacks, and for parts of it that do not fit."""
     if not file.title:
         yield "title: missing"
     if not file.rows:

@@ -189,7 +189,7 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
     """
     # so few values, and bytes beside the arrays, may a reply have here
     monkeypatch.setattr("server_app.network.flower_compat.MOST_VALUES", 5)
-    monkeypatch.setattr("server_app.network.flower_compat.BESIDE", 2**17)
+    monkeypatch.setattr("server_app.network.flower_compat.MOST_BESIDE_ARRAYS", 2**17)
     grid: Any = HttpGrid(token="any")
     grid.set_run(Run.create_empty(1))
     act_as(run_id=1)

@@ -17,13 +17,13 @@ def test_how_long_training_takes_does_not_follow_from_an_exchange_of_keys() -> N
     assert not times.has("train")  # so the first training waits `round-timeout`
 
     times.note("train", "west", asked=1.0, answered=1.0 + 30 * MINUTE)
-    assert times.patience("train", [2 * MINUTE], ["west"], grace=3.0, least=120.0) == 90 * MINUTE
-    assert times.patience("query.unmask", [0.5], ["west"], grace=3.0, least=120.0) == 120.0
+    assert times.patience("train", [2 * MINUTE], ["west"], grace=3.0, min_wait=120.0) == 90 * MINUTE
+    assert times.patience("query.unmask", [0.5], ["west"], grace=3.0, min_wait=120.0) == 120.0
 
 
 def waited_for(site: str, times: ReplyTimes) -> float:
     """Return how many seconds a round waits for a site when the others trained for a minute."""
-    return times.patience("train", [MINUTE], [site], grace=3.0, least=120.0)
+    return times.patience("train", [MINUTE], [site], grace=3.0, min_wait=120.0)
 
 
 def test_a_site_that_was_given_up_has_the_time_it_needed_in_later_rounds() -> None:

@@ -204,8 +204,8 @@ def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
 def test_a_fraction_of_the_sites_is_at_least_one_or_as_many_as_are_asked_for() -> None:
     assert len(sample_sites(SITES, 0.3, 0, 1)) == 6
     assert len(sample_sites(SITES, 0.001, 0, 1)) == 1
-    assert len(sample_sites(SITES, 0.001, 0, 1, least=2)) == 2
-    assert sample_sites(["only"], 0.5, 0, 1, least=2) == ["only"]
+    assert len(sample_sites(SITES, 0.001, 0, 1, fewest=2)) == 2
+    assert sample_sites(["only"], 0.5, 0, 1, fewest=2) == ["only"]
 
 
 def test_in_many_rounds_every_site_is_asked_about_as_often() -> None:
