@@ -60,14 +60,14 @@ UNEXPECTED = "an unexpected error"
 
 
 def answered(
-    work: Callable[[Message, Context], RecordDict],
+    handle: Callable[[Message, Context], RecordDict],
 ) -> Callable[[Message, Context], Message]:
-    """Make a Flower handler that replies with what ``work`` returns, or with why it failed.
+    """Make a Flower handler that replies with what ``handle`` returns, or with why it failed.
 
     At a site, every answer has a line in the audit log, and a reply has the hash of that line.
     """
 
-    @wraps(work)
+    @wraps(handle)
     def handler(message: Message, context: Context) -> Message:
         node = context.node_config
         at_site = is_site(node)
@@ -80,7 +80,7 @@ def answered(
             asked = _asked(about, digest_of(context.run_config))
 
         try:
-            content = work(message, context)
+            content = handle(message, context)
             if at_site:
                 head = audit.append(site_folder(node), **about, **summary_of(content))
                 log("INFO", f"{asked}: {_sent(content)}")

@@ -16,9 +16,9 @@ from protofl_common.runs.events import Failed, OnEvent, Started
 from protofl_common.runs.folder import DROPPED, RoundRow, unused_replies
 from server_app.callbacks import callbacks_of
 from server_app.callbacks.base import ActiveRun, Callback
+from server_app.callbacks.budget import planned_epsilon
 from server_app.callbacks.metrics import row_of
 from server_app.callbacks.progress import conclude, draw_page
-from server_app.callbacks.stopping import planned_epsilon
 from server_app.network.exchange import MessageExchange
 from server_app.network.flower_compat import find_messages_by_node
 from server_app.network.membership import Federation, FederationError

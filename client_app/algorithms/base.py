@@ -168,8 +168,8 @@ class ClientAlgorithm(Generic[H]):
                 continue
             module: nn.Module = getattr(self, entry.of)
             if self.of_catalog:
-                # in a third of load_state_dict's time; another package's module may have a state
-                # that is more than its tensors
+                # it takes a third of load_state_dict's time, which other packages' modules need:
+                # their state may be more than their tensors
                 for key, tensor in declared_part(module, entry).items():
                     tensor.copy_(weights[key])
             else:
@@ -193,7 +193,7 @@ class ClientAlgorithm(Generic[H]):
     # -- training --------------------------------------------------------------------------------
     @cached_property
     def privacy(self) -> SampleUse:
-        """The use of samples for the upload; under ``dp`` each training and table costs ε."""
+        """How the upload uses samples, with ``dp`` and without; under ``dp`` each use costs ε."""
         return self.protections.sample_use()
 
     @property
@@ -229,7 +229,7 @@ class ClientAlgorithm(Generic[H]):
 
         def loss_with_unlabelled(batch: Batch) -> LossTerms:
             is_labelled_B = self.task.known(batch.labels)
-            terms: LossTerms = {}  # of a batch without a label there is nothing to learn by `loss`
+            terms: LossTerms = {}  # `loss` has no meaning for a batch without any label
             if bool(is_labelled_B.any()):
                 terms = loss(batch.only(is_labelled_B))
             if settings.pu_weight > 0:
@@ -259,8 +259,8 @@ class ClientAlgorithm(Generic[H]):
         and layers are this project's. Under ``dp`` it is a step of DP-SGD.
         """
         uses_gradients = self.needs_gradients or correction or gradient_sums
-        kind = FusedStep if self.of_catalog and not uses_gradients else Step
-        step: Step = kind(
+        step_class = FusedStep if self.of_catalog and not uses_gradients else Step
+        step: Step = step_class(
             self.modules, self.optimizer, self.labelled_loss, correction, gradient_sums
         )
         return self.protections.step(step)
@@ -342,7 +342,10 @@ class ClientAlgorithm(Generic[H]):
 
     @property
     def lasting(self) -> tuple[str, ...]:
-        """The names in `state`, and "optimizer" where the settings keep it between rounds."""
+        """The names in `state`, and "optimizer" where the settings keep it between rounds.
+
+        A one-shot algorithm trains nothing, and so has no optimizer to keep.
+        """
         if self.training.keep_optimizer and not self.settings.row.one_shot:
             return (*self.state, "optimizer")
         return self.state

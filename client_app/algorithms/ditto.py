@@ -28,10 +28,7 @@ class Ditto(FedAvg[DittoHparams]):
     """FedAvg, and beside it a model of this client's own that is drawn to the global one."""
 
     state: tuple[str, ...] = ("personal",)
-    trains: tuple[str, ...] = (
-        "model",
-        "personal",
-    )  # with one optimizer; the global model's loss is FedAvg's
+    trains: tuple[str, ...] = ("model", "personal")  # with one optimizer
 
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
@@ -47,9 +44,10 @@ class Ditto(FedAvg[DittoHparams]):
         return self.personal
 
     def fit(self) -> dict[str, float]:
-        """Train v_k and then w_k: v_k is drawn to the model while that still is w^t.
+        """Train the personal model v_k first, and then the global one as FedAvg does.
 
-        Returns the losses of v_k, and the cross-entropy of w_k.
+        In this order v_k is drawn to the global model as it was received. Return the losses of v_k,
+        and the cross-entropy of the global model.
         """
         proximal = Proximal(self.personal, self.model, self.hparams.lambda_)
         step = Step((self.personal,), self.optimizer, self.labelled_loss, proximal)

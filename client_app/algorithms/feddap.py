@@ -39,7 +39,11 @@ class FedDAP(FedAvg[FedDAPHparams]):
             self.others = others.to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return L_CE, and λ_1 · L_DPA and λ_2 · L_CPCL once there are prototypes for them."""
+        """Return the cross-entropy, and λ_1 times the alignment with the own domain's prototypes.
+
+        The third term is λ_2 times the contrast among other domains' prototypes: those of the
+        sample's class against all. A term is left out while there are no prototypes for it.
+        """
         terms = super().loss(batch)
         hparams = self.hparams
         z_MD, classes_M = self.task.assigned(batch.features, batch.labels)
@@ -49,7 +53,7 @@ class FedDAP(FedAvg[FedDAPHparams]):
         if self.others is not None and hparams.lambda2 > 0:
             # α = 1 makes the similarity the plain cosine, of which −1 is the least
             cosine_MG = sparse_similarity(z_MD, self.others.means, alpha=1.0, floor=-1.0)
-            own_MG = classes_M.unsqueeze(1) == self.others.labels
-            contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature)
+            same_class_MG = classes_M.unsqueeze(1) == self.others.labels
+            contrast = sparse_contrast(cosine_MG, same_class_MG, hparams.temperature)
             terms["contrast"] = hparams.lambda2 * contrast
         return terms

@@ -42,6 +42,7 @@ class FedDBE(FedAvg[FedDBEHparams]):
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
         width = self.settings.model.feature_dim
+        # p [D], in a module of its own: `trains` names modules
         self.memory = nn.ParameterList([torch.zeros(width)]).to(client.device)
         self.running = FeatureMean(width).to(client.device)
         self.consensus = FeatureMean(width).to(client.device)
@@ -52,7 +53,10 @@ class FedDBE(FedAvg[FedDBEHparams]):
 
     @property
     def labelled_loss(self) -> Loss:
-        """The loss on the logits of features to which p is added, once there is a consensus."""
+        """The loss, on logits of the features plus the client's memory once there is a consensus.
+
+        Before, logits are those of the features alone.
+        """
         loss = super().labelled_loss
         if not self.has_consensus:
             return loss
@@ -64,19 +68,23 @@ class FedDBE(FedAvg[FedDBEHparams]):
         return loss_with_memory
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the cross-entropy, and the distance of the running mean from the consensus.
+        """Return the cross-entropy, and κ times the distance of the mean feature from all clients'.
 
-        It also updates the running mean feature by the batch.
+        The mean is the running one of this round, which this call updates by the batch. Until the
+        server sends the mean of all clients, there is no distance.
         """
         terms = super().loss(batch)
         mean_D = self.running.updated(batch.features, self.hparams.momentum)
         if self.has_consensus and self.hparams.kappa > 0:
-            distance = (mean_D - self.consensus.mean).square().mean() / 2
+            distance = (mean_D - self.consensus.mean).square().mean() / 2  # ½ ‖m_i − m‖² / D
             terms["mean-regularization"] = self.hparams.kappa * distance
         return terms
 
     def evaluation_model(self) -> SplitModel:
-        """Return the model with p in a bias of its head, as W (z + p) + b = W z + (W p + b)."""
+        """Return a model whose head adds the memory p to the features z by its bias.
+
+        For W (z + p) + b = W z + (W p + b), where W and b are those of the head's first layer.
+        """
         head = deepcopy(self.model.head)
         layer = first_layer(head)
         with torch.no_grad():

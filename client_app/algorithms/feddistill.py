@@ -49,6 +49,7 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         super().__init__(client, round_number)
         classes = client.num_classes
         device = client.device
+        # of this round's training: outputs by class, samples by class, which of the N samples
         self.sums_CC = torch.zeros(classes, classes, dtype=torch.float64, device=device)
         self.counts_C = torch.zeros(classes, dtype=torch.int64, device=device)
         self.seen_N = torch.zeros(len(client.train_set), dtype=torch.bool, device=device)
@@ -60,12 +61,15 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
             self.teacher = by_class(outputs.to(self.client.device), self.client.num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the loss of Alg. 1, and add the outputs on the batch to the sums behind F̄."""
+        """Return the cross-entropy, and γ times the distance to the teacher if there is one.
+
+        Also add the model's outputs on the batch to the sums by class, for the upload.
+        """
         outputs_BC = batch.logits.detach().double()
         if self.hparams.outputs == "probabilities":
             outputs_BC = softmax(outputs_BC, dim=1)
         labels_BC = one_hot(batch.labels, len(self.counts_C))
-        self.sums_CC += labels_BC.double().T @ outputs_BC
+        self.sums_CC += labels_BC.double().T @ outputs_BC  # each output to the row of its class
         self.counts_C += labels_BC.sum(0)
         self.seen_N[batch.index] = True
 
@@ -83,7 +87,7 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         return class_distillation(batch.logits, batch.labels, teacher_CC, mask_C)
 
     def upload(self) -> Payload:
-        """Return F̄ of each class, with the number of different samples behind it."""
+        """Return the mean output of each class, with the number of different samples behind it."""
         labels_P = torch.nonzero(self.counts_C).flatten()
         means_PC = self.sums_CC[labels_P] / self.counts_C[labels_P].unsqueeze(1)
 

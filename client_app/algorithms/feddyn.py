@@ -26,7 +26,11 @@ class FedDyn(KeepsVariate[FedDynHparams]):
     """FedAvg whose steps are corrected: ``own`` is g_k, and ``change`` that of the round."""
 
     def fit(self) -> dict[str, float]:
-        """Train by Eq. 1, and set `change` to −α (θ_k − θ^t); return the mean of each loss term."""
+        """Train by Eq. 1, and set `change` to −α (θ_k − θ^t); return the mean of each loss term.
+
+        θ^t are the weights as received (``start``), and θ_k those after training. Each step's
+        gradient is corrected by α (θ − θ^t) − g_k, the gradient of the two terms that Eq. 1 adds.
+        """
         alpha = self.hparams.alpha
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         start = [parameter.detach().clone() for parameter in trained]

@@ -47,7 +47,11 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
             self.label_counts = counts_C.to(self.client.device)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the cross-entropy of the batch and, from round 2 on, of generated features."""
+        """Return the cross-entropy of the batch, and λ times that of generated features.
+
+        These come from the server's generator, for labels drawn as often as all clients have them.
+        In the first round, whose generator has learned nothing, no label counts are sent.
+        """
         terms = super().loss(batch)
         if self.label_counts is not None and self.hparams.lambda_ > 0:
             with torch.no_grad():  # the generator is fixed

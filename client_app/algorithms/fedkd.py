@@ -54,9 +54,9 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
 
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
-        arch = self.settings.architecture(0, self.hparams.student)
+        arch = self.settings.architecture(0, self.hparams.student)  # the same for all clients
         self.student = client.new_model(arch, "global")
-        self.trained = {name for name, _ in self.student.named_parameters()}
+        self.trained = {name for name, _ in self.student.named_parameters()}  # all but buffers
         self.received: StateDict = {}
         dim = self.settings.model.feature_dim
         with seeded(client.seed_for("fedkd")):
@@ -87,7 +87,7 @@ class FedKD(ClientAlgorithm[FedKDHparams]):
 
     def loss(self, batch: Batch) -> LossTerms:
         """Return the three terms of the teacher's loss and the three of the student's."""
-        # in evaluation mode for one labelled sample, on which batch normalisation cannot train
+        # one labelled sample among unlabelled ones: batch normalisation cannot train on it alone
         self.student.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
         teacher_BC = batch.logits
         student_BD = self.student.body(batch.inputs)

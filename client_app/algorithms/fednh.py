@@ -47,7 +47,7 @@ class FedNH(FedAvg[FedNHHparams]):
             self.head.weight, _ = self.global_table
 
     def evaluation_model(self) -> SplitModel:
-        """Return the body with W as an ordinary linear head, without a bias."""
+        """Return the body with the class prototypes as the weight of a linear head without bias."""
         head = deepcopy(self.client.model.head)
         bias_C = self.head.weight.new_zeros(self.client.num_classes)
         head.load_state_dict({"weight": self.head.weight, "bias": bias_C})

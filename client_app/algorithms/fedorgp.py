@@ -27,7 +27,10 @@ class FedORGP(ClientAlgorithm[FedORGPHparams]):
     similarity = "cosine"
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the cross-entropy and, once there are global prototypes, the angular term."""
+        """Return the cross-entropy and, once there are global prototypes, λ times the angular term.
+
+        That is the mean over the samples of 1 − the cosine to the prototype of their class.
+        """
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
             features_MD, classes_M = self.task.assigned(batch.features, batch.labels)

@@ -54,7 +54,10 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         self.predicts_with_head = self.hparams.loss.startswith("ce")  # only these train the head
 
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes and, if they were sent, those of all clients, as tables."""
+        """Keep the global prototypes and, if they were sent, those of all clients, as tables.
+
+        A client's set is completed by global prototypes of the classes that it lacks (Eq. 7).
+        """
         super().receive(payload)
         self.tables: dict[str, tuple[Tensor, Tensor]] = {}
         global_set = payload.vectors()
@@ -62,11 +65,11 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
             return
         self.tables["global"] = self._table((global_set,))
         if payload.entries.get("local_sets"):
-            padded = [own.completed_by(global_set) for own in payload.sets("local_sets")]
-            self.tables["local"] = self._table(padded)
+            completed = [own.completed_by(global_set) for own in payload.sets("local_sets")]
+            self.tables["local"] = self._table(completed)
 
     def prototypes_for_prediction(self) -> Prototypes | None:
-        """Return this client's own prototypes of large classes; under privacy the global ones."""
+        """Return this client's own prototypes of large classes; under ``dp`` the global ones."""
         if self.settings.privacy.dp != "none":
             return super().prototypes_for_prediction()
         own = self.local_prototypes()
@@ -84,23 +87,23 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
 
         terms = {"cross-entropy": self.task.loss(batch.logits, labels_B)}
         if hparams.loss == "ce-protodist" and self.global_prototypes is not None:
-            global_1CD, mask_1C = self.tables["global"]
+            global_1CD, mask_1C = self.tables["global"]  # one set of prototypes
             has_prototype_B1 = mask_1C[0, labels_B].unsqueeze(1)
             difference_BD = (z_BD - global_1CD[0, labels_B]) * has_prototype_B1
             terms["prototype"] = difference_BD.square().sum() / len(labels_B)
         return terms
 
     def _contrast(self, z_BD: Tensor, labels_B: Tensor) -> LossTerms:
-        """Return L_g and L_p, or one of them (``prototypes``); {} before there are prototypes."""
+        """Return the contrasts that ``prototypes`` names; {} before prototypes have come."""
         if self.global_prototypes is None:
             return {}
         hparams = self.hparams
-        with_own = hparams.denominator == "all"
+        with_own_class = hparams.denominator == "all"
         terms: LossTerms = {}
         for name, (sets_MCD, mask_MC) in self.tables.items():
             if hparams.prototypes in (name, "both"):
                 terms[name] = prototype_contrast(
-                    z_BD, labels_B, sets_MCD, mask_MC, hparams.temperature, with_own
+                    z_BD, labels_B, sets_MCD, mask_MC, hparams.temperature, with_own_class
                 )
         return terms
 

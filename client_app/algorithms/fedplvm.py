@@ -36,7 +36,11 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
     """Cross-entropy plus λ times the α-sparsity prototype loss; uploads clusters of features."""
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the terms of Eq. 10; before there are prototypes, only the cross-entropy."""
+        """Return the cross-entropy, and λ times contrast and correction by the prototypes (Eq. 10).
+
+        Only the cross-entropy before there are prototypes, or with λ = 0; the settings may leave
+        out the contrast, and choose another correction or none.
+        """
         terms = super().loss(batch)
         hparams = self.hparams
         if self.global_prototypes is None or hparams.lambda_ == 0:
@@ -47,24 +51,26 @@ class FedPLVM(FedAvg[FedPLVMHparams]):
         similarity_MG = losses.sparse_similarity(
             z_MD, prototypes_GD, hparams.alpha, hparams.similarity_floor
         )
-        own_MG = classes_M.unsqueeze(1) == self.global_prototypes.labels
+        same_class_MG = classes_M.unsqueeze(1) == self.global_prototypes.labels
         if hparams.contrast:
             rivals_MG = self.task.rivals(classes_M, self.global_prototypes.labels)
-            contrast = losses.sparse_contrast(similarity_MG, own_MG, hparams.temperature, rivals_MG)
+            contrast = losses.sparse_contrast(
+                similarity_MG, same_class_MG, hparams.temperature, rivals_MG
+            )
             terms["contrast"] = hparams.lambda_ * contrast
         if hparams.correction == "none":
             return terms
 
         if hparams.correction == "centre":
-            correction = losses.centre_correction(z_MD, prototypes_GD, own_MG)
+            correction = losses.centre_correction(z_MD, prototypes_GD, same_class_MG)
         else:
             is_mean = hparams.correction == "mean"
-            correction = losses.sparse_correction(similarity_MG, own_MG, mean=is_mean)
+            correction = losses.sparse_correction(similarity_MG, same_class_MG, mean=is_mean)
         terms["correction"] = hparams.lambda_ * correction
         return terms
 
     def local_prototypes(self) -> Prototypes:
-        """Return the cluster means of each class in the training data (Eq. 3)."""
+        """Return the means of clusters of each class's features in the training data (Eq. 3)."""
         hparams = self.hparams
         data = self.client.train_set
         features_MD, classes_M = self.task.assigned(self.features(data), data.labels.cpu())

@@ -17,12 +17,12 @@ model.
 Deviations: the mean of Eq. 1 over all data cannot be differentiated batch by batch. ``granularity =
 "class"`` takes C_i^(j) of Eq. 6 over the batch; ``"sample"`` (default; the authors' code, with
 ``distance = "mse"``) takes every sample's feature. Eq. 6 by the letter (``"class"``, ``"l2"``)
-overpowers the cross-entropy at λ = 1 (docs/algorithms). The first round has no global prototypes,
-and so no second term.
+overpowers the cross-entropy at λ = 1 (docs/algorithms/fedproto.md). The first round has no global
+prototypes, and so no second term.
 
-Few labels (``positive-rate`` below 1; our text, Section 5.4): both terms, and the prototypes, are
-of the labelled samples alone; the unlabelled ones have FedPU's term of weight ``pu-weight``
-(`client_app/algorithms/base.py`).
+Few labels (``positive-rate`` below 1; Section 5.4 of the reproduction report): both terms, and the
+prototypes, are of the labelled samples alone; the unlabelled ones have FedPU's term of weight
+``pu-weight`` (`client_app/algorithms/base.py`).
 """
 
 from client_app.algorithms.base import Batch, ClientAlgorithm, LossTerms
@@ -34,7 +34,10 @@ class FedProto(ClientAlgorithm[AlignmentHparams]):
     """Cross-entropy plus λ times the distance to the global prototypes."""
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the cross-entropy and, once there are global prototypes, λ times the distance."""
+        """Return the cross-entropy, and λ times the distance of features to global prototypes.
+
+        The second term is left out in the first round, which has no global prototypes yet.
+        """
         terms = super().loss(batch)
         if self.global_prototypes is not None and self.hparams.lambda_ > 0:
             prototypes_CD, mask_C = self.global_table

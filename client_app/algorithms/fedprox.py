@@ -30,7 +30,7 @@ class FedProx(FedAvg[FedProxHparams]):
         self.start = [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the two terms of Eq. 2."""
+        """Return the cross-entropy, and μ/2 times the squared distance to the received weights."""
         terms = super().loss(batch)
         if self.hparams.mu > 0:
             pairs = zip(self.model.parameters(), self.start, strict=True)

@@ -47,10 +47,10 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
     own_prototypes: Prototypes | None = None
 
     def receive(self, payload: Payload) -> None:
-        """Keep the global prototypes, the anchors, and the margin that follows from these.
+        """Keep the global prototypes and the anchors, and set the margin of the contrast.
 
-        The margin is the mean distance between nearest anchors, or between this client's last
-        prototypes if that is larger.
+        The margin is the mean distance of an anchor to the nearest other one, or that of this
+        client's own last prototypes if it is larger.
         """
         super().receive(payload)
         anchors = payload.vectors("anchors")
@@ -68,7 +68,11 @@ class FedSA(ClientAlgorithm[FedSAHparams]):
         return torch.arange(len(self.anchors_CD), device=self.anchors_CD.device)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the cross-entropy, and those terms of the anchors whose weights are above 0."""
+        """Return the cross-entropy, and those terms of the anchors whose weights are above 0.
+
+        Regularization draws features to the anchor of their class, contrast tells them from other
+        anchors, and calibration teaches the head the anchors' classes.
+        """
         terms = super().loss(batch)
         hparams = self.hparams
         anchors_CD = self.anchors_CD

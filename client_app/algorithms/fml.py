@@ -30,12 +30,15 @@ class FML(ClientAlgorithm[FMLHparams]):
 
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
-        arch = self.settings.architecture(0, self.hparams.meme)
+        arch = self.settings.architecture(0, self.hparams.meme)  # the same for all clients
         self.meme = client.new_model(arch, "global")
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the terms of L_p and L_q, which are minimised together."""
-        # in evaluation mode for one labelled sample, on which batch normalisation cannot train
+        """Return the loss terms of the private model and of the meme model, minimised together.
+
+        Each has a cross-entropy and, if its weight is below 1, the divergence from the other model.
+        """
+        # one labelled sample among unlabelled ones: batch normalisation cannot train on it alone
         self.meme.train(self.client.train_set.unlabelled is None or len(batch.labels) > 1)
         own_BC = batch.logits
         meme_BC = self.meme(batch.inputs)
@@ -52,6 +55,6 @@ class FML(ClientAlgorithm[FMLHparams]):
 
     def _divergence(self, target_BC: Tensor, logits_BC: Tensor) -> Tensor:
         """Return KL(target ‖ logits); the target is fixed, unless ``mutual = "coupled"``."""
-        if self.hparams.mutual == "coupled":
+        if self.hparams.mutual == "coupled":  # HtFLlib's, a mean over classes too
             return divergence(logits_BC, target_BC) / logits_BC.shape[1]
         return divergence(logits_BC, target_BC.detach())

@@ -32,7 +32,10 @@ class FPL(FedAvg[FPLHparams]):
     """Cross-entropy, contrast with all cluster prototypes, a pull to the unbiased of the class."""
 
     def receive(self, payload: Payload) -> None:
-        """Take over the global model, keep P, and compute U (Eq. 6) as a table by class."""
+        """Take over the global model and the cluster prototypes.
+
+        Also compute the mean of each class's clusters, the unbiased prototypes U (Eq. 6).
+        """
         super().receive(payload)
         clusters = self.global_prototypes
         if clusters is not None:
@@ -41,7 +44,12 @@ class FPL(FedAvg[FPLHparams]):
             self.unbiased_CD, self.mask_C = by_class(unbiased.to(self.client.device), num_classes)
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return the terms of Eq. 12; the cross-entropy alone without prototypes, or with λ = 0."""
+        """Return the cross-entropy, and λ times contrast and consistency (Eq. 12).
+
+        The contrast is with all cluster prototypes, the consistency with the mean of those of the
+        sample's class. Only the cross-entropy without prototypes, or with λ = 0; the settings may
+        leave out each of the other two.
+        """
         terms = super().loss(batch)
         hparams = self.hparams
         clusters = self.global_prototypes
@@ -52,9 +60,9 @@ class FPL(FedAvg[FPLHparams]):
         if hparams.contrast:
             # α = 1 makes the similarity the plain cosine, of which −1 is the least
             cosine_MG = sparse_similarity(z_MD, clusters.means, alpha=1.0, floor=-1.0)
-            own_MG = classes_M.unsqueeze(1) == clusters.labels
+            same_class_MG = classes_M.unsqueeze(1) == clusters.labels
             rivals_MG = self.task.rivals(classes_M, clusters.labels)
-            contrast = sparse_contrast(cosine_MG, own_MG, hparams.temperature, rivals_MG)
+            contrast = sparse_contrast(cosine_MG, same_class_MG, hparams.temperature, rivals_MG)
             terms["contrast"] = hparams.lambda_ * contrast
         if hparams.consistency != "none":
             consistency = prototype_alignment(

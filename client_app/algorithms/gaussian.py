@@ -41,7 +41,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.evaluation_arch = f"gaussian-{self.hparams.head}"
 
     def receive(self, payload: Payload) -> None:
-        """Solve for the head by the moments of all clients, if they were sent.
+        """Compute the head from the moments of all clients, if these were sent.
 
         The prior of a class is its share among the samples of all clients, or of this one
         (``priors``).
@@ -59,8 +59,8 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         self.head.to(self.client.device)
 
     def upload(self) -> Payload:
-        """Return this client's own moments as the upload."""
-        self.moments = self._own_moments()
+        """Return the upload: the moments of this client's own samples."""
+        self.moments = self._own_moments()  # the row's entry is made of this attribute
         return super().upload()
 
     def _no_moments(self) -> ClassMoments:
@@ -72,6 +72,7 @@ class Gaussian(ClientAlgorithm[GaussianHparams]):
         data = self.client.train_set
         features_ND = data.in_memory.cpu()
         labels = data.labels.cpu().numpy()
+        # the labels of other classes become unlabelled
         labels_of_large = self.task.only_of(labels, self.client.large_classes.numpy())
         is_counted_N = torch.from_numpy(self.task.known(labels_of_large))
         counted = self.task.tensor(labels_of_large)[is_counted_N]

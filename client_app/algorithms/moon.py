@@ -45,7 +45,11 @@ class MOON(FedAvg[MOONHparams]):
         self.previous.eval()
 
     def loss(self, batch: Batch) -> LossTerms:
-        """Return L_CE and, if this client has a model of an earlier round, μ · L_con."""
+        """Return the cross-entropy, and μ times the contrast of the features with other models'.
+
+        They are drawn to those of the global model, away from those of this client's last model.
+        The contrast is left out in a client's first round, which has no last model.
+        """
         terms = super().loss(batch)
         if self.last_round is None or self.hparams.mu == 0:
             return terms

@@ -44,7 +44,10 @@ class EnvelopeStep(Step):
         self.correction = self.proximal
 
     def __call__(self, inputs: Tensor, labels: Tensor, index: Tensor) -> LossTerms:
-        """Update θ and w_i by a batch, and return the loss terms of θ before its last step."""
+        """Update both models by a batch, and return the loss terms of θ before its last step.
+
+        θ takes ``personal-steps`` steps on the loss and towards w_i; then w_i moves towards θ.
+        """
         terms: LossTerms = {}
         for _ in range(self.hparams.personal_steps):
             terms = super().__call__(inputs, labels, index)
@@ -61,9 +64,10 @@ class PFedMe(Ditto):
     trains: tuple[str, ...] = ("personal",)  # w_i has no optimizer
 
     def fit(self) -> dict[str, float]:
-        """Train θ from w, and w_i along; return the mean loss terms of θ.
+        """Train the personal model θ, and let the local model w_i follow it.
 
-        Buffers are trained with θ only, and copied to w_i at the end.
+        Both begin as the global model. Only θ sees data, so its buffers are copied to w_i at the
+        end. Return the mean loss terms of θ.
         """
         self.personal.load_state_dict(self.model.state_dict())
         modules = (self.personal, self.model)

@@ -59,7 +59,11 @@ class SCAFFOLD(KeepsVariate[SCAFFOLDHparams]):
         self.control = control_variate(self.model)
 
     def fit(self) -> dict[str, float]:
-        """Train by Eq. 3, and set `change` to Δc_i of Eq. 4; return the mean of each loss term."""
+        """Train by Eq. 3, and set `change` to Δc_i of Eq. 4; return the mean of each loss term.
+
+        Each step's gradient is corrected by the server's variate less this client's, c − c_i. The
+        new c_i is the mean of the uncorrected gradients.
+        """
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         sums = GradientSums(trained)
 

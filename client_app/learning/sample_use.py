@@ -17,8 +17,8 @@ R = TypeVar("R")
 class SampleUse:
     """The trainings and tables of one message, in calling order; here none is refused or changed.
 
-    A table is made of all training samples, by class, to be sent. `DifferentialPrivacy` overrides
-    every method.
+    A table is made of all training samples, by class, to be sent. Under ``dp`` the protection
+    `DifferentialPrivacy` stands in its place.
     """
 
     def begin(self, modules: Iterable[nn.Module]) -> None:

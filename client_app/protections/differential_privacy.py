@@ -1,4 +1,4 @@
-"""Differential privacy of a client's messages: steps, tables and figures with noise, one ledger.
+"""Differential privacy of a client's messages: noise on steps, tables and figures, and its price.
 
 What it covers leaves as arrays that `Released` knows (`protofl_common/privacy/released.py`): the
 steps and tables here enter what they have made, and an upload with any other array is refused.
@@ -48,11 +48,11 @@ from protofl_common.wire.records import Report
 
 
 class DifferentialPrivacy(Protection, SampleUse):
-    """``dp``: a message is charged to the ledger before a model trains or is evaluated for it.
+    """``dp``: a message is charged to the client's ledgers before a model trains or is evaluated.
 
     ``dp`` says whether a sample or a person is protected (`privacy/persons.py`). As a `SampleUse`
     it makes an algorithm's tables of classes and sees its training begin, so that it can refuse
-    what the ledger was not charged for.
+    what was not charged. ``post_processed`` is that of `Protection`, as the order of bases says.
     """
 
     name = "differential privacy"

@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from client_app.protections.base import Protection
-from client_app.site.ledger_audit import answers_file
+from client_app.site.ledger_audit import AnswerRecord, answers_file
 from client_app.site.record import record_in
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.settings import Settings
 from protofl_common.wire.schema import RefusedMessage
-
-Answers = dict[str, tuple[int, int]]
-"""Flower run and algorithm -> the last training round and the final evaluation that were answered,
-0 for none; it has the number of the last round."""
 
 
 class OneReply(Protection):
@@ -57,7 +53,7 @@ class OneReply(Protection):
         return f"{self.client.run_id} {self.client.settings.run.algo}"
 
     @contextmanager
-    def _answers(self) -> Iterator[Answers]:
+    def _answers(self) -> Iterator[AnswerRecord]:
         """Yield the record of answers, and write back what the block changes in it.
 
         RefusedMessage where this question or a later one was answered, and where the server's run

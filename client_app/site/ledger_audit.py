@@ -4,7 +4,7 @@ A site whose ``privacy/`` folder was lost, or restored from an older copy, would
 once more.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,12 @@ from client_app.site.audit import FILE, entries
 from client_app.site.privacy_ledger import charges_in, read_ledger
 from client_app.site.record import record_in
 
-Answers = Mapping[str, Any]
-"""The record of answers: key -> last round and final evaluation (`protections/one_reply.py`).
+AnswerRecord = dict[str, Any]
+"""A site's record of answers, which lies in its `answers_file`.
 
-Beside these stands ``charged``: how often each ledger was charged.
+Flower run and algorithm -> the last training round and the final evaluation that were answered, 0
+for none; the evaluation has the number of the last round. `protections/one_reply.py` writes these.
+``charged`` -> ledger -> how often it was charged, which `differential_privacy.py` writes.
 """
 
 
@@ -34,7 +36,7 @@ def missing_records(root: Path, name: str) -> str:
     file = answers_file(root, name)
     log = root / "sites" / name / FILE
     # `record_in` would make a lock file where there is no record
-    record: AbstractContextManager[Answers] = nullcontext({})
+    record: AbstractContextManager[AnswerRecord] = nullcontext({})
     if file.exists():
         record = record_in(file, "what was sent")
     with record as answers:
@@ -48,7 +50,7 @@ def missing_records(root: Path, name: str) -> str:
     )
 
 
-def _lost_rounds(answers: Answers, log: Path) -> Iterator[str]:
+def _lost_rounds(answers: AnswerRecord, log: Path) -> Iterator[str]:
     """Name the rounds that were answered according to the log, and are not in the record."""
     if not log.exists():
         return
@@ -67,7 +69,7 @@ def _lost_rounds(answers: Answers, log: Path) -> Iterator[str]:
             yield f"{key} round {number}"
 
 
-def _lost_charges(answers: Answers, folder: Path) -> Iterator[str]:
+def _lost_charges(answers: AnswerRecord, folder: Path) -> Iterator[str]:
     """Name the ledgers in ``folder`` that have fewer charges than the record says."""
     for ledger, charges in answers.get("charged", {}).items():
         if charges_in(read_ledger(folder / ledger)) < charges:

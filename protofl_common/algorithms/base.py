@@ -62,24 +62,25 @@ class AlignmentHparams(OwnHparams):
         default=1.0,
         minimum=0,
         help=(
-            "weight of the prototype term (Eq. 5); the reproduction report gives none, 1 is ours"
-            " and HtFLlib's default, 0.1 that of FedTGP's paper"
+            "weight of the prototype term (Eq. 5). The report from which we reproduced the paper"
+            " names no value; 1 is our default and HtFLlib's, and FedTGP's paper takes 0.1"
         ),
     )
     distance: str = option(
         default="mse",
         choices=("l2", "squared-l2", "l1", "mse"),
         help=(
-            "mse (the authors' code), l2, squared-l2, l1 (Eq. 6); docs/algorithms/fedproto.md"
-            " compares them"
+            "the distance d of Eq. 6: mse (the authors' code), l2, squared-l2, l1;"
+            " docs/algorithms/fedproto.md compares them"
         ),
     )
     granularity: str = option(
         default="sample",
         choices=("class", "class-mean", "sample"),
         help=(
-            "sample: mean over samples (the authors' code); class: of the batch's class means,"
-            " summed (Eq. 6); class-mean"
+            "what the distance is taken of. sample: each sample's features, averaged over samples"
+            " (the authors' code); class: the batch's class means, summed over classes (Eq. 6);"
+            " class-mean: the same, averaged over classes"
         ),
     )
 
@@ -90,13 +91,13 @@ class ServerTrainingHparams(OwnHparams):
     server_epochs: int = option(
         default=100,
         minimum=1,
-        help="passes over the clients' vectors of a round",
+        help="how often the server goes over the clients' vectors of a round",
     )
     server_lr: float = option(default=0.01, above=0, help="learning rate of the server's SGD")
     server_batch_size: int = option(
         default=10,
         minimum=0,
-        help="clients' vectors per server step; 0: all at once",
+        help="the clients' vectors in one step of the server; 0: all at once",
     )
 
 
@@ -145,7 +146,7 @@ class Algorithm:
     def needs_single_uploads(self, exchange: Exchange) -> str:
         """Say why the server needs each client's upload by itself; "" if their sum is enough.
 
-        ``exchange`` is the algorithm's under the hyper-parameters of the run.
+        ``exchange`` is what the algorithm exchanges with the run's hyper-parameters.
         """
         if any(entry.shows_single_clients for entry in exchange.down.values()):
             return "its clients receive one another's prototypes"

@@ -10,8 +10,8 @@ class DittoHparams(OwnHparams):
         default=1.0,
         minimum=0,
         help=(
-            "λ: how strongly the personal model is drawn to the global one; 0: Local from a"
-            " common start"
+            "λ: how strongly the personal model is drawn to the global one; 0: training alone,"
+            " from a common start"
         ),
     )
 

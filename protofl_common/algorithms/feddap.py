@@ -19,14 +19,14 @@ class FedDAPHparams(OwnHparams):
     temperature: float = option(
         default=0.2,
         above=0,
-        help="τ of the contrast; the authors' code: 0.02, with a learning rate of 0.01",
+        help="τ of the contrast; the authors' code has 0.02, with a learning rate of 0.01",
     )
     fusion_temperature: float = option(
         default=0.001,
         above=0,
         help=(
-            "T: the smaller it is, the more a domain's prototype is that of the client most like"
-            " the domain's others"
+            "T: the smaller it is, the closer a domain's prototype is to that of the one client"
+            " that is most like the domain's other clients"
         ),
     )
 

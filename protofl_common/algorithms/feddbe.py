@@ -10,8 +10,8 @@ class FedDBEHparams(OwnHparams):
         default=5.0,
         minimum=0,
         help=(
-            "κ: how strongly a client's mean feature is drawn to that of all clients; the authors:"
-            " 50, with 512 features and a learning rate of 0.005; PFLlib: 0"
+            "κ: how strongly a client's mean feature is drawn to that of all clients; the authors"
+            " have 50, with 512 features and a learning rate of 0.005, PFLlib has 0"
         ),
     )
     momentum: float = option(
@@ -19,8 +19,8 @@ class FedDBEHparams(OwnHparams):
         above=0,
         maximum=1,
         help=(
-            "μ: weight of the newest batch in a client's mean feature; the authors on"
-            " Fashion-MNIST: 1, PFLlib: 0.1"
+            "μ: weight of the newest batch in a client's mean feature; on Fashion-MNIST the"
+            " authors have 1, PFLlib has 0.1"
         ),
     )
 

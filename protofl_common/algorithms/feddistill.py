@@ -10,16 +10,16 @@ class FedDistillHparams(OwnHparams):
         default=0.3,
         minimum=0,
         help=(
-            "γ, weight of the distance to the teacher; the paper gives none, FedTGP's has 1, with"
-            " which a client's network may die; 0: Local"
+            "γ, weight of the distance to the teacher; 0: training alone. The paper names no"
+            " value; FedTGP's paper has 1, with which a client's network may stop learning"
         ),
     )
     outputs: str = option(
         default="probabilities",
         choices=("probabilities", "logits"),
         help=(
-            "of each class: probabilities, taught by the other clients' (the paper); logits: by"
-            " all clients', squared distance (HtFLlib)"
+            "what is sent of each class. probabilities: the other clients' probabilities teach"
+            " (the paper); logits: the logits of all clients teach, by squared distance (HtFLlib)"
         ),
     )
 
@@ -27,6 +27,7 @@ class FedDistillHparams(OwnHparams):
         """Return the exchange; with ``outputs = "logits"`` uploads need not be probabilities."""
         if self.outputs == "probabilities":
             return declared
+        # what goes down is declared without the condition that vectors are probabilities
         return Exchange(down=declared.down, up=declared.down)
 
 

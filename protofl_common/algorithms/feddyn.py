@@ -10,8 +10,9 @@ class FedDynHparams(OwnHparams):
         default=1.0,
         above=0,
         help=(
-            "α: how strongly a client is drawn to the global model, and counts its gradient of"
-            " earlier rounds; the authors' code: 0.01, PFLlib: 1; with 0.1 a model was lost"
+            "α: how strongly a client is drawn to the global model, and how much its gradient of"
+            " earlier rounds counts; the authors' code has 0.01, PFLlib 1; with 0.1 one of our"
+            " runs lost its model"
         ),
     )
 

@@ -10,7 +10,9 @@ class FedFAHparams(OwnHparams):
         default=0.5,
         minimum=0,
         maximum=1,
-        help="p: of augmenting a batch behind a stage of the network; 0: FedAvg",
+        help=(
+            "p: the probability that a batch is augmented behind a stage of the network; 0: FedAvg"
+        ),
     )
 
 

@@ -9,13 +9,13 @@ class FedGenHparams(OwnHparams):
     lambda_: float = option(
         default=1.0,
         minimum=0,
-        help="weight of the loss of the generated features; 0: the head is averaged, and no more",
+        help="weight of the loss of the generated features; 0: the server only averages the head",
     )
     noise_dim: int = option(
         default=32,
         minimum=1,
         maximum=4096,
-        help="numbers of noise that the generator makes features of",
+        help="how many random numbers the generator gets for a feature",
     )
     server_steps: int = option(default=100, minimum=1, help="the generator's updates in a round")
     server_lr: float = option(

@@ -10,8 +10,8 @@ class FedGHHparams(ServerTrainingHparams):
         default=100,
         minimum=1,
         help=(
-            "passes of the server over the round's representations (HtFLlib); the abstract and"
-            " the authors' code: 1"
+            "how often the server goes over the round's representations (HtFLlib); the abstract"
+            " and the authors' code: 1"
         ),
     )
     server_lr: float = option(default=0.01, above=0, help="η, learning rate of the server's SGD")
@@ -19,8 +19,8 @@ class FedGHHparams(ServerTrainingHparams):
         default=10,
         minimum=0,
         help=(
-            "representations per server step (HtFLlib); 0: all at once; the abstract and the"
-            " authors' code: 1"
+            "representations in one step of the server (HtFLlib); 0: all at once; the abstract and"
+            " the authors' code: 1"
         ),
     )
 

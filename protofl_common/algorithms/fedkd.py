@@ -15,14 +15,15 @@ class FedKDHparams(OwnHparams):
         above=0,
         maximum=1,
         help=(
-            "T_start: the part of a matrix's squared singular values that its factors keep at first"
+            "T_start: which part of a matrix's squared singular values its factors keep in the"
+            " first round"
         ),
     )
     energy_end: float = option(
         default=0.98,
         above=0,
         maximum=1,
-        help="T_end: and in the last round",
+        help="T_end: the same in the last round",
     )
 
     def energy(self, server_round: int, rounds: int) -> float:

@@ -10,7 +10,10 @@ class FedNHHparams(OwnHparams):
         default=0.9,
         minimum=0,
         maximum=1,
-        help="ρ: how much of a class prototype remains in a round; 1: they stay as they were drawn",
+        help=(
+            "ρ: how much of a class prototype remains in a round; 1: the prototypes stay as they"
+            " were drawn"
+        ),
     )
     scale: float = option(
         default=1.0,

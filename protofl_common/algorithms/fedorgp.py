@@ -9,7 +9,7 @@ class FedORGPHparams(ServerTrainingHparams):
     server_batch_size: int = option(
         default=32,
         minimum=0,
-        help="client prototypes per server step; 0: all at once",
+        help="client prototypes in one step of the server; 0: all at once",
     )
     lambda_: float = option(
         default=1.0,

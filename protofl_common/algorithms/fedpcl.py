@@ -10,7 +10,10 @@ class FedPCLHparams(OwnHparams):
     prototypes: str = option(
         default="both",
         choices=("both", "global", "local"),
-        help="contrast with: both, global (L_g), local (L_p) ones; Table 6",
+        help=(
+            "which prototypes a sample is contrasted with: global ones (L_g), local ones (L_p), or"
+            " both; Table 6"
+        ),
     )
     loss: str = option(
         default="contrast",
@@ -20,7 +23,7 @@ class FedPCLHparams(OwnHparams):
     denominator: str = option(
         default="others",
         choices=("others", "all"),
-        help="A(y) of Eq. 8: others (labels distinct from y), all",
+        help="the labels A(y) in the denominator of Eq. 8: others (all labels but y), or all",
     )
 
     @property

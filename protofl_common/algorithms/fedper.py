@@ -9,7 +9,7 @@ class FedPerHparams(OwnHparams):
     personal_layers: int = option(
         default=1,
         minimum=0,
-        help="K_P: that many of the last layers with weights stay at the client; 0: FedAvg",
+        help="K_P: this many of the last layers with weights stay at the client; 0: FedAvg",
     )
 
     def exchange(self, declared: Exchange) -> Exchange:

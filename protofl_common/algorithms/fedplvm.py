@@ -10,8 +10,8 @@ class FedPLVMHparams(OwnHparams):
         default=1.0,
         minimum=0,
         help=(
-            "weight of the prototype loss (Eq. 10); the paper: 1 on DomainNet, 100 on Digit-5 and"
-            " Office-10"
+            "weight of the prototype loss (Eq. 10); the paper has 1 on DomainNet, 100 on Digit-5"
+            " and Office-10"
         ),
     )
     alpha: float = option(
@@ -26,8 +26,8 @@ class FedPLVMHparams(OwnHparams):
         default="sum",
         choices=("sum", "mean", "centre", "none"),
         help=(
-            "the correction term: sum (Eq. 8), mean (Eq. 8 / C_y), centre (authors' code), none:"
-            " ablation"
+            "the correction term: sum (Eq. 8), mean (Eq. 8 / C_y), centre (the authors' code), or"
+            " none (the paper's ablation)"
         ),
     )
     similarity_floor: float = option(
@@ -39,12 +39,18 @@ class FedPLVMHparams(OwnHparams):
     local_clusters: str = option(
         default="finch",
         choices=CLUSTERINGS,
-        help="a client's prototypes per class: finch (Eq. 3), kmeans, average",
+        help=(
+            "how a client makes its prototypes of a class: finch (Eq. 3), kmeans, or average (one"
+            " mean)"
+        ),
     )
     global_clusters: str = option(
         default="finch",
         choices=(*CLUSTERINGS, "none"),
-        help="the server's: finch (Eq. 4), kmeans, average, none (all local ones, Table 4)",
+        help=(
+            "how the server clusters the clients' prototypes: finch (Eq. 4), kmeans, average, or"
+            " none (it keeps them all, Table 4)"
+        ),
     )
     kmeans_clusters: int = option(
         default=0,

@@ -9,7 +9,7 @@ class FedProtoHparams(AlignmentHparams):
     weighting: str = option(
         default="counts",
         choices=("counts", "uniform"),
-        help="server mean of a class over its clients: counts, uniform (Eq. 4)",
+        help="a client's weight in the mean of a class: counts (Eq. 4), uniform (authors' code)",
     )
 
     def exchange(self, declared: Exchange) -> Exchange:

@@ -11,8 +11,8 @@ class FedRepHparams(OwnHparams):
         minimum=0,
         at_most="max-epochs",
         help=(
-            "τ: epochs of the head on the received body, before the body's local-epochs; 0: heads"
-            " stay as first drawn"
+            "τ: for how many epochs the head is trained on the received body, before the body's"
+            " local-epochs; 0: heads stay as they were first drawn"
         ),
     )
 

@@ -9,12 +9,12 @@ class FedSAHparams(OwnHparams):
     regularization: float = option(
         default=1.0,
         minimum=0,
-        help="weight of the distance from the anchors; the authors' commands: 10, at lr 0.01",
+        help="weight of the distance from the anchors; the authors' commands have 10, at lr 0.01",
     )
     contrast: float = option(
         default=0.1,
         minimum=0,
-        help="weight of the contrast with the anchors; the authors' commands: 1",
+        help="weight of the contrast with the anchors; the authors' commands have 1",
     )
     calibration: float = option(
         default=1.0,
@@ -25,7 +25,7 @@ class FedSAHparams(OwnHparams):
         default=0.9999,
         minimum=0,
         maximum=1,
-        help="α: how much of an anchor remains in a round; 1: they stay as they were drawn",
+        help="α: how much of an anchor remains in a round; 1: the anchors stay as they were drawn",
     )
 
 

@@ -14,37 +14,36 @@ class FedTGPHparams(ServerTrainingHparams, AlignmentHparams):
     lambda_: float = option(
         default=0.1,
         minimum=0,
-        help=(
-            "weight of the prototype term (Eq. 11); 0.1 is the paper's, which takes it for"
-            " FedProto too"
-        ),
+        help="weight of the prototype term (Eq. 11); 0.1 is the paper's value, also for FedProto",
     )
     distance: str = option(
         default="l2",
         choices=("l2", "squared-l2", "l1", "mse"),
-        help="as in fedproto (Eq. 11)",
+        help="the distance φ of Eq. 11, as in fedproto",
     )
     granularity: str = option(
         default="class-mean",
         choices=("class", "class-mean", "sample"),
         help=(
-            "class-mean: distance of the batch's class means, averaged over its classes (Eq. 11);"
-            " class, sample"
+            "what the distance is taken of. class-mean: the batch's class means, averaged over its"
+            " classes (Eq. 11); class: the same, summed; sample: each sample's features, averaged"
+            " over samples"
         ),
     )
     margin: str = option(
         default="adaptive",
         choices=("adaptive", "nearest", "fixed", "none"),
         help=(
-            "adaptive (Eq. 9); nearest: largest nearest-centre distance (authors' code); fixed"
-            " (Eq. 7); none (Eq. 6)"
+            "the margin δ. adaptive: the largest distance of two mean prototypes (Eq. 9); nearest:"
+            " the largest distance of a mean prototype to its nearest one (the authors' code);"
+            " fixed: margin-threshold (Eq. 7); none (Eq. 6)"
         ),
     )
     margin_threshold: float = option(
         default=10.0,
         minimum=0,
         help=(
-            "τ, the largest adaptive margin, or the fixed one; the paper has 100, with which"
+            "τ, the largest adaptive margin, or the fixed margin; the paper has 100, with which"
             " training breaks down at our lr and momentum"
         ),
     )

@@ -12,8 +12,8 @@ class FMLHparams(OwnHparams):
         minimum=0,
         maximum=1,
         help=(
-            "α: weight of the private model's cross-entropy against its mutual term, which slows"
-            " it as α · lr would; 1: Local"
+            "α: weight of the private model's cross-entropy, where its mutual term has 1 - α; 1:"
+            " training alone. It slows the model as a learning rate of α · lr would"
         ),
     )
     beta: float = option(default=0.5, minimum=0, maximum=1, help="β: the same of the meme model")
@@ -24,8 +24,8 @@ class FMLHparams(OwnHparams):
         default="detached",
         choices=("detached", "coupled"),
         help=(
-            "detached: each model learns from the other's fixed predictions; coupled: both move"
-            " (HtFLlib)"
+            "detached: each model learns from the other's predictions, which are held fixed;"
+            " coupled: both models move (HtFLlib)"
         ),
     )
 

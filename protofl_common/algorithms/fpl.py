@@ -16,7 +16,7 @@ class FPLHparams(OwnHparams):
     temperature: float = option(
         default=0.2,
         above=0,
-        help="τ (Eq. 7); the paper: 0.02, with a learning rate of 0.01",
+        help="τ (Eq. 7); the paper has 0.02, with a learning rate of 0.01",
     )
     contrast: bool = option(
         default=True,
@@ -26,8 +26,8 @@ class FPLHparams(OwnHparams):
         default="mse",
         choices=("squared-l2", "mse", "none"),
         help=(
-            "the consistency term: mse (authors' code), squared-l2 (Eq. 10, D times as much),"
-            " none (Table 1)"
+            "the consistency term: mse (the authors' code), squared-l2 (Eq. 10, D times as much),"
+            " or none (Table 1)"
         ),
     )
 

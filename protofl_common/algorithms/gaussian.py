@@ -11,8 +11,8 @@ class GaussianHparams(OwnHparams):
         default="lda",
         choices=GAUSSIAN_HEADS,
         help=(
-            "naive-bayes: variances of each class; lda: one covariance for all classes; qda: a"
-            " covariance for each"
+            "naive-bayes: each class has variances of its own; lda: all classes have one"
+            " covariance; qda: each class has a covariance of its own"
         ),
     )
     shrinkage: float = option(
@@ -20,8 +20,8 @@ class GaussianHparams(OwnHparams):
         minimum=-1,
         maximum=1,
         help=(
-            "ρ: part of a covariance that is replaced by its mean variance; -1: the oracle"
-            " approximating shrinkage (OAS)"
+            "ρ: the part of a covariance that is replaced by its mean variance; -1: chosen by the"
+            " oracle approximating shrinkage (OAS)"
         ),
     )
     priors: str = option(
@@ -45,8 +45,8 @@ class GaussianHparams(OwnHparams):
             "", "hides what single sites send; to add one, make the run again with it"
         ),
         help=(
-            "folder of a run with revocable = true, at the server: its sites count, and need not"
-            " take part"
+            "the folder, at the server, of a run with revocable = true: its sites count in the new"
+            " run, and need not take part again"
         ),
     )
 

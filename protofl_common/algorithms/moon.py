@@ -10,8 +10,8 @@ class MOONHparams(OwnHparams):
         default=0.5,
         minimum=0,
         help=(
-            "weight μ of the contrast of models (Eq. 4); the paper: 5 on CIFAR-10, else 1;"
-            " PFLlib: 0; 0: FedAvg"
+            "weight μ of the contrast of models (Eq. 4); 0: FedAvg. The paper has 5 on CIFAR-10"
+            " and 1 otherwise, PFLlib has 0"
         ),
     )
     temperature: float = option(default=0.5, above=0, help="τ (Eq. 3); PFLlib: 1")

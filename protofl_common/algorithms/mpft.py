@@ -9,13 +9,13 @@ class MPFTHparams(ServerTrainingHparams):
     server_epochs: int = option(
         default=200,
         minimum=1,
-        help="epochs of the server over all centres",
+        help="how often the server goes over all centres",
     )
     server_lr: float = option(default=0.001, above=0, help="learning rate of the server's AdamW")
     server_batch_size: int = option(
         default=32,
         minimum=0,
-        help="centres per server step; 0: all at once",
+        help="centres in one step of the server; 0: all at once",
     )
     sample_ratio: float = option(
         default=0.1,

@@ -17,8 +17,8 @@ class PFedMeHparams(DittoHparams):
         minimum=1,
         at_most="max-epochs",
         help=(
-            "K, steps of the personalised model per batch; their rate η_p is lr, the authors: 0.1"
-            " and 0.09 on MNIST"
+            "K, steps of the personalised model per batch; their rate η_p is lr (the authors have"
+            " 0.1 and 0.09 on MNIST)"
         ),
     )
     eta: float = option(
@@ -26,13 +26,16 @@ class PFedMeHparams(DittoHparams):
         above=0,
         help=(
             "η: after each batch the local model goes η · λ of the way to the personalised one;"
-            " the authors: 0.005"
+            " the authors have 0.005"
         ),
     )
     beta: float = option(
         default=1.0,
         above=0,
-        help="β of the server's mean: 1: FedAvg's; the paper tries 1 to 4",
+        help=(
+            "β: how far the global model moves to the mean of the clients' models; 1: all the way,"
+            " as FedAvg; the paper tries 1 to 4"
+        ),
     )
 
 

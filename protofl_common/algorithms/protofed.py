@@ -11,8 +11,8 @@ class ProtoFedHparams(OwnHparams):
         default="last-round",
         choices=("last-round", "every-round"),
         help=(
-            "when clients send prototypes: last-round (the paper), every-round (its accuracy"
-            " curves)"
+            "when clients send prototypes: in the last-round (the paper), or in every-round (the"
+            " paper's accuracy curves)"
         ),
     )
 

@@ -37,7 +37,8 @@ def code_version() -> str:
 def code_version_at_site() -> str:
     """Return 8 hexadecimal digits that stand for the code that runs at a site.
 
-    An operator is asked again when they change, so what only the server runs is not in them.
+    A site's operator is asked for consent again when they change, so they leave out what only the
+    server runs.
     """
     common = ROOT / "protofl_common"
     left_out = [common / name for name in NOT_AT_A_SITE]
@@ -56,9 +57,9 @@ def _files_in(*packages: str) -> list[Path]:
 
 
 def is_later_patch(before: str, after: str) -> bool:
-    """Return whether release ``after`` is a later patch of ``before``: ``0.2.3`` of ``0.2.1``.
+    """Return whether release ``after`` is a later patch of ``before``, as ``0.2.3`` of ``0.2.1``.
 
-    False where one of them is not three numbers, such as ``0.2.0rc1``.
+    False if one of them is not three numbers, such as ``0.2.0rc1``.
     """
     if not (_RELEASE.fullmatch(before) and _RELEASE.fullmatch(after)):
         return False

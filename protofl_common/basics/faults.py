@@ -34,7 +34,10 @@ def _is_ours(file: Path) -> bool:
 
 
 def _is_of_library(file: Path) -> bool:
-    """Return whether code is of an installed package, of Python itself, or made while running."""
+    """Return whether the code of ``file`` is a library's: an installed package's or Python's own.
+
+    Code that was generated while running counts as a library's, too.
+    """
     if _is_ours(file):
         return False
     is_installed = not LIBRARIES.isdisjoint(file.parts)

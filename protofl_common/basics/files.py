@@ -35,7 +35,7 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     new = temporary / path.name if private else temporary
     try:
-        if private:  # from the first byte on, and if this process is killed
+        if private:  # so that no other user sees a byte, not even if this process is killed
             temporary.mkdir(mode=0o700)
         yield new
         written = [new]
@@ -46,7 +46,7 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
                 entry.chmod(0o700 if entry.is_dir() else 0o600)
             if durable:
                 sync(entry)
-        if new.is_dir():  # which can replace only an empty folder
+        if new.is_dir():  # `os.replace` puts a folder only in the place of an empty one
             remove(path)
         os.replace(new, path)
         if durable:
@@ -114,9 +114,10 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, name_pattern: str = "*") -> None:
-    """Remove what killed processes were writing by `replacing`, and nobody else's ``.tmp``.
+    """Remove the temporary files that killed processes were writing by `replacing`.
 
-    ``name_pattern`` is a glob pattern of the names that were to be replaced.
+    ``name_pattern`` is a glob pattern of the names that were to be replaced. Other ``.tmp`` files
+    stay.
     """
     eight_digits = "[0-9a-f]" * 8  # which `replacing` puts into its temporary names
     for leftover in folder.glob(f"{name_pattern}.{eight_digits}.tmp"):

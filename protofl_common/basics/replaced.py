@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 def replaced(owner: object, **ours: object) -> AbstractContextManager[None]:
     """Return a context in which ``owner``, a module or an object, has ``ours`` as its attributes.
 
-    AttributeError from this call itself if this version of the library lacks one of them.
+    This call itself raises AttributeError if this version of the library lacks one of them.
     """
     originals = {name: getattr(owner, name) for name in ours}
     return _replacing(owner, originals, ours)

@@ -25,6 +25,7 @@ class RunHistory:
 
     @property
     def first(self) -> int:
+        """The id of the first of the Flower runs."""
         if not self.earlier:
             return self.run_id
         run_id, _ = self.earlier[0]
@@ -37,9 +38,9 @@ class RunHistory:
     def counts(self, run_id: int, server_round: int) -> bool:
         """Return whether this round of this Flower run is a part of the history.
 
-        A run that is stopped goes on as another Flower run from its last checkpoint. What a client
-        stored in later rounds of the stopped one does not count: these rounds are made anew. So
-        each Flower run has the rounds after its predecessor's last, up to its own last.
+        A run that is stopped goes on as another Flower run from its last checkpoint. Rounds after
+        that checkpoint are made anew, so what a client stored in them for the stopped run does not
+        count. Each Flower run has the rounds after its predecessor's last, up to its own last.
         """
         first_round = 1
         for earlier_id, last_round in self.earlier:

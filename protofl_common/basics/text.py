@@ -24,6 +24,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     """
 
     def natural_key(name: str) -> tuple[str, str]:
+        # with leading zeros, numbers of up to twelve digits sort as texts
         padded = re.sub(r"\d+", lambda number: number.group().zfill(12), name)
         return padded, name
 
@@ -40,8 +41,8 @@ def first_of(names: Iterable[str], most: int = 20) -> str:
 def printable(text: str, longest: int = LONGEST) -> str:
     """Return ``text`` in one line, safe in a log and on a terminal, cut to ``longest`` characters.
 
-    ``; `` stands for a line break, and ``\\x1b``, say, for a control character. What is cut says
-    how long it was.
+    ``; `` replaces a line break, and an escape such as ``\\x1b`` a control character. A text that
+    is cut ends with its full length.
     """
     line = "; ".join(text[:longest].splitlines())
     letters = [letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in line]
@@ -51,9 +52,9 @@ def printable(text: str, longest: int = LONGEST) -> str:
 
 
 def with_run_id(run_name: str, folders: Iterable[str]) -> list[str]:
-    """Return those of ``folders`` that a site has of runs called ``run_name``.
+    """Return those of ``folders`` that a site has made for runs called ``run_name``.
 
-    Each has the id of its Flower run behind the name: ``trial-4711``.
+    Such a folder's name is that of the run and the id of a Flower run: ``trial-4711``.
     """
     pattern = re.compile(re.escape(run_name) + r"-\d+")
     return [folder for folder in folders if pattern.fullmatch(folder)]
@@ -94,6 +95,7 @@ def without_paths(text: str) -> str:
     """
     for folder in (str(Path.cwd()), str(Path.home())):
         if len(folder) > 1:  # not "/", which every path begins with
+            # the whole folder's name, not the beginning of a longer one
             text = re.sub(re.escape(folder) + r"(?![\w.-])", "…", text)
     return _FOLDERS.sub("…/", text)
 

@@ -90,7 +90,8 @@ def body_and_hidden(arch: str) -> tuple[str, int]:
 def _architectures() -> dict[str, str]:
     """Return a description of each architecture, by name.
 
-    These are the bodies, and those to which a paper's group gives a head of two layers.
+    These are the bodies, with a head of one layer, and the ``BODY+fcN`` in the papers' groups,
+    whose heads have a hidden layer, too.
     """
     described = dict(BODIES)
     for group in _PAPERS.values():
@@ -133,12 +134,12 @@ ORTHOGONAL_SHARED = "orthogonal-shared"
 def members_of(models: str) -> tuple[str, ...]:
     """Return the architectures that the setting ``models`` stands for, at least one.
 
-    It is a list, separated by commas, of groups, architectures and Python names. "" stands for "",
-    which is no architecture.
+    It is a list, separated by commas, of groups, architectures and Python names. An empty list
+    gives the one name "", which is no architecture.
     """
     members: list[str] = []
     for name in parts_of(models) or [""]:
-        members += GROUPS.get(name, (name,))
+        members += GROUPS.get(name, (name,))  # a group, or the name of one architecture
     return tuple(members)
 
 

@@ -46,7 +46,7 @@ def parse_backbones(value: str) -> tuple[str, ...]:
 
     ValueError for an unknown or empty name, or one given twice.
     """
-    names = tuple(parts_of(value)) or ("",)  # "" is refused below
+    names = tuple(parts_of(value)) or ("",)  # `parse_name` refuses ""
     for name in names:
         parse_name(name)
     most_frequent = max(names, key=names.count)
@@ -82,7 +82,7 @@ def is_allowed(name: str, permitted: str) -> bool:
     """Return whether a site lets a run use this backbone; the embedded ones are always allowed.
 
     ``permitted`` is the site's comma-separated list. An entry that ends in ``:`` or ``/`` permits
-    all names that begin with it, except paths that lead out of its folder.
+    all names that begin with it, except paths with "..", which lead out of its folder.
     """
     is_embedded = ":" not in name
     if is_embedded:

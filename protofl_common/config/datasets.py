@@ -86,11 +86,13 @@ DATASETS: dict[str, DataSet] = {
     "flowers102": _torchvision("Oxford Flowers-102, RGB", num_classes=102),
     "digit5": DataSet(
         help=(
-            "MNIST, MNIST-M, USPS and SVHN as domains, those that are there; 32×32 RGB (of Digit-5)"
+            "MNIST, MNIST-M, USPS and SVHN, each a domain; those that are in the folder; 32×32 RGB"
+            " (of Digit-5)"
         ),
         files=(
-            "torchvision's of MNIST, USPS and SVHN, and `mnist_m/mnist_m_train` … of MNIST-M; for"
-            " SynthDigits, no longer offered, bring five folders as a `domain-folder`"
+            "torchvision's files of MNIST, USPS and SVHN, and `mnist_m/mnist_m_train` … of"
+            " MNIST-M. The fifth domain, SynthDigits, can no longer be downloaded: if you have it,"
+            " use `domain-folder` with five folders"
         ),
         num_classes=10,
         has_domains=True,
@@ -216,37 +218,39 @@ PARTITIONS: dict[str, Partition] = {
     ),
     "dirichlet": Partition(
         help=(
-            "each class divided over the clients by Dir(alpha): the papers' practical setting; at"
-            " least 10 samples each, or a fifth of an equal share"
+            "each class is divided over the clients by Dir(alpha), the practical setting of"
+            " papers; a client gets at least 10 samples, or a fifth of an equal share if that is"
+            " less"
         ),
         reads=("alpha",),
         version=2,
     ),
     "balanced-dirichlet": Partition(
         help=(
-            "the same, but a client with an equal share gets no further class: PFLlib's and"
-            " HtFLlib's practical setting; at least 40 samples each, or half an equal share"
+            "the same, but a client that already has an equal share of all samples gets no further"
+            " class, the practical setting of PFLlib and HtFLlib; a client gets at least 40"
+            " samples, or half an equal share if that is less"
         ),
         reads=("alpha",),
         version=2,
     ),
     "pathological": Partition(
-        help="classes-per-client classes each, in unequal amounts",
+        help="each client has classes-per-client classes, in unequal amounts",
         reads=("classes-per-client",),
         leaves_out=True,
     ),
     "pathological-in-order": Partition(
         help=(
-            "the same, but neighbouring clients have the same classes, and the last of each group"
-            " most samples: PFLlib's and HtFLlib's pathological setting"
+            "the same, but neighbouring clients have the same classes, and the last client of each"
+            " group has most samples, the pathological setting of PFLlib and HtFLlib"
         ),
         reads=("classes-per-client",),
         leaves_out=True,
     ),
     "n-way-k-shot": Partition(
         help=(
-            "ways ± ways-stdev classes with shots ± shots-stdev training samples each (FedProto);"
-            " uniform noise"
+            "each client has ways ± ways-stdev classes, with shots ± shots-stdev training samples"
+            " of each (FedProto); the deviations are uniform"
         ),
         reads=("ways", "ways-stdev", "shots", "shots-stdev"),
         shares_samples=True,
@@ -254,7 +258,7 @@ PARTITIONS: dict[str, Partition] = {
     ),
     "feature-shift": Partition(
         help=(
-            "one domain per client, all classes; dealt out in turn, or by"
+            "each client has one domain with all classes; domains are dealt out in turn, or by"
             ' clients-per-domain = "1,4,2,2,1"'
         ),
         reads=("clients-per-domain",),
@@ -264,18 +268,18 @@ PARTITIONS: dict[str, Partition] = {
         leaves_out=True,
     ),
     "label-shift": Partition(
-        help="all domains mixed, each client its own class proportions from Dir(alpha)",
+        help="all domains are mixed, and each client has its own class proportions from Dir(alpha)",
         reads=("alpha",),
     ),
     "feature-label-shift": Partition(
-        help="one domain per client, and its own class proportions from Dir(alpha)",
+        help="each client has one domain, and its own class proportions from Dir(alpha)",
         reads=("alpha", "clients-per-domain"),
         needs_domains=True,
         shares_domains=True,
         leaves_out=True,
     ),
     "natural": Partition(
-        help="the clients that the data name, one for each, in sorted order",
+        help="each client that the data name is a client of the run, in sorted order",
         needs_domains=True,
         leaves_out=True,
     ),

@@ -23,7 +23,7 @@ def as_list(names: Iterable[str]) -> str:
     """Return the comma-separated list that `names_in` reads as these names."""
     quoted = []
     for name in names:
-        if "," in name or name.startswith('"'):
+        if "," in name or name.startswith('"'):  # in quotes, as in CSV, where "" stands for "
             name = '"{}"'.format(name.replace('"', '""'))
         quoted.append(name)
     text = ",".join(quoted)
@@ -35,7 +35,7 @@ def as_list(names: Iterable[str]) -> str:
 def as_setting(key: str, names: Iterable[str]) -> str:
     """Return ``KEY="a,b"`` as a user can type it in a shell and in TOML.
 
-    Returns "" for names that cannot be written in such a line.
+    Return "" if the names cannot be written in such a line, or would be read as others.
     """
     names = list(names)
     value = as_list(names)

@@ -95,9 +95,9 @@ class Table:
 
 
 def typed(text: str, wanted: Callable[[str], Scalar]) -> Scalar:
-    """Return ``text`` in the wanted type, or as it is where it does not fit.
+    """Return ``text`` as a value of the wanted type, or unchanged if it does not fit.
 
-    A later check of the value's type then refuses it as it was written.
+    A later check of the type then refuses it, and shows it as it was written.
     """
     if wanted is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
@@ -188,7 +188,7 @@ def read_pairs(section: type[Section], name: str, text: str) -> Section:
 
     values: dict[str, Scalar] = {}
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
-        if field.default is not dataclasses.MISSING:
+        if field.default is not dataclasses.MISSING:  # a key without a default must be in ``text``
             values[key_of(field.name)] = field.default
     values |= chosen
 
@@ -216,6 +216,7 @@ def folders_of_unknown_users(config: Values) -> list[str]:
     """Return a line for each setting of a folder ``~USER/…`` whose user this machine lacks."""
     lines = []
     for key, folder in config.items():
+        # `expanduser` leaves the path of a user whom it does not know as it is
         is_of_unknown_user = expanduser(str(folder)).startswith("~")
         if key.endswith("-dir") and is_of_unknown_user:
             lines.append(f"{key} = {folder!r}: this machine has no such user; write the whole path")
@@ -235,11 +236,11 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def _nearest(key: str, legal: Sequence[str], likely: Sequence[str]) -> str:
-    """Return words that suggest a legal key similar to an unknown one, or "".
+    """Return words that suggest a legal key similar to the unknown ``key``; "" if none is similar.
 
-    For ``TABLE.KEY`` it is first a legal key that is similar as a whole. Then keys are compared by
-    their names without a table, the ``likely`` ones first; of several with one name the first is
-    suggested. A table that no legal key has is taken for that of another package's algorithm.
+    A ``TABLE.KEY`` is first compared as a whole. Then keys are compared by their names without a
+    table, the ``likely`` ones first; of several with one name the first is suggested. A table that
+    no legal key has is taken for that of another package's algorithm.
     """
     if "." in key:
         tables = {legal_key.partition(".")[0] for legal_key in legal}
@@ -294,14 +295,15 @@ def _has_type(value: Scalar, wanted: type) -> bool:
 def _not_among_choices(value: Scalar, legal: Mapping[str, Any]) -> str:
     """Say which part of a value is neither a choice nor like ``or_like``; "" if there is none.
 
-    ``legal`` is the metadata that `option` makes; a value has several parts where it allows a list.
+    ``legal`` is the metadata that `option` makes. If it allows several values, the value is a list
+    of parts, separated by commas; else it is one part.
     """
     choices = legal["choices"]
     pattern = legal["or_like"]
 
     parts: list[Scalar] = [value]
     if legal["several"] and isinstance(value, str):
-        parts = [*parts_of(value)] or [value]
+        parts = [*parts_of(value)] or [value]  # "" has no parts, but may be a choice
 
     def is_legal(part: Scalar) -> bool:
         return part in choices or bool(pattern and pattern.fullmatch(str(part)))

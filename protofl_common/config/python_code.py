@@ -26,7 +26,8 @@ def version_of(module: str) -> str:
 def import_as_named(module: str) -> ModuleType:
     """Import a module; from then on `version_of` it is that of the files that were imported.
 
-    ImportError if one of its package was edited meanwhile: then nobody knows which code would run.
+    ImportError if a file of its package was edited during the import: then nobody knows which
+    version of the code would run.
     """
     if module in sys.modules:
         return sys.modules[module]
@@ -34,6 +35,7 @@ def import_as_named(module: str) -> ModuleType:
     imported = import_module(module)
     if version_of(module) != before:
         package = module.partition(".")[0]
+        # forget all of the package, lest a later import find what nobody knows the version of
         for name in list(sys.modules):
             if name == package or name.startswith(f"{package}."):
                 del sys.modules[name]
@@ -44,7 +46,7 @@ def import_as_named(module: str) -> ModuleType:
 def files_of(module: str) -> list[Path]:
     """Find the Python files of the package of ``module``, or the one file of a single module.
 
-    There are none for a module that Python does not find, or that has no file, as in a notebook.
+    [] for a module that Python does not find, or that has no file, as in a notebook.
     """
     package = module.partition(".")[0]
     try:

@@ -54,7 +54,7 @@ def allow_only(modules: Iterable[str]) -> None:
 
     From now on `allow` changes nothing, in any thread of this process.
     """
-    _ONLY[:] = [frozenset(modules)]
+    _ONLY[:] = [frozenset(modules)]  # all threads have this one list
 
 
 def _allowed_modules() -> frozenset[str]:
@@ -89,7 +89,7 @@ def check_modules(named: Iterable[tuple[str, str]]) -> None:
     if not refused:
         return
     modules = ",".join(dict.fromkeys(module for _, module in refused))
-    why = "runs code of the module {}, which you did not name"
+    why = "runs code of the module {}, which you did not name"  # {}: the module of each line
     cure = (
         f"only if you trust it, give --allow-python {modules} (in Python: allow_python={modules!r})"
     )
@@ -122,6 +122,7 @@ def load(name: str, setting: str) -> Any:
     if not hasattr(module, attribute):
         raise SettingsError(f"{setting} = {name!r}: {module_name} has no {attribute}")
     loaded = getattr(module, attribute)
+    # with ``from os import system`` in an allowed module, ``mynets:system`` would not be its own
     defined_in = str(getattr(loaded, "__module__", ""))
     if not is_inside(defined_in, _allowed_modules()):
         where = f"; it lies in {defined_in}" if defined_in else ""

@@ -62,15 +62,15 @@ class RunSettings(Table):
         default=0,
         minimum=0,
         help=(
-            "end the run when that many rounds have not raised early-stopping-metric on"
-            " validation data (needs some: validation-fraction); 0: never"
+            "the run ends when this many rounds have not raised early-stopping-metric on"
+            " validation data, for which it needs validation-fraction; 0: never"
         ),
     )
     early_stopping_metric: str = option(
         default="",
         help=(
-            "what chooses the best round of the run: head, prototype, or one of `metrics`,"
-            ' head/auc; "": head, prototype where there is no other'
+            "the figure by which the best round of the run is chosen: head, prototype, or one of"
+            ' `metrics` such as head/auc; "": head, or prototype if there is no head'
         ),
     )
     keep_best: bool = option(
@@ -85,9 +85,9 @@ class RunSettings(Table):
         default=42,
         minimum=0,
         help=(
-            "the random choices of the run derive from it, but for three: the noise of dp never"
-            " repeats; K-means of prototypes, and the division of a site's own data, are the same"
-            " for every seed"
+            "all random choices of the run follow from it, with three exceptions: the noise of dp"
+            " never repeats; K-means of prototypes, and the division of a site's own data, are the"
+            " same for every seed"
         ),
     )
     run_name: str = option(
@@ -107,8 +107,8 @@ class RunSettings(Table):
         default=False,
         affects="name",
         help=(
-            "true: let the stopped run run-name go on after its last finished round;"
-            " <run>/resume.toml holds all it takes"
+            "true: continue the stopped run run-name after its last finished round;"
+            " <run>/resume.toml has all settings that this takes"
         ),
     )
     report: bool = option(
@@ -149,9 +149,9 @@ class FederationSettings(Table):
         minimum=0,
         affects="waiting",
         help=(
-            "a run begins with that many where the others cannot take part, or are not there"
-            " after join-timeout; 0: all, or, where clients bring data of their own, more than"
-            " half"
+            "the run begins with this many clients if the others cannot take part, or are not"
+            " there after join-timeout; 0: with all, or with more than half if clients bring data"
+            " of their own"
         ),
     )
     participation: float = option(
@@ -167,8 +167,8 @@ class FederationSettings(Table):
         maximum=0.99,
         with_secagg=Needed(0.0, SAME_CLIENTS),
         help=(
-            "a client that is asked does not answer in a round with this probability, drawn anew"
-            " for each client and round; among clients that divide a data set"
+            "the probability that a client that is asked does not answer, drawn anew for each"
+            " client and round; only for clients that divide a data set"
         ),
     )
     slow_rate: float = option(
@@ -177,15 +177,15 @@ class FederationSettings(Table):
         maximum=0.99,
         with_secagg=Needed(0.0, SAME_CLIENTS),
         help=(
-            "that part of the clients, drawn once for the run, and at least one of them, are slow:"
-            " a round's reply comes slow-factor rounds later, and until then no other is asked of"
-            " them; among clients that divide a data set"
+            "this part of the clients is slow, drawn once for the run, at least one client: each"
+            " reply comes slow-factor rounds late, and until then the client is not asked again;"
+            " only for clients that divide a data set"
         ),
     )
     slow_factor: int = option(
         default=1,
         minimum=1,
-        help="rounds by which the reply of a slow client is late (slow-rate)",
+        help="by how many rounds the reply of a slow client is late (slow-rate)",
     )
     new_clients: int = option(
         default=0,
@@ -193,8 +193,8 @@ class FederationSettings(Table):
         with_secagg=Needed(0, HIDES_FIGURES),
         with_dp=Needed(0, "the privacy ledger counts rounds, and they train after the last one"),
         help=(
-            "that many of the clients that divide a data set never train; the final evaluation"
-            " has their figures apart (head/new-clients)"
+            "this many of the clients that divide a data set never train; the final evaluation"
+            " shows their figures separately (head/new-clients)"
         ),
     )
     new_domain: str = option(
@@ -210,8 +210,8 @@ class FederationSettings(Table):
         minimum=0,
         at_most="max-epochs",
         help=(
-            "epochs of a new client's own training, as in a round, before it is evaluated; 0: it"
-            " uses what it receives as it is"
+            "for how many epochs a new client trains before it is evaluated; 0: it uses what it"
+            " receives without training"
         ),
     )
     min_replies: int = option(
@@ -219,8 +219,9 @@ class FederationSettings(Table):
         minimum=1,
         affects="waiting",
         help=(
-            "a round with fewer valid replies changes nothing; three of them in a row end the"
-            " run; of several sites with operators two must answer, whatever this says"
+            "a round with fewer valid replies changes nothing, and three such rounds in a row end"
+            " the run; if there are several sites with operators, at least two must answer,"
+            " whatever this says"
         ),
     )
     join_timeout: float = option(
@@ -240,9 +241,10 @@ class FederationSettings(Table):
         minimum=0,
         affects="waiting",
         help=(
-            "where clients bring data of their own, after the first round and once min-replies"
-            " have answered: wait for the others that many times the median time, or a client's"
-            " own slowest so far, at least min-wait; 0: the whole round-timeout"
+            "where clients bring data of their own, from the second round on: once min-replies"
+            " clients have answered, the server waits for the others this many times the median"
+            " time, or this many times a client's own slowest time so far, but at least min-wait;"
+            " 0: it waits the whole round-timeout"
         ),
     )
     min_wait: float = option(
@@ -250,8 +252,8 @@ class FederationSettings(Table):
         minimum=0,
         affects="waiting",
         help=(
-            "seconds that grace waits at least; Flower takes 60 to notice that a client died, which"
-            " then has 30 to come back"
+            "the least seconds that grace waits; Flower takes 60 to notice that a client died, and"
+            " the client then has 30 to come back"
         ),
     )
     late: str = option(
@@ -259,11 +261,11 @@ class FederationSettings(Table):
         choices=("discard", "next-round"),
         with_secagg=Needed("discard", HIDES_UPLOADS),
         help=(
-            "what becomes of a reply that comes after its round. discard: it is dropped."
+            "what happens to a reply that comes after its round. discard: it is dropped."
             " next-round: it counts in the round that is under way when it comes, with the weight"
             " that staleness leaves it. With next-round a round ends after grace times the median"
-            " time of its replies, however slow the others are, and no client is asked again"
-            " while it works"
+            " time of its replies, however slow the other clients are, and no client is asked"
+            " again while it works"
         ),
     )
     staleness: float = option(
@@ -271,8 +273,8 @@ class FederationSettings(Table):
         minimum=0,
         maximum=1,
         help=(
-            "late = next-round: a reply that is a rounds old has the weight that it would have in"
-            " its own round, times (1 + a) ^ -staleness; 0: the whole weight"
+            "with late = next-round, a reply that is a rounds old has (1 + a) ^ -staleness of the"
+            " weight that it would have had in its own round; 0: the whole weight"
         ),
     )
     max_silent_rounds: int = option(
@@ -280,14 +282,14 @@ class FederationSettings(Table):
         minimum=0,
         affects="waiting",
         help=(
-            "a client that does not answer so many rounds running is left out of as many, then"
-            " tried again; 0: it is asked in all"
+            "a client that does not answer in this many rounds in a row is left out of as many"
+            " rounds, then tried again; 0: it is asked in every round"
         ),
     )
     evaluate_every: int = option(
         default=1,
         minimum=1,
-        help="clients evaluate every that many rounds (and always after the last)",
+        help="clients evaluate in every so many rounds, and always after the last",
     )
     liars: int = option(
         default=-1,
@@ -295,10 +297,10 @@ class FederationSettings(Table):
         maximum=2,
         with_secagg=Needed(0, HIDES_UPLOADS),
         help=(
-            "how many lying sites the server guards against, 0, 1 or 2: it bounds replies,"
-            " changes of weights and claims of samples, and leaves that many values out at each"
-            " end of a mean of prototypes; -1: 1 where sites with operators take part and a round"
-            " asks three or more, 0 among simulated clients"
+            "how many lying sites the server guards against, 0, 1 or 2: it bounds replies, changes"
+            " of weights and claimed numbers of samples, and leaves out this many values at each"
+            " end of a mean of prototypes; -1: 1 if sites with operators take part and a round"
+            " asks three or more of them, 0 among simulated clients"
         ),
     )
 
@@ -329,8 +331,9 @@ class BoundsSettings(Table):
         minimum=1,
         or_zero=True,
         help=(
-            "a reply whose largest prototype, or model, is that many times longer than the median"
-            " of three or more replies is refused; 0: 5 with liars, else 1000"
+            "a reply is refused if its largest prototype, or its model, is longer than this many"
+            " times the median of the replies, if there are three or more; 0: 5 with liars,"
+            " otherwise 1000"
         ),
     )
     max_samples_ratio: float = option(
@@ -338,8 +341,9 @@ class BoundsSettings(Table):
         minimum=1,
         or_zero=True,
         help=(
-            "in means by samples a client weighs at most as that many times the median of all"
-            " clients' training samples; 0: 8 with liars, else no bound"
+            "in means weighted by samples, a client weighs at most as if it had this many times"
+            " the median number of training samples of all clients; 0: 8 with liars, otherwise no"
+            " bound"
         ),
     )
     max_samples_lead: float = option(
@@ -347,8 +351,9 @@ class BoundsSettings(Table):
         minimum=1,
         or_zero=True,
         help=(
-            "and, of three or more clients, at most as that many times the largest number of the"
-            " others, liars left out; 0: 2 with liars, else no bound"
+            "with three or more clients, a client also weighs at most as if it had this many times"
+            " the largest number of samples of the others, liars left out; 0: 2 with liars,"
+            " otherwise no bound"
         ),
     )
     max_update_ratio: float = option(
@@ -356,8 +361,8 @@ class BoundsSettings(Table):
         minimum=0,
         with_secagg=Needed(0.0, HIDES_UPLOADS),
         help=(
-            "a client's change of the weights, with buffers, is cut to that many times the median"
-            " length of the round's changes; 0: 2 with liars, else it is not"
+            "a client's change of the weights, buffers included, is cut to this many times the"
+            " median length of the round's changes; 0: 2 with liars, otherwise it is not cut"
         ),
     )
     merging: str = option(
@@ -365,10 +370,10 @@ class BoundsSettings(Table):
         choices=("auto", "mean", "median", "trimmed-mean"),
         with_secagg=Needed("mean", HIDES_UPLOADS),
         help=(
-            "the server's mean of prototypes and weights: mean, median, trimmed-mean (the last"
-            " two leave the farthest out of what a server trains on or clusters); auto: the mean,"
-            " of prototypes without the liars smallest and largest values where all clients'"
-            " features can be compared"
+            "how the server makes one prototype or weight of the clients' values: mean, median,"
+            " trimmed-mean (the last two leave the farthest values out of what a server trains on"
+            " or clusters); auto: the mean and, for prototypes whose features can be compared"
+            " across all clients, the mean without the liars smallest and largest values"
         ),
     )
     trim_fraction: float = option(
@@ -376,8 +381,8 @@ class BoundsSettings(Table):
         minimum=0,
         maximum=0.49,
         help=(
-            'merging = "trimmed-mean": part of the clients left out at each end of every'
-            " coordinate, rounded up"
+            'with merging = "trimmed-mean": which part of the clients is left out at each end of'
+            " every coordinate, rounded up"
         ),
     )
 
@@ -439,8 +444,8 @@ class DataSettings(Table):
         affects="data",
         site="the share of its image files that may be unreadable; if not set, the run's",
         help=(
-            "image files of your own: the share that may be unreadable; these are left out and"
-            " named. With more, or 0, the data are refused"
+            "which share of your own image files may be unreadable; these are left out and named."
+            " If there are more, or with 0 a single one, the data are refused"
         ),
     )
     text_length: int = option(
@@ -460,8 +465,8 @@ class DataSettings(Table):
             " Needed with a demand (`min-class-samples`, `require-dp`, `require-secagg`)"
         ),
         help=(
-            'data of your own: class names in label order, comma-separated; "": those that occur,'
-            " sorted; picks folders of a domain-folder"
+            "data of your own: class names in label order, comma-separated, which also pick the"
+            ' folders of a domain-folder; "": those that occur, sorted'
         ),
     )
     task: str = option(
@@ -482,8 +487,8 @@ class DataSettings(Table):
             " the data first; several with commas. Only with several labels a sample"
         ),
         help=(
-            "several labels a sample: names in the data, and those of the run that they stand for,"
-            ' "Effusion=Pleural Effusion, Mass=Nodule"'
+            "several labels a sample: the names in the data and the labels of the run that they"
+            ' stand for, "Fluid=Effusion, Nodule=Mass"'
         ),
     )
     uncertain: str = option(
@@ -501,7 +506,7 @@ class DataSettings(Table):
         minimum=0,
         help=(
             "several labels a sample, in a simulation: how many of the labels each client has"
-            " annotated; it trains on these alone, and is tested on all labels; 0: all"
+            " annotated. The client trains on these alone, and is tested on all labels; 0: all"
         ),
     )
     columns: str = option(
@@ -541,8 +546,8 @@ class DataSettings(Table):
         ),
         site="how gaps in numbers are filled; if not set, as the run says",
         help=(
-            "missing numbers become the client's own training mean or median: mean, median; none:"
-            " they are refused"
+            "what missing numbers become: the mean or the median of the client's own training"
+            " samples; none: they are refused"
         ),
     )
     standardise: str = option(
@@ -552,9 +557,9 @@ class DataSettings(Table):
         with_dp=Needed("auto", "its mean and deviation are made of all samples"),
         site="how numbers are scaled; if not set, as the run says",
         help=(
-            "mean and deviation of: client, each client's own training samples (auto, for"
-            " numbers); pooled, those of all clients of a simulation; auto, for images: the whole"
-            " data set"
+            "whose mean and deviation scale inputs. client: those of each client's own training"
+            " samples (auto, for numbers); pooled: those of all clients of a simulation; auto, for"
+            " images: those of the whole data set"
         ),
     )
     partition: str = option(
@@ -562,7 +567,14 @@ class DataSettings(Table):
         choices=PARTITIONS,
         help="`protofl list partitions` names them",
     )
-    alpha: float = option(default=0.1, above=0, help="Dirichlet concentration")
+    alpha: float = option(
+        default=0.1,
+        above=0,
+        help=(
+            "concentration of the Dirichlet distribution, for the partitions dirichlet,"
+            " balanced-dirichlet, label-shift, feature-label-shift"
+        ),
+    )
     classes_per_client: int = option(default=2, minimum=1, help="classes of each client")
     ways: int = option(default=3, minimum=1, help="mean number of classes per client")
     ways_stdev: int = option(default=2, minimum=0, help="n is drawn from ways ± ways-stdev")
@@ -570,14 +582,17 @@ class DataSettings(Table):
     shots_stdev: int = option(default=0, minimum=0, help="k is drawn from shots ± shots-stdev")
     clients_per_domain: str = option(
         default="",
-        help='e.g. "1,4,2,2,1"; "": domains dealt out in turn',
+        help=(
+            "feature-shift, feature-label-shift: the number of clients of each domain, such as"
+            ' "1,4,2,2,1"; "": the domains are dealt out in turn'
+        ),
     )
     total_samples: int = option(
         default=0,
         minimum=0,
         help=(
-            "draw that many samples before dividing them, of the training part alone with"
-            ' test-from = "official" or "official-all"; 0: all'
+            'how many samples are drawn before they are divided, with test-from = "official" or'
+            ' "official-all" from the training part alone; 0: all'
         ),
     )
     train_samples: int = option(
@@ -602,11 +617,12 @@ class DataSettings(Table):
             " `keyed`"
         ),
         help=(
-            "split: each client's own share; balanced: what nobody trains on of the client's"
-            " domain, each class as often; official: the data set's test part, the client's"
-            " classes; official-own: what of it is in the client's share; official-all: all of it;"
-            " keyed: at a site with data of its own, by a keyed hash of each sample, so that one"
-            " sample more moves no other"
+            "on which samples a client is tested. split: a part of its own share; balanced:"
+            " samples of its domain on which nobody trains, each class equally often; official:"
+            " the data set's test part, of the client's classes; official-own: the samples of the"
+            " test part that are in the client's share; official-all: the whole test part; keyed:"
+            " at a site with data of its own, those that a keyed hash picks, so that one sample"
+            " more moves no other"
         ),
     )
     train_fraction: float = option(
@@ -665,7 +681,7 @@ class ModelSettings(Table):
     )
     arch: str = architecture_option(
         site="its network, whatever the others have; if not set, the run's",
-        help="one architecture for this client, instead of the group's; meant for the node config",
+        help="one architecture for this client in place of the group's; meant for the node config",
     )
     feature_dim: int = option(
         default=64,
@@ -677,33 +693,33 @@ class ModelSettings(Table):
         default="trainable",
         choices=(*HEADS, ORTHOGONAL_SHARED),
         help=(
-            "trainable; orthogonal-frozen: last layer orthogonal, never trained (FedProto-UH),"
-            " orthogonal-shared: the same for all"
+            "trainable; orthogonal-frozen: the last layer is orthogonal and never trained"
+            " (FedProto-UH); orthogonal-shared: the same, with one layer for all clients"
         ),
     )
     initial_weights: str = option(
         default="auto",
         choices=("auto", "own", "shared"),
         help=(
-            "shared: clients of one architecture start alike; own: each client draws its own"
-            " first weights; auto: shared in algorithms that share weights of the clients' models"
-            " or of a part (FedAvg, FedPer, FedRep, LG-FedAvg, FedGen, FedGH, …), own in all"
-            " others"
+            "shared: clients of one architecture begin with the same weights; own: each client"
+            " draws its own first weights; auto: shared in algorithms that share weights of the"
+            " clients' models or of a part (FedAvg, FedPer, FedRep, LG-FedAvg, FedGen, FedGH, …),"
+            " own in all others"
         ),
     )
     backbones: str = option(
         default="auto",
         help=(
-            "frozen features in front of a small trained projection, instead of models: auto (the"
-            " embedded ones for fedpcl, mpft, gaussian), names, or none: mpft and gaussian then"
-            " take vectors that you have made yourself, as they are"
+            "frozen networks whose features a small trained projection gets, instead of models:"
+            " names, or auto (the embedded ones for fedpcl, mpft, gaussian), or none. With none,"
+            " mpft and gaussian take vectors that you have made yourself, as they are"
         ),
     )
     norm: str = option(
         default="batch",
         choices=("batch", "group"),
         help=(
-            "batch: normalisation as the papers have it; group: GroupNorm in its place, which"
+            "batch: normalisation as in the papers; group: GroupNorm in its place, which"
             " differential privacy needs"
         ),
     )
@@ -724,8 +740,8 @@ class TrainingSettings(Table):
         at_most="max-steps",
         with_dp=Needed(0, "the privacy ledger counts epochs"),
         help=(
-            "steps of a round in the place of local-epochs, whatever a client's number of"
-            " samples; 0: epochs"
+            "how many steps a client trains in a round, in place of local-epochs and whatever its"
+            " number of samples; 0: epochs"
         ),
     )
     batch_size: int = option(
@@ -737,8 +753,8 @@ class TrainingSettings(Table):
     drop_last: bool = option(
         default=False,
         help=(
-            "true: leave out an epoch's last batch where it is smaller, as it is too small for"
-            " batch normalisation"
+            "true: leave out an epoch's last batch if it is smaller than the others; it may be too"
+            " small for batch normalisation"
         ),
     )
     augment: str = option(
@@ -750,7 +766,7 @@ class TrainingSettings(Table):
             ' rotate (up to 30°), or "flip,rotate"'
         ),
     )
-    optimizer: str = option(default="sgd", choices=("sgd", "adam"), help="sgd, adam")
+    optimizer: str = option(default="sgd", choices=("sgd", "adam"), help="of local training")
     lr: float = option(default=0.05, above=0, help="learning rate")
     lr_schedule: str = option(
         default="constant",
@@ -761,30 +777,32 @@ class TrainingSettings(Table):
         ),
     )
     lr_step: int = option(
-        default=10, minimum=1, help="lr-schedule = step: rounds between two changes of the rate"
+        default=10,
+        minimum=1,
+        help=("with lr-schedule = step: rounds between two changes of the rate"),
     )
     lr_decay: float = option(
-        default=0.1, above=0, maximum=1, help="lr-schedule = step: the factor of each change"
+        default=0.1, above=0, maximum=1, help="with lr-schedule = step: the factor of each change"
     )
-    momentum: float = option(default=0.5, minimum=0, maximum=0.9999, help="sgd")
+    momentum: float = option(default=0.5, minimum=0, maximum=0.9999, help="of the optimizer sgd")
     weight_decay: float = option(
         default=0.0,
         minimum=0,
-        help="sgd, adam: the optimizer's L2 penalty",
+        help="the optimizer's L2 penalty",
     )
     keep_optimizer: bool = option(
         default=False,
         help=(
-            "true: optimizer state lives on between rounds; false: a new optimizer each round, as"
-            " the papers do"
+            "true: a client's optimizer state lives on from round to round; false: a new optimizer"
+            " each round, as in the papers"
         ),
     )
     alignment_warmup: int = option(
         default=0,
         minimum=0,
         help=(
-            "rounds in which the loss terms that draw features to what was received grow evenly,"
-            " from nothing in the first round to their weight; 0: they have it at once"
+            "for this many rounds, the loss terms that draw features to what was received grow"
+            " evenly from nothing to their weight; 0: they have their weight at once"
         ),
     )
     eval_batch_size: int = option(
@@ -798,16 +816,16 @@ class TrainingSettings(Table):
         choices=("all", "own"),
         with_dp=Needed("all", "predictions would show which classes a client has"),
         help=(
-            "nearest-prototype prediction among: all global prototypes, or own (the client's"
-            " training classes)"
+            "which prototypes predict. all: all global prototypes; own: those of the classes on"
+            " which the client has trained"
         ),
     )
     pu_weight: float = option(
         default=0.0,
         minimum=0,
         help=(
-            "weight of FedPU's risk of the unlabelled samples (positive-rate below 1); 0: they"
-            " are not learned from"
+            "weight of FedPU's risk of the unlabelled samples (positive-rate below 1); 0: nothing"
+            " is learned from these samples"
         ),
     )
     pu_risk: str = option(
@@ -847,13 +865,16 @@ class PrivacySettings(Table):
     dp_epsilon: float = option(
         default=8.0,
         above=0,
-        help="ε of the whole run, which no client exceeds; the noise follows from it",
+        help="ε of the whole run, which no client exceeds; the noise is chosen accordingly",
     )
     dp_delta: float = option(
         default=1e-05,
         above=0,
         maximum=0.1,
-        help="δ at which ε is meant; well below 1 / training samples, or persons",
+        help=(
+            "the δ that belongs to ε; choose it well below 1 / number of training samples, or of"
+            " persons"
+        ),
     )
     dp_clip: float = option(
         default=1.0,
@@ -873,9 +894,10 @@ class PrivacySettings(Table):
         maximum=1000,
         at_most="max-honest-sites",
         help=(
-            "with dp and secagg, for Gaussian heads: ε counts on so many honest sites in each sum,"
-            " each of which adds its part of the noise, so that the sum has as much as one site"
-            " alone would add; 1: each site adds all of it, and ε counts on nobody"
+            "with dp and secagg, for Gaussian heads: how many sites of each sum ε assumes to be"
+            " honest. Each of these adds its part of the noise, so that the sum has as much as one"
+            " site alone would add; 1: each site adds all of the noise, and ε relies on nobody"
+            " else"
         ),
     )
     secagg: bool = option(
@@ -891,8 +913,8 @@ class PrivacySettings(Table):
         maximum=1,
         affects="waiting",
         help=(
-            "the part of a round's clients, at least three, that must stay to its end; fewer than"
-            " that cannot unmask an upload (all but one can subtract theirs)"
+            "which part of a round's clients, at least three, must stay to its end; fewer cannot"
+            " unmask an upload (all but one of them can subtract their own)"
         ),
     )
 
@@ -911,7 +933,7 @@ class NoiseSettings(Table):
         or_like=NOISE,
         or_words="gaussian S P, laplace S P",
         help=(
-            'on what a client sends of classes, "gaussian S P" or "laplace S P": (1 - P) x +'
+            'noise on what a client sends of classes, "gaussian S P" or "laplace S P": (1 - P) x +'
             " noise of scale S (FedPCL, FedPLVM)"
         ),
     )
@@ -920,15 +942,15 @@ class NoiseSettings(Table):
         choices=("none",),
         or_like=NOISE,
         or_words="gaussian S P, laplace S P",
-        help="the same on training images scaled to -1..1, drawn once (FedPCL)",
+        help="the same noise on training images scaled to -1..1, drawn once (FedPCL)",
     )
     gradient_noise: float = option(
         default=0.0,
         minimum=0,
         with_dp=Needed(0.0, "the noise follows from dp-epsilon"),
         help=(
-            "training by DP-SGD as for this ε over all rounds, while all else is sent as it is"
-            " (FedPLVM); 0: none"
+            "training by DP-SGD with the noise of this ε over all rounds, while everything else is"
+            " sent as it is (FedPLVM); 0: no noise"
         ),
     )
 
@@ -950,7 +972,7 @@ class MachineSettings(Table):
         choices=("fp32", "tf32"),
         affects="machine",
         help=(
-            "on a GPU: fp32, or tf32, which is faster in large networks and rounds products to 10"
+            "on a GPU: fp32, or tf32, which is faster in large networks and rounds factors to 10"
             " bits"
         ),
     )
@@ -980,37 +1002,41 @@ class StudySettings(Table):
     study: str = option(
         default="",
         affects="waiting",
-        help='its name; "": the run belongs to none',
+        help='the study\'s name; "": the run belongs to none',
     )
     study_sites: str = option(
         default="",
         affects="waiting",
         help=(
             "the sites that may take part, each with the key that `protofl site key` prints:"
-            ' "north:KEY, south:KEY"; "": any'
+            ' "north:KEY, south:KEY"; "": any site'
         ),
     )
-    study_until: str = option(default="", affects="waiting", help='its last day: "2027-06-30"')
+    study_until: str = option(
+        default="", affects="waiting", help=('the study\'s last day: "2027-06-30"')
+    )
     study_runs: int = option(
         default=0,
         minimum=0,
         affects="waiting",
-        help="how many runs a site takes part in; 0: any number",
+        help="in how many runs a site takes part; 0: any number",
     )
     study_purpose: str = option(
         default="",
         affects="waiting",
-        help="a sentence for the people who approve it",
+        help="a sentence for the people who approve the study",
     )
     study_by: str = option(
         default="",
         affects="waiting",
-        help="who has signed it, NAME:KEY; `protofl study sign` writes this and the next",
+        help=(
+            "who has signed the study, NAME:KEY; `protofl study sign` writes this and the next key"
+        ),
     )
     study_signature: str = option(
         default="",
         affects="waiting",
-        help="of all settings but run-name, resume and out-dir",
+        help="the signature over all settings but run-name, resume and out-dir",
     )
 
 
@@ -1056,7 +1082,10 @@ DANGER_OF_WEIGHTS = (
 
 
 def _on_honest_sites(settings: Mapping[str, Scalar]) -> str:
-    """Return words on how many honest sites ε counts on, after a space; "" if only on the own."""
+    """Return a clause that says how many sites of a sum must be honest for ε to hold.
+
+    It begins with a space. "" if a site adds enough noise by itself.
+    """
     honest_sites = settings.get("dp-honest-sites", 1)
     if honest_sites == 1:
         return ""

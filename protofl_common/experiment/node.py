@@ -66,58 +66,61 @@ NODE_ROWS: dict[str, NodeKey] = {
         help="how many shares that data set is divided into",
     ),
     "domain": NodeKey(
-        help="one of the domains in `data-dir`; its introduction names no other. If not set, all",
+        help=(
+            "one of the domains in `data-dir`, and the only one that the site's introduction"
+            " names. If not set, all"
+        ),
     ),
     "approve": NodeKey(
         default=False,
         help=(
-            "its operator approves each run before anything is read for it ([studies](studies.md));"
-            " if not set, `true` at a site with data of its own, or with `require-secagg` and"
-            " without `peers`"
+            "`true`: the site's operator approves each run before the site reads anything for it"
+            " ([studies](studies.md)). If not set, it is `true` at a site with data of its own,"
+            " and at a site with `require-secagg` and without `peers`"
         ),
     ),
     OPERATORS: NodeKey(
         default="",
         help=(
-            "who may decide about runs, each with the SSH key that signs:"
-            ' `"jane:KEY, omar:KEY"` ([signed decisions](studies.md#signed-decisions)). If set, no'
-            " approval without such a signature counts"
+            'who may decide about runs, each with the SSH key that signs: `"jane:KEY, omar:KEY"`'
+            " ([signed decisions](studies.md#signed-decisions)). If set, an approval counts only"
+            " with such a signature"
         ),
     ),
     ON_REQUEST: NodeKey(
         default="",
         help=(
-            "a program of the operator's that is started for each new request, with its id as the"
-            " only argument: it can send a mail. No shell reads this; the program has ten seconds,"
-            " and its failure is logged and changes nothing"
+            "a program of the operator's that the site starts for each new request, with the"
+            " request's id as the only argument; it may send a mail. No shell reads this value."
+            " The program has ten seconds; if it fails, the log says so, and nothing else changes"
         ),
     ),
     ON_TROUBLE: NodeKey(
         default="",
         help=(
-            "a program of the operator's that is started when something is wrong, at most once a"
-            " day for each word that it is given: `refused` (the site refused a message), `disk`"
-            " (less than 1 GB is free where it writes) or `certificate` (one ends within 30 days)."
-            " It is started as that of `on-request` is"
+            "a program of the operator's that the site starts when something is wrong, at most"
+            " once a day for each word that it is given: `refused` (the site refused a message),"
+            " `disk` (less than 1 GB is free where it writes) or `certificate` (one ends within 30"
+            " days). It is started in the same way as that of `on-request`"
         ),
     ),
     "allow-download": NodeKey(
         default=False,
-        help="a run may download torchvision's data sets, or a hub's, into `data-dir`",
+        help="`true`: a run may download data sets of torchvision or of a hub into `data-dir`",
     ),
     "allow-backbones": NodeKey(
         default="",
         help=(
-            "frozen backbones that a run may name beside the embedded ones, with commas: files,"
-            " packages, or downloads of others; `torchvision:` or `file:small:/srv/weights/` allows"
-            " all names that begin so"
+            "frozen backbones, with commas, that a run may name besides the embedded ones: files,"
+            " packages, or downloads of others; `torchvision:` or `file:small:/srv/weights/`"
+            " allows all names that begin so"
         ),
     ),
     "allow-arch": NodeKey(
         default="",
         help=(
             "[networks of torchvision and timm](models.md#networks-of-torchvision-and-timm), with"
-            " commas, that a run may name beside the catalog's; `torchvision:` allows all of its"
+            " commas, that a run may name besides the catalog's; `torchvision:` allows all of its"
             " classifiers"
         ),
     ),
@@ -125,12 +128,15 @@ NODE_ROWS: dict[str, NodeKey] = {
         default="",
         help=(
             "installed modules, with commas, whose networks, metrics or algorithms a run may name:"
-            " `mynets` allows `mynets.vision` too, and nothing that these import from elsewhere"
+            " `mynets` also allows `mynets.vision`, but nothing that these import from elsewhere"
         ),
     ),
     "allow-algorithms": NodeKey(
         default="all",
-        help="of the catalog, with commas; those of other packages need `allow-python` too",
+        help=(
+            "algorithms of the catalog, with commas, that a run may use; those of other packages"
+            " need `allow-python` too"
+        ),
     ),
     REQUIRE_SECAGG: NodeKey(
         default=False,
@@ -142,9 +148,9 @@ NODE_ROWS: dict[str, NodeKey] = {
     "peers": NodeKey(
         default="",
         help=(
-            'the other sites that it knows, `"south:KEY,east:KEY"`, as `protofl site key` prints'
-            " them there. A sum then needs [two of them](secure-aggregation.md#peers). Its own key"
-            " does not count, so all sites may have the same list"
+            'the other sites that this site knows, `"south:KEY,east:KEY"`, as `protofl site key`'
+            " prints them there. A sum then needs [two of them](secure-aggregation.md#peers). The"
+            " site's own key does not count, so all sites may have the same list"
         ),
     ),
     ACCEPT_WEIGHTS: NodeKey(
@@ -163,15 +169,15 @@ NODE_ROWS: dict[str, NodeKey] = {
     "max-batch-size": NodeKey(
         default=1024,
         help=(
-            "this bounds memory roughly; weights have 2 GiB at most; a hard limit is the"
-            " container's"
+            "this bounds memory, but only roughly; weights have 2 GiB at most; only the container"
+            " can set a hard limit"
         ),
     ),
     "max-honest-sites": NodeKey(
         default=1,
         help=(
-            "this site's privacy may count on the noise of so many sites, itself included; 1: on"
-            " its own alone"
+            "this site's privacy may rely on the noise of so many sites, itself included; 1: on"
+            " its own noise alone"
         ),
     ),
     "max-image-size": NodeKey(default=512, help="this bounds memory and time"),
@@ -179,27 +185,29 @@ NODE_ROWS: dict[str, NodeKey] = {
     "min-class-samples": NodeKey(
         default=1,
         help=(
-            "no prototype, count or output leaves of classes or clusters of fewer training samples,"
-            " no figure over fewer than that, or 20, test samples, and figures are rounded to what"
-            " so many samples weigh; a run may ask for more, never less"
+            "no prototype, count or output leaves of a class or cluster with fewer training"
+            " samples; no figure leaves that is made of fewer test samples than that, or than 20;"
+            " and figures are rounded to what so many samples contribute. A run may ask for more,"
+            " never for less"
         ),
     ),
     MAX_EVALUATIONS: NodeKey(
         default=100,
         help=(
-            "where figures are rounded (`min-class-samples`, without `dp`): how often the site"
-            " evaluates a model for the runs of one approval, and in a run at most"
+            "where figures are rounded (`min-class-samples`, without `dp`): how often at most the"
+            " site evaluates a model for the runs of one approval, and in one run"
         ),
     ),
     "require-dp": NodeKey(
         help=(
-            '`"epsilon<=2"`, or `"epsilon<=2 delta<=1e-6"` (1e-5 if not set): only runs with `dp`,'
-            ' which together cost no more. `"epsilon<=2 per person"`: only runs with'
-            ' `dp = "person"`; its data need [a column `client`](privacy.md#persons), and where'
-            " there is one, ε is of a person anyway. The default `dp-epsilon`, 8, is above that."
-            " `privacy/` under `state-dir` has a ledger of the site's name and one of its data"
-            " (`data-dir`, `domain`, `partition-id`): renaming the site, or moving its data, does"
-            " not reset the budget. Both at once, or another `state-dir`, do: never do that"
+            '`"epsilon<=2"`, or `"epsilon<=2 delta<=1e-6"` (δ is 1e-5 if not set): only runs with'
+            ' `dp`, which together cost no more. `"epsilon<=2 per person"`: only runs with `dp ='
+            ' "person"`; the site\'s data need [a column `client`](privacy.md#persons), and where'
+            " there is one, ε is of a person anyway. The default `dp-epsilon` of a run, 8, is"
+            " above the 2 of these examples. `privacy/` under `state-dir` has one ledger of the"
+            " site's name and one of its data (`data-dir`, `domain`, `partition-id`). So renaming"
+            " the site, or moving its data, does not reset the budget. Doing both at once does,"
+            " and so does another `state-dir`: never do that"
         ),
     ),
 }

@@ -52,9 +52,9 @@ def restore_attributes(owner: object, names: Iterable[str], entries: Mapping[str
 
 
 def dictionary_in(entries: Mapping[str, Tensor], name: str) -> dict[str, Any]:
-    """Return the dictionary that an attribute was, from a checkpoint's ``entries``.
+    """Return the dictionary that the attribute ``name`` was, from a checkpoint's ``entries``.
 
-    It may hold tensors, prototypes and dictionaries. {} where it was empty, or is not there.
+    It may hold tensors, prototypes and dictionaries. {} if it was empty, or has no entries.
     """
     return _tree(_inner(entries, name))
 
@@ -88,9 +88,9 @@ def _restored(value: Any, name: str, entries: Mapping[str, Tensor]) -> Any:
             value.data.copy_(entries[name])
         case dict():
             return _restored_dict(value, inner)
-        case _:
-            ours = {key: entries[key] for key in entries if re.split("[:/]", key)[0] == name}
-            return _tree(ours).get(name)
+        case _:  # nothing to change in place: prototypes, or None as yet
+            its_entries = {key: entries[key] for key in entries if re.split("[:/]", key)[0] == name}
+            return _tree(its_entries).get(name)
     return value
 
 
@@ -109,15 +109,17 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, entries: Mapping[str, T
 
 
 def _restored_dict(value: dict[str, Any], entries: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return a dictionary of the entries, in which modules, optimizers and generators stay.
+    """Return a dictionary of the entries, with the modules, optimizers and generators of ``value``.
 
-    Its keys have the order of ``value``, as files sort theirs, and sums of floats depend on it.
+    These are changed in place. Keys have the order of ``value``: files sort theirs, and sums of
+    floats depend on the order.
     """
     restored = _tree(entries)
     for key, member in value.items():
         if isinstance(member, _IN_PLACE):
             restored[key] = _restored(member, key, entries)
-    return {key: restored[key] for key in value | restored if key in restored}
+    keys_in_order = value | restored  # those of ``value``, then what only the entries have
+    return {key: restored[key] for key in keys_in_order if key in restored}
 
 
 def _entries(name: str, value: Any) -> dict[str, Tensor]:
@@ -165,7 +167,7 @@ def _tree(entries: Mapping[str, Tensor]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in entries.items():
         *path, last = key.split("/")
-        place = tree
+        place = tree  # the dictionary that gets the entry
         for name in path:
             place = place.setdefault(name, {})
         if last.endswith(_MEANS):

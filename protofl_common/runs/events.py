@@ -8,13 +8,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from protofl_common.basics.faults import fault_of
 from protofl_common.basics.text import human_bytes, human_seconds
 from protofl_common.config.options import key_of
 from protofl_common.runs import figures
-from protofl_common.runs.folder import KINDS, RoundRow, Summary
+from protofl_common.runs.folder import KINDS, RoundRow, Summary, Trouble
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,13 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class RoundTrouble(Event):
-    """A reply was not used (`TROUBLE`), a round was void, or the server waits for sites."""
+    """A reply was not used, a round was void, or there are too few sites to begin one.
+
+    `Waiting` is for a round that has begun.
+    """
 
     is_alarming = True
-    kind: str
+    kind: Trouble | Literal["void", "waiting", "warning"]
     text: str
 
     def __str__(self) -> str:
@@ -181,9 +184,10 @@ class Failed(Event):
 
     @classmethod
     def of(cls, error: Exception, is_expected: bool) -> "Failed":
-        """Describe an error; ``is_expected`` says that the user can mend it.
+        """Describe an error; ``is_expected`` says that the user can mend it by the error's text.
 
-        Else the event has a traceback, which ends with whose code is at fault (`fault_of`).
+        For any other error the event has a traceback, and below it a line that says whose code is
+        at fault (`fault_of`).
         """
         trace = ""
         if not is_expected:

@@ -68,8 +68,8 @@ def epsilon_of_ledgers(row: RoundRow) -> float | None:
 def describe_epsilon(planned: float, of_ledgers: float | None, unit: str) -> str:
     """Describe the ε that was ``planned`` for the client that the run costs most.
 
-    Beside it stands the largest of the clients' own ledgers (`epsilon_of_ledgers`), unless that is
-    None. ``unit`` says whose privacy ε bounds: "sample" or "person", as the setting ``dp``.
+    ``of_ledgers`` is the largest ε of the clients' own ledgers (`epsilon_of_ledgers`); None is left
+    out. ``unit`` says whose privacy ε bounds: "sample" or "person", as the setting ``dp``.
     """
     text = f"ε ≤ {planned:.2f}{PER_UNIT[unit]} planned"
     if of_ledgers is not None:
@@ -163,9 +163,10 @@ def cells(
     factor: int = 100,
     digits: int = 2,
 ) -> list[str]:
-    """Return the named figures as texts: multiplied by ``factor``, which makes shares percent.
+    """Return the named figures as texts: each times ``factor``, with so many ``digits``.
 
-    A variance of shares is always in points². A figure that is not there is "–".
+    A factor of 100 makes shares percent. A variance is of shares, and always shown in percentage
+    points squared. "–" stands for a missing figure.
     """
     texts = []
     for name in names:
@@ -186,8 +187,8 @@ def accuracy_rows(
 ) -> list[list[str]]:
     """Return the rows of a table of accuracies: a name, the figures ``names``, and the best mean.
 
-    There is one for each way to predict, with one below it where there is validation data, on which
-    no best mean is given.
+    There is a row for each way to predict, and below it one for the validation data, if there are
+    any; that one has no best mean.
     """
     rows = []
     for kind, figures in accuracy.items():
@@ -201,8 +202,8 @@ def accuracy_rows(
 def metric_rows(metrics: Accuracies, digits: int) -> list[list[str]]:
     """Return the rows of a table of metrics: a name and the `MEASURES` over clients.
 
-    Recalls of single classes and errors of AUCs are left out. Accuracies of new clients are among
-    the metrics, and shown in percent; others have so many ``digits``.
+    Recalls of single classes and errors of AUCs are left out. Accuracies of new clients, which are
+    among the metrics, are shown in percent, all others with so many ``digits``.
     """
     rows = []
     for name, figures in metrics.items():
@@ -256,13 +257,14 @@ def final_table(summary: Summary) -> Table:
     accuracy = summary["accuracy"]
     best = summary["best-accuracy"]
     notes = []
+    # secure aggregation hides the clients' own accuracies, so nothing is known of their spread
     if any("std" not in values for values in accuracy.values()):
         notes.append(HIDDEN)
     notes.append(f"best mean: test accuracy of the round {chosen(best.values())}")
 
     lost = []
     for kind, number in summary["trouble"].items():
-        if number and kind != "late":
+        if number and kind != "late":  # a late reply was "missing" in its own round
             lost.append(f"{number} {kind}")
     up = human_bytes(summary["bytes"]["up"])
     down = human_bytes(summary["bytes"]["down"])
@@ -321,9 +323,9 @@ NETWORKS_NOTE = (
 
 
 def compared(folder: Path, baselines: Iterable[str]) -> list[Summary]:
-    """Return the summaries of a run's ``baselines`` that have an accuracy, and then the run's own.
+    """Return the summaries of a run's ``baselines``, and then the run's own.
 
-    [] where the run itself has none.
+    Baselines without an accuracy are left out. [] if the run itself has no accuracy.
     """
     runs = []
     for algo in baselines:
@@ -354,8 +356,8 @@ def networks(run: Summary) -> dict[str, str]:
 def harmed(runs: Sequence[Summary]) -> str:
     """Say how many clients each run leaves with a lower accuracy than they have alone.
 
-    Only clients with the same network in both runs are compared. The sentence begins with a blank;
-    it is "" if none of ``runs`` is of clients alone.
+    Only clients with the same network in both runs are compared. The sentence begins with a blank,
+    as it follows others; it is "" if in none of ``runs`` the clients train alone.
     """
     alone = next((run for run in runs if is_alone(run)), None)
     if alone is None:
@@ -369,11 +371,11 @@ def harmed(runs: Sequence[Summary]) -> str:
         worse = 0
         networks_here = networks(run)
         for site, accuracy in run["accuracy-of-clients"].items():
-            before = alone["accuracy-of-clients"].get(site)
+            accuracy_alone = alone["accuracy-of-clients"].get(site)
             same_network = networks_here.get(site) == networks_alone.get(site)
-            if accuracy and before and same_network:
+            if accuracy and accuracy_alone and same_network:
                 compared_clients += 1
-                worse += by_head(accuracy) < by_head(before)
+                worse += by_head(accuracy) < by_head(accuracy_alone)
         if compared_clients:
             texts.append(f"{run['algorithm']} {worse} of {compared_clients}")
     return f" Clients worse off than alone: {', '.join(texts)}." if texts else ""
@@ -387,8 +389,8 @@ def counted(names: Iterable[str]) -> str:
 def sentence(runs: Sequence[Summary]) -> str:
     """Say in a line how good each run is, and how much the last one exchanged.
 
-    Such as "alone 36.1 %, FedProto 73.4 %; 96 MB exchanged". The figure is the head's, if there is
-    one; that of prototypes stands beside it where it is more than a point higher.
+    For example "alone 36.1 %, FedProto 73.4 %; 96 MB exchanged". The accuracy is the head's, if
+    there is one; that of prototypes is added if it is more than a percentage point higher.
     """
     texts = []
     for run in runs:

@@ -237,7 +237,7 @@ def reading(what: str) -> Iterator[None]:
 def unused_replies(row: RoundRow) -> Iterator[tuple[Trouble, str, str]]:
     """Yield kind, site and reason of each reply of a round that was not used."""
     for kind in TROUBLE:
-        sites = row[kind]
+        sites = row[kind]  # of "missing" a list, of the other kinds site -> reason
         for site in sites:
             reason = "no answer in time"
             if isinstance(sites, dict):
@@ -262,15 +262,16 @@ class RunFolder:
         return self.path.parent / f".{self.path.name}.lock"
 
     def remove_leftovers(self) -> None:
-        """Remove the temporary files that a killed process has left, and no others.
+        """Remove the temporary files that a killed process has left in the folder, and no others.
 
-        A folder that is no run's loses nothing else.
+        So nothing of the user's is lost if the folder is not a run's.
         """
         remove_leftovers(self.path)
         remove_leftovers(self.path / CHECKPOINTS)
 
     def checkpoints(self) -> list[Path]:
         """List the run's checkpoints, the latest first."""
+        # names are numbers of rounds with leading zeros, so that they sort as numbers do
         files = (self.path / CHECKPOINTS).glob("*.safetensors")
         return sorted((file for file in files if file.stem.isdecimal()), reverse=True)
 
@@ -324,7 +325,7 @@ class RunFolder:
 
     def check_division(self, partition: str) -> None:
         """Raise SettingsError if this version divides the samples otherwise than the run did."""
-        begun = self.summary() or self.sites()
+        begun = self.summary() or self.sites()  # neither is there if the run has not begun
         if begun and begun.get("division", 1) != PARTITIONS[partition].version:
             raise SettingsError(
                 f"{self.path}: its clients had other samples: {partition!r} has changed since"
@@ -345,7 +346,7 @@ class RunFolder:
     def drop_margins_after(self, last: int) -> None:
         """Remove the rows of ``prototypes.jsonl`` of rounds after ``last``, which will run again.
 
-        Half a line, which a kill has left, goes too.
+        An incomplete line, which a killed process has left, is removed too.
         """
         path = self.path / MARGINS
         if path.exists():
@@ -365,8 +366,8 @@ def _json_line(row: RoundRow | MarginRow) -> str:
 def _read(path: Path, *, latest_first: bool = False) -> Iterator[Any]:
     """Yield the JSON objects in a file, of ``.jsonl`` one for each line; none if it is missing.
 
-    What is no JSON object is left out: a line that is still being written, or a stranger's numbers
-    or nested lists of any length. SettingsError for an object of a later format.
+    What is no JSON object is left out, such as a line that is still being written, or a stranger's
+    deeply nested lists. SettingsError for an object of a later format.
     """
     with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as file:
         texts: Iterable[str] = file

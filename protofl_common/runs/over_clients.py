@@ -38,10 +38,10 @@ def over_clients(
 
     mean = statistics.fmean(accuracies)
     weighted = mean
-    total = sum(test_samples)
-    if total:
-        hits = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True))
-        weighted = hits / total
+    total_samples = sum(test_samples)
+    if total_samples:
+        correct = math.fsum(a * n for a, n in zip(accuracies, test_samples, strict=True))
+        weighted = correct / total_samples
 
     spread = fairness(accuracies)
     figures = {
@@ -50,17 +50,17 @@ def over_clients(
         "worst-10%": spread["worst-10%"],
         "std": spread["std"],
     }
-    middle = sorted(accuracies)[liars : len(accuracies) - liars]
-    if liars and middle:
-        figures["trimmed"] = statistics.fmean(middle)
+    without_extremes = sorted(accuracies)[liars : len(accuracies) - liars]
+    if liars and without_extremes:
+        figures["trimmed"] = statistics.fmean(without_extremes)
     return figures
 
 
 def fairness(accuracies: Sequence[float]) -> dict[str, float]:
     """Return how accuracies in [0, 1] spread over the clients, as FedPCL's Tables 12 and 13 do.
 
-    That are the means of the worst and best parts of the clients, and std and variance of the
-    population. {} without any accuracy.
+    A figure such as ``worst-20%`` is the mean over that part of the clients; ``std`` and
+    ``variance`` are those of the population. {} without any accuracy.
     """
     if not accuracies:
         return {}
@@ -74,7 +74,7 @@ def fairness(accuracies: Sequence[float]) -> dict[str, float]:
 
 def mean_of_part(accuracies: Sequence[float], part: str) -> float:
     """Return the mean over a part of the clients, ``worst-N%`` or ``best-N%``, at least one."""
-    end, _, percent = part.rstrip("%").partition("-")
+    end, _, percent = part.rstrip("%").partition("-")  # "worst" or "best", and N
     ordered = sorted(accuracies, reverse=end == "best")
     clients = max(1, len(accuracies) * int(percent) // 100)
     return statistics.fmean(ordered[:clients])
@@ -94,7 +94,9 @@ def comparable_rounds(rows: Sequence[RoundRow]) -> list[RoundRow]:
     comparable = []
     for row in rows:
         as_many_asked = abs(row["asked"] - last["asked"]) <= liars
-        if as_many_asked and row["valid"] >= last["valid"] - liars:
+        # no upper bound: a mean over more clients is no lucky draw of a few
+        enough_answered = row["valid"] >= last["valid"] - liars
+        if as_many_asked and enough_answered:
             comparable.append(row)
     return comparable
 
@@ -121,7 +123,8 @@ def best_evaluation(
 def _rankable(rows: Iterable[RoundRow], name: str) -> list[tuple[float, RoundRow]]:
     """List the rows that may be the best by this figure, each with the mean that it is ranked by.
 
-    Where sites may lie, only rows with the figures of enough sites to outvote them.
+    Rows without the figure are left out. Where sites may lie, so are rows whose figures come from
+    too few sites to outvote the liars: these have no trimmed mean (`over_clients`).
     """
     rankable = []
     for row in rows:
@@ -153,9 +156,9 @@ def measured(rows: Sequence[RoundRow]) -> set[str]:
 
 
 def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
-    """Return all accuracies and metrics of a row by one name each.
+    """Return all accuracies and metrics of a row in one dictionary.
 
-    Such as ``head``, ``head/auc``, ``validation/head``.
+    Its keys are such as ``head``, ``head/auc`` and ``validation/head``.
     """
     figures: dict[str, Any] = {**row["accuracy"], **row.get("metrics", {})}
     for name, figure in row.get("validation", {}).items():
@@ -164,7 +167,10 @@ def figures_of(row: RoundRow | ClientRow) -> dict[str, Any]:
 
 
 def in_percent(name: str) -> bool:
-    """Return whether a figure is an accuracy: of all clients or new ones, on test data or not."""
+    """Return whether the figure ``name`` is an accuracy, which people read in percent.
+
+    It may be on test or validation data, and of all clients or of those that never trained.
+    """
     return name.removeprefix("validation/").removesuffix(NEW) in KINDS
 
 
@@ -177,6 +183,7 @@ def data_warnings(sites: Sites) -> Iterator[str]:
     trained = _sums(facts["train-classes"] for facts in counted)
     tested = _sums(facts["test-classes"] for facts in counted)
     untested = []
+    # if no site tells its numbers, ``trained`` and ``tested`` are empty, and ``classes`` is not
     for name, train, test in zip(sites.get("classes", []), trained, tested, strict=False):
         if train and not test:
             untested.append(name)
@@ -185,7 +192,7 @@ def data_warnings(sites: Sites) -> Iterator[str]:
 
 
 def _sums(counts: Iterable[Sequence[int]]) -> list[int]:
-    """Return the samples of each class over all sites, of each of which ``counts`` has a list."""
+    """Return the number of samples of each class over all sites; ``counts`` has a list per site."""
     return [sum(of_class) for of_class in zip(*counts, strict=True)]
 
 
@@ -217,7 +224,7 @@ def _idle_rounds(rows: Sequence[RoundRow]) -> Iterator[str]:
 
 
 def _lost_replies(rows: Sequence[RoundRow]) -> Iterator[str]:
-    """Warn of replies that failed or were refused, but for those that the run let fail."""
+    """Warn of replies that failed or were refused, except those that ``drop-rate`` made fail."""
     lost = []
     for row in rows:
         reasons = row["failed"] | row["refused"]
@@ -228,7 +235,7 @@ def _lost_replies(rows: Sequence[RoundRow]) -> Iterator[str]:
 
 
 def _missing_accuracies(final: RoundRow, tested: Sequence[str]) -> Iterator[str]:
-    """Warn of clients without an accuracy in the final evaluation."""
+    """Warn of clients without any figure in the final evaluation; ``tested`` have an accuracy."""
     silent = []
     for site, client in final["clients"].items():
         if not client["accuracy"] and not client.get("metrics"):
@@ -243,7 +250,7 @@ def _missing_accuracies(final: RoundRow, tested: Sequence[str]) -> Iterator[str]
 
 
 def _missing_metrics(final: RoundRow, tested: Sequence[str], wanted: str) -> Iterator[str]:
-    """Warn of clients that have an accuracy, but not a metric that was asked for."""
+    """Warn of clients that have an accuracy (``tested``), but lack a metric that is ``wanted``."""
     for metric in names_in(wanted):
         without = []
         for site in tested:
@@ -255,14 +262,18 @@ def _missing_metrics(final: RoundRow, tested: Sequence[str], wanted: str) -> Ite
 
 
 def _untested_labels(final: RoundRow, sites: Sites, wanted: str) -> Iterator[str]:
-    """Warn of labels without a figure, where the AUC of each label was asked for."""
+    """Warn of labels without an AUC, where ``wanted`` asks for the AUC of each label.
+
+    A label is two classes: 2 l of the samples without it and 2 l + 1 of those with it. Its AUC has
+    the name of the latter, such as ``head/label-auc/7``.
+    """
     if "label-auc" not in names_in(wanted):
         return
     tested = {name.rpartition("/")[2] for name in final.get("metrics", {})}
     untested = []
     for number, name in enumerate(sites.get("classes", [])):
-        is_label = number % 2 == 1  # the class of the samples with it
-        if is_label and str(number) not in tested:
+        is_with_label = number % 2 == 1
+        if is_with_label and str(number) not in tested:
             untested.append(name)
     if untested:
         why = "its test samples all have it, or all lack it"
@@ -283,19 +294,24 @@ def _collapses(rows: Sequence[RoundRow], final: RoundRow) -> Iterator[str]:
 
 
 def _guesses(final: RoundRow, tested: Sequence[str], sites: Sites) -> Iterator[str]:
-    """Warn of accuracies that one also gets by always naming each client's most frequent class."""
-    shares = []
+    """Warn of accuracies that one also gets by always naming each client's most frequent class.
+
+    Tasks of several labels a sample are left out: what a guess gets there does not follow from the
+    numbers of samples.
+    """
+    accuracies_of_guessing = []
     for site in tested:
         facts = sites.get("sites", {}).get(site, {})
         counts = facts.get("test-classes", [])
+        # a sample of several labels is counted in several classes
         has_several_labels = sum(counts) > facts.get("test-samples", sum(counts))
         if any(counts) and not has_several_labels:
-            shares.append(max(counts) / sum(counts))
-    if not shares:
+            accuracies_of_guessing.append(max(counts) / sum(counts))
+    if not accuracies_of_guessing:
         return
-    guess = statistics.fmean(shares)
+    guess = statistics.fmean(accuracies_of_guessing)
     for kind, figures in final["accuracy"].items():
-        if figures["mean"] <= guess + 1e-9:  # equal but for rounding counts, too
+        if figures["mean"] <= guess + 1e-9:  # as good as a guess, up to rounding
             yield (
                 f"accuracy by {kind} is {100 * figures['mean']:.1f} %, no better than a guess: "
                 f"always naming each client's most frequent class is right for {100 * guess:.1f} %"

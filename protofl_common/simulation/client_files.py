@@ -25,9 +25,9 @@ class ClientFiles:
 
     @classmethod
     def since(cls, folder: Path, known: Listing) -> "ClientFiles":
-        """Read the files of a folder that are not as its copy elsewhere has them.
+        """Read those files of a folder that its copy elsewhere lacks, or has as they were before.
 
-        ``known`` is what the copy has.
+        ``known`` lists the files as the copy has them.
         """
         listing = listed(folder)
         content = {}
@@ -37,9 +37,9 @@ class ClientFiles:
         return cls(frozenset(listing), content)
 
     def put_into(self, folder: Path) -> None:
-        """Make a copy in ``folder`` the same as the folder that these files are of.
+        """Make ``folder`` a copy of the folder that these files were read from.
 
-        What the copy lacks is written; files that the other folder does not have are removed.
+        What it lacks is written, and files that the other folder does not have are removed.
         """
         for name, content in self.content.items():
             with replacing(folder / name, private=True, durable=False) as beside:
@@ -49,7 +49,10 @@ class ClientFiles:
 
 
 def listed(folder: Path) -> Listing:
-    """List the files of a folder; {} where there is no such folder."""
+    """List the files of a folder, each with what changes when it is written again.
+
+    {} if there is no such folder.
+    """
     if not folder.is_dir():
         return {}
     files = {}
@@ -63,12 +66,12 @@ def listed(folder: Path) -> Listing:
 def remove_abandoned(folder: Path) -> None:
     """Remove the copies below ``folder`` whose processes have all ended, as by a kill or Ctrl-C."""
     for file in folder.glob(f"protofl-*/{IN_USE}"):
-        # an OSError: it is another user's, or a process still has the lock
+        # OSError if the copies are another user's, or a process still has the lock
         with suppress(OSError), open(file, opener=_without_waiting) as in_use:
             fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(file.parent)
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file that another user may have made as a FIFO, which would make opening wait."""
+    """Open a file, and do not wait if it is a FIFO, which another user may have put there."""
     return os.open(path, flags | os.O_NONBLOCK)

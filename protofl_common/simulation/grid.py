@@ -54,7 +54,8 @@ class LocalGrid(Grid):
     ) -> None:
         """Become the server of a run of these ``nodes``: node id -> its node config.
 
-        ``threads`` are those with which each client computes.
+        Without an ``executor`` this process answers for the clients. ``threads`` is the number of
+        threads with which each client computes.
         """
         be_server_of(run_id)  # Flower takes a message's run from the process
         self.run_id = run_id
@@ -78,7 +79,10 @@ class LocalGrid(Grid):
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Let clients answer, and return the messages' ids; without an executor they do it now."""
+        """Let clients answer, and return the messages' ids.
+
+        Without an executor all answers are there when this call returns.
+        """
         keys = []
         for message in list(messages):
             key = str(uuid.uuid4())
@@ -94,7 +98,7 @@ class LocalGrid(Grid):
         return keys
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return, once, the replies to these messages that are there."""
+        """Return those replies to these messages that are there, and forget them."""
         ready = []
         for key in message_ids:
             if key in self._replies and self._replies[key].done():
@@ -108,7 +112,11 @@ class LocalGrid(Grid):
 
 
 def _reply(reply: Future[Message]) -> Message:
-    """Wait for a reply; OSError, and no pool any more, if a process of the pool has died."""
+    """Wait for a reply, and return it.
+
+    If a process of the pool has died, raise OSError, and forget the pool: a later run gets a new
+    one.
+    """
     try:
         return reply.result()
     except BrokenProcessPool as error:
@@ -123,9 +131,10 @@ def _reply(reply: Future[Message]) -> Message:
 def answer(
     message: Message, run_id: int, node: Values, run_config: Values, threads: int = 1
 ) -> Message:
-    """Let the client of a ``node`` answer a message in this process, and return its reply.
+    """Let the client with the node config ``node`` answer a message in this process.
 
-    It computes with so many ``threads``. Of several GPUs each process of the pool uses one.
+    Return its reply. It computes with so many ``threads``. Of several GPUs each process of the pool
+    uses one.
     """
     from client_app.app import app
 
@@ -150,7 +159,7 @@ def introduced(run_config: Values, node: Values) -> SiteCard:
     It reads its data, and tries its model. SettingsError if it cannot take part.
     """
     with_halves()
-    # before a message is made, which asks Flower for the run of this server
+    # before a message is made, which asks Flower for the run of this server; 1 is the node's id
     grid = LocalGrid(run_config, {1: node}, run_id=1)
     content = RecordDict({**pack_settings(digest_of(run_config))})
     (reply,) = grid.send_and_receive([Message(content, 1, MessageType.QUERY)])
@@ -183,7 +192,7 @@ def simulate(
     nodes: dict[int, Values] = {}
     for partition in range(clients):
         nodes[partition + 1] = {"partition-id": partition, "num-partitions": clients}
-    run_id = secrets.randbits(63)
+    run_id = secrets.randbits(63)  # clients' states name the run by it: no two have the same
     executor: Executor | None = cluster
     if workers > 1 and not cluster:
         executor = pool(workers)
@@ -196,7 +205,7 @@ def simulate(
         if cluster:
             cluster.begin(run_config, on_event)
         return federate(grid, run_config, run_id, on_event)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # the clients' processes ignore it, and would go on with their work
         if cluster:
             cluster.stop()
         for process in active_children():

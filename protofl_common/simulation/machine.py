@@ -27,8 +27,8 @@ MOST_CLIENTS_ON_A_GPU = 8  # at a time: it has enough to do then
 def engine_for(federation: Values, device: str) -> "tuple[int, Cluster | None]":
     """Start what simulates clients: processes of this machine, or those of a Ray cluster.
 
-    Return how many processes there are on this machine, and the cluster, None without one. What
-    was started before is used again. ``federation`` has Flower's options, and ours for a cluster;
+    Return how many processes of this machine simulate, and the cluster, None without one. What was
+    started before is used again. ``federation`` has Flower's options, and ours for a cluster;
     ``device`` is the setting.
     """
     address = str(federation.get(CLUSTER, ""))
@@ -39,6 +39,7 @@ def engine_for(federation: Values, device: str) -> "tuple[int, Cluster | None]":
 
     share = federation.get(GPUS)
     gpus = None if share is None else float(share)
+    # of this machine only this process, which hands out the messages
     return 1, cluster_at(address, int(federation.get(CPUS, 1)), gpus)
 
 
@@ -63,12 +64,12 @@ def _check_reachable(address: str) -> None:
 def workers_for(federation: Values, device: str) -> int:
     """Start as many processes as processors and GPUs have room for, and return how many.
 
-    With 1 none is started: this process simulates the clients. A share of a GPU of 0 hides all
-    GPUs from this process and those.
+    If there is room for one only, none is started: this process simulates the clients. If each
+    client shall have 0 of a GPU, all GPUs are hidden from this process and those that it starts.
     """
-    cores = 1
+    cores = 1  # where it was not tried, this process does all
     if sys.platform == "linux":
-        cores = len(os.sched_getaffinity(0))  # of a job or container, not the machine's
+        cores = len(os.sched_getaffinity(0))  # a job or container may not use all of the machine's
     workers = cores // int(federation.get(CPUS, 1))
 
     share = federation.get(GPUS)  # of a GPU, for each client
@@ -89,8 +90,8 @@ def workers_for(federation: Values, device: str) -> int:
 def _clients_on(gpus: list[tuple[str, int]], share: Scalar | None) -> int:
     """Return how many clients may work at once, by their ``share`` of a GPU or by free memory.
 
-    ``gpus`` are names and free megabytes. Without a share, all GPUs get as many as the one with the
-    least free memory.
+    ``gpus`` has the name and the free megabytes of each GPU. If ``share`` is None, each GPU gets as
+    many clients as the one with the least free memory has room for.
     """
     if share:
         return int(len(gpus) / float(share) + 1e-6)  # rounding of the share must not lose one
@@ -109,8 +110,8 @@ def _say(text: str) -> None:
 def visible_gpus(device: str) -> list[tuple[str, int]]:
     """Return name and free megabytes of each NVIDIA GPU that the setting ``device`` allows.
 
-    The program nvidia-smi says so, as forks of a process that has asked CUDA cannot use it. []
-    where there is no such program, or its answer cannot be read.
+    The program nvidia-smi is asked, not CUDA: forks of a process that has asked CUDA cannot use it.
+    [] if there is no such program, or its answer cannot be read.
     """
     program = shutil.which("nvidia-smi")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -129,7 +130,7 @@ def visible_gpus(device: str) -> list[tuple[str, int]]:
             if line.strip():
                 name, _, free_megabytes = line.rpartition(",")
                 gpus.append((name.strip(), int(free_megabytes)))
-        _, colon, number = device.partition(":")
+        _, colon, number = device.partition(":")  # "cuda:1" is the second of the visible ones
         if colon:
             return [gpus[int(number)]]
         return gpus

@@ -20,7 +20,7 @@ def pool(workers: int) -> ProcessPoolExecutor:
 
     They are forked, so that PyTorch is imported already. That must happen before this process
     computes with several threads, or has one that draws on the screen: a fork would wait forever
-    for their locks. Where CUDA is in use, which no fork can use then, new processes are started.
+    for their locks. Once this process uses CUDA its forks cannot, so new processes are spawned.
     """
     import torch._dynamo  # optimizers import it: 155 MB, which forks share
 
@@ -37,9 +37,9 @@ def pool(workers: int) -> ProcessPoolExecutor:
 def _begin() -> None:
     """Prepare a process of the pool: it leaves Ctrl-C to its parent, and ends when that ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for kind in (signal.SIGTERM, signal.SIGHUP):
+    for kind in (signal.SIGTERM, signal.SIGHUP):  # a fork has inherited the command's handlers
         signal.signal(kind, signal.SIG_DFL)
     torch.set_num_threads(1)
-    gc.freeze()
+    gc.freeze()  # no search for garbage in what is imported (`grid.simulate`)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -74,10 +74,10 @@ class NodeFacts:
 
     @classmethod
     def of(cls, run_config: Values) -> "NodeFacts":
-        """Return the facts of this machine, whose data are read for it.
+        """Return the facts of this machine. Its data are read for them.
 
-        SettingsError or DataError where that fails. A callback acts at the server alone, so its
-        code may differ.
+        SettingsError or DataError if the settings or the data cannot be read. The code of callbacks
+        is left out: they act at the server alone.
         """
         allow_named(run_config)
         settings = Settings.from_run_config(run_config)
@@ -85,6 +85,7 @@ class NodeFacts:
         content = hashlib.sha256()
         for array in (data.labels, data.domains, data.official):
             content.update(np.ascontiguousarray(array).data)
+        # of the inputs, which may be large, their shape, type and statistics
         inputs = (data.inputs.shape, str(data.inputs.dtype), data.mean, data.std)
         versions = own_code(run_config, without=("callback",))
         return cls(
@@ -115,7 +116,7 @@ class Worker:
         self.copies = Path(gettempdir(), copies)
         make_private(self.copies)
         self.in_use = (self.copies / IN_USE).open("w")
-        fcntl.flock(self.in_use, fcntl.LOCK_SH)
+        fcntl.flock(self.in_use, fcntl.LOCK_SH)  # shared by all processes of this node
 
     def facts(self, run_config: Values) -> NodeFacts:
         return NodeFacts.of(run_config)
@@ -125,15 +126,16 @@ class Worker:
     ) -> tuple[Message, ClientFiles]:
         """Return a client's reply, and those of its files that the answer has changed.
 
-        The client's folder here is made the same as on the machine of the command before.
-        ``records`` are the content of the message by ``names``; Ray has brought their arrays.
+        First the copy of the client's folder here is made the same as the folder on the machine of
+        the command. ``records`` are the content of the message, with their ``names``; Ray has
+        brought their arrays.
         """
         message = question.message
         message.content = RecordDict(dict(zip(names, records, strict=True)))
         out_dir = self.copies / digest(question.run_config["out-dir"])
         run_config = {**question.run_config, "out-dir": str(out_dir)}
         arguments = (message, question.run_id, question.node, run_config, question.threads)
-        if question.place is None:
+        if question.place is None:  # an introduction, of a client that has no folder yet
             return answer(*arguments), ClientFiles(frozenset(), {})
 
         folder = out_dir / question.place
@@ -198,8 +200,8 @@ class _Node:
 class Cluster:
     """A Ray cluster as an executor: `submit` gives a client's message to one of its processes.
 
-    Each process is a Ray actor with so many ``cpus`` and ``gpus`` (a share; None: one, on nodes
-    that have any), and has a thread here that hands it one task after another.
+    Each process is a Ray actor, and has a thread here that hands it one task after another. It gets
+    ``cpus`` processors and the share ``gpus`` of a GPU; None: a whole one, on nodes that have any.
     """
 
     def __init__(self, address: str, cpus: int, gpus: float | None) -> None:
@@ -240,7 +242,7 @@ class Cluster:
         here = NodeFacts.of(run_config)
         problems = []
         for node, facts in self._facts_of_nodes(run_config).items():
-            if isinstance(facts, str):
+            if isinstance(facts, str):  # why there are none
                 problems.append(f"node {node.name}: {facts}")
                 continue
             for fact in fields(NodeFacts):
@@ -276,7 +278,7 @@ class Cluster:
         """
         with self._changed:
             nodes = list(self.nodes.values())
-            self.nodes = {}
+            self.nodes = {}  # by this the threads of the processes see that it is over (`_next`)
             self._changed.notify_all()
         for node in nodes:
             for worker in node.workers.values():
@@ -285,9 +287,10 @@ class Cluster:
         _clusters.clear()
 
     def _start_workers(self) -> None:
-        """Start the processes that nodes have room for and do not have, as nodes may have joined.
+        """Start as many processes on each node as it has room for, less those that it has already.
 
-        Each gets a thread of this process, which hands it tasks.
+        Each gets a thread of this process, which hands it tasks. A node may have joined, or lost
+        processes, since the last run.
         """
         on_cluster = ray.remote(Worker)
         for facts in _alive():
@@ -297,13 +300,13 @@ class Cluster:
             for index in range(_clients_at_once(facts["Resources"], self.cpus, gpus)):
                 if index in node.workers:
                     continue
-                there = on_cluster.options(
+                actor = on_cluster.options(
                     num_cpus=self.cpus,
                     num_gpus=gpus,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
                 )
                 folder_for_copies = f"protofl-{self._secret}-{node.id}"
-                node.workers[index] = there.remote(os.getcwd(), folder_for_copies)
+                node.workers[index] = actor.remote(os.getcwd(), folder_for_copies)
                 self.nodes[node.id] = node
                 threading.Thread(target=self._work, args=(node, index), daemon=True).start()
 
@@ -319,19 +322,19 @@ class Cluster:
         for node in list(self.nodes.values()):
             asked[node.first_worker.facts.remote(dict(run_config))] = node
         answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=START_SECONDS)
-        found: dict[_Node, NodeFacts | str] = {}
+        results: dict[_Node, NodeFacts | str] = {}
         for reference, node in asked.items():
             if reference not in answered:
-                busy = "other work may have its CPUs (`ray status`)"
-                found[node] = f"no answer within {START_SECONDS} s; {busy}"
+                likely_cause = "other work may have its CPUs (`ray status`)"
+                results[node] = f"no answer within {START_SECONDS} s; {likely_cause}"
                 continue
             try:
-                found[node] = ray.get(reference)
-            except RayTaskError as error:
-                found[node] = str(error.cause)
+                results[node] = ray.get(reference)
+            except RayTaskError as error:  # `facts` has raised the cause
+                results[node] = str(error.cause)
             except RayError as error:
-                found[node] = f"its process has died: {' '.join(str(error).split())}"
-        return found
+                results[node] = f"its process has died: {' '.join(str(error).split())}"
+        return results
 
     # -- messages
     def submit(
@@ -351,11 +354,11 @@ class Cluster:
         folder = None
         if place is not None:
             folder = Path(str(run_config["out-dir"])).expanduser() / place
-        stripped = copy.copy(message)
-        stripped.content = RecordDict()
-        question = _Question(stripped, run_id, node, run_config, threads, place)
+        without_content = copy.copy(message)  # Ray brings the content by itself
+        without_content.content = RecordDict()
+        question = _Question(without_content, run_id, node, run_config, threads, place)
         with self._changed:
-            if not (self._tasks or self._num_taken):
+            if not (self._tasks or self._num_taken):  # then no task needs the arrays any more
                 self._references.clear()
             records = [self._put(record) for record in message.content.values()]
             task = _Task(answer, question, list(message.content), records, folder)
@@ -364,9 +367,10 @@ class Cluster:
         return task.reply
 
     def _put(self, record: Any) -> Any:
-        """Return a reference to arrays, the same for those that several messages have alike.
+        """Return Ray's reference to a record of arrays, and any other record as it is.
 
-        Ray brings what it refers to once to each node.
+        Several messages may have the same record, as all clients get the global model: Ray then
+        brings it to each node once.
         """
         if not isinstance(record, ArrayRecord):
             return record
@@ -398,9 +402,10 @@ class Cluster:
     def _answered(self, task: _Task, node: _Node, worker: Any) -> Message:
         """Let a process answer a task; send it the client's files, and store those it changes."""
         question = task.question
-        known: Listing = {}
+        known: Listing = {}  # files that the node has as they are here
         if task.folder is not None:
             with self._changed:
+                # taken out: a copy that the process is changing is no copy until it has answered
                 home, in_copy = self._copy_of_folder.pop(task.folder, (None, {}))
             if home is node:
                 known = in_copy
@@ -422,7 +427,7 @@ class Cluster:
         folder another node has is taken only while all processes of that node are at work.
         """
         with self._changed:
-            node.idle += 1
+            node.idle += 1  # until the process has a task
             try:
                 while self.nodes.get(node.id) is node:
                     task = self._best_task(node)
@@ -434,15 +439,15 @@ class Cluster:
                 return None
             finally:
                 node.idle -= 1
-                self._changed.notify_all()
+                self._changed.notify_all()  # if it was the last idle one, others may take more
 
     def _best_task(self, node: _Node) -> _Task | None:
         """Return the task that a process of this node shall take; None where it shall wait.
 
-        A task whose client's state lies on this node comes first. Else it is the oldest task whose
-        client has a state nowhere, or on a node that is busy.
+        A task of a client whose folder has a copy on this node comes first. Else it is the oldest
+        task of a client whose folder has no copy, or one on a node that is busy.
         """
-        free = None
+        oldest_of_others = None
         for task in self._tasks:
             untried = [each for each in self.nodes.values() if each not in task.died_on]
             if node in task.died_on and untried:  # the whole node may be lost: others try first
@@ -451,9 +456,9 @@ class Cluster:
             if home is node:
                 return task
             home_takes_it = home is not None and home.idle
-            if free is None and not home_takes_it:
-                free = task
-        return free
+            if oldest_of_others is None and not home_takes_it:
+                oldest_of_others = task
+        return oldest_of_others
 
     def _home_of(self, task: _Task) -> _Node | None:
         """Return the node that has a copy of the folder of the task's client, if any has."""
@@ -465,27 +470,30 @@ class Cluster:
     def _lose(self, node: _Node, index: int, task: _Task, error: RayActorError) -> None:
         """Give up a process that has died, or whose node is lost, and give its task to others.
 
-        A task fails once `TRIES` processes have died over it; all fail if no process is left.
+        A task fails once `TRIES` processes have died over it; all fail if no process is left. A
+        task that fails ends with an OSError, which whoever waits for its reply gets.
         """
         failed: list[_Task] = []
         with self._changed:
-            if self.nodes.get(node.id) is not node:  # it was stopped
+            was_stopped = self.nodes.get(node.id) is not node  # `stop` kills processes on purpose
+            if was_stopped:
                 return
             worker = node.workers.pop(index)
             if not node.workers:
                 del self.nodes[node.id]
             self._num_taken -= 1
-            self._tasks.insert(0, task)
             task.died_on.append(node)
+            self._tasks.insert(0, task)  # the next process shall take it before all others
             if not self.nodes:
                 failed = self._tasks
                 self._tasks = []
             elif len(task.died_on) == TRIES:
-                failed = [self._tasks.pop(0)]
+                self._tasks.remove(task)
+                failed = [task]
             self._changed.notify_all()
             left = [f"{len(each.workers)} on {each.name}" for each in self.nodes.values()]
-        ray.kill(worker)  # it may only be out of reach
-        emit = import_module("server_app.run.log").emit
+        ray.kill(worker)  # it may live, out of reach, and would go on with the task
+        emit = import_module("server_app.run.log").emit  # the run's log and its ``on_event``
         died = f"node {node.name}: a process that simulates clients has died"
         cause = "the node is lost, or its memory has run out"
         text = (
@@ -507,7 +515,7 @@ class Cluster:
         """End a task with the error of its answer, which whoever waits for the reply gets."""
         with self._changed:
             self._num_taken -= 1
-        error.__cause__ = from_node  # its text has the traceback on the node
+        error.__cause__ = from_node  # Ray's error, whose text has the traceback on the node
         task.reply.set_exception(error)
 
 
@@ -518,9 +526,9 @@ _clusters: dict[tuple[str, int, float | None], Cluster] = {}
 def cluster_at(address: str, cpus: int, gpus: float | None) -> Cluster:
     """Return the cluster of Ray's head at ``address``; SettingsError if it cannot be reached.
 
-    ``cpus`` and ``gpus`` (a share; None: not set) are what each client gets. The first call with
-    these arguments connects, later ones return the same cluster. A process uses one at a time: a
-    cluster that was asked for with other arguments is stopped.
+    Each client gets ``cpus`` processors and the share ``gpus`` of a GPU; None: it is not set. The
+    first call with these arguments connects, later ones return the same cluster. A process uses one
+    at a time: a cluster that was asked for with other arguments is stopped.
     """
     asked = (address, cpus, gpus)
     if asked not in _clusters:
@@ -552,10 +560,11 @@ def _alive() -> list[dict[str, Any]]:
 
 
 def _clients_at_once(resources: Config, cpus: int, gpus: float) -> int:
-    """Return for how many clients a node has so many CPUs and such a share of a GPU."""
+    """Return how many clients a node has room for, if each gets so many CPUs and GPUs."""
     number = int(float(resources.get("CPU", 0)) / cpus)
     if gpus:
-        number = min(number, int(float(resources.get("GPU", 0)) / gpus + 1e-6))
+        gpu_clients = float(resources.get("GPU", 0)) / gpus
+        number = min(number, int(gpu_clients + 1e-6))  # rounding of the share must not lose one
     return number
 
 

@@ -18,7 +18,6 @@ from typing import Any
 from protofl_common.basics.run_history import RunHistory
 from protofl_common.experiment.node import code_at_server
 from protofl_common.experiment.settings import app_folder, default_run_config
-from protofl_common.tools.federation import submissions_of
 from protofl_common.tools.flower import Run, has_crashed, superlink_at
 from protofl_common.tools.known_runs import (
     SECONDS_PER_DAY,
@@ -27,6 +26,7 @@ from protofl_common.tools.known_runs import (
     runs_in,
     stopped_runs,
 )
+from protofl_common.tools.superlink import submissions_of
 
 LOOK_SECONDS = 10.0  # between two looks
 MOST_SECONDS = 7 * SECONDS_PER_DAY

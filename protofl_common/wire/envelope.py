@@ -19,10 +19,10 @@ MAX_ENVELOPE_BYTES = 2**20
 
 
 def put_in(content: RecordDict, known_records: dict[bytes, bytes] | None = None) -> RecordDict:
-    """Return the records of a small message as one, and those of a large message as they are.
+    """Pack the records of a small message into one; return those of a large message as they are.
 
-    ``known_records`` has those that were returned so far, and gets this one: of messages with equal
-    records, all then hold the same bytes in memory.
+    ``known_records`` collects the packed bytes of all messages so far, so that messages with equal
+    records share the same bytes in memory.
     """
     if NAME in content or payload_bytes(content) > MAX_ENVELOPE_BYTES:
         return content
@@ -40,7 +40,7 @@ def take_out(content: RecordDict) -> RecordDict:
     if NAME not in content:
         return content
     try:
-        # what lay beside the envelope would pass every check, and no figure would count it
+        # Exactly one record with one value: anything beside it would not be checked or counted.
         (record,) = content.values()
         (text,) = record.values()
         return recorddict_from_proto(recorddict_pb2.RecordDict.FromString(text))
@@ -52,7 +52,8 @@ def check_parts(parts: Mapping[str, bytes], most: int) -> None:
     """Raise ValueError if a message's parts would become arrays of more than ``most`` bytes.
 
     ``parts`` are Flower's, by their ids. They must be checked before they are put together: one
-    array may name a chunk of 5 MB a million times. KeyError where it names what is no chunk.
+    array may name a chunk of 5 MB a million times. KeyError if an array names a chunk that is not
+    among the parts.
     """
     chunk_sizes = {}
     for name, part in parts.items():

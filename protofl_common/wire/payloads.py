@@ -50,8 +50,8 @@ Kind = TypeVar("Kind")
 class Payload:
     """Values by the names under which the catalog declares them; one that is None is left out.
 
-    Each way to declare an entry has a method that returns it, None (of `VectorSets` ()) where it
-    was not sent; of a received payload, a name that is not declared is a KeyError.
+    `vectors`, `weights`, `sets` and `counts` return the entry of a name: None, or () for `sets`, if
+    it was not sent. They raise KeyError if the payload was received and the name is not declared.
     """
 
     def __init__(self, **entries: Value | None) -> None:
@@ -106,7 +106,7 @@ def unpack_payload(
 ) -> Payload:
     """Unpack the payload of a message; RefusedMessage for all that is not as declared.
 
-    With ``required`` every declared entry must be there.
+    With ``required`` every declared entry must be there: clients send all, servers may leave out.
     """
     records = content.array_records
     for name in records:
@@ -141,7 +141,7 @@ def check_size(content: RecordDict, declared: Declared, limits: Limits) -> None:
     largest = largest_size(declared, limits)
     if size <= largest:
         return
-    setting = ""
+    setting = ""  # the one that would allow more bytes
     if any(entry.several for entry in schema.vectors_in(declared).values()):
         setting = " (max-prototypes-per-class)"
     raise RefusedMessage(
@@ -165,21 +165,21 @@ def payload_bytes(content: RecordDict) -> int:
 
 def declared_part(module: nn.Module, entry: schema.Weights) -> StateDict:
     """Return the parameters and buffers of ``module`` that ``entry`` declares, as references."""
-    left_out: list[str] = []  # with what the names of tensors begin that are not declared
+    undeclared_prefixes: list[str] = []  # of the names of tensors
     if entry.without_last:
         layers_with_weights = []
         for name, layer in module.named_modules():
-            if list(layer.parameters(recurse=False)):
+            if list(layer.parameters(recurse=False)):  # its own, not those of layers inside it
                 layers_with_weights.append(f"{name}.")
-        left_out = layers_with_weights[-entry.without_last :]
+        undeclared_prefixes = layers_with_weights[-entry.without_last :]
     if not entry.normalisation:
         for name, layer in module.named_modules():
             if isinstance(layer, NORMALISATION):
-                left_out.append(f"{name}.")
+                undeclared_prefixes.append(f"{name}.")
 
     declared: StateDict = {}
     for name, value in module.state_dict().items():
-        if name.startswith(entry.parts) and not name.startswith(tuple(left_out)):
+        if name.startswith(entry.parts) and not name.startswith(tuple(undeclared_prefixes)):
             declared[name] = value
     return declared
 
@@ -224,13 +224,16 @@ class Codec(ABC):
     def addends(self, value: Any, n: float) -> list[Tensor]:
         """Return the arrays of `summed` as a client with n training samples adds them to a sum.
 
-        Each number is cut to its bounds first, for the server sees no client's own and could not
-        check it.
+        Each number is cut to its bounds first: the server sees the sum alone, and cannot check the
+        numbers of single clients.
         """
         raise ValueError("sums are of what clients upload after training")
 
     def mean(self, sums: StateDict, n: float, clients: int) -> Value | None:
-        """Return the mean of all clients, from their sums; None for vectors of no class."""
+        """Return the mean over all clients, from sums over them; None if no class has a vector.
+
+        The clients have n training samples together.
+        """
         raise ValueError("sums are of what clients upload after training")
 
     def unpack(self, record: ArrayRecord) -> Value:
@@ -241,7 +244,7 @@ class Codec(ABC):
 
         `template` says what a negative first axis means.
         """
-        misfits = sorted(set(record) ^ set(template))
+        misfits = sorted(set(record) ^ set(template))  # names that are missing or not expected
         if misfits:
             names = ", ".join(misfits[:3])
             more = " …" if misfits[3:] else ""
@@ -251,6 +254,7 @@ class Codec(ABC):
         arrays = {}
         for key, (dtype, shape) in template.items():
             if shape and shape[0] < 0:
+                # the first array says how many rows there are, and all others must have as many
                 rows = rows or count_rows(record[key], self.name, -shape[0])
                 shape = (rows, *shape[1:])
             arrays[key] = decoded(record[key], f"{self.name} {key}", dtype, shape)
@@ -259,28 +263,33 @@ class Codec(ABC):
     def check_vectors(self, vectors_NW: Tensor, labels_N: Tensor, per_class: int) -> None:
         """Refuse unknown labels, more than ``per_class`` vectors of a class, and too long vectors.
 
-        There is at least one vector, [N, W] with labels [N].
+        ``vectors_NW`` are N ≥ 1 vectors of W numbers each.
         """
         classes = self.limits.num_classes
         if int(labels_N.min()) < 0 or int(labels_N.max()) >= classes:
             raise RefusedMessage(f"{self.name} with a label outside 0..{classes - 1}")
 
-        most = int(labels_N.bincount().max())
-        if most > per_class:
+        most_of_a_class = int(labels_N.bincount().max())
+        if most_of_a_class > per_class:
             limit = f"{per_class} (max-prototypes-per-class)" if per_class > 1 else "1"
-            raise RefusedMessage(f"{most} {self.name} with the same label, not at most {limit}")
+            raise RefusedMessage(
+                f"{most_of_a_class} {self.name} with the same label, not at most {limit}"
+            )
 
         norms_N = torch.linalg.vector_norm(vectors_NW.double(), dim=1)
-        norm = float(norms_N.max())
-        if norm > self.limits.max_norm:
+        largest_norm = float(norms_N.max())
+        if largest_norm > self.limits.max_norm:
             raise RefusedMessage(
-                f"{self.name} of norm {norm:.3g}, above {self.limits.max_norm:g} "
+                f"{self.name} of norm {largest_norm:.3g}, above {self.limits.max_norm:g} "
                 "(max-prototype-norm)"
             )
 
 
 class VectorsCodec(Codec):
-    """Prototypes, of counts only declared ones; in sums a table [C, W + 1] of k · mean and k."""
+    """Prototypes [P, W], with counts of samples if these are declared.
+
+    In a sum a client's prototypes are a table [C, W + 1]: a class's row is k · mean, and then k.
+    """
 
     entry: schema.Vectors
 
@@ -307,11 +316,14 @@ class VectorsCodec(Codec):
         return self.limits.max_per_class if self.entry.several else 1
 
     def pack(self, value: Prototypes) -> StateDict:
-        """Return means, labels and, if declared, counts; ValueError for undeclared clusters."""
+        """Return means, labels and, if declared, counts.
+
+        ValueError if a class has several vectors where one is declared.
+        """
         if not self.entry.several and len(value.labels.unique()) < len(value.labels):
             raise ValueError(f"several {self.name} of a class are not declared for this direction")
         arrays = {"means": value.means, "labels": value.labels}
-        # a client's prototypes always have counts, for its protections; undeclared ones stay
+        # prototypes always have counts, for protections: undeclared ones are not sent
         if self.entry.counts and value.counts is not None:
             arrays["counts"] = value.counts
         return arrays
@@ -325,6 +337,7 @@ class VectorsCodec(Codec):
             raise RefusedMessage(f"{self.name} with a count of samples below 1")
         if self.entry.probabilities:
             none_negative = bool((means >= 0).all())
+            # the sum of many float32 numbers is 1 only up to rounding
             if not none_negative or not torch.allclose(means.sum(1), ONE, atol=1e-3):
                 raise RefusedMessage(f"{self.name} that are not class probabilities")
         return value
@@ -335,30 +348,31 @@ class VectorsCodec(Codec):
     def addends(self, value: Prototypes, n: float) -> list[Tensor]:
         """Return one table [C, W + 1]: for each class k · mean, and k, zeros for an absent class.
 
-        k is the number of samples where counts are declared, else 1. As every class has a weight of
-        its own, n does not matter.
+        k is the number of the class's samples where counts are declared, else 1. As every class has
+        this weight of its own, the client's number of samples n does not matter.
         """
         # a little below the limit: rounding in the sum must not bring the mean above it
         longest = 0.999999 * self.limits.max_norm
-        means_PW = value.means.double().renorm(2, 0, longest)
+        means_PW = value.means.double().renorm(p=2, dim=0, maxnorm=longest)
         # the norm's limit may be larger than a number in a sum may be; k has a limit of its own
         means_PW = means_PW.clamp(-MAX_ADDEND, MAX_ADDEND)
         if self.entry.counts and value.counts is not None:
             k_P = value.counts.clamp(max=int(MAX_WEIGHT)).double()
         else:
             k_P = torch.ones(len(value)).double()
-        rows_PW = torch.cat([means_PW, torch.ones(len(value), 1)], dim=1)
-        table_CW = torch.zeros(self.summed()["table"], dtype=torch.float64)
-        table_CW[value.labels] = k_P[:, None] * rows_PW
-        return [table_CW]
+        mean_and_1 = torch.cat([means_PW, torch.ones(len(value), 1)], dim=1)  # [P, W + 1]
+        table = torch.zeros(self.summed()["table"], dtype=torch.float64)
+        table[value.labels] = k_P[:, None] * mean_and_1
+        return [table]
 
     def mean(self, sums: StateDict, n: float, clients: int) -> Prototypes | None:
         """Return Σ k · mean / Σ k of each class that a client has; n does not matter.
 
-        RefusedMessage for a Σ k that so many ``clients`` cannot have.
+        The sums are over clients, and k is that of `addends`. RefusedMessage for a Σ k that so many
+        ``clients`` cannot have.
         """
         sums_CW = sums["table"][:, :-1]
-        k_C = sums["table"][:, -1]
+        k_C = sums["table"][:, -1]  # Σ k
         labels = (k_C != 0).nonzero().flatten()
         if not len(labels):
             return None
@@ -369,6 +383,7 @@ class VectorsCodec(Codec):
             raise RefusedMessage(f"{self.name} of less than one sample of a class")
         if self.entry.counts:
             return Prototypes(means_PW.float(), labels, k_P.round().long())
+        # without counts a client's k is 1, so Σ k is the number of clients with the class
         if bool((k_P > clients).any()) or bool((k_P != k_P.round()).any()):
             raise RefusedMessage(
                 f"{self.name} of a class from more than {clients} sites, or from a part of one"
@@ -380,7 +395,8 @@ class SetsCodec(Codec):
     """The prototypes of every client, one after another."""
 
     def template(self) -> Template:
-        rows = -self.limits.num_classes * MAX_SETS  # negative: at most so many
+        # negative: from one row to so many, as the sender chooses (`Codec.template`)
+        rows = -self.limits.num_classes * MAX_SETS
         return {
             "means": ("float32", (rows, self.limits.feature_dim)),
             "labels": ("int64", (rows,)),
@@ -394,14 +410,14 @@ class SetsCodec(Codec):
         return {
             "means": joined.means,
             "labels": joined.labels,
-            "owners": torch.repeat_interleave(sizes),
+            "owners": torch.repeat_interleave(sizes),  # of the sizes 2 and 1: 0, 0, 1
         }
 
     def checked(self, arrays: StateDict) -> tuple[Prototypes, ...]:
         """Part the arrays by client; RefusedMessage unless each owner has valid prototypes."""
         owners = arrays["owners"]
-        before_first = owners.new_full((1,), -1)
-        steps = owners.diff(prepend=before_first)  # from −1 to 0, as if one client were before
+        before_first = owners.new_full((1,), -1)  # so that the first step, to owner 0, is 1
+        steps = owners.diff(prepend=before_first)
         in_order = bool(((steps == 0) | (steps == 1)).all())
         if not in_order or int(owners[-1]) >= MAX_SETS:
             raise RefusedMessage(
@@ -410,7 +426,7 @@ class SetsCodec(Codec):
 
         joined = Prototypes(arrays["means"], arrays["labels"])
         sets = tuple(joined.only(owners == owner) for owner in range(int(owners[-1]) + 1))
-        for prototypes in sets:  # a class at most once in each
+        for prototypes in sets:
             self.check_vectors(prototypes.means, prototypes.labels, per_class=1)
         return sets
 
@@ -444,8 +460,9 @@ class WeightsCodec(Codec):
         addends = []
         for key in self.summed():
             w = value[key].detach().cpu().double()
-            # Cut to the bound, it would be a number that the server knows, and show what the other
-            # sites sent. NaN makes this client withhold its vector (`sums.NotFinite`)
+            # A number that is cut to the bound is one that the server knows: taken from the sum, it
+            # would show what the other sites sent. NaN makes this client withhold its vector
+            # (`sums.NotFinite`)
             w = w.where(w.abs() <= MAX_ADDEND, math.nan)
             addends.append(n * w)
         return addends
@@ -472,6 +489,7 @@ class UpdateCodec(WeightsCodec):
             left = key + LEFT
             right = key + RIGHT
             if dtype == "float32" and left in record and right in record:
+                # the matrix [rows, columns] is left [rows, rank] times right [rank, columns]
                 what = f"factors of {self.name} {key}"
                 rank = count_rows(record[right], what, largest_rank(shape))
                 sent[left] = (dtype, (shape[0], rank))
@@ -498,11 +516,11 @@ class MomentsCodec(WeightsCodec):
     def checked(self, arrays: StateDict) -> StateDict:
         """Return the arrays unchanged; RefusedMessage if no set of samples has such moments.
 
-        Where clients add noise for differential privacy, moments that this noise can bring about
-        are taken, too.
+        Where clients add noise for differential privacy, moments that are impossible only because
+        of this noise are accepted.
         """
         moments = ClassMoments.of(super().checked(arrays))
-        # the limit is of a sum over samples, and moments are means
+        # `moment_noise` limits the noise of a sum over samples, and moments are means over them
         noise = self.limits.moment_noise / max(1.0, self.limits.samples)
         if noise:
             problem = moments.why_impossible_with_noise(noise, self.limits.max_feature_norm)
@@ -514,7 +532,7 @@ class MomentsCodec(WeightsCodec):
 
 
 class CountsCodec(Codec):
-    """Numbers of samples of each class; in sums as they are."""
+    """Numbers of samples of each class, which are summed as they are."""
 
     def template(self) -> Template:
         return {"counts": ("int64", (self.limits.num_classes,))}

@@ -27,9 +27,9 @@ PHASES = ("load", "evaluate", "train", "prototypes", "save")  # of a client's ro
 COUNTS = ("round", "train_samples", "test_samples", "validation_samples")  # in every report
 AUDIT = "audit"  # the record with the head of a site's audit log
 SECAGG = "secagg"  # the record of keys and shares in a message of secure aggregation
+NEXT_SUM = "next-sum"  # keys and shares for the sum after the one that a message is about
 COUNTED = "counted"  # the record of `pack_counted`
 SEEN = "seen"  # the record of `pack_heads`
-NEXT_SUM = "next-sum"  # the same for the sum after the one that a message is about
 FINAL = "_final"  # after the name of a stage in a message about the final evaluation
 MOST_SITES = 1000  # in one sum: every client sends something to every other
 _Card = TypeVar("_Card", "Instructions", "SiteCard")
@@ -110,6 +110,7 @@ def unpack_instructions(content: RecordDict) -> Instructions:
     if not 0 <= instructions.part <= 1:
         raise RefusedMessage(f"round.part is {instructions.part!r}, not from 0 to 1")
     try:
+        # so far it is a text, as it travels
         run_history = RunHistory.parse(str(instructions.run_history))
     except ValueError:
         raise RefusedMessage(
@@ -138,9 +139,9 @@ def unpack_counted(content: RecordDict, site: str) -> int:
 
 
 def pack_heads(heads: Mapping[str, str]) -> dict[str, ConfigRecord]:
-    """Return the record that tells sites which head of their audit log the server saw last.
+    """Return the record that tells each site which head of its audit log the server saw last.
 
-    A head is the digest of a log's last line. {} where the server has seen none.
+    A head is the digest of a log's last line. Return {} if the server has seen none.
     """
     return {SEEN: ConfigRecord(dict(heads))} if heads else {}
 
@@ -148,7 +149,8 @@ def pack_heads(heads: Mapping[str, str]) -> dict[str, ConfigRecord]:
 def unpack_head(content: RecordDict, site: str) -> str:
     """Return the head of a site's audit log that the server saw last, "" for none.
 
-    RefusedMessage if it is no SHA-256 digest in hexadecimal.
+    A head is the digest of the log's last line. RefusedMessage if it is no SHA-256 digest in
+    hexadecimal.
     """
     head = content.config_records.get(SEEN, ConfigRecord()).get(site, "")
     if isinstance(head, str) and re.fullmatch("([0-9a-f]{64})?", head):
@@ -159,8 +161,8 @@ def unpack_head(content: RecordDict, site: str) -> str:
 def digest_of_message(content: Mapping[str, Any]) -> str:
     """Return a digest of the message that asks a site for its vector in a secure sum.
 
-    The record `SECAGG`, with the shares for this site alone, is left out. Of all else the sites of
-    a sum are sent the same: masks of sites whose digests differ do not cancel.
+    Masks depend on it, so that those of sites that were sent different messages do not cancel. The
+    record `SECAGG` is left out: its shares are for one site alone, and all else is for all.
     """
     return _digest({name: record for name, record in content.items() if name != SECAGG})
 
@@ -177,7 +179,7 @@ def summary_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Return a digest of all records, with the kinds of their values, in any order."""
+    """Return a digest of all records and the kinds of their values, whatever their order."""
     digest = hashlib.sha256()
     for name, record in sorted(content.items()):
         digest.update(json.dumps([name, type(record).__name__, len(record)]).encode())
@@ -234,7 +236,7 @@ def pack_best(best: BestRound | None, final: bool = False) -> dict[str, ConfigRe
     """Return the record of the best round so far, {} before there is one.
 
     Its ``after`` is the round after which the model was the best. Its ``on`` says which data chose
-    that round; it is "" unless this is ``final``, so that no better round can follow.
+    that round: "" while a better round may follow, which it cannot in the ``final`` evaluation.
     """
     if not best:
         return {}
@@ -263,14 +265,17 @@ def pack_site_card(card: SiteCard) -> ConfigRecord:
 
 
 def unpack_site_card(content: RecordDict) -> SiteCard:
-    """Read the record ``site``; RefusedMessage if it is missing, malformed or out of range."""
+    """Read the record ``site``; RefusedMessage if it is missing, malformed or out of range.
+
+    Beside it may be the head of the site's audit log.
+    """
     if content.keys() - {AUDIT} != {"site"}:
         raise RefusedMessage("an introduction must have the record 'site' and no other")
     card = _from_config(SiteCard, content, "site")
     for key, value in vars(card).items():
         if isinstance(value, int) and not 0 <= value <= _MOST_CLAIMED:
             raise RefusedMessage(f"site.{key} is {value}, not from 0 to {_MOST_CLAIMED}")
-        texts = value if key == "classes" else (value,)
+        texts = value if key == "classes" else (value,)  # each class has a name
         for text in texts:
             if isinstance(text, str) and not is_short_and_printable(text):
                 # The error does not show the text: it may be rows of patients, as where a CSV file
@@ -286,7 +291,7 @@ def unpack_site_card(content: RecordDict) -> SiteCard:
         )
     if not all(isinstance(name, str) for name in card.classes):
         raise RefusedMessage(f"site.classes is {list(card.classes)!r}, not a list of names")
-    if not re.fullmatch("([0-9a-f]{128})?", card.signature):
+    if not re.fullmatch("([0-9a-f]{128})?", card.signature):  # two digits a byte; "": not signed
         raise RefusedMessage("site.signature is not of 64 bytes")
     if card.task_kind not in TASKS:
         raise RefusedMessage(f"site.task_kind is {card.task_kind!r}, none of {', '.join(TASKS)}")
@@ -317,7 +322,7 @@ def _is_shape(sizes: tuple[Any, ...]) -> bool:
 def pack_report(
     report: Report, losses: Collection[str], metrics: Collection[str] = ()
 ) -> MetricRecord:
-    """Return the record ``report`` of a reply, in which a dictionary's entries have dotted names.
+    """Return the record ``report`` of a reply: numbers by name, such as ``losses.total``.
 
     ``losses`` and ``metrics`` are the names that the algorithm and the settings declare. ValueError
     for a number with another name.
@@ -344,7 +349,7 @@ def unpack_report(
     losses: Collection[str],
     metrics: Collection[str] = (),
 ) -> Report:
-    """Read the record ``report`` of a reply.
+    """Read the record ``report`` of a reply, whose numbers have names such as ``losses.total``.
 
     ``losses`` and ``metrics`` are the names that the algorithm and the settings declare.
     RefusedMessage for other names, for numbers that no client can have, and for the report of
@@ -364,8 +369,9 @@ def unpack_report(
                 f"a report whose {name} is not a finite number of at most {_LARGEST_FIGURE:g}"
             )
         group, _, key = name.partition(".")
+        is_of_group = group in names and key in names[group]
         in_range = value >= 0 or _may_be_negative(group, key)
-        if group in names and key in names[group] and in_range:
+        if is_of_group and in_range:
             groups[group][key] = value
         elif name in COUNTS and isinstance(value, int) and value >= 0:
             counts[name] = value
@@ -382,7 +388,15 @@ def unpack_report(
         raise RefusedMessage(f"a reply to round {counts['round']} in round {expected_round}")
     correct = {kind: int(value) for kind, value in groups["correct"].items()}
     _check_figures(counts, correct, groups["metrics"], groups["validation"])
-    return Report(**counts, **groups | {"correct": correct}, epsilon=epsilon)  # type: ignore[arg-type]
+    return Report(
+        **counts,
+        correct=correct,
+        losses=groups["losses"],
+        seconds=groups["seconds"],
+        metrics=groups["metrics"],
+        validation=groups["validation"],
+        epsilon=epsilon,
+    )
 
 
 def _is_figure(value: object) -> TypeGuard[int | float]:
@@ -409,7 +423,7 @@ def _check_figures(
     if any(number > counts["test_samples"] for number in correct.values()):
         raise RefusedMessage("more correct predictions than test samples")
     for name, value in (*metrics.items(), *validation.items()):
-        if is_share(name) and value > 1 + ROUNDING:
+        if is_share(name) and value > 1 + ROUNDING:  # `unpack_report` has refused shares below 0
             raise RefusedMessage("an accuracy, or a metric that is a share, above 1")
     if validation and not counts["validation_samples"]:
         raise RefusedMessage("figures on validation data without validation samples")
@@ -418,9 +432,9 @@ def _check_figures(
 def is_share(name: str) -> bool:
     """Return whether the figure ``name`` must lie in [0, 1].
 
-    A name is a way to predict (`KINDS`) alone, ``head``, for its accuracy, or with a metric behind
-    it, ``head/auc``, and perhaps a class, ``head/recall/3``. Accuracies and all built-in metrics
-    must lie there. Of users' own metrics nothing is known: False.
+    ``head``, one of `KINDS`, names an accuracy; ``head/auc`` a metric; ``head/recall/3`` a metric
+    of one class. Accuracies and all built-in metrics are shares. The range of users' own metrics is
+    not known, so these give False.
     """
     kind, _, metric_and_class = name.partition("/")
     if kind not in KINDS:
@@ -442,9 +456,10 @@ def report_names(losses: Collection[str], metrics: Collection[str]) -> dict[str,
 
 
 def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
-    """Read the record ``name`` as a ``kind``; RefusedMessage unless it has exactly its fields.
+    """Read the record ``name`` as an object of the class ``kind``.
 
-    Each must be of its type, and a list is read as a tuple.
+    RefusedMessage unless it has exactly the fields of that class, each of its type; a tuple travels
+    as a list.
     """
     record = content.get(name)
     types: dict[str, Any] = {each.name: each.type for each in dataclasses.fields(kind)}
@@ -454,7 +469,7 @@ def _from_config(kind: type[_Card], content: RecordDict, name: str) -> _Card:
         )
     values = {}
     for key, value in record.items():
-        if type(value) is not _type_on_the_wire(types[key]):
+        if type(value) is not _type_on_the_wire(types[key]):  # a bool is no int here
             raise RefusedMessage(f"{name}.{key} is {value!r}, a value of another type")
         values[key] = tuple(value) if isinstance(value, list) else value
     return kind(**values)  # type: ignore[arg-type]
@@ -470,7 +485,10 @@ def _type_on_the_wire(field_type: Any) -> type:
 
 
 def head_of(content: RecordDict) -> str:
-    """Return the head of the site's audit log in its reply, "" where there is none."""
+    """Return the head of the site's audit log in its reply, "" if there is none or it is malformed.
+
+    A head is the digest of the log's last line.
+    """
     head = content.config_records.get(AUDIT, ConfigRecord()).get("head")
     if isinstance(head, str) and re.fullmatch("[0-9a-f]{64}", head):
         return head
@@ -482,7 +500,10 @@ def pack_by_site(content: Mapping[str, bytes], name: str = SECAGG) -> dict[str, 
 
 
 def unpack_by_site(content: RecordDict, size: int, name: str = SECAGG) -> dict[str, bytes]:
-    """Read a record with ``size`` bytes for each of several sites; RefusedMessage for any other."""
+    """Read the record ``name``, which must have exactly ``size`` bytes for each of its sites.
+
+    RefusedMessage for any other record.
+    """
     record = content.config_records.get(name, ConfigRecord())
     if not 1 <= len(record) <= MOST_SITES:
         raise RefusedMessage(

@@ -48,7 +48,7 @@ def pack_refusal(refusal: Refusal) -> str:
 def refusal_in(reply: Message) -> Refusal:
     """Read the error of a reply, whoever wrote it; the text is short and printable.
 
-    An error that is no such record, such as one of Flower's, is the failure of somebody unnamed.
+    An error that is no such record, such as one of Flower's, becomes a refusal of no named site.
     """
     reason = str(reply.error.reason)
     if len(reason) <= _MOST_CHARACTERS:

@@ -72,8 +72,9 @@ class Entry:
     def class_claims(self, value: Any) -> Any:
         """Return the part of ``value`` that tells which classes its sender has: here all of it.
 
-        The server compares prototypes, and a tensor with a number for each class, with the classes
-        of the site's introduction (`check_claims` in `server_app/run/replies.py`).
+        That is prototypes, or a tensor with a number for each class. The server compares it with
+        the classes that the site has named in its introduction (`check_claims` in
+        `server_app/run/replies.py`).
         """
         return value
 
@@ -127,7 +128,7 @@ class Weights(Entry):
     def words(self) -> str:
         if self.meaning:
             return self.meaning
-        names = " and ".join(part.strip(".") for part in self.parts)
+        names = " and ".join(part.strip(".") for part in self.parts)  # "": all of the module
         parts = f"the {names} weights" if names else "all weights"
         model = "model" if self.of == "model" else f"{self.of} model"
 
@@ -205,15 +206,15 @@ class Exchange:
     def sends_weights(self) -> bool:
         """Whether the server sends parameters to the clients.
 
-        A server that chooses them with malice can see single samples in what training makes of
-        them, in a secure sum, too.
+        A malicious server can choose them so that what training makes of them shows single samples,
+        even in a secure sum.
         """
         return any(entry.are_parameters for entry in self.down.values())
 
     def with_vectors(self) -> "Exchange":
-        """Return this exchange as an operator reads it whose site brings vectors of its own.
+        """Return this exchange in words for the operator of a site that brings its own vectors.
 
-        They take the place of the features of frozen backbones; what travels is the same.
+        These take the place of the features of frozen backbones; what travels is the same.
         """
         up = {}
         for name, entry in self.up.items():
@@ -224,8 +225,8 @@ class Exchange:
     def needs_one_architecture(self) -> bool:
         """True if weights of the model's body travel, so that all clients need the same network.
 
-        Each of an entry's ``parts`` is how the names of its weights begin. So "" is all of the
-        model, the body with it, and "body.stem." is a part of the body.
+        The names of an entry's weights begin with one of its ``parts``. So "" stands for the whole
+        model, including the body, and "body.stem." for a part of the body.
         """
         for entry in (*weights_in(self.down).values(), *weights_in(self.up).values()):
             if entry.of != "model":

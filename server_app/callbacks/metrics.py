@@ -104,7 +104,7 @@ def row_of(
 ) -> RoundRow:
     """Return the line of ``metrics.jsonl`` for a round or the final evaluation.
 
-    ``epsilon`` is what the run has cost of privacy so far, None without ``dp``. Clients that have
+    ``epsilon`` is what the run costs of privacy by its plan, None without ``dp``. Clients that have
     never trained count neither as asked nor as valid, and their metrics have names of their own.
     """
     federation = strategy.federation

@@ -99,7 +99,7 @@ class MessageExchange:
         self._replies: dict[str, Message] = {}
         self._deaths: Counter[str] = Counter()  # Site -> how often it died in this exchange
 
-    def run(self, flow: Flow[T], result: Exchanged) -> T:
+    def run(self, flow: Flow[T], exchanged: Exchanged) -> T:
         """Ask the questions that a flow yields, send it the answers, and return what it returns.
 
         The heads of audit logs that have come are written even if the flow fails.
@@ -107,40 +107,40 @@ class MessageExchange:
         try:
             question = next(flow)
             while True:
-                question = flow.send(self.ask(question, result))
+                question = flow.send(self.ask(question, exchanged))
         except StopIteration as end:
             return cast(T, end.value)
         finally:
-            self.witness.add(self.run_name, result.number, result.audit_heads)
+            self.witness.add(self.run_name, exchanged.number, exchanged.audit_heads)
 
-    def ask(self, question: Question, result: Exchanged) -> dict[str, RecordDict]:
+    def ask(self, question: Question, exchanged: Exchanged) -> dict[str, RecordDict]:
         """Ask the sites of a question, and return the content of each answer, by site.
 
-        Bytes, failures, silent sites and heads of audit logs are noted in ``result``.
+        Bytes, failures, silent sites and heads of audit logs are noted in ``exchanged``.
         """
         self._largest = max(self._largest, question.largest)
         messages = {}
         for site, records in question.contents.items():
-            content = RecordDict({**records, **self.about(result, site)})
-            result.bytes_down += payload_bytes(content)
+            content = RecordDict({**records, **self.about(exchanged, site)})
+            exchanged.bytes_down += payload_bytes(content)
             node = self.federation.node_of[site]
-            messages[site] = Message(content, node, question.kind, group_id=str(result.number))
+            messages[site] = Message(content, node, question.kind, group_id=str(exchanged.number))
 
         reason_prefix = f"{question.stage}: " if question.stage else ""
         answers = {}
-        replies = self._replies_to(messages, question.kind, result)
+        replies = self._replies_to(messages, question.kind, exchanged)
         if question.kind == MessageType.TRAIN:
-            in_time = self.late.hold_back(result.number, replies)
-            result.silent |= replies.keys() - in_time.keys()  # slow simulated clients
+            in_time = self.late.hold_back(exchanged.number, replies)
+            exchanged.silent |= replies.keys() - in_time.keys()  # slow simulated clients
             replies = in_time
         for site, reply in replies.items():
             if reply.has_error():
-                result.failed[site] = reason_prefix + refusal_in(reply).text
+                exchanged.failed[site] = reason_prefix + refusal_in(reply).text
                 continue
             head = head_of(reply.content)
             if head:
-                result.audit_heads[site] = head
-            result.bytes_up += payload_bytes(reply.content)
+                exchanged.audit_heads[site] = head
+            exchanged.bytes_up += payload_bytes(reply.content)
             answers[site] = reply.content
         return answers
 
@@ -161,7 +161,7 @@ class MessageExchange:
                 working.add(overdue.site)
         return working
 
-    def about(self, result: Exchanged, site: str = "") -> dict[str, ConfigRecord]:
+    def about(self, exchanged: Exchanged, site: str = "") -> dict[str, ConfigRecord]:
         """Return the records that every message to a ``site`` has, whatever it asks.
 
         They name the round and the run, the last round in which the site's upload was merged, and
@@ -172,18 +172,18 @@ class MessageExchange:
         federation = self.federation
         sums_only = federation.settings.privacy.sums_only
         heads = self.witness.heads
-        instructions = Instructions(result.number, self.run_name, federation.run_history)
+        instructions = Instructions(exchanged.number, self.run_name, federation.run_history)
         rounds_of_all = {}
         if sums_only:
             rounds = {}
-            for asked in result.asked:
+            for asked in exchanged.asked:
                 if asked in federation.counted:
                     rounds[asked], _ = federation.counted[asked]
             rounds_of_all = pack_counted(rounds)
         elif site in federation.counted:
             counted, part = federation.counted[site]
             instructions = replace(instructions, counted=counted, part=part)
-        told_of = result.asked if sums_only else [site]
+        told_of = exchanged.asked if sums_only else [site]
         return {
             "round": pack_instructions(instructions),
             **pack_baseline(federation.baseline),
@@ -192,7 +192,7 @@ class MessageExchange:
         }
 
     def _replies_to(
-        self, messages: Mapping[str, Message], kind: str, result: Exchanged
+        self, messages: Mapping[str, Message], kind: str, exchanged: Exchanged
     ) -> dict[str, Message]:
         """Send messages of one ``kind``, wait, and return the replies by site, in natural order.
 
@@ -207,7 +207,7 @@ class MessageExchange:
         grace_applies = bool(settings.grace) and not federation.num_partitions
         if settings.late_replies_count:
             # a late reply counts in the next round, but none follows the final evaluation
-            grace_applies = grace_applies and not result.final
+            grace_applies = grace_applies and not exchanged.final
         else:
             # before the first reply of a kind nothing is known of how long sites take
             grace_applies = grace_applies and self.times.has(kind)
@@ -220,8 +220,8 @@ class MessageExchange:
 
         start = now = last_look = time.monotonic()
         self._push(messages)
-        while self._pending or self._away or self._awaits_late(result):
-            has_answers = self._pull(alive, result.late)
+        while self._pending or self._away or self._awaits_late(exchanged):
+            has_answers = self._pull(alive, exchanged.late)
             now = time.monotonic()
             just_come = self._replies.keys() - seconds.keys()
             seconds |= dict.fromkeys(just_come, now - start)
@@ -243,18 +243,18 @@ class MessageExchange:
                 tell_silence(now)
                 self._ask_again(now)
                 silent = {*self._pending, *self._away}
-                if self._awaits_late(result):
+                if self._awaits_late(exchanged):
                     silent |= {overdue.site for overdue in self._overdue}
                 if silent and not federation.simulated:
-                    self.waits.tell(result.number, kind, silent, now - start, longest)
+                    self.waits.tell(exchanged.number, kind, silent, now - start, longest)
             elif self._away or not has_answers:
                 # ever longer, so that a long round does not keep the SuperLink busy
                 time.sleep(min(0.25, max(0.01, 0.02 * (now - start))))
 
         self.waits.end()
-        result.waited_seconds = max(result.waited_seconds, now - start)
+        exchanged.waited_seconds = max(exchanged.waited_seconds, now - start)
         self._keep_overdue(start)
-        result.silent |= self._pending.keys()
+        exchanged.silent |= self._pending.keys()
         for site, took in seconds.items():
             if not self._replies[site].has_error():
                 self.times.note(kind, site, start, start + took)
@@ -302,12 +302,12 @@ class MessageExchange:
                 reason = refusal_in(reply).text
                 raise FederationError(f"{reason}. This round does not count")
 
-    def _awaits_late(self, result: Exchanged) -> bool:
+    def _awaits_late(self, exchanged: Exchanged) -> bool:
         """Return whether a round waits for replies to earlier rounds, as it has too few of its own.
 
         It does so only if late replies count (``late``), and never in the final evaluation.
         """
-        if result.final or not self.federation.settings.federation.late_replies_count:
+        if exchanged.final or not self.federation.settings.federation.late_replies_count:
             return False
         replies = len(self._replies) + len(self.late.arrived)
         return bool(self._overdue) and replies < self.federation.fewest_replies

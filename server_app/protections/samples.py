@@ -3,6 +3,7 @@
 How far clients may differ stands in `server_app/run/bounds.py`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median_low
@@ -62,14 +63,19 @@ def most_samples(claims: Sequence[int], bounds: Bounds) -> tuple[float, str]:
     differ much. A multiple of the largest claim that is left when as many of the largest are
     skipped as there may be liars (``max-samples-lead``) is tighter.
     """
-    limits = [(bounds.max_samples_ratio * median_low(claims), "max-samples-ratio")]
+    limits = [(_times(bounds.max_samples_ratio, median_low(claims)), "max-samples-ratio")]
     if len(claims) >= MIN_CLIENTS_FOR_MEDIAN:
         largest_first = sorted(claims, reverse=True)
         # one at least, as the lead may be set without liars; no more than a minority of the claims
         skipped = min(max(1, bounds.liars), (len(claims) - 1) // 2)
-        limits.append((bounds.max_samples_lead * largest_first[skipped], "max-samples-lead"))
+        limits.append((_times(bounds.max_samples_lead, largest_first[skipped]), "max-samples-lead"))
     most, setting = min(limits)
     return max(1.0, most), setting  # one sample, or vector, may always count
+
+
+def _times(factor: float, claim: int) -> float:
+    """Return the factor times the claim; without a bound that is infinity, for a claim of 0 too."""
+    return math.inf if math.isinf(factor) else factor * claim
 
 
 def _with_counts(value: Value, factor: float) -> Value:

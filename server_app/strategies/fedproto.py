@@ -8,7 +8,7 @@ Aggregation (Eq. 4)     C̄^(j) = Σ_i (|D_ij| / N_j) · C_i^(j)    with ``weigh
                         C̄^(j) = mean_i C_i^(j)                  with ``weighting = "uniform"``
                                                                 (the authors' code)
 ``merging`` may put a coordinate-wise median or trimmed mean over the clients in its place, without
-weights. With ``late``, the weight of a client whose upload is a rounds old, |D_ij| or 1, is
+weights. With ``late``, the weight |D_ij| or 1 of a client whose upload is ``a`` rounds old is
 multiplied by (1 + a)^−``staleness``.
 
 Deviations: Eq. 4 as printed has a further factor 1/|N_j|, with which prototypes would shrink as

@@ -88,7 +88,7 @@ def algorithm(name: str, row: Algorithm) -> Iterator[str]:
     if fields(row.hparams):
         yield from _options(row.hparams, f"{name}.", changes=False)
     else:
-        yield "It has no settings of its own."
+        yield "This algorithm has no settings of its own."
     yield from ("", f"{row.title}: {_paper(name)}. {' '.join(_facts(row))}", "")
     halves = [f"{half.partition(':')[0].replace('.', '/')}.py" for half in (row.client, row.server)]
     client, server = (f"[`{file}`](../../{file})" for file in halves)
@@ -279,19 +279,27 @@ def _toml(section: type, prefix: str) -> Iterator[str]:
 
 def _facts(row: Algorithm) -> Iterator[str]:
     yield f"Loss terms in the metrics: {', '.join(row.losses) or 'none'}."
-    yield f"`merging` acts on {_merged(row)}."
+    yield from _merged(row)
     if row.frozen_backbones:
         yield "It uses frozen backbones unless `backbones` says otherwise."
 
 
-def _merged(row: Algorithm) -> str:
-    """Return what a median or a trimmed mean (``merging``) takes the place of in an algorithm."""
+def _merged(row: Algorithm) -> Iterator[str]:
+    """Yield what the setting ``merging`` does in an algorithm."""
     entries = row.exchange.up.values()
-    parts = ["the mean of weights"] if any(isinstance(entry, Weights) for entry in entries) else []
-    if any(isinstance(entry, Vectors) for entry in entries):
-        trained = "what the server trains on or clusters, one vote per client"
-        parts.append("the mean of prototypes" if row.averages_prototypes else trained)
-    return ", ".join(parts) or "nothing"
+    sends_vectors = any(isinstance(entry, Vectors) for entry in entries)
+    averaged = ["weights"] if any(isinstance(entry, Weights) for entry in entries) else []
+    if sends_vectors and row.averages_prototypes:
+        averaged.append("prototypes")
+    if averaged:
+        yield f"The setting `merging` says how the server averages {' and '.join(averaged)}."
+    if sends_vectors and not row.averages_prototypes:
+        yield (
+            "A median or trimmed mean (`merging`) leaves the farthest prototypes out of what the"
+            " server trains on or clusters; each client has one vote."
+        )
+    if not entries:
+        yield "`merging` has no effect."
 
 
 def _argument(action: argparse.Action) -> tuple[str, str]:

@@ -277,7 +277,7 @@ def best(
         lead = of_paper[claim.best] - max(of_paper[row] for row in others)
 
     verdict = verdict_on_difference(ours, lead)
-    text = f"rank {rank} of {1 + len(found)}, {ours} to {strongest}"
+    text = f"rank {rank} of {1 + len(found)}; lead over {strongest}: {ours}"
     if missing:
         text += f"; not measured: {', '.join(missing)}"
         if verdict != "no":
@@ -299,7 +299,7 @@ def numbers(
         if (row, column) in cells:
             verdict = verdict_on_number(interval_of([cells[row, column]]), paper, effect)
         verdicts[verdict].append(row)
-    named = [f"{verdict}: {', '.join(rows)}" for verdict, rows in verdicts.items() if rows]
+    named = [f"{verdict}: {' · '.join(rows)}" for verdict, rows in verdicts.items() if rows]
     counts = [f"{len(rows)} {verdict}" for verdict, rows in verdicts.items() if rows]
     return Line(f"effect {_text(effect)}", "; ".join(named), ", ".join(counts))
 
@@ -352,7 +352,7 @@ def written(exploration: bool) -> str:
         if not rows:
             continue
         page = f"../{paper.page}" if exploration else paper.page
-        part = f"### {name}\n\n[Its page]({page}). {paper.note}".rstrip()
+        part = f"### {name}\n\n[The method's page]({page}). {paper.note}".rstrip()
         heads = ("claim", "the paper", "ours", "by the rule" if exploration else "verdict")
         table = "\n".join(Table(heads, rows, words=range(len(heads))).as_markdown())
         parts.append(f"{part}\n\n{table}\n")

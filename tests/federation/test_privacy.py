@@ -49,7 +49,7 @@ from protofl_common.report.reading import RecordedRun
 from protofl_common.runs.folder import WEIGHTS
 from protofl_common.wire.payloads import Payload
 from protofl_common.wire.schema import Counts
-from server_app.callbacks.stopping import Budget, planned_epsilon
+from server_app.callbacks.budget import Budget, planned_epsilon
 from server_app.network.membership import FederationError
 from tests.support.accidents import Killed, on_message
 from tests.support.attacks import values_of

@@ -6,15 +6,15 @@ The attacker has the prototypes that each client sent last, that client's model,
 training samples and its test samples, which come from the same source. For each class of each
 client:
 
-    prototypes   the nearer a candidate's features are to a prototype that the client sent for the
-                 class, the likelier
-    weights      the surer the model is of the candidate's class, the likelier; where the algorithm
-                 sends weights
+    prototypes   a candidate is the likelier a training sample, the nearer its features are to a
+                 prototype that the client sent for the class
+    weights      if the algorithm sends weights: a candidate is the likelier a training sample, the
+                 surer the model is of its class
 
-An advantage of 0 is guessing, 1 names every member. The page of the run shows the findings when it
-is drawn again. The model is the one that the client was left with, in a simulation; of a private
-model that is more than the server has. Other attacks may find more: chance here is no proof of
-safety.
+An advantage of 0 is guessing; an advantage of 1 names every training sample. The page of the run
+shows the findings when it is drawn again. The attacker's model is the one that the client had at
+the end of the simulation; if the model is private, the server has less. Other attacks may find
+more: a result of 0 is no proof of safety.
 """
 
 import argparse

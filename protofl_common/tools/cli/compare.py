@@ -4,10 +4,10 @@
   protofl compare runs/tables/runs                        # all finished runs in a folder, by groups
   protofl compare runs --against runs/local-1 --figures all --latex all.tex
 
-Of groups it shows n, mean and 95 % interval (Student's t) of one figure, and the difference from
-the first group, or from that of --against: over the seeds that both have, with its interval, the p
-of a two-sided paired t-test, and that p corrected for the number of comparisons (Holm). A second
-table has what each group cost: bytes and seconds.
+For each group it shows n, mean and 95 % interval (Student's t) of one figure. It also shows the
+difference from the first group, or from that of --against, over the seeds that both have: with its
+interval, the p of a two-sided paired t-test, and this p corrected for the number of comparisons
+(Holm). A second table has what each group cost: bytes and seconds.
 With --figures DIR it draws, as SVG and PDF: intervals (the means with intervals), curves (over the
 rounds, with a band over the seeds) and boxes (over the clients).
 """

@@ -4,11 +4,11 @@
   protofl doctor dataset=image-folder data-dir=photos device=cuda --clients 20  # as for protofl run
   protofl doctor --recipe mine.toml                                        # is every setting right?
 
-It looks at versions, PyTorch, memory, folders, data and processes that are left. Data of your own
-are read, and stay in the cache for the run; their clients, and those of your own networks, try
-their model on two samples. What cannot be told counts as wrong. It starts nothing, and writes
-nothing else but an empty file, for a moment, into folders that runs write to. protofl site check is
-for machines with data of their own.
+It looks at versions, PyTorch, memory, folders, data and processes that earlier runs have left. It
+reads data of your own, which stay in the cache for the run. With data or networks of your own, it
+tries the model of each client on two samples. What it cannot find out counts as wrong. It starts
+nothing. Into folders that runs write to, it writes an empty file for a moment, and nothing else.
+For a site with data of its own use protofl site check.
 """
 
 import argparse

@@ -5,8 +5,8 @@ protofl export runs/20261121-103501-fedproto-mnist-4711 --site site-3 --out mode
 protofl export /var/lib/protofl/myrun --out model --onnx
 
 RUN is the folder of a simulated run, or on a site's own machine the run's folder in its state-dir.
-A run has models once its last round is evaluated. README.md beside the model says what it learnt
-from, its figures and what chose it.
+A run has models once its last round is evaluated. README.md beside the model says from which data
+it learnt, its figures, and by which data it was chosen.
 """
 
 import argparse

@@ -7,16 +7,17 @@ protofl predict model patients.csv --by head --json
 protofl predict runs/mine --out mine.csv     # all clients of a simulated run, on their test samples
 protofl predict runs/mine --figures mine      # confusion matrices, and a map of the features
 
-An input that is farther from every prototype than the site's own ones are is called unknown. A file
-that cannot be read is left out and named at the end, with the reason. Exits with 0 where all files
-were read, 3 where some were left out, 1 where none could be read. Of a folder, files are read whose
-names end as those of images do. In a CSV file a text that a spreadsheet would take for a formula,
-as the name =1+1.png, has an apostrophe before it.
+An input is called unknown if it is farther from every prototype than the site's own inputs are. A
+file that cannot be read is left out and named at the end, with the reason. The command exits with 0
+if all files were read, with 3 if some were left out, and with 1 if none could be read. From a
+folder it reads the files whose names end like those of images. In a CSV file a text that a
+spreadsheet would take for a formula, such as the name =1+1.png, has an apostrophe before it.
 
-Columns for a run: client, domain, sample (its row in the data set), label, name; where the model
-predicts by its head: head (the label) and head-0, head-1, … (logits of the classes); where by
-prototypes: prototype and prototype-0, … (-d²/T, d the distance from the nearest prototype of the
-class; empty for a class without). Softmax makes probabilities.
+For a run the columns are client, domain, sample (its row in the data set), label and name. If the
+model predicts by its head, there are head (the label) and head-0, head-1, … (logits of the
+classes). If it predicts by prototypes, there are prototype and prototype-0, … (-d²/T, where d is
+the distance from the nearest prototype of the class; empty for a class without a prototype).
+Softmax turns these numbers into probabilities.
 
 For a run, --features FILE.npz keeps features [N, D] of all test samples, with client, sample and
 label [N] of each; --figures DIR draws, as SVG and PDF, a confusion matrix for each way to predict,

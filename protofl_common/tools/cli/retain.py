@@ -2,9 +2,9 @@
 
   protofl retain --days 90 --database superlink.db
 
-These are the folders of finished runs, and their messages and logs in the SuperLink's database. An
-unfinished run stays, and heads.jsonl, the witness of the sites' logs. At a site: protofl site
-retain.
+It removes the folders of finished runs, and their messages and logs in the SuperLink's database.
+Unfinished runs stay, and so does heads.jsonl, by which the sites' logs are checked. At a site, use
+`protofl site retain`.
 """
 
 import argparse

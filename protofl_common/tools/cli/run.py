@@ -3,10 +3,10 @@
   protofl run algo=fedplvm rounds=20 --clients 20
   protofl run --recipe fedproto-mnist-3way data-dir=/data seed=2
 
-Settings are key=value, without further quotes; a wrong one is named before anything starts. Every
-key with its default and meaning stands in pyproject.toml under [tool.flwr.app.config]. Exits with 1
-when the run failed; Ctrl-C stops it. With --cluster the processes are on the nodes of a Ray
-cluster. The figures are those of Flower's own `flwr run` to the last bit.
+Settings are written as key=value, without further quotes. A wrong setting is named before anything
+starts. pyproject.toml has every key with its default and meaning under [tool.flwr.app.config]. The
+command exits with 1 if the run failed; Ctrl-C stops the run. With --cluster the processes are on
+the nodes of a Ray cluster. The figures are the same, to the last bit, as those of `flwr run`.
 """
 
 import argparse

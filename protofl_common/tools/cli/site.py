@@ -1,7 +1,7 @@
 """A machine with data of its own: run its SuperNode with code that its operator chose.
 
-Whatever a run brings, the code is that which is installed here; flower-supernode alone executes the
-run's. protofl site ACTION --help says more of each action.
+Whatever a run brings, the site executes the code that is installed on it; flower-supernode alone
+would execute the run's code. protofl site ACTION --help says more of each action.
 """
 
 import argparse

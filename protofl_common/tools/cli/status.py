@@ -2,9 +2,9 @@
 
   protofl status FEDERATION    on the SuperLink's machine, in the folder of the worker's start
 
-FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. Exit status 1 if it
-does not answer, 3 if somebody is needed: a site is offline, the latest run failed, a run stopped,
-or the certificate has few days left.
+FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. The exit status is 1
+if the SuperLink does not answer. It is 3 if somebody is needed: a site is offline, the latest run
+failed, a run stopped, or the certificate has few days left.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from protofl_common.config.options import SettingsError
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.events import Waiting
 from protofl_common.tools.arguments import add_json, add_runs, print_json
-from protofl_common.tools.federation import FEW_DAYS, Federation, ask
 from protofl_common.tools.flower import Run
 from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in, stopped_runs
+from protofl_common.tools.superlink import FEW_DAYS, Federation, ask
 
 SOMEBODY_IS_NEEDED = 3  # exit status
 

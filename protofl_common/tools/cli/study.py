@@ -6,9 +6,9 @@ and until when.
   protofl study show study.toml
       what the sites' operators will read
 
-The file is TOML with settings of a run; study = "heart-2027" gives it a name, study-sites the sites
-with their keys, study-until, study-runs and study-purpose its limits. flwr run . --run-config
-study.toml starts a run of it.
+The file is TOML with settings of a run. study = "heart-2027" gives the study a name, and
+study-sites has the sites with their keys. study-until, study-runs and study-purpose set its limits.
+flwr run . --run-config study.toml starts a run of the study.
 """
 
 import argparse

@@ -4,19 +4,20 @@ with the paper's numbers beside.
   protofl table configs/tables/fedplvm-office10.yaml --data-dir /data
   protofl table configs/tables/fedtgp-fmnist.yaml --only FedTGP --seeds 1 rounds=20
 
-Start it again to go on: finished runs are not repeated, interrupted ones go on after their last
-round. A run that fails does not stop the others, and rows whose data are not here are skipped.
-KEY=VALUE overrides a setting of all runs.
-Several processes may work on one table: each run is made by one of them. --shard 3/16 makes every
-16th run from the third on; the command without it makes what is left and writes the whole table.
+To go on after a stop, start the command again: finished runs are not repeated, and interrupted runs
+go on after their last round. A run that fails does not stop the others. Rows whose data are not on
+this machine are skipped. KEY=VALUE overrides a setting of all runs.
+Several processes may work on one table; each run is made by one of them. --shard 3/16 makes every
+16th run from the third on. The command without --shard makes the runs that are left, and writes the
+whole table.
 Results stand in OUT/TABLE.md, .tex and .json, those of each seed in OUT/TABLE.csv, the runs in
 OUT/runs (shared by all tables), their logs in OUT/logs. protofl compare OUT/runs shows intervals
 and tests. With --figures DIR the finished runs of each column are drawn as SVG and PDF: curves over
 the rounds, and boxes over the clients.
 
-With --search the settings that the table names under `search` are chosen first, by as many trials
-for each cell, on the clients' validation data and other seeds (OUT/trials); then the best ones run
-with the table's seeds.
+With --search the command first chooses the settings that the table names under `search`, by the
+same number of trials for each cell, on the clients' validation data and with other seeds
+(OUT/trials). Then the best settings run with the table's seeds.
 """
 
 import argparse

@@ -38,7 +38,6 @@ from protofl_common.experiment.node import (
     asks_its_operator,
 )
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
-from protofl_common.tools.federation import FEW_DAYS, ask_endpoint
 from protofl_common.tools.findings import (
     FACT,
     WARNING,
@@ -56,6 +55,7 @@ from protofl_common.tools.site.node import (
     site_settings,
 )
 from protofl_common.tools.site.stored import lost_records, stored_at
+from protofl_common.tools.superlink import FEW_DAYS, ask_endpoint
 
 CERTIFICATES = "certificates"
 FREE_SPACE = "disk"

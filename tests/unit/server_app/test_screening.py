@@ -3,6 +3,7 @@
 And what a site may claim after its introduction.
 """
 
+import math
 import re
 from collections import Counter
 from contextlib import nullcontext
@@ -172,6 +173,13 @@ def test_most_samples_that_a_claim_may_weigh(
 ) -> None:
     """``most``: the smaller of both limits, and the setting that gives it."""
     assert most_samples(claims, replace(LIMITS, liars=liars)) == most
+
+
+def test_without_bounds_nothing_limits_a_claim_among_clients_that_have_none() -> None:
+    """Infinity times the median claim of 0 is not a number, which would be the least limit."""
+    most, _ = most_samples([0, 0, 500], Bounds())
+
+    assert most == math.inf
 
 
 def test_label_counts_weigh_no_more_than_the_settings_say() -> None:

@@ -44,10 +44,10 @@ from protofl_common.experiment.settings import app_folder, default_run_config, d
 from protofl_common.privacy.plan import Mechanism, epsilon
 from protofl_common.tools.cli import main
 from protofl_common.tools.executor import Executor, environment_of_own_code
-from protofl_common.tools.federation import Endpoint
 from protofl_common.tools.site.check import _algorithms
 from protofl_common.tools.site.client_process import handle, installed_code, received
 from protofl_common.tools.site.node import SUPERNODE_OPTIONS, node_config, site_settings
+from protofl_common.tools.superlink import Endpoint
 from protofl_common.tools.task_process import written_task
 from protofl_common.wire.records import pack_settings
 from protofl_common.wire.refusal import refusal_in

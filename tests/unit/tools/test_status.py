@@ -20,8 +20,8 @@ from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import WAITING
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.status import SOMEBODY_IS_NEEDED, number_of, status_lines
-from protofl_common.tools.federation import Endpoint, Federation, ask, ask_endpoint
 from protofl_common.tools.known_runs import runs_in
+from protofl_common.tools.superlink import Endpoint, Federation, ask, ask_endpoint
 from tests.support.accidents import fails, on_round
 from tests.support.attacks import interrupted
 from tests.support.commands import SCHEMA, output, told

@@ -1,4 +1,4 @@
-"""A federation: what its SuperLink answers, and the certificate and clock that it shows.
+"""What a SuperLink answers to a command, and the certificate and clock that it shows.
 
 Where a reverse proxy stands before the SuperLink, these are the proxy's.
 """
