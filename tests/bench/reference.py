@@ -295,8 +295,8 @@ def _merged(row: Algorithm) -> Iterator[str]:
         yield f"The setting `merging` says how the server averages {' and '.join(averaged)}."
     if sends_vectors and not row.averages_prototypes:
         yield (
-            "A median or trimmed mean (`merging`) leaves the farthest prototypes out of what the"
-            " server trains on or clusters; each client has one vote."
+            "With a median or trimmed mean (`merging`) the server leaves out the farthest"
+            " prototypes before it trains on the others or clusters them; each client has one vote."
         )
     if not entries:
         yield "`merging` has no effect."

@@ -16,18 +16,16 @@ from protofl_common.data.raw import RawData
 from tests.support.given import Patch
 from tests.support.harness import run_config, run_federation
 
-CIFAR100 = 100
-
-
-PER_CLASS = 600
-OFFICIAL_TEST = 100
+CIFAR100 = 100  # classes
+PER_CLASS = 600  # images
+OFFICIAL_TEST = 100  # of these
 CLIENTS = 20
 DIM = 512
 SIDE = 8
 
 
 def labels_like_cifar100(_: DataSettings) -> RawData:
-    """100 classes of 500 training and 100 test images, black, 8×8."""
+    """Return black images of 8×8 with CIFAR-100's labels: 500 training and 100 test images each."""
     labels = np.repeat(np.arange(CIFAR100), PER_CLASS)
     official = np.tile(np.arange(PER_CLASS) >= PER_CLASS - OFFICIAL_TEST, CIFAR100).astype(np.uint8)
     images = np.zeros((len(labels), 3, SIDE, SIDE), np.uint8)
@@ -36,6 +34,7 @@ def labels_like_cifar100(_: DataSettings) -> RawData:
 
 
 def prototypes_in(message: Message) -> int:
+    """Return how many prototypes a message has: each has a label of 8 bytes."""
     return len(message.content.array_records["prototypes"]["labels"].data) // 8
 
 
@@ -45,10 +44,11 @@ def prototypes_in(message: Message) -> int:
 def test_cifar100_costs_what_the_paper_says(
     tmp_path: Path, monkeypatch: Patch, algo: str, integers_up: int
 ) -> None:
-    """Σ_i D (C_i + C) floating-point numbers, and integers beside each prototype.
+    """Table 5: Σ_i D (C_i + C) floating-point numbers in a round, 1.48 million in all.
 
-    These are its label, and going up also FedProto's count. The paper's 1.48 M are of its own
-    division into Dir(0.1) shares; C_i, the classes of a client, differ with it.
+    Client i sends prototypes of its C_i classes, in D numbers each, and gets those of all C = 100.
+    Beside each prototype go integers of 8 bytes: its label, and upwards also FedProto's count. The
+    paper's number is of its own division into Dir(0.1) shares, so C_i differ a little.
     """
     source = replace(sources.SOURCES["cifar100"], read=labels_like_cifar100, locate=lambda _: ())
     monkeypatch.setitem(sources.SOURCES, "cifar100", source)
@@ -68,9 +68,10 @@ def test_cifar100_costs_what_the_paper_says(
         fedtgp__server_epochs=1,
         cache_dir=str(tmp_path / "cache"),
     )
-    run = run_federation(config, CLIENTS)
+    run = run_federation(config, clients=CLIENTS)
 
-    sent, received = 0, 0
+    sent = 0
+    received = 0
     for message, reply in run.exchanged(number=2):
         assert prototypes_in(message) == CIFAR100
         received += CIFAR100
@@ -79,7 +80,8 @@ def test_cifar100_costs_what_the_paper_says(
     assert received == CLIENTS * CIFAR100
 
     integers = integers_up * sent + received
-    floats = (sum(run.rows[1]["bytes"].values()) - 8 * integers) // 4
+    bytes_exchanged = sum(run.rows[1]["bytes"].values())  # round 2, up and down
+    floats = (bytes_exchanged - 8 * integers) // 4
 
     assert floats == DIM * (sent + received)
     assert floats + integers == pytest.approx(1.48e6, rel=0.05)

@@ -47,6 +47,7 @@ SMALL: dict[str, Any] = {"run_name": "mine", "train_samples": 20, "test_samples"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: Patch) -> None:
+    """Let the server look for sites that are back 20 times a second, and give up after 2 s."""
     monkeypatch.setattr("server_app.network.exchange.LOOK_AROUND_SECONDS", 0.05)
     monkeypatch.setattr("server_app.network.exchange.RETURN_SECONDS", 2.0)
 
@@ -64,7 +65,7 @@ def run(
 ) -> Outcome:
     """Run four simulated clients, unless other nodes are given."""
     config = run_config(folder, **SMALL | settings)
-    return run_federation(config, 4, tamper, nodes, on_grid=on_grid)
+    return run_federation(config, clients=4, tamper=tamper, nodes=nodes, on_grid=on_grid)
 
 
 Undisturbed = Callable[..., Outcome]
@@ -72,17 +73,23 @@ Undisturbed = Callable[..., Outcome]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """With given settings, a run of four simulated clients to which nothing happens."""
+    """Return a function: settings -> a run of four simulated clients to which nothing happens.
+
+    Each run is made once.
+    """
     return cache(lambda **settings: run(tmp_path_factory.mktemp("undisturbed"), **settings))
 
 
 def restarts(nodes: Nodes, **facts: Any) -> Tamper:
-    """Once node 1002 has trained in round 2, it is another node, and its reply is lost."""
+    """Let node 1002 come back as node 2002 once it has trained in round 2; its reply is lost.
+
+    ``facts`` are what the new node's config has in place of the old one's.
+    """
 
     def restart(message: Message, reply: Message) -> None:
         nodes[2002] = nodes.pop(1002) | facts
 
-    return on_round(2, 1002, restart)
+    return on_round(number=2, node=1002, change=restart)
 
 
 def in_round(number: int, change: Any) -> Tamper:
@@ -90,7 +97,7 @@ def in_round(number: int, change: Any) -> Tamper:
 
 
 def nodes_asked(outcome: Outcome, number: int) -> set[int]:
-    """The nodes to which messages of this round have gone."""
+    """Return the nodes to which messages of this round have gone."""
     asked = set()
     for message, _ in outcome.grid.log:
         if message.metadata.group_id == str(number):
@@ -108,7 +115,7 @@ def per_row(outcome: Outcome, fact: str) -> list[Any]:
 def test_a_restarted_supernode_is_known_again_and_asked_again(
     tmp_path: Path, undisturbed: Undisturbed, capsys: Printed
 ) -> None:
-    """It has another node id, but its own site name and its state of before the round."""
+    """It comes back within the round: another node with its site name and its state of before."""
     nodes = four()
 
     found = run(tmp_path, restarts(nodes), nodes)
@@ -117,18 +124,23 @@ def test_a_restarted_supernode_is_known_again_and_asked_again(
     assert capsys.readouterr().out.count("back: site-2, on another node") == 1
 
 
-DIED = on_round(2, 1002, failing(0, "<class 'ray.exceptions.ActorDiedError'>:<'The actor died'>"))
+DIED = on_round(
+    number=2,
+    node=1002,
+    change=failing(0, "<class 'ray.exceptions.ActorDiedError'>:<'The actor died'>"),
+)
+"""Site-2's reply in round 2 is the error that Flower makes if a process of Ray has died."""
 
 
 def simulate(grid: LocalGrid) -> None:
-    """Give the grid the state that Flower's has in a simulation."""
+    """Let the grid look like Flower's in a simulation, which has such a state."""
     grid.state = type("InMemoryLinkState", (), {"store_message_ins": None})()  # type: ignore[attr-defined]
 
 
 def test_a_dead_process_of_a_simulation_ends_the_run_before_the_round_counts(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """Ray gives its clients to no other process."""
+    """Ray gives the clients of that process to no other, so the run must be resumed."""
     config = run_config(tmp_path, **SMALL)
 
     line = r"has died \(ActorDiedError\), so that site-2 did not answer.*resume"
@@ -139,6 +151,7 @@ def test_a_dead_process_of_a_simulation_ends_the_run_before_the_round_counts(
 
 
 def test_a_site_that_sends_the_error_of_a_dead_process_costs_its_own_reply(tmp_path: Path) -> None:
+    """Outside of a simulation a site could send that error itself, and must not end the run."""
     outcome = run(tmp_path, DIED)
 
     failed = [list(row["failed"]) for row in outcome.rows if row["kind"] == "round"]
@@ -149,9 +162,9 @@ def test_a_site_that_sends_the_error_of_a_dead_process_costs_its_own_reply(tmp_p
 def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(
     node: int, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    """An authenticated one keeps its node id, any other gets a new one.
+    """An authenticated SuperNode keeps its node id, 1002, and any other gets a new one, 2002.
 
-    The SuperLink loses its reply twice before, which is no death.
+    Before it dies, the SuperLink loses its reply twice: the server asks once more each time.
     """
     wanted = undisturbed()
     nodes = four()
@@ -178,27 +191,34 @@ def test_a_supernode_that_flower_has_given_up_is_asked_again_once_it_is_back(
 
         grid.pull_messages = pull_messages  # type: ignore[method-assign]
 
-    found = run(tmp_path, on_round(2, 1002, happens), nodes, on_grid=back_once_given_up)
+    found = run(
+        tmp_path, on_round(number=2, node=1002, change=happens), nodes, on_grid=back_once_given_up
+    )
 
     assert_same(found, wanted)
 
+    # each push that was lost had reached three nodes, and is made again to all
+    repeated = 2 * 3
+    asked_again = 1
     introduction = 1 if node != 1002 else 0
-    assert len(found.grid.log) == len(wanted.grid.log) + 2 * 3 + 1 + introduction
+    more = repeated + asked_again + introduction
+    assert len(found.grid.log) == len(wanted.grid.log) + more
 
 
 def test_a_site_that_always_says_that_its_node_died_is_asked_three_times_and_costs_its_reply(
     tmp_path: Path,
 ) -> None:
-    gone = when(failing(5, "gone"), MessageType.TRAIN, 1001)
+    gone = when(failing(5, "gone"), MessageType.TRAIN, node=1001)
 
     outcome = run(tmp_path, gone)
 
     assert per_row(outcome, "failed") == 4 * [{"site-1": "gone"}] + [{}]
-    for number in (1, 2, 3, 4):
-        assert len(outcome.exchanged(number=number)) == 6
+    for number in (1, 2, 3, 4):  # once to each of three sites, three times to site-1
+        assert len(outcome.exchanged(number=number)) == 3 + 3
 
 
 def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> None:
+    """Site-2 goes in round 2 and is back, as another node, in round 3."""
     nodes = four()
     gone: Nodes = {}
 
@@ -206,7 +226,7 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> N
         gone[2002] = nodes.pop(1002)
 
     returns = in_round(3, meanwhile(lambda: nodes.update(gone)))
-    outcome = run(tmp_path, both(on_round(2, 1002, go), returns), nodes)
+    outcome = run(tmp_path, both(on_round(number=2, node=1002, change=go), returns), nodes)
 
     assert per_row(outcome, "valid") == [4, 3, 4, 4, 4]
     assert outcome.rows[1]["failed"] == {"site-2": "Node Unavailable"}
@@ -215,11 +235,12 @@ def test_a_supernode_that_comes_back_later_misses_its_round(tmp_path: Path) -> N
 def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """FedAvg needs one architecture: a new client and one that comes back have another."""
     nodes = four()
     other = {"arch": "mnist-cnn"}
     extra = {"site-name": "extra", "partition-id": 3, "num-partitions": 4, **other}
 
-    joins = on_round(1, 1000, meanwhile(lambda: nodes.setdefault(1009, extra)))
+    joins = on_round(number=1, node=1000, change=meanwhile(lambda: nodes.setdefault(1009, extra)))
     tamper = both(joins, restarts(nodes, **other))
     outcome = run(tmp_path, tamper, nodes, algo="fedavg", num_clients=4)
 
@@ -233,8 +254,9 @@ def test_who_comes_late_or_comes_back_and_does_not_fit_is_left_out(
 def test_who_comes_back_without_validation_samples_does_not_end_a_run_that_may_stop_early(
     tmp_path: Path,
 ) -> None:
+    """Such a run is refused at its beginning only if nobody has validation samples."""
     nodes = real_sites(3)
-    none = when(card_with(validation_samples=0), MessageType.QUERY, 2002)
+    none = when(card_with(validation_samples=0), MessageType.QUERY, node=2002)
 
     tamper = both(restarts(nodes), none)
     outcome = run(tmp_path, tamper, nodes, validation_fraction=0.3, early_stopping=4)
@@ -245,6 +267,7 @@ def test_who_comes_back_without_validation_samples_does_not_end_a_run_that_may_s
 def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Node 2002 comes in round 1 and calls itself site-2, as node 1002 does: it is never asked."""
     nodes = four()
     second = {2002: dict(nodes[1002])}
 
@@ -260,14 +283,14 @@ def test_a_second_node_of_the_same_name_does_not_displace_a_living_one(
 def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
     tmp_path: Path, capsys: Printed
 ) -> None:
-    """It has it until the site's own node is back; in a study that names its key never.
+    """It has the name until the site's own node is back.
 
-    The latter is proven by test_studies.
+    In a study that names the site's key it never has (`test_studies.py`).
     """
     nodes = four()
     away = {1002: dict(nodes[1002])}
 
-    returns = on_round(3, 1000, meanwhile(lambda: nodes.update(away)))
+    returns = on_round(number=3, node=1000, change=meanwhile(lambda: nodes.update(away)))
     outcome = run(tmp_path, both(restarts(nodes), returns), nodes)
 
     assert {1002, 2002} & nodes_asked(outcome, 4) == {1002}
@@ -277,40 +300,42 @@ def test_who_takes_the_name_of_a_site_that_is_away_does_not_keep_it(
 def test_a_late_client_joins_the_next_round_with_the_global_prototypes(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Site-3 comes while the others train in round 2, and takes part from round 3 on."""
     nodes = four()
     late = nodes.pop(1003)
 
-    joins = on_round(2, 1000, meanwhile(lambda: nodes.setdefault(1003, late)))
+    joins = on_round(number=2, node=1000, change=meanwhile(lambda: nodes.setdefault(1003, late)))
     outcome = run(tmp_path, joins, nodes, num_clients=3)
 
     assert per_row(outcome, "valid") == [3, 3, 4, 4, 4]
 
-    to_late = [
-        message for message, _ in outcome.exchanged() if message.metadata.dst_node_id == 1003
-    ]
+    asked = [message for message, _ in outcome.exchanged()]
+    first, *_ = [message for message in asked if message.metadata.dst_node_id == 1003]
 
-    assert to_late[0].metadata.group_id == "3"
-    assert "prototypes" in to_late[0].content.array_records
+    assert first.metadata.group_id == "3"
+    assert "prototypes" in first.content.array_records
     assert "new: site-3, cnn4, takes part from the next round" in capsys.readouterr().out
 
 
 def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: Printed) -> None:
-    """It uses up no rounds meanwhile. The clients come back under other node ids."""
+    """They go in round 2 and come back under other node ids; meanwhile no rounds are used up."""
     nodes = four()
     back = {node + 1000: facts for node, facts in nodes.items()}
-    looks: list[int] = []
+    connected_at_each_look: list[int] = []
 
     def back_once_missed(grid: LocalGrid) -> None:
+        """Let them come back once the server has found nobody three times running."""
+
         def get_node_ids() -> list[int]:
             connected = list(nodes)
-            looks.append(len(connected))
-            if looks[-3:] == [0, 0, 0]:
+            connected_at_each_look.append(len(connected))
+            if connected_at_each_look[-3:] == [0, 0, 0]:
                 nodes.update(back)
             return connected
 
         grid.get_node_ids = get_node_ids  # type: ignore[method-assign]
 
-    all_go = on_round(2, 1003, meanwhile(nodes.clear))
+    all_go = on_round(number=2, node=1003, change=meanwhile(nodes.clear))
     outcome = run(tmp_path, all_go, nodes, on_grid=back_once_missed, min_replies=2)
 
     assert per_row(outcome, "valid") == [4] * 5
@@ -320,12 +345,12 @@ def test_a_server_waits_for_clients_that_are_all_gone(tmp_path: Path, capsys: Pr
 def test_a_superlink_that_was_away_is_told(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
-    """Flower's own client waits until it is back."""
+    """Flower's own client waits until the SuperLink is back, and the server says for how long."""
     monkeypatch.setattr("server_app.run.log.SILENCE_SECONDS", 0.5)
     absences = [1.0]
 
     def slow_once(grid: LocalGrid) -> None:
-        """Be away for a second, once a training message was sent."""
+        """Let the SuperLink be away for a second once a training message was sent."""
         pull = grid.pull_messages
         look = grid.get_node_ids
 
@@ -353,7 +378,10 @@ def test_a_superlink_that_was_away_is_told(
 
 
 def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> None:
-    never = both(when(lost, MessageType.TRAIN, 1001), when(lost, MessageType.EVALUATE, 1001))
+    """It is missing in every round and at the end, and no round is void for it."""
+    never = both(
+        when(lost, MessageType.TRAIN, node=1001), when(lost, MessageType.EVALUATE, node=1001)
+    )
 
     outcome = run(tmp_path, never, round_timeout=0.3)
 
@@ -362,7 +390,10 @@ def test_a_client_that_never_answers_costs_the_deadline_only(tmp_path: Path) -> 
 
 
 def test_a_silent_site_rests_and_is_tried_again(tmp_path: Path, capsys: Printed) -> None:
-    silent_twice = both(on_round(1, 1001, lost), on_round(2, 1001, lost))
+    """After two silent rounds it is not asked in two, and then takes part again."""
+    silent_twice = both(
+        on_round(number=1, node=1001, change=lost), on_round(number=2, node=1001, change=lost)
+    )
 
     outcome = run(tmp_path, silent_twice, round_timeout=0.5, max_silent_rounds=2, rounds=6)
 
@@ -376,7 +407,7 @@ def test_only_who_was_awaited_to_the_end_is_missing_in_a_void_round(
     stage: str, tmp_path: Path, capsys: Printed
 ) -> None:
     """Sites that answered all they were asked are not blamed, and do not rest."""
-    silent = both(when(lost, stage, 1001, 1), when(lost, stage, 1002, 1))
+    silent = both(when(lost, stage, node=1001, number=1), when(lost, stage, node=1002, number=1))
 
     outcome = run(tmp_path, silent, round_timeout=0.5, max_silent_rounds=1, rounds=3, secagg=True)
 
@@ -397,7 +428,7 @@ def test_a_slow_reply_is_counted_as_late_and_the_round_goes_on(
 ) -> None:
     """In a secure sum the slow reply belongs to the first of the four exchanges."""
     grids: list[LocalGrid] = []
-    late = a_round_late(grids, "2", asks)
+    late = a_round_late(grids, "2", asks=asks)
 
     outcome = run(tmp_path, late, on_grid=grids.append, round_timeout=1.0, secagg=secagg)
 
@@ -447,21 +478,21 @@ def test_a_full_disk_is_a_failed_reply_and_costs_that_round_only(
     assert "round 2 is lost on this client, which has the state after round 1" in said
     assert "No space left on device" in said
 
-    errors = [
-        reply.has_error()
-        for message, reply in outcome.grid.log
-        if message.metadata.dst_node_id == 1001
-    ]
-
+    errors = []
+    for message, reply in outcome.grid.log:
+        if message.metadata.dst_node_id == 1001:
+            errors.append(reply.has_error())
+    # its introduction, four rounds, of which the second failed, and the final evaluation
     assert errors == [False, False, True, False, False, False]
 
 
 def older(folder: Path) -> None:
-    """As a copy of before, or a machine whose file system lags."""
+    """Remove the newest state, as if the folder were an older copy, or its file system lagged."""
     max(folder.glob("*-*.safetensors")).unlink()
 
 
 def under_another_name(folder: Path) -> None:
+    """Put the first round's state in the place of the last round's."""
     first, *_, last = sorted(folder.glob("*-*.safetensors"))
     last.write_bytes(first.read_bytes())
 
@@ -494,7 +525,10 @@ def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it
     tmp_path: Path,
     undisturbed: Undisturbed,
 ) -> None:
-    """No figures of a client that goes on from an older model, or from a new one."""
+    """Site-1's state is lost, older or damaged in round 2, which does not count then.
+
+    Else there would be figures of a client that goes on from an older model, or from a new one.
+    """
     config = run_config(tmp_path, **SMALL | settings)
     folder = tmp_path / "runs/mine/clients/site-1"
     kept = tmp_path / "kept"
@@ -505,8 +539,9 @@ def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it
         return reply
 
     with pytest.raises(FederationError, match=said + ".*This round does not count$"):
-        run_federation(config, tamper=on_round(2, 1001, happens))
+        run_federation(config, tamper=on_round(number=2, node=1001, change=happens))
 
+    # the accident happens after training in round 2, and is found in round 3
     rows = (tmp_path / "runs/mine/metrics.jsonl").read_text().splitlines()
     assert [json.loads(row)["round"] for row in rows] == [1, 2]
 
@@ -517,7 +552,10 @@ def test_a_simulated_client_without_its_state_ends_the_run_which_goes_on_once_it
     assert digests(resumed.folder) == digests(undisturbed(**settings).folder)
 
 
-FAILS_TWICE = both(on_round(1, 1001, fails), on_round(2, 1001, fails))
+FAILS_TWICE = both(
+    on_round(number=1, node=1001, change=fails), on_round(number=2, node=1001, change=fails)
+)
+"""Site-1 fails in rounds 1 and 2, so that none of its states counts."""
 
 
 @pytest.mark.parametrize(("settings", "tamper", "failures"), [
@@ -532,7 +570,7 @@ FAILS_TWICE = both(on_round(1, 1001, fails), on_round(2, 1001, fails))
 def test_runs_in_which_no_state_is_lost_end(
     settings: dict[str, Any], tamper: Tamper | None, failures: int, tmp_path: Path
 ) -> None:
-    """Some are not asked, keep nothing, an empty state, or have not counted yet."""
+    """No state is missed of clients that were not asked, keep nothing, or have not counted yet."""
     outcome = run(tmp_path, tamper, **settings)
 
     assert per_row(outcome, "round") == [1, 2, 3, 4, 4]
@@ -542,14 +580,18 @@ def test_runs_in_which_no_state_is_lost_end(
 
 
 def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> None:
-    """Client 3 fails in round 2, where all are wanted: round 3 sends down what round 2 did."""
-    outcome = run(tmp_path, on_round(2, 1003, fails), min_replies=4)
+    """Client 3 fails in round 2, where all four are needed: round 3 sends down what round 2 did."""
+    outcome = run(tmp_path, on_round(number=2, node=1003, change=fails), min_replies=4)
 
     assert per_row(outcome, "void") == [False, True, False, False, False]
 
-    second, third, fourth = (
-        outcome.exchanged(number=number)[0][0].content["prototypes"] for number in (2, 3, 4)
-    )
+    def sent_down(number: int) -> Any:
+        message, _ = outcome.exchanged(number=number)[0]
+        return message.content["prototypes"]
+
+    second = sent_down(2)
+    third = sent_down(3)
+    fourth = sent_down(4)
 
     assert second["means"].data == third["means"].data
     assert second["labels"].data == third["labels"].data
@@ -557,11 +599,11 @@ def test_a_round_with_too_few_replies_keeps_the_prototypes(tmp_path: Path) -> No
 
 
 def test_one_site_of_several_operators_is_no_round(tmp_path: Path) -> None:
-    """What is merged of one is its upload, and the others would be sent it.
+    """A merge of one upload is that upload, which others would be sent: the round is void.
 
-    Simulated clients are one person's own, and so is a site that is alone.
+    Simulated clients are one person's own, and so is a site that is alone in a run.
     """
-    one_is_left = on_round(2, 1001, fails)
+    one_is_left = on_round(number=2, node=1001, change=fails)
 
     real = run(tmp_path / "real", one_is_left, real_sites(2))
     assert per_row(real, "void") == [False, True, False, False, False]
@@ -584,7 +626,10 @@ GAVE_UP = (
 
 
 def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:
-    """Three void rounds change nothing, end the run, and count as rounds; the next one goes on."""
+    """Three void rounds end the run, since they change nothing; they count as rounds.
+
+    Resumed, the run goes on with the round after them.
+    """
     config = run_config(tmp_path, min_replies=4, **SMALL | {"rounds": 5})
 
     def ill(message: Message, reply: Message) -> Message:
@@ -603,7 +648,7 @@ def test_a_run_that_gave_up_can_be_resumed(tmp_path: Path) -> None:
 def test_a_bug_of_all_simulated_clients_ends_the_run_at_once(
     tmp_path: Path, monkeypatch: Patch, capfd: Any
 ) -> None:
-    """If all fail by one reason, the run ends and shows one traceback.
+    """If all fail for one reason, the run ends and shows one traceback.
 
     If each has a reason of its own, every round is void, and the run ends after three of them.
     """
@@ -629,10 +674,15 @@ def test_a_bug_of_all_simulated_clients_ends_the_run_at_once(
 
 
 def control_of(client: Path, number: int, part: float) -> list[torch.Tensor]:
-    """A client's control variate, of whose change in this round ``part`` was counted."""
+    """Return a client's control variate as far as the server has counted it.
+
+    Its newest state has the variate ``own`` and how this changed in the last round, ``change``.
+    ``part`` of the change in round ``number`` was counted, and nothing of a later one.
+    """
     newest = max(client.glob("*-*.safetensors"))
     state = load_file(newest)
-    counted = part if int(newest.name[:6]) == number else 0.0
+    round_of_state = int(newest.name[:6])
+    counted = part if round_of_state == number else 0.0
     tensors = range(len(state) // 2)
     return [state[f"own/{i}"] + counted * state[f"change/{i}"] for i in tensors]
 
@@ -641,15 +691,21 @@ def control_of(client: Path, number: int, part: float) -> list[torch.Tensor]:
 def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies(
     algo: str, tmp_path: Path
 ) -> None:
-    """One is lost, one refused, some cut, a client comes late, and the server dies and goes on."""
+    """The server's variate is the mean of what it has counted of its clients' variates.
+
+    One reply is lost, one refused, some are cut (max-update-ratio), a client comes late, and the
+    server dies in round 4 and goes on.
+    """
     nodes = four()
     late = nodes.pop(1003)
     config = run_config(tmp_path, algo=algo, num_clients=3, max_update_ratio=1.0, **SMALL)
-    tamper: Tamper = on_round(2, 1000, meanwhile(lambda: nodes.setdefault(1003, late)))
+    tamper: Tamper = on_round(
+        number=2, node=1000, change=meanwhile(lambda: nodes.setdefault(1003, late))
+    )
     for accident in (
-        on_round(2, 1002, fails),
-        on_round(3, 1001, report_with(round=9)),
-        on_round(4, 1000, interrupted),
+        on_round(number=2, node=1002, change=fails),
+        on_round(number=3, node=1001, change=report_with(round=9)),
+        on_round(number=4, node=1000, change=interrupted),
     ):
         tamper = both(tamper, accident)
 
@@ -657,7 +713,11 @@ def test_a_mean_variate_is_that_of_its_clients_whatever_becomes_of_their_replies
         run_federation(config, nodes=nodes, tamper=tamper)
 
     outcome = run_federation(
-        config | {"resume": True}, 4, on_round(4, 1003, fails), nodes, run_id=2
+        config | {"resume": True},
+        clients=4,
+        tamper=on_round(number=4, node=1003, change=fails),
+        nodes=nodes,
+        run_id=2,
     )
 
     server = Checkpoint.read(RunFolder(outcome.folder).checkpoints()[0])

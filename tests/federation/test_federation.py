@@ -39,7 +39,7 @@ from tests.support.sites import real_sites
 def test_half_sent_messages_are_sent_again(
     arrive: bool, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    """Every push fails once, whether its messages have arrived all the same or not."""
+    """Every push to the SuperLink fails once; with ``arrive`` its messages arrive all the same."""
     wanted = run_federation(run_config(tmp_path / "undisturbed", rounds=3), clients=3)
     push = LocalGrid.push_messages
     calls = itertools.count()
@@ -62,6 +62,7 @@ def test_half_sent_messages_are_sent_again(
 def test_a_superlink_that_keeps_losing_messages_ends_the_run(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The server tries three times to send its messages to two clients."""
     push = MagicMock(side_effect=ObjectPushError("an-object", 1, "a-session"))
     monkeypatch.setattr(LocalGrid, "push_messages", push)
 
@@ -71,7 +72,7 @@ def test_a_superlink_that_keeps_losing_messages_ends_the_run(
 
 
 def prototype_means(outcome: Outcome) -> torch.Tensor:
-    """The global prototypes that a run leaves."""
+    """Return the means of the global prototypes that a run leaves."""
     return load_file(outcome.folder / "prototypes.safetensors")["means"]
 
 
@@ -84,6 +85,7 @@ Frozen features make their prototypes useful before any training.
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
+    """Rows, figures and files of every algorithm after two rounds, as its catalog's row says."""
     config = run_config(tmp_path, algo=algo, run_name="mine", train_samples=10, test_samples=20)
     outcome = run_federation(config, clients=3)
 
@@ -95,6 +97,7 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
         assert row["valid"] == 3
         assert len(row["clients"]) == 3
 
+    # terms that need prototypes are there from the second round on
     losses = {"total", *MINIMISED[algo]} if MINIMISED[algo] else set()
     assert outcome.rows[1]["losses"].keys() == losses
 
@@ -119,6 +122,7 @@ def test_a_run_leaves_complete_results(algo: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_training_helps(algo: str, tmp_path: Path) -> None:
+    """Of ten classes of digits three quarters and more are right in the end, a few before."""
     config = run_config(
         tmp_path,
         algo=algo,
@@ -158,6 +162,7 @@ def test_the_same_seed_gives_identical_metrics_and_another_does_not(tmp_path: Pa
 
 
 def test_node_ids_do_not_matter(tmp_path: Path) -> None:
+    """Clients under other node ids, in reverse order, have the same rows."""
     nodes = [{"partition-id": i, "num-partitions": 4} for i in range(4)]
     forward = {100 + i: nodes[i] for i in (0, 1, 2, 3)}
     backward = {900 - i: nodes[i] for i in (3, 2, 1, 0)}
@@ -171,19 +176,20 @@ def test_node_ids_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_private_state_lives_where_the_site_says(tmp_path: Path) -> None:
+    """Each of two sites has a state-dir of its own; the server's folder has nothing of it."""
     outcome = run_federation(run_config(tmp_path), nodes=real_sites(2, tmp_path / "disk"))
 
     run = f"{outcome.folder.name}-{RUN_ID}"
     for i in (0, 1):
         folder = tmp_path / f"disk-{i}" / run / "clients" / f"site-{i}"
         files = list((tmp_path / f"disk-{i}").rglob("*.safetensors"))
-        assert [file.parent for file in files] == [folder, folder]
+        assert [file.parent for file in files] == [folder, folder]  # its state and its model
 
     assert not (outcome.folder / "clients").exists()
 
 
 def expect_refusal(error: type[Exception], said: str, config: dict[str, Any], **on: Any) -> None:
-    """The run ends with this error, and no client has trained."""
+    """The run ends with this error, and no client has trained; ``on`` are its nodes or clients."""
     kinds: list[str] = []
 
     def watch(message: Message, reply: Message) -> Message:
@@ -196,7 +202,10 @@ def expect_refusal(error: type[Exception], said: str, config: dict[str, Any], **
 
 
 def test_a_round_of_sites_with_operators_asks_two_at_least(tmp_path: Path) -> None:
-    """A merge of one upload is that upload, and the others would receive it."""
+    """With participation = 0.1 one of three would be asked.
+
+    A merge of one upload is that upload, and the others would receive it.
+    """
     found = run_federation(run_config(tmp_path, participation=0.1, rounds=2), nodes=real_sites(3))
     assert {row["valid"] for row in found.rows[:-1]} == {2}
 
@@ -223,6 +232,7 @@ REFUSED: dict[str, tuple[type[Exception], dict[str, Any]]] = {
 def test_what_cannot_work_ends_the_run_before_any_client_trains(
     said: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """The reason is in the error, and is printed."""
     error, settings = REFUSED[said]
     config = run_config(tmp_path, **{"join_timeout": 1.0} | settings)
     expect_refusal(error, said, config, clients=3)
@@ -233,6 +243,7 @@ def test_what_cannot_work_ends_the_run_before_any_client_trains(
 def test_sites_that_cannot_work_together_end_the_run_before_training(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """A site that does not say how many there are, and two with other architectures for FedAvg."""
     said = "num-clients = 0"
     one_site = {1: {"site-name": "north", "partition-id": 0}}
     expect_refusal(FederationError, said, run_config(tmp_path, join_timeout=1e9), nodes=one_site)
@@ -278,6 +289,7 @@ def test_a_wrong_node_config_is_told_before_training(
 def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The usual reason is that Flower gives clients no part of a GPU unless it is told so."""
     # what a client that computes on a GPU sets for its whole process
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
@@ -286,6 +298,10 @@ def test_a_gpu_that_is_not_there_is_told_with_the_usual_reason(
 
 
 def test_participation_asks_a_part_of_the_sites_and_at_the_end_all(tmp_path: Path) -> None:
+    """Half of five sites are two, other ones in each round; only the final figures are of all.
+
+    So the best accuracy is the final one, as others cannot be compared with it.
+    """
     outcome = run_federation(run_config(tmp_path, participation=0.5, rounds=3), clients=5)
 
     assert [row["asked"] for row in outcome.rows] == [2, 2, 2, 5]

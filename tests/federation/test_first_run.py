@@ -43,7 +43,7 @@ EACH = 20
 
 
 def pictures(folder: Path) -> list[tuple[Path, str]]:
-    """Six folders of twenty images, and the path and class of each."""
+    """Write six folders of twenty images, and return the path and class of each image."""
     rng = np.random.default_rng(0)
     paths = []
     for label, name in enumerate(CLASSES):
@@ -57,7 +57,7 @@ def pictures(folder: Path) -> list[tuple[Path, str]]:
 
 
 def bring(folder: Path) -> None:
-    """What the README's commands name: photos/, images.csv, which lists them, and patients.csv."""
+    """Write what the README's commands name: photos/, images.csv (a list of them), patients.csv."""
     photos = [("file", "label")]
     for path, name in pictures(folder / "photos"):
         photos.append((str(path.relative_to(folder)), name))
@@ -72,6 +72,7 @@ def bring(folder: Path) -> None:
 
 
 def as_table(tmp_path: Path) -> dict[str, Any]:
+    """Write the README's data, and return the settings of a run on patients.csv."""
     bring(tmp_path)
     return {"dataset": "arrays", "data-dir": str(tmp_path / "patients.csv"), "models": "table3"}
 
@@ -82,7 +83,10 @@ def write_table(path: Path, rows: list[Any]) -> None:
 
 
 def first_run(tmp_path: Path, run_id: int = RUN_ID, **changes: Any) -> tuple[Any, dict[str, Any]]:
-    """One round with the project's own defaults, by three clients."""
+    """Run one round of three clients with the project's own defaults, but for ``changes``.
+
+    Return the outcome, and the clients of its last row.
+    """
     config = default_run_config() | {
         "rounds": 1,
         "report": False,
@@ -96,7 +100,7 @@ def first_run(tmp_path: Path, run_id: int = RUN_ID, **changes: Any) -> tuple[Any
 
 
 def quick_start() -> list[list[str]]:
-    """The words of the README's commands for data of one's own."""
+    """Return the words of the README's commands for data of one's own."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     chapter = readme.partition("## Your own data")[2].partition("## ")[0]
     commands = [line for line in chapter.splitlines() if "protofl " in line]
@@ -107,9 +111,11 @@ def quick_start() -> list[list[str]]:
 def test_every_sample_is_used_and_told(
     words: list[str], tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
+    """A command of the README runs on data as it describes; three quarters are for training."""
     bring(tmp_path)
     monkeypatch.chdir(tmp_path)
-    arguments = parsed(words[1], words[2:])
+    _protofl, command, *options = words
+    arguments = parsed(command, options)
 
     _, clients = first_run(tmp_path, **read_assignments(arguments.settings))
 
@@ -125,6 +131,7 @@ def test_every_sample_is_used_and_told(
     console = capsys.readouterr().out.splitlines()
 
     assert told in console
+    # a table alone has columns
     assert ("inputs: the columns a, b, c, d together" in console) == ("dataset=arrays" in words)
 
 
@@ -153,6 +160,7 @@ def test_every_sample_is_used_and_told(
 def test_what_is_left_out_or_idle_is_told(
     changes: dict[str, Any], told: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """Samples that settings leave out, or use several times, and settings without effect."""
     first_run(tmp_path, **as_table(tmp_path) | changes)
     assert told in capsys.readouterr().out
 
@@ -160,6 +168,11 @@ def test_what_is_left_out_or_idle_is_told(
 def test_baselines_train_beside_the_run_and_do_not_change_it(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """A run has the same accuracy with baselines, and a baseline that of a run of its own.
+
+    FedAvg needs one architecture, so its baseline takes one of the two. The result is said in one
+    sentence, on the console and in the report.
+    """
     settings = {
         "dataset": "digits",
         "partition": "dirichlet",
@@ -169,7 +182,7 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
         "algo": "fedproto-avg",
         "models": "mnist-cnn,htcnn-1",
     }
-    named = "local, fedavg,fedproto"
+    named = "local, fedavg,fedproto"  # spaces do not matter
 
     with_them, _ = first_run(tmp_path / "with", **settings, baselines=named, report=True)
     console = capsys.readouterr().out
@@ -199,12 +212,16 @@ def test_baselines_train_beside_the_run_and_do_not_change_it(
     assert f"result: {shown}" in console.splitlines()
     assert escape(shown) in (folder / "report.html").read_text(encoding="utf-8")
 
+    # baselines are found beside the run by its name
     moved = folder.rename(folder.with_name("new"))
     assert "baselines not found beside it: 3" in write_report(moved).read_text()
 
 
 def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> None:
+    """Not where they are better by less than a point, as 50.9 % beside 50.0 %."""
+
     def result(algo: str, **accuracy: float) -> Any:
+        """Return what the sentence needs of a run's summary."""
         return {
             "settings": {"algo": algo},
             "algorithm": CATALOG[algo].title,
@@ -227,6 +244,7 @@ def test_the_sentence_names_prototypes_that_predict_better_than_the_head() -> No
 def test_a_baseline_that_cannot_go_on_costs_only_itself(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
+    """The run itself has its results, and the console says why the baseline has none."""
     one_run = server_app.app.one_run
 
     def failing_baseline(grid: Grid, job: Job) -> None:
@@ -243,6 +261,7 @@ def test_a_baseline_that_cannot_go_on_costs_only_itself(
 
 
 def test_the_baseline_of_another_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    """A run called mine-local is there already: mine with the baseline local is refused at once."""
     other = tmp_path / "runs" / "mine-local"
     other.mkdir(parents=True)
     (other / "settings.toml").touch()
@@ -260,6 +279,7 @@ def test_a_baseline_whose_settings_are_wrong_is_named() -> None:
 
 
 def test_a_baseline_that_sends_nothing_needs_no_merging() -> None:
+    """The run's merging, which local would refuse, is that of its other baselines alone."""
     merging = {"merging": "median", "max-update-ratio": 2.0}
     config = default_run_config() | merging | {"baselines": "local,fedavg"}
     local, fedavg = baselines_of(settings_of(config), config).values()
@@ -269,6 +289,10 @@ def test_a_baseline_that_sends_nothing_needs_no_merging() -> None:
 
 
 def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A baseline that has finished is not made again; one without its summary goes on.
+
+    Where the division of the data has changed since, no baseline can be compared: it is refused.
+    """
     settings = as_table(tmp_path) | {"run-name": "mine", "baselines": "local,fedavg"}
     first_run(tmp_path, **settings)
     lost = tmp_path / "runs" / "mine-local" / "summary.json"
@@ -288,6 +312,8 @@ def test_a_resumed_run_goes_on_with_its_baselines(tmp_path: Path, monkeypatch: P
 
 
 def test_a_site_trains_only_baselines_that_the_run_names() -> None:
+    """A server asks for another algorithm, for none, and for other settings of a named one."""
+    # Flower's messages and contexts need the numbers of a task
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
     config = default_run_config() | CACHE | {"baselines": "local"}
     context = Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), config)

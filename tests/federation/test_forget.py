@@ -32,27 +32,32 @@ SMALL: dict[str, Any] = {
 
 
 def federation(folder: Path, *partitions: int, **settings: Any) -> Outcome:
-    """A run of some of four clients."""
+    """Run gaussian heads with these of four clients."""
     nodes = {1000 + n: {"partition-id": n, "num-partitions": 4} for n in partitions}
     number = {"num_clients": len(partitions), "min_clients": len(partitions)}
     return run_federation(run_config(folder, **SMALL | number | settings), nodes=nodes)
 
 
 def features(outcome: Outcome, *partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The training features and labels of these clients, one after the other."""
-    sets = [client_of(outcome.grid.run_config, n, 4).train_set for n in partitions]
+    """Return the training features and labels of these clients, one after the other."""
+    sets = [
+        client_of(outcome.grid.run_config, partition=n, clients=4).train_set for n in partitions
+    ]
     inputs = torch.cat([train_set.in_memory for train_set in sets])
     labels = torch.cat([train_set.labels for train_set in sets])
     return inputs, labels
 
 
 def stored(run: Path) -> dict[str, torch.Tensor]:
-    """The checkpoint after the only round."""
+    """Return the tensors of the checkpoint after the only round."""
     return load_file(run / "checkpoints" / "000001.safetensors")
 
 
 def assert_result_of(outcome: Outcome, head: str, *partitions: int) -> None:
-    """The run has the moments of all features of these clients, and its models have their head."""
+    """The run has the moments of all features of these clients, and its models have their head.
+
+    To 10⁻⁹ of the largest moment, and to 10⁻⁶ of the largest score.
+    """
     x, y = features(outcome, *partitions)
     counts = y.bincount(minlength=10)
     moments = ClassMoments(10, x.shape[1], head)
@@ -69,6 +74,7 @@ def assert_result_of(outcome: Outcome, head: str, *partitions: int) -> None:
     for file in files:
         model = TrainedModel.read(file).build()
         found = model(x)
+        # a shrinkage below 0 is that of the oracle; scores are not combined
         model.head.fit(moments, counts, moments.shares, -1.0, torch.clone)  # type: ignore[operator]
         wanted = model(x)
         tolerance = 1e-6 * float(wanted[wanted.isfinite()].abs().max())
@@ -76,12 +82,13 @@ def assert_result_of(outcome: Outcome, head: str, *partitions: int) -> None:
 
 
 def forget(outcome: Outcome, site: str, *options: str) -> None:
-    """The command that takes a site out of a result."""
+    """Take a site out of a result by the command, which must succeed."""
     assert main(["forget", str(outcome.folder), "--site", site, *options]) == 0
 
 
 @pytest.mark.parametrize("head", ["naive-bayes", "lda", "qda"])
 def test_the_result_without_a_site_is_that_of_the_others(head: str, tmp_path: Path) -> None:
+    """Nothing that site-1 has sent is left, and it is on record who took it out."""
     outcome = federation(tmp_path, 0, 1, 2, 3, gaussian__head=head)
     assert_result_of(outcome, head, 0, 1, 2, 3)
 
@@ -101,6 +108,10 @@ def test_the_result_without_a_site_is_that_of_the_others(head: str, tmp_path: Pa
 def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """After site-2 is forgotten, the exported model has the head of the other two.
+
+    Of these one can be forgotten, and then nobody.
+    """
     outcome = federation(tmp_path, 0, 1, 2)
     forget(outcome, "site-2")
 
@@ -121,7 +132,11 @@ def test_what_is_used_and_exported_has_the_new_head_and_the_last_site_stays(
 
 
 def test_a_site_that_comes_later_is_asked_alone(tmp_path: Path) -> None:
-    """One that takes part again counts anew, not twice; one that was forgotten stays so."""
+    """A run goes on from an earlier one's moments, and asks only the new site.
+
+    A site that was forgotten is not in it. In the third run it takes part again and counts, and
+    site-3, which takes part a second time, counts once.
+    """
     first = federation(tmp_path / "first", 0, 1, 2)
     forget(first, "site-0")
 
@@ -134,6 +149,7 @@ def test_a_site_that_comes_later_is_asked_alone(tmp_path: Path) -> None:
 
 
 def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
+    """Under dp, too, a site can be forgotten: what is left is moments that could be, with noise."""
     outcome = federation(tmp_path, 0, 1, 2, dp="sample")
     forget(outcome, "site-2")
 
@@ -170,7 +186,7 @@ def test_noise_stays_in_what_is_left(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_must_stay_is_said(
+def test_a_result_that_no_site_can_be_taken_out_of_says_why(
     settings: Any, site: str, said: str, tmp_path: Path, capsys: Printed
 ) -> None:
     outcome = federation(tmp_path, 0, 1, 2, **settings)
@@ -191,7 +207,10 @@ def test_what_must_stay_is_said(
         ),
     ],
 )
-def test_no_other_run_is_continued(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_continued_is_refused(
+    settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """The earlier run has another kind of head, or has not stored what its sites sent."""
     earlier = federation(tmp_path / "first", 0, 1, **settings).folder
     with pytest.raises(SettingsError, match=said):
         federation(tmp_path / "second", 2, gaussian__start_from=str(earlier))
@@ -200,6 +219,6 @@ def test_no_other_run_is_continued(settings: dict[str, Any], said: str, tmp_path
 @pytest.mark.parametrize(
     "more", [{"gaussian.revocable": True}, {"gaussian.start-from": "runs/first"}]
 )
-def test_secure_aggregation_has_nothing_of_single_sites(more: dict[str, Any]) -> None:
+def test_secure_aggregation_excludes_forgetting_and_going_on(more: dict[str, Any]) -> None:
     said = refusal({"algo": "gaussian", "rounds": 1, "secagg": True, **more})
     assert "secagg = true hides what single sites send; to " in said

@@ -55,7 +55,10 @@ class Pretended(Tensor):
 
 
 def each(change: Callable[[Tensor], Any], value: Any) -> Any:
-    """``value`` with every tensor in it changed; ten times as fast as PyTorch's own."""
+    """Return ``value`` with every tensor in it changed, in lists, tuples and dictionaries, too.
+
+    This is ten times as fast as PyTorch's own function for it.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
@@ -66,14 +69,14 @@ def each(change: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
-    """All tensors in the values, in order."""
+    """Return all tensors in the values, in order."""
     found: list[Tensor] = []
-    each(found.append, values)
+    each(found.append, values)  # what it returns is not needed
     return found
 
 
 class Mode(TorchDispatchMode):
-    """Catches what makes tensors as well."""
+    """Catches operations without a pretended tensor, too: those that make one."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -82,7 +85,11 @@ class Mode(TorchDispatchMode):
 
 
 def called(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The operation, on the device of its arguments or on the one that it names."""
+    """Do a PyTorch operation on the CPU, and pretend that the result is where it would be.
+
+    That is on the device that the operation names, or else on that of its arguments. RuntimeError
+    if these are on both devices.
+    """
     name = function._schema.name.removeprefix("aten::")
     tensors = tensors_in(args, kwargs)
     pretended = [tensor for tensor in tensors if isinstance(tensor, Pretended)]
@@ -91,9 +98,9 @@ def called(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     device = kwargs.get("device")
     on_gpu = bool(pretended) if device is None else torch.device(device) == GPU
-    if name == "copy_":
+    if name == "copy_":  # into the first argument
         on_gpu = isinstance(args[0], Pretended)
-    elif name == "_local_scalar_dense":
+    elif name == "_local_scalar_dense":  # `item()`, which gives a number
         on_gpu = False
 
     real_args, real_kwargs = each(on_the_cpu, (args, kwargs))
@@ -102,6 +109,7 @@ def called(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     result = function(*real_args, **real_kwargs)
     if not on_gpu:
         return result
+    # an operation in place returns an argument: it must be the same object
     known = {id(tensor.on_cpu): tensor for tensor in pretended}
     return each(lambda real: known[id(real)] if id(real) in known else Pretended(real), result)
 
@@ -111,21 +119,26 @@ def on_the_cpu(tensor: Tensor) -> Tensor:
 
 
 def refuse_company(name: str, tensors: list[Tensor]) -> None:
-    """RuntimeError if some of the tensors are on the CPU, but for numbers, and names of rows."""
+    """Raise RuntimeError, as PyTorch does, if a tensor is on the CPU and others on the GPU.
+
+    Tensors without dimensions are numbers, which may be, and so may the rows that are indexed.
+    """
     for tensor in tensors:
         if isinstance(tensor, Pretended) or not tensor.dim():
             continue
-        is_index = name in ("index", "index_put", "index_put_")
-        if not (is_index and tensor.dtype in (torch.int64, torch.bool)):
+        takes_index = name in ("index", "index_put", "index_put_")
+        is_index = takes_index and tensor.dtype in (torch.int64, torch.bool)
+        if not is_index:
             raise RuntimeError(f"{name}: expected all tensors to be on one device, but found both")
 
 
 @contextmanager
 def pretended_gpu() -> Iterator[None]:
-    """While this lasts, clients and server find the GPU."""
+    """Let clients and server find the pretended GPU while the block lasts."""
     make = torch.tensor
 
     def made(*args: Any, device: Any = None, **options: Any) -> Tensor:
+        """Do what `torch.tensor` does, in two operations, of which the second is caught."""
         return make(*args, **options).to(device)
 
     with pytest.MonkeyPatch.context() as monkeypatch, Mode():
@@ -155,7 +168,7 @@ def assert_the_same_on_both(folder: Path, changes: dict[str, Any]) -> None:
     """A run leaves the same behind on the CPU and on the pretended GPU."""
     settings = {"train_samples": 20, "test_samples": 10, "batch_size": 5} | changes
     with pytest.MonkeyPatch.context() as monkeypatch:
-        # the Adam of a GPU rounds otherwise
+        # fused only on a CPU, where Adam then rounds otherwise than on the pretended GPU
         monkeypatch.setattr(
             training,
             "_fused_where_in_order",
@@ -169,6 +182,7 @@ def assert_the_same_on_both(folder: Path, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_path: Path) -> None:
+    # its batches have twice the size: of 20 samples three of six, and a rest of two
     batch_size = 3 if algo == "per-fedavg" else 5
     assert_the_same_on_both(tmp_path, {"algo": algo, "batch_size": batch_size})
 
@@ -186,19 +200,22 @@ def test_on_a_gpu_every_algorithm_does_what_it_does_on_the_cpu(algo: str, tmp_pa
     ],
     ids=str,
 )
-def test_so_it_does_with_other_settings(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_on_a_gpu_chosen_settings_do_what_they_do_on_the_cpu(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     assert_the_same_on_both(tmp_path, changes)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("key", CASES)
-def test_so_it_does_with_every_setting(key: str, tmp_path: Path) -> None:
+def test_on_a_gpu_every_setting_does_what_it_does_on_the_cpu(key: str, tmp_path: Path) -> None:
     settings, other = CASES[key]
     name = key.replace("-", "_").replace(".", "__")
     assert_the_same_on_both(tmp_path, settings | {name: other})
 
 
 def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
+    """Tensors there and here can be brought together, but not mixed, as on a real GPU."""
     with pretended_gpu():
         there = torch.ones(3, device=GPU)
         here = torch.ones(3)
@@ -217,8 +234,13 @@ def test_the_pretended_gpu_refuses_company_from_the_cpu() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32"])
 def test_cuda_is_made_to_repeat_exactly(precision: str, monkeypatch: Patch) -> None:
+    """Opening a device asks PyTorch for deterministic algorithms, and touches the device.
+
+    TensorFloat-32 is allowed only with the precision tf32.
+    """
     asked: list[object] = []
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     monkeypatch.setattr(
         torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append((on, warn_only))

@@ -42,7 +42,7 @@ from tests.support.declared import DECLARED
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, Tamper, run_config, run_federation
 from tests.support.hostile import ATTACKS
-from tests.support.sites import Three, real_sites
+from tests.support.sites import EAST, SOUTH, Three, real_sites
 
 CLIENTS, ROUNDS = 4, 2
 HOSTILE = 1003
@@ -78,7 +78,7 @@ def fedavg(folder: Path, **settings: Any) -> dict[str, Any]:
 def federation(folder: Path, change: Change, algo: str = "fedproto", **settings: Any) -> Outcome:
     """Run four clients with half of the ten digits each; change the fourth's training replies."""
     config = run_config(folder, algo=algo, rounds=ROUNDS, **HALF_OF_THE_DIGITS, **settings)
-    return run_federation(config, CLIENTS, tamper=by({HOSTILE: change}))
+    return run_federation(config, clients=CLIENTS, tamper=by({HOSTILE: change}))
 
 
 Reference = Callable[[str], Outcome]
@@ -86,12 +86,12 @@ Reference = Callable[[str], Outcome]
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """For an algorithm, the same run without the fourth client's replies."""
+    """Return a function: algorithm -> the same run without the fourth client's replies."""
     return cache(lambda algo: federation(tmp_path_factory.mktemp(algo), silent, algo))
 
 
 def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
-    """What was learnt, and the honest clients' figures in every round, are the same to the bit."""
+    """Global results, and the honest clients' figures of every round, are the same to the bit."""
     for name in ("prototypes.safetensors", "weights.safetensors"):
         assert (outcome.folder / name).exists() == (reference.folder / name).exists()
         if (reference.folder / name).exists():
@@ -109,7 +109,8 @@ def assert_unharmed(outcome: Outcome, reference: Outcome) -> None:
 
 
 def nodes_of(kind: str) -> set[int]:
-    return {node for (of_kind, _), node in NODES.items() if of_kind == kind}
+    """Return the nodes that attack in their replies to messages of this kind."""
+    return {node for (kind_of_node, _), node in NODES.items() if kind_of_node == kind}
 
 
 def site_of(node: int) -> str:
@@ -117,9 +118,10 @@ def site_of(node: int) -> str:
 
 
 def with_hostile_sites(folder: Path, hostile: Collection[int], tamper: Tamper | None) -> Outcome:
-    """Run three honest sites and these, which all have the data of the fourth client.
+    """Run three honest sites and these hostile ones, which all have the data of the fourth client.
 
-    With ``liars = 0`` nothing protects the honest but that replies are refused.
+    With ``liars = 0`` nothing protects the honest but that replies are refused. The run waits for
+    all but those that attack in their introduction.
     """
     nodes = real_sites(len(HONEST) + len(NODES))
     for number, node in enumerate(nodes.values()):
@@ -133,7 +135,7 @@ def with_hostile_sites(folder: Path, hostile: Collection[int], tamper: Tamper | 
 
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, str]:
-    """A run with every attack of the table, and what the server says in it."""
+    """Make a run with every attack of the table; return it, and what the server prints."""
 
     def attack(message: Message, reply: Message) -> Message:
         for (kind, name), node in NODES.items():
@@ -152,6 +154,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, str]:
 def test_an_attack_is_refused_for_a_reason(
     kind: str, attack: str, attacked: tuple[Outcome, str]
 ) -> None:
+    """The server says why, in a short line: of an introduction on its console, else in the rows."""
     outcome, said = attacked
     _, line = ATTACKS[kind][attack]
     site = site_of(NODES[kind, attack])
@@ -166,6 +169,7 @@ def test_an_attack_is_refused_for_a_reason(
     else:
         reasons = [outcome.rows[-1]["refused"][site]]
 
+    # an attack on training is made in every round, any other once
     assert len(reasons) == (ROUNDS if kind == MessageType.TRAIN else 1)
 
     for reason in reasons:
@@ -174,6 +178,7 @@ def test_an_attack_is_refused_for_a_reason(
 
 
 def test_whoever_is_refused_is_counted_and_nobody_else(attacked: tuple[Outcome, str]) -> None:
+    """In each row, in the summary's trouble, and among those whose accuracy is reported."""
     outcome, _ = attacked
     training = {site_of(node) for node in nodes_of(MessageType.TRAIN)}
     evaluating = {site_of(node) for node in nodes_of(MessageType.EVALUATE)}
@@ -192,6 +197,7 @@ def test_whoever_is_refused_is_counted_and_nobody_else(attacked: tuple[Outcome, 
 def test_the_others_learn_what_they_learn_without_the_hostile(
     attacked: tuple[Outcome, str], tmp_path: Path
 ) -> None:
+    """Sites that attack in the final evaluation alone have trained honestly, so they stay."""
     outcome, _ = attacked
     honest_until_the_end = nodes_of(MessageType.EVALUATE)
     without_the_others = with_hostile_sites(tmp_path, honest_until_the_end, None)
@@ -203,6 +209,7 @@ def test_the_others_learn_what_they_learn_without_the_hostile(
 
 
 def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -> None:
+    """One client sends a gigabyte of prototypes in every round, and no memory is taken for it."""
     change, _ = ATTACKS[MessageType.TRAIN]["a gigabyte in the prototypes"]
 
     tracemalloc.start()
@@ -212,11 +219,12 @@ def test_a_gigabyte_is_refused_before_anything_of_it_is_copied(tmp_path: Path) -
     finally:
         tracemalloc.stop()
 
-    assert peak_bytes < 50e6
+    assert peak_bytes < 50e6  # a twentieth of the gigabyte
 
 
 @in_place
 def negative_variances(message: Message, reply: Message) -> None:
+    """Send running variances of batch normalisation below 0."""
     record = reply.content.array_records["weights"]
     for name, array in record.items():
         if name.endswith("running_var"):
@@ -224,7 +232,7 @@ def negative_variances(message: Message, reply: Message) -> None:
 
 
 def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
-    """It has an ordinary norm, and would make every honest client's next features NaN."""
+    """Such weights have an ordinary norm, but would make every honest client's features NaN."""
     outcome = federation(tmp_path, negative_variances(), "fedavg", models="resnet4-imagenet-stem")
 
     for row in outcome.rows[:ROUNDS]:
@@ -234,14 +242,17 @@ def test_a_negative_variance_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_round_without_an_evaluation_has_no_figures_of_one(tmp_path: Path) -> None:
-    """A single site that sent figures would be the only one, and decide those of the round."""
+    """In round 2 nobody evaluates (evaluate-every = 2), but two sites send figures.
+
+    They would decide the figures of the round, and are refused.
+    """
     lies = {
         1002: report_with(correct__head=60),
         HOSTILE: report_with(**{"metrics__head/auc": 1.0}),
     }
     config = run_config(tmp_path, rounds=2, evaluate_every=2, metrics="auc", **HALF_OF_THE_DIGITS)
 
-    evaluated, unevaluated, _ = run_federation(config, CLIENTS, by(lies)).rows
+    evaluated, unevaluated, _ = run_federation(config, clients=CLIENTS, tamper=by(lies)).rows
 
     assert evaluated["accuracy"]
     assert not evaluated["refused"]
@@ -260,10 +271,13 @@ for _algo, _declared in DECLARED.items():
 
 
 @pytest.mark.parametrize("algo", ONE_OF_EACH_UPLOAD.values())
-def test_the_same_holds_for_other_uploads(algo: str, tmp_path: Path, without: Reference) -> None:
-    """NaN is refused in the first round, and in the second what is too long."""
+def test_bad_uploads_of_every_kind_are_refused_and_harm_nobody(
+    algo: str, tmp_path: Path, without: Reference
+) -> None:
+    """One client sends NaN in the first round, and in the second what is 10⁶ times too long."""
     declared = DECLARED[algo]
-    sends_prototypes = bool(declared.prototypes) and algo != "protofed"  # its last round alone
+    # ProtoFed sends prototypes in its last round alone, and weights in all
+    sends_prototypes = bool(declared.prototypes) and algo != "protofed"
     entry = "weights" if declared.weights else next(iter(declared.beside), "")
 
     def change(message: Message, reply: Message) -> Message:
@@ -279,7 +293,10 @@ def test_the_same_holds_for_other_uploads(algo: str, tmp_path: Path, without: Re
 
 
 def test_what_is_written_down_is_short_and_plain_json(tmp_path: Path) -> None:
-    """An error has a long reason in the first round, a report huge figures in the second."""
+    """One client's error has a reason of a million letters in round 1, which also clears screens.
+
+    Its report has huge figures in round 2.
+    """
     long_error = failing(2, "\x1b[2J" + "x" * 10**6)
     huge_figures = report_with(losses__total=1e30, seconds__train=1e30)
 
@@ -307,7 +324,7 @@ def test_what_is_written_down_is_short_and_plain_json(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _decoding_grid(monkeypatch: Patch) -> None:
-    """A grid whose ``pull_messages`` decodes arrays, as Flower's does."""
+    """Let the grid decode arrays as they are pulled, as Flower's does."""
     pull = LocalGrid.pull_messages
 
     def pull_messages(self: LocalGrid, message_ids: Iterable[str]) -> list[Message]:
@@ -324,7 +341,7 @@ def _decoding_grid(monkeypatch: Patch) -> None:
 
 
 def garbled(message: Message, reply: Message) -> Message:
-    """Add an array whose shape are words: Flower encodes it, and decoding raises a TypeError."""
+    """Add an array with words for its shape: Flower encodes it, and decoding raises a TypeError."""
     record = ArrayRecord({"x": raw(np.zeros(3, np.float32))})
     record["x"].shape = ("5", "64")  # type: ignore[assignment]
     return extra("more", record)(message, reply)
@@ -332,6 +349,7 @@ def garbled(message: Message, reply: Message) -> Message:
 
 @pytest.mark.usefixtures("_decoding_grid")
 def test_a_reply_that_flower_cannot_read_harms_nobody(tmp_path: Path, without: Reference) -> None:
+    """One client's training replies cannot be decoded: they count as failed."""
     outcome = federation(tmp_path, garbled)
 
     for row in outcome.rows[:ROUNDS]:
@@ -343,7 +361,9 @@ def test_a_reply_that_flower_cannot_read_harms_nobody(tmp_path: Path, without: R
 def test_an_introduction_that_flower_cannot_read_harms_nobody(tmp_path: Path) -> None:
     config = run_config(tmp_path, rounds=1, num_clients=3, **DIGITS)
 
-    outcome = run_federation(config, CLIENTS, by({HOSTILE: garbled}, MessageType.QUERY))
+    outcome = run_federation(
+        config, clients=CLIENTS, tamper=by({HOSTILE: garbled}, MessageType.QUERY)
+    )
 
     assert sorted(outcome.summary["clients"]) == sorted(HONEST)
 
@@ -360,7 +380,7 @@ def raise_error(server: FedAvg[Any]) -> None:
 
 
 def break_round_2(monkeypatch: Patch, fault: Callable[[FedAvg[Any]], None]) -> None:
-    """Let this happen to the server after FedAvg's merging of round 2."""
+    """Let a fault strike the server after FedAvg's merging of round 2."""
     honest = FedAvg.merge
 
     def merge(self: FedAvg[Any], uploads: list[Upload]) -> dict[str, float]:
@@ -376,6 +396,7 @@ def break_round_2(monkeypatch: Patch, fault: Callable[[FedAvg[Any]], None]) -> N
 def test_a_server_step_that_fails_costs_sites_a_round(
     fault: Callable[[FedAvg[Any]], None], tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """Round 2 is void, and round 3 goes on from the weights that round 2 began with."""
     break_round_2(monkeypatch, fault)
 
     outcome = run_federation(fedavg(tmp_path, rounds=3), nodes=real_sites(3))
@@ -397,6 +418,7 @@ def test_a_server_step_that_fails_costs_sites_a_round(
 def test_in_a_simulation_a_step_that_leaves_nan_is_void_as_well(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The server's weights are not finite after round 2, which does not count."""
     break_round_2(monkeypatch, overflow)
 
     outcome = run_federation(fedavg(tmp_path, rounds=3), clients=2)
@@ -407,6 +429,7 @@ def test_in_a_simulation_a_step_that_leaves_nan_is_void_as_well(
 def test_in_a_simulation_an_error_of_the_servers_step_ends_the_run(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """All is one person's own there, who sees the traceback at once."""
     break_round_2(monkeypatch, raise_error)
 
     with pytest.raises(RuntimeError, match="without overflow"):
@@ -417,12 +440,12 @@ def test_in_a_simulation_an_error_of_the_servers_step_ends_the_run(
 
 
 def test_a_claim_of_samples_owns_no_mean(tmp_path: Path, capsys: Printed) -> None:
-    """10^15 samples weigh as much as one client's share of 30, where the setting says so."""
+    """With max-samples-ratio = 1 a client that claims 10¹⁵ samples weighs as much as the others."""
     data = {"dataset": "digits", "partition": "iid", "train_samples": 30, "rounds": 1}
     learnt = []
     for samples in (30, 10**15):
         config = run_config(tmp_path / str(samples), max_samples_ratio=1.0, **data)
-        outcome = run_federation(config, CLIENTS, attacks.claims(samples))
+        outcome = run_federation(config, clients=CLIENTS, tamper=attacks.claims(samples))
         learnt.append(load_file(outcome.folder / "prototypes.safetensors")["means"])
 
     said = capsys.readouterr().out
@@ -447,6 +470,7 @@ def test_a_late_claim_is_bounded_too(tmp_path: Path, capsys: Printed) -> None:
     tamper = both(joins, attacks.claims(10**12))
     run_federation(config, nodes=nodes, tamper=tamper)
 
+    # twice the 20 samples of the next (max-samples-lead is 2 where sites have operators)
     warning = "warning: site-3: 1e+12 training samples weigh as 40 (max-samples-lead)"
     assert warning in capsys.readouterr().out
 
@@ -478,11 +502,11 @@ FIVE_MODELS = "cnn4,htcnn-1,htcnn-3,mnist-cnn,htcnn-2"
 
 
 @pytest.mark.parametrize("algo", FALSE_CLAIMS)
-def test_the_first_decide_nothing(algo: str, tmp_path: Path, capsys: Printed) -> None:
-    """Four honest sites suffice; the others claim their digest, and another model or division.
+def test_the_first_sites_decide_nothing(algo: str, tmp_path: Path, capsys: Printed) -> None:
+    """The first sites claim another model, classes or division than the four honest ones.
 
-    All architectures share their heads: only what is built from a claim shows that its digest is
-    false.
+    They are left out, and the four suffice. Where all architectures share their heads, the claim of
+    a false one has the right digest of weights: only a model that is built from it shows the lie.
     """
     claims = FALSE_CLAIMS[algo]
     models = "cnn4" if algo == "fedavg" else FIVE_MODELS
@@ -501,7 +525,10 @@ def test_the_first_decide_nothing(algo: str, tmp_path: Path, capsys: Printed) ->
 
 
 def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: Printed) -> None:
-    """Before round 1 nobody knows which of two or three nodes is right; the others go on."""
+    """Node 1000 takes site-3's name, and a third node comes with it later.
+
+    Before round 1 nobody knows which of them is right, so the other sites go on without the name.
+    """
     config = run_config(tmp_path, rounds=2, min_clients=3, **DIGITS)
     nodes = real_sites(5)
     takes_name = by({1000: card_with(name="site-3")}, MessageType.QUERY)
@@ -522,10 +549,11 @@ def test_of_two_nodes_with_one_name_neither_takes_part(tmp_path: Path, capsys: P
 
 
 def test_no_site_says_how_many_must_take_part_where_data_are_their_own(tmp_path: Path) -> None:
+    """East claims that data are divided in three; south has no data, and the others go on."""
     sites = Three(tmp_path)
-    sites.nodes[3]["data-dir"] = str(tmp_path)
+    sites.nodes[SOUTH]["data-dir"] = str(tmp_path)
 
-    outcome = sites.run(by({1: card_with(num_partitions=3)}, MessageType.QUERY))
+    outcome = sites.run(by({EAST: card_with(num_partitions=3)}, MessageType.QUERY))
 
     assert sorted(outcome.summary["clients"]) == ["east", "north"]
 
@@ -534,13 +562,16 @@ def test_no_site_says_how_many_must_take_part_where_data_are_their_own(tmp_path:
 
 
 def test_one_site_does_not_stop_a_run_early(tmp_path: Path) -> None:
-    """That site claims 100 % on validation data before the first round, and 0 % from then on."""
+    """One of five claims 100 % on validation data before the first round, and 0 % from then on.
+
+    It also sends figures of prototypes, which FedAvg does not have.
+    """
 
     def lies(message: Message, reply: Message) -> Message:
         accuracy = 1.0 if message.metadata.group_id == "1" else 0.0
         figures = {
             "validation__head": accuracy,
-            "validation__prototype": 0.0,  # FedAvg has no prototypes
+            "validation__prototype": 0.0,
             "correct__prototype": 20,
         }
         return report_with(**figures)(message, reply)
@@ -587,7 +618,11 @@ def test_a_site_that_alone_has_validation_samples_does_not_choose_the_round(tmp_
 def test_a_site_that_sends_no_accuracy_hides_its_own_only_and_the_others_choose_no_round(
     tmp_path: Path,
 ) -> None:
-    """It has too few test samples to tell of; the other two cannot outvote one of them."""
+    """Site-2 sends no accuracy, as if it had too few test samples; site-1 sends no AUC.
+
+    The means are over the others. Two that are left cannot outvote a liar, so no best round is
+    named.
+    """
     hidden = {1002: ("correct.", "metrics."), 1001: ("metrics.head/auc",)}
 
     def hides(message: Message, reply: Message) -> Message:

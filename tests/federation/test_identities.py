@@ -15,7 +15,7 @@ from tests.support.plain import CLIENTS
 from tests.support.results import assert_same_models, metrics, models_left
 
 HEADS = {"initial_weights": "own", "head": "orthogonal-shared"}
-"""They do not train."""
+"""Settings under which heads do not train: FedGH's server has nothing to do, for example."""
 IDENTITIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "fedprox": ("fedavg", {"fedprox__mu": 0.0}, {}),
     "moon": ("fedavg", {"moon__mu": 0.0}, {}),
@@ -44,7 +44,7 @@ Run = Callable[[str, str, dict[str, Any]], Outcome]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """(algorithm, models, further settings) -> a small run, each once."""
+    """Return a function (algorithm, models, further settings) -> a small run, each made once."""
     known: dict[str, Outcome] = {}
 
     def once(algo: str, models: str, settings: dict[str, Any]) -> Outcome:
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         if name not in known:
             folder = tmp_path_factory.mktemp("run")
             config = run_config(folder, algo=algo, models=models, **SMALL, **settings)
-            known[name] = run_federation(config, CLIENTS)
+            known[name] = run_federation(config, clients=CLIENTS)
         return known[name]
 
     return once
@@ -62,11 +62,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_an_algorithm_without_its_own_term_is_the_simpler_one(
     algo: str, models: str, run: Run
 ) -> None:
-    simpler, settings, both = IDENTITIES[algo]
-    found = run(algo, models, settings | both)
-    wanted = run(simpler, models, both)
+    """`IDENTITIES` names the simpler algorithm: metrics and models are the same to the last bit."""
+    simpler, switched_off, of_both = IDENTITIES[algo]
+    found = run(algo, models, switched_off | of_both)
+    wanted = run(simpler, models, of_both)
 
-    if both:
+    if of_both:  # heads do not train, so a server that trains them has no figures
         assert "server" not in found.rows[0]
     assert metrics(found) == metrics(wanted)
     assert_same_models(models_left(found), models_left(wanted))

@@ -17,7 +17,7 @@ SMALL: dict[str, Any] = {"models": "htcnn-1", "train_samples": 20, "test_samples
 
 
 def sites_asked(outcome: Any, kind: str) -> list[set[str]]:
-    """Of each round, the sites that got a message of this kind."""
+    """Return the sites that got a message of this kind, one set for each round."""
     rounds: dict[str, set[str]] = {}
     for message, _ in outcome.exchanged(kind):
         site = f"site-{message.metadata.dst_node_id - 1000}"
@@ -32,6 +32,10 @@ FIVE_SITES = {f"site-{i}" for i in range(5)}
 def test_new_clients_are_asked_last_and_their_figures_stand_apart(
     algo: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """Two of five clients never train: accuracies are over the other three.
+
+    Those of the two are a metric of their own.
+    """
     config = run_config(tmp_path, algo=algo, new_clients=2, new_client_epochs=2, **SMALL)
     outcome = run_federation(config, clients=5)
 
@@ -65,7 +69,10 @@ def test_new_clients_are_asked_last_and_their_figures_stand_apart(
 def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
     tmp_path: Path,
 ) -> None:
-    """The global model and all rounds are the same, whether the new clients train or not."""
+    """New clients train for themselves before the final evaluation (new-client-epochs), or not.
+
+    The global model and all rounds are the same in both cases.
+    """
     results_of_others = []
     figures = []
     for epochs in (0, 3):
@@ -85,6 +92,7 @@ def test_new_clients_change_nothing_of_the_others_and_train_as_they_are_told(
 
 
 def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_path: Path) -> None:
+    """With drop-rate other clients drop out in each round, in two equal runs the same ones."""
     settings = {"algo": "fedavg", "rounds": 4, "drop_rate": 0.4, **SMALL}
     first = run_federation(run_config(tmp_path / "first", **settings), clients=5)
     again = run_federation(run_config(tmp_path / "again", **settings), clients=5)
@@ -100,14 +108,14 @@ def test_a_client_that_drops_out_is_not_heard_in_that_round_and_again_alike(tmp_
     assert len({tuple(failed) for failed in rounds}) > 1
 
 
-def test_a_domain_is_held_out(tmp_path: Path) -> None:
+def test_clients_of_a_new_domain_never_train(tmp_path: Path) -> None:
     config = run_config(tmp_path, algo="fedavg", new_domain="scanned", rounds=1, **SMALL)
     outcome = run_federation(config, clients=7)
 
     clients = outcome.summary["clients"]
     held_out = {site for site, facts in clients.items() if facts["domain"] == "scanned"}
 
-    assert len(held_out) == 2
+    assert len(held_out) == 2  # of seven clients, each of one of five domains in turn
     assert sites_asked(outcome, MessageType.TRAIN) == [clients.keys() - held_out]
     for site, row in outcome.rows[-1]["clients"].items():
         assert ("head/new-clients" in row.get("metrics", {})) == (site in held_out)
@@ -123,7 +131,7 @@ def test_a_domain_is_held_out(tmp_path: Path) -> None:
         ({"new_clients": 3}, "new-clients = 3: no client is left to train"),
     ],
 )
-def test_nobody_or_everybody_held_out_is_refused(
+def test_new_clients_that_are_nobody_or_everybody_are_refused(
     held_out: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(FederationError, match=said):
@@ -147,20 +155,24 @@ def test_nobody_or_everybody_held_out_is_refused(
         ),
     ],
 )
-def test_a_protection_that_cannot_hold_refuses_them(settings: dict[str, Any], said: str) -> None:
+def test_protections_that_could_not_hold_refuse_new_clients_and_drop_outs(
+    settings: dict[str, Any], said: str
+) -> None:
     assert re.search(said, refusal({"algo": "fedavg"} | settings))
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("drop-rate", 0.2), ("new-clients", 1), ("new-domain", "ward")]
 )
-def test_sites_with_data_of_their_own_refuse_them(key: str, value: Any) -> None:
+def test_sites_with_data_of_their_own_are_no_new_clients_and_do_not_drop_out(
+    key: str, value: Any
+) -> None:
     node = {"site-name": "north", "data-dir": "/data", "dataset": "arrays", "classes": "0,1"}
     said = refusal({"algo": "fedavg", "partition": "own", key: value}, node)
     assert said.startswith(f"{key} = {value!r}: only for clients that divide a data set")
 
 
-def test_a_site_refuses_more_epochs_than_it_takes() -> None:
+def test_a_site_refuses_more_epochs_as_a_new_client_than_it_takes() -> None:
     node = {"partition-id": 0, "num-partitions": 3, "state-dir": "/state", "max-epochs": 5}
     said = refusal({"algo": "fedavg", "new-clients": 1, "new-client-epochs": 6}, node)
     assert "new-client-epochs = 6: this site takes at most 5" in said

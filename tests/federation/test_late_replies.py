@@ -22,7 +22,7 @@ from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, Tamper, refusal, run_config, run_federation
 from tests.support.results import assert_same
-from tests.support.sites import Three
+from tests.support.sites import NORTH, SOUTH, Three
 
 SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 10, "test_samples": 20}
 SLOW = SMALL | {"slow_rate": 0.25, "slow_factor": 2, "rounds": 6, "run_name": "mine"}
@@ -30,10 +30,12 @@ SUPPORTING = [name for name, row in CATALOG.items() if "late" in row.supports]
 
 
 def run(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
-    return run_federation(run_config(folder, **SLOW | settings), 4, tamper)
+    """Run four simulated clients, of which one is slow: its replies come two rounds later."""
+    return run_federation(run_config(folder, **SLOW | settings), clients=4, tamper=tamper)
 
 
 def of_rounds(outcome: Outcome, key: str) -> list[Any]:
+    """Return an entry of each round's row, without the final evaluation's."""
     return [row.get(key) for row in outcome.rows if row["kind"] == "round"]
 
 
@@ -41,6 +43,10 @@ def of_rounds(outcome: Outcome, key: str) -> list[Any]:
 
 
 def test_a_slow_client_counts_in_a_later_round(tmp_path: Path, capsys: Printed) -> None:
+    """One client's reply to round 1 counts in round 3, and its reply to round 4 in round 6.
+
+    Meanwhile it is at work and is asked nothing.
+    """
     outcome = run(tmp_path, late="next-round")
 
     (slow,) = outcome.rows[0]["missing"]
@@ -56,19 +62,22 @@ def test_a_slow_client_counts_in_a_later_round(tmp_path: Path, capsys: Printed) 
     assert known.reason == "round 6: its reply to round 4 counted"
 
 
-def test_what_is_discarded_changes_nothing(tmp_path: Path) -> None:
+def test_late_replies_that_are_discarded_change_nothing(tmp_path: Path) -> None:
+    """Without late = 'next-round' the same client is late in the same rounds, and counts never."""
     discarded = run(tmp_path / "discarded")
     counted = run(tmp_path / "counted", late="next-round")
 
     (slow,) = discarded.rows[0]["missing"]
     late = [row["late"].get(slow) for row in discarded.rows]
 
-    assert late[2::3] == ["its reply to round 1", "its reply to round 4"]
+    assert late[2::3] == ["its reply to round 1", "its reply to round 4"]  # in rounds 3 and 6
     assert not any(of_rounds(discarded, "counted-late"))
     assert of_rounds(counted, "asked") == of_rounds(discarded, "asked")
 
-    up = [sum(row["bytes"]["up"] for row in outcome.rows) for outcome in (discarded, counted)]
-    assert up[0] < up[1], "only what counts is added up"
+    def bytes_up(outcome: Outcome) -> int:
+        return sum(row["bytes"]["up"] for row in outcome.rows)
+
+    assert bytes_up(discarded) < bytes_up(counted), "only what counts is added up"
 
 
 @pytest.mark.parametrize("algo", SUPPORTING)
@@ -92,9 +101,12 @@ IMPATIENT = {"late": "next-round", "min_wait": 0.0, "round_timeout": 60.0, "algo
 
 
 def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
-    """Not even the first round waits. When the slow site has replied, it is asked again."""
+    """South's replies to rounds 1 and 3 come a round late; when they are there, it is asked again.
+
+    No round takes the whole time limit, not even the first.
+    """
     grids: list[LocalGrid] = []
-    late = a_round_late(grids, "13", node=3)
+    late = a_round_late(grids, "13", node=SOUTH)
 
     outcome = three.run(late, grids.append, rounds=5, **IMPATIENT)
 
@@ -108,7 +120,10 @@ def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
 
 
 def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Patch) -> None:
-    """Events tell it, and a file tells `protofl status`; the file is gone when the round closes."""
+    """Round 2 waits for south: events tell that, and a file tells `protofl status`.
+
+    The file is gone when the round closes.
+    """
     monkeypatch.setattr("server_app.network.exchange.LOOK_AROUND_SECONDS", 0.0)
     monkeypatch.setattr("server_app.network.waiting.FIRST_WORD_SECONDS", 0.0)
     told: list[Any] = []
@@ -117,7 +132,7 @@ def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Pat
         told.append((event, RunFolder(three.folder / "runs" / "first").awaited()))
 
     monkeypatch.setattr("server_app.network.waiting.emit", note)
-    silent = on_round(2, 3, lambda message, reply: None)
+    silent = on_round(number=2, node=SOUTH, change=lambda message, reply: None)
 
     outcome = three.run(silent, rounds=2, run_name="first", round_timeout=3.0, algo="fedavg")
 
@@ -126,17 +141,20 @@ def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Pat
     waiting, awaited = told[-1]
     assert (waiting.round, *waiting.sites) == (2, "south")
     assert waiting.sites["south"] > 0, "it has answered in round 1"
-    assert 0 < waiting.seconds + waiting.seconds_left <= 3.001
+    assert 0 < waiting.seconds + waiting.seconds_left <= 3.001  # the round-timeout, rounded
     assert awaited["sites"] == waiting.sites
     assert awaited["until"] - awaited["since"] == pytest.approx(3.0)
     assert not (outcome.folder / WAITING).exists()
 
 
 def test_a_round_with_too_few_replies_waits_for_late_ones(three: Three) -> None:
-    """Two must count: with north and south at work, east alone would be the whole mean."""
+    """With north and south at work, east alone would be the whole mean of round 2.
+
+    So round 1 is void, as one reply is too few, and round 2 waits for both.
+    """
     grids: list[LocalGrid] = []
-    north = a_round_late(grids, "1", node=2)
-    south = a_round_late(grids, "1", node=3)
+    north = a_round_late(grids, "1", node=NORTH)
+    south = a_round_late(grids, "1", node=SOUTH)
 
     def both(message: Any, reply: Any) -> Any:
         return north(message, reply) and south(message, reply)
@@ -150,7 +168,10 @@ def test_a_round_with_too_few_replies_waits_for_late_ones(three: Three) -> None:
 def test_a_reply_counts_once_and_never_after_a_newer_one(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The server takes the reply to round 1 of a client in every round, and asks it in all."""
+    """A client's reply to round 1 comes again in every round after it, and counts in round 2 only.
+
+    From round 3 on the client also replies in time, and that counts.
+    """
     take = LateReplies.take
     hold_back = LateReplies.hold_back
     first: dict[str, LateReply] = {}
@@ -169,12 +190,13 @@ def test_a_reply_counts_once_and_never_after_a_newer_one(
 
     (slow,) = outcome.rows[0]["missing"]
     assert of_rounds(outcome, "counted-late") == [None, {slow: 1}, None, None]
-    assert of_rounds(outcome, "late")[2:] == [{slow: "its reply to round 1"}] * 2
+    late_from_round_3 = of_rounds(outcome, "late")[2:]
+    assert late_from_round_3 == [{slow: "its reply to round 1"}] * 2
     assert of_rounds(outcome, "valid") == [3, 3, 4, 4]
 
 
 def test_a_late_reply_is_checked_like_any_other(tmp_path: Path, monkeypatch: Patch) -> None:
-    """It must have what was declared for the round that it answers."""
+    """Here the server takes a late reply for one to the round after, which it is not."""
     take = LateReplies.take
 
     def of_another_round(late: LateReplies, number: int) -> dict[str, LateReply]:
@@ -191,6 +213,7 @@ def test_a_late_reply_is_checked_like_any_other(tmp_path: Path, monkeypatch: Pat
 
 
 def test_with_discard_nobody_is_taken_to_be_at_work(three: Three, monkeypatch: Patch) -> None:
+    """South is late in round 2, and is asked in round 3 like the others."""
     seen = []
     at_work = MessageExchange.at_work
 
@@ -202,7 +225,7 @@ def test_with_discard_nobody_is_taken_to_be_at_work(three: Three, monkeypatch: P
     grids: list[LocalGrid] = []
 
     discard = IMPATIENT | {"late": "discard"}
-    three.run(a_round_late(grids, "2", node=3), grids.append, rounds=3, **discard)
+    three.run(a_round_late(grids, "2", node=SOUTH), grids.append, rounds=3, **discard)
 
     assert seen == [set()] * 3
 
@@ -211,7 +234,10 @@ def test_with_discard_nobody_is_taken_to_be_at_work(three: Three, monkeypatch: P
 
 
 def merge_zeros_and_sixes(server: Any, payload: Callable[[float], Payload], factor: float) -> None:
-    """What one client sends is 0, and late, weighed by this factor, another sends 6."""
+    """Let a server merge the upload of one client, of zeros, and a late one of sixes.
+
+    The late one's weight is multiplied by ``factor``, so the mean is 6 · factor / (1 + factor).
+    """
     in_time = Upload("a", payload(0.0), Report(1, 10, 5))
     late = Upload("b", payload(6.0), Report(1, 10, 5), age_factor=factor)
     server.merge([in_time, late])
@@ -251,6 +277,7 @@ def test_by_hand_late_weights_weigh_less(algo: str, factor: float, mean: float) 
 def test_age_lessens_the_weight_by_staleness(
     staleness: float, factor: float, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A reply to round 1 that counts in round 3 has age 2: its weight is (1 + age)^−staleness."""
     from server_app.strategies.fedproto import FedProto
 
     merge = FedProto.merge
@@ -267,7 +294,7 @@ def test_age_lessens_the_weight_by_staleness(
 
 
 @pytest.mark.parametrize("algo", sorted(CATALOG.keys() - set(SUPPORTING)))
-def test_what_does_not_say_what_becomes_of_a_late_reply_refuses_it(algo: str) -> None:
+def test_an_algorithm_that_does_not_declare_late_replies_refuses_them(algo: str) -> None:
     said = refusal({"algo": algo, "late": "next-round"})
     assert f"late = 'next-round': the row of {algo} does not declare" in said
     assert "choose discard, or an algo of ditto, fedavg" in said
@@ -286,5 +313,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("settings", "said"), IMPOSSIBLE)
-def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_settings_of_late_replies_that_cannot_be_are_refused(
+    settings: dict[str, Any], said: str
+) -> None:
     assert said in refusal(settings)

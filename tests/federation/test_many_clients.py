@@ -33,7 +33,10 @@ SITES = ["site-0", "site-1", "site-2"]
 
 
 def noting(monkeypatch: Patch, place: Any, name: str, argument: int) -> list[Any]:
-    """The values of one argument of a function, in the order of its calls."""
+    """Let a function of a module note the values of one of its arguments, by its position.
+
+    Return the list that they are noted in.
+    """
     function = getattr(place, name)
     values: list[Any] = []
 
@@ -48,9 +51,10 @@ def noting(monkeypatch: Patch, place: Any, name: str, argument: int) -> list[Any
 def test_many_are_asked_in_turns_and_nothing_grows_with_them(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Introductions and the final evaluation go to two at a time.
+    """Introductions and the final evaluation go to two of three clients at a time.
 
-    Prototypes of single clients are written in every other round.
+    Prototypes of single clients are written in every other round and at the end. The run leaves
+    what an ordinary one leaves, and the server's memory keeps no rows of clients.
     """
     wanted = run_federation(run_config(tmp_path / "few", rounds=3, **SMALL), clients=3)
 
@@ -65,12 +69,13 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(
         return runs[0]
 
     monkeypatch.setattr("server_app.app.ActiveRun", remembered)
-    asked = noting(monkeypatch, rounds, "_contents", 1)
-    introduced = noting(monkeypatch, membership, "push_each", 1)
-    written = noting(monkeypatch, artifacts, "_write_owned", 3)
+    asked = noting(monkeypatch, rounds, "_contents", argument=1)  # the sites
+    introduced = noting(monkeypatch, membership, "push_each", argument=1)  # the messages
+    written = noting(monkeypatch, artifacts, "_write_owned", argument=3)  # the round
     found = run_federation(run_config(tmp_path / "many", rounds=3, **SMALL), clients=3)
 
     assert [len(messages) for messages in introduced] == [2, 1]
+    # three rounds, and the final evaluation in two turns
     assert [list(sites) for sites in asked] == [SITES, SITES, SITES, SITES[:2], SITES[2:]]
     assert written == [2, 3]
     assert without_times(found.rows) == without_times(wanted.rows)
@@ -86,13 +91,16 @@ def test_many_are_asked_in_turns_and_nothing_grows_with_them(
 
 
 def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A model is built to learn if it works, once for all clients with the same architecture."""
+
     def cards(folder: str) -> list[Any]:
+        """Make a run of four clients, and return how they introduce themselves."""
         config = run_config(tmp_path / folder, algo="fedavg", rounds=1, models="cnn4", **SMALL)
         outcome = run_federation(config, clients=4)
         return [reply.content["site"] for _, reply in outcome.exchanged("query")]
 
     class Never(dict[Any, Any]):
-        """Knows nothing."""
+        """Forgets at once what it is told."""
 
         def __contains__(self, key: object) -> bool:
             return False
@@ -105,10 +113,11 @@ def test_introductions_build_a_model_of_each_kind_once(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(introduction, "_KNOWN_MODELS", Never())
     assert cards("each") == found
-    assert len(checked) == 5
+    assert len(checked) == 1 + 4
 
 
 def test_what_one_site_says_of_itself_does_not_flood_the_servers_log() -> None:
+    """South names 100,000 classes; the error about classes that differ stays short."""
     said = {"north": "a, b", "south": ", ".join(map(str, range(100_000)))}
     with pytest.raises(FederationError) as error:
         must_agree("classes", said, str, "set `classes`")

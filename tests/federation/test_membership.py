@@ -28,23 +28,28 @@ TINY_RUN: dict[str, Any] = {
 
 
 def test_advantage_and_its_error_by_hand() -> None:
+    """Three classes: the arrays are the scores of members and of other candidates.
+
+    A member scores above a share of the others, the AUC. The advantage is 2 AUC − 1, weighted over
+    classes by their m members; the variance of that of a class with n others by chance is
+    4 (m + n + 1) / (12 m n).
+    """
     one_member = Candidates(np.array([3.0]), np.array([1.0, 2.0, 4.0]))  # above 2 of 3: AUC 2/3
     two_members = Candidates(np.array([5.0, 1.0]), np.array([1.0]))  # above, and a tie: AUC 3/4
     nobody_else = Candidates(np.array([1.0]), np.array([]))
 
     found = finding([one_member, two_members, nobody_else])
 
-    # 2 AUC - 1 of each, weighted with its members
+    # weighted with 1 and 2 of the 3 members
     assert found.advantage == pytest.approx((1 * (1 / 3) + 2 * (1 / 2)) / 3)
 
-    # 4 (m + n + 1) / (12 m n) of each
-    first = 4 * (1 + 3 + 1) / (12 * 3)
-    second = 4 * (2 + 1 + 1) / (12 * 2)
+    first = 4 * (1 + 3 + 1) / (12 * 1 * 3)
+    second = 4 * (2 + 1 + 1) / (12 * 2 * 1)
 
     assert found.error == pytest.approx((first / 9 + 4 * second / 9) ** 0.5)
-    assert found.classes == 2
-    assert found.named == 1
-    assert found.by_chance == pytest.approx(1 / 4 + 2 / 3)
+    assert found.classes == 2  # the third has nobody to be told from
+    assert found.named == 1  # the likeliest candidate is a member in the second class only
+    assert found.by_chance == pytest.approx(1 / 4 + 2 / 3)  # members among the candidates
 
 
 def test_without_candidates_nothing_is_found() -> None:
@@ -52,6 +57,7 @@ def test_without_candidates_nothing_is_found() -> None:
 
 
 def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
+    """Random scores, 300 times: the errors are right, and 1 % at most are called above chance."""
     draw = np.random.default_rng(0)
     findings = []
     for _ in range(300):
@@ -66,11 +72,13 @@ def test_guessing_is_above_chance_as_rarely_as_it_should_be() -> None:
 def audited(
     folder: Path, algo: str, clients: int = 4, **changes: Any
 ) -> tuple[Path, dict[tuple[str, str], Any]]:
-    """A run and its findings, by attack and samples.
+    """Make a run, and return its folder and what the audit finds, by attack and samples of a class.
 
     Its clients have joined in another order than that of their numbers, as they do in processes.
     """
-    run = run_federation(run_config(folder, algo=algo, **TINY_RUN | changes), clients).folder
+    run = run_federation(
+        run_config(folder, algo=algo, **TINY_RUN | changes), clients=clients
+    ).folder
     facts = RunFolder(run).sites()
     RunFolder(run).write(SITES, {**facts, "sites": dict(reversed(facts["sites"].items()))})
     return run, {(found["attack"], found["samples"]): found for found in audit(run)}
@@ -79,12 +87,16 @@ def audited(
 def test_a_run_without_protection_names_members_in_red(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
+    """Of classes with one to three samples the attack on prototypes names a member each time.
+
+    The report and the command warn of it.
+    """
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {})
     run, findings = audited(tmp_path, "fedproto")
 
     small = findings["prototypes", "1 to 3"]
     assert small["above_chance"]
-    assert small["named"] == small["classes"] == 40
+    assert small["named"] == small["classes"] == 40  # ten classes at each of four clients
     assert small["by_chance"] < 10
 
     page = Page(write_report(run))
@@ -94,6 +106,7 @@ def test_a_run_without_protection_names_members_in_red(
 
 
 def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
+    """They are attacked as prototypes are, and name a member of nine small classes in ten."""
     _, findings = audited(tmp_path / "plain", algo="gaussian", backbones="glyphs", local_epochs=1)
     assert {attack for attack, _ in findings} == {"prototypes"}
 
@@ -104,13 +117,17 @@ def test_the_class_means_of_gaussian_heads_name_members(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _noise_of_a_seed(monkeypatch: Patch) -> None:
-    """An attack on noise that never repeats may win by chance."""
+    """Let the noise be the same in every run of a test: by chance an attack may win against it."""
     draw = np.random.default_rng(1)
     monkeypatch.setattr("client_app.protections.differential_privacy.fresh_draw", lambda: draw)
 
 
 @pytest.mark.usefixtures("_noise_of_a_seed")
 def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> None:
+    """The audit finds members with an ε as good as no noise, and none with ε = 1.
+
+    It needs what clients sent, which a run stores only if it is revocable.
+    """
     noisy: dict[str, Any] = {
         "algo": "gaussian",
         "backbones": "glyphs",
@@ -119,7 +136,7 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> N
     }
     stored = noisy | {"gaussian__revocable": True}
 
-    _, findings = audited(tmp_path / "open", **stored, dp_epsilon=1e6)  # as good as no noise
+    _, findings = audited(tmp_path / "open", **stored, dp_epsilon=1e6)
     assert findings["prototypes", "all"]["above_chance"]
 
     _, findings = audited(tmp_path / "closed", **stored, dp_epsilon=1.0)
@@ -129,6 +146,7 @@ def test_the_moments_that_are_attacked_are_those_with_noise(tmp_path: Path) -> N
 
 
 def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Path) -> None:
+    """With min-class-samples = 4 no prototype is of one to three samples, so none is attacked."""
     uneven = {"partition": "dirichlet", "alpha": 0.2, "train_samples": 60}
     _, findings = audited(tmp_path, "fedproto", clients=2, min_class_samples=4, **uneven)
 
@@ -137,8 +155,8 @@ def test_of_classes_below_the_least_number_there_is_nothing_to_name(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("_noise_of_a_seed")
-def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path) -> None:
-    """Prototypes of the same frozen features, with noise and without."""
+def test_under_epsilon_1_the_attack_on_prototypes_falls_to_chance(tmp_path: Path) -> None:
+    """The prototypes are of the same features, of a model that does not train, in both runs."""
     settings = {"algo": "fedproto", "train_samples": 20}
     _, plain = audited(tmp_path / "open", **settings)
     _, noisy = audited(tmp_path / "closed", **settings, dp="sample", dp_epsilon=1.0)
@@ -147,13 +165,16 @@ def test_under_epsilon_1_it_falls_to_chance(tmp_path: Path) -> None:
     assert not noisy["prototypes", "all"]["above_chance"]
 
 
-def test_sums_over_the_clients_are_no_message_of_one(tmp_path: Path) -> None:
+def test_sums_over_the_clients_cannot_be_audited(tmp_path: Path) -> None:
     said = "nothing to attack: with secure aggregation no message is that of one client"
     with pytest.raises(SettingsError, match=said):
         audited(tmp_path, "fedproto", secagg=True)
 
 
-def test_the_models_of_machines_are_elsewhere(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_run_whose_models_are_elsewhere_cannot_be_audited(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Clients with a state-dir of their own keep their models there, as sites do."""
     monkeypatch.chdir(tmp_path)
     said = "no model of the client; give a finished simulation"
     with pytest.raises(SettingsError, match=said):

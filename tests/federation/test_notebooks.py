@@ -25,7 +25,10 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
 def command(line: str) -> None:
-    """What follows an exclamation mark; it must succeed."""
+    """Run a line of a cell that begins with an exclamation mark; it must succeed.
+
+    That is ``pip install`` of a package, or a command of ``protofl``.
+    """
     words = shlex.split(line)
     if words[0] == "pip":  # into a folder of the test, without the network
         where = ["--no-deps", "--no-build-isolation", "--target", "site-packages"]
@@ -41,6 +44,7 @@ def command(line: str) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Its cells of code are run one after the other, with `command` for lines of a shell."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", CACHE["cache-dir"])
     monkeypatch.setenv("MPLBACKEND", "agg")
@@ -50,11 +54,11 @@ def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: Patch) -> None
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] != "code":
             continue
-        assert cell["outputs"] == []
+        assert cell["outputs"] == []  # notebooks are stored without them
         source = "".join(cell["source"])
         exec(re.sub(r"(?m)^!(.+)$", lambda line: f"command({line[1]!r})", source), names)
 
 
-def test_there_are_four() -> None:
+def test_the_four_notebooks_are_found() -> None:
     names = {path.stem for path in NOTEBOOKS}
     assert names == {"first-run", "prototypes", "add-an-algorithm", "scaffold"}

@@ -74,7 +74,7 @@ MOON: dict[str, Any] = {"algo": "my-moon", "models": VIT, **STRIPES}
 
 
 def forget() -> None:
-    """As in a process that has not heard of it."""
+    """Let this process be as before it imported the package outside_moon."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "outside_moon"]:
         del sys.modules[name]
     plugins.algorithm_named.cache_clear()
@@ -94,6 +94,8 @@ def _installed(site_packages: Path, monkeypatch: Patch) -> Iterator[None]:
     forget()
 
 
+# A user's own module: `brier` is a metric and `note` a callback, which note what they are given.
+# The metrics `secretive` and `many` fail, `many` as it returns no number; so does `offline`.
 OWN = """import json, numpy as np
 seen, rows = [], []
 def brier(scores, labels):
@@ -113,24 +115,26 @@ def offline(row):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: Patch) -> str:
-    """A module of the user's: a metric and a callback, which note what they are given."""
-    name = f"own_{digest(str(tmp_path))}"
+    """Write the module `OWN`, and return its name."""
+    name = f"own_{digest(str(tmp_path))}"  # no other test has imported a module of this name
     (tmp_path / f"{name}.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     return name
 
 
 def row() -> Algorithm:
+    """Return the catalog's row of the package's method, MOON."""
     return plugins.algorithm_named("my-moon")
 
 
 def half_of(config: dict[str, Any], number: int = 2) -> ClientAlgorithm[Any]:
-    """A client's half in a round, of the first of four clients."""
-    site = client_of(config, 0, 4)
+    """Return the half of a run's method at the first of four clients, in round ``number``."""
+    site = client_of(config, partition=0, clients=4)
     return client_half(site.settings.row)(site, number)
 
 
-def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
+def test_a_packages_method_is_found_by_its_entry_point(site_packages: Path) -> None:
+    """The modules that are imported are those of the installed package; its server is FedAvg's."""
     assert plugins.installed()["my-moon"].value == "outside_moon.method:ROW"
     assert row().title == "MOON"
 
@@ -141,7 +145,8 @@ def test_it_is_found_by_its_entry_point(site_packages: Path) -> None:
 
 
 @pytest.mark.parametrize("models", ["cnn4", VIT])
-def test_it_never_takes_the_fused_step(models: str, tmp_path: Path) -> None:
+def test_a_packages_method_never_takes_the_fused_step(models: str, tmp_path: Path) -> None:
+    """A step is fused only where the loss and the layers are this project's."""
     half = half_of(run_config(tmp_path, **MOON | {"models": models}))
     assert type(half.step()) is Step
 
@@ -154,15 +159,15 @@ def test_it_never_takes_the_fused_step(models: str, tmp_path: Path) -> None:
     ({"algo": "fedprox", "hparams": "mu=1"},
      r"only for algorithms of other packages; set fedprox\.KEY instead"),
 ])  # fmt: skip
-def test_another_name_another_key_and_hparams_of_our_own_are_refused(
+def test_wrong_names_keys_and_hparams_of_a_packages_method_are_refused(
     changes: dict[str, Any], reason: str
 ) -> None:
     assert re.search(reason, refusal({"algo": "my-moon"} | changes))
 
 
 @pytest.mark.parametrize("models", ["small3", "resnet4-imagenet-stem", VIT])
-def test_without_its_term_it_is_fedavg_to_the_last_bit(models: str, tmp_path: Path) -> None:
-    """Though a catalog's method may take the fused step on a CPU, and a package's never does."""
+def test_moon_without_its_contrast_is_fedavg_to_the_last_bit(models: str, tmp_path: Path) -> None:
+    """On a CPU FedAvg may take the fused step, and a package's method never does."""
     settings = STRIPES | {"models": models, "test_samples": 30}
     fedavg = run_config(tmp_path / "fedavg", algo="fedavg", **settings)
     moon = run_config(tmp_path / "moon", algo="my-moon", hparams="mu=0", **settings)
@@ -176,14 +181,14 @@ def test_without_its_term_it_is_fedavg_to_the_last_bit(models: str, tmp_path: Pa
         assert client["losses"]["contrast"] == 0.0
 
 
-def test_its_loss_by_hand(tmp_path: Path) -> None:
-    """Eq. 3 and 4 in float64: −log of the one exponential over the sum of both, per sample."""
+def test_moons_loss_by_hand(tmp_path: Path) -> None:
+    """MOON's Eq. 3 and 4 in float64, with μ = 3 and τ = 0.7, on seven samples."""
     moon: Any = half_of(run_config(tmp_path, **MOON, hparams="mu=3.0, temperature=0.7"))
     shape = {"input_shape": (1, 28, 28), "num_classes": 3, "feature_dim": 64}
     moon.model = build_model(VIT, **shape, seed=1).double()
     moon.received = build_model(VIT, **shape, seed=2).double()
     moon.previous = build_model(VIT, **shape, seed=3).double()
-    moon.last_round = 1
+    moon.last_round = 1  # this client has trained before, so there is a contrast
     inputs = moon.client.train_set.inputs[:7].double()
     labels = moon.client.train_set.labels[:7]
     z = moon.model.body(inputs)
@@ -209,12 +214,13 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
     assert terms["contrast"].item() == pytest.approx(contrast, rel=1e-12)
     assert terms["cross-entropy"].item() == pytest.approx(entropy, rel=1e-12)
 
-    # only the model that is trained has gradients, and before the second round there is no contrast
+    # only the model that is trained has gradients
     terms["contrast"].backward()
     for other in (moon.received, moon.previous):
         assert all(parameter.grad is None for parameter in other.parameters())
     assert any(parameter.grad is not None for parameter in moon.model.parameters())
 
+    # a client that has not trained before has no contrast
     moon.last_round = None
     assert set(moon.loss(batch)) == {"cross-entropy"}
 
@@ -222,16 +228,19 @@ def test_its_loss_by_hand(tmp_path: Path) -> None:
 def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Though its halves draw from PyTorch's own generator.
+    """MOON's run is stopped once at each of `PLACES`, in rounds 1 to 5, and resumed each time.
 
-    The client's draws as it receives, the server's as it merges.
+    Both halves are made to draw from PyTorch's own generator: the client's half as it receives,
+    the server's as it merges.
     """
 
     def drawing(owner: Any, given: Any, *, hook: Any) -> Any:
+        """Call the hook of a half, and add one random number to all weights."""
         result = hook(owner, given)
         drawn = 0.01 * torch.randn(())
         is_server = isinstance(owner, FedAvg)
-        for value in owner.weights.values() if is_server else owner.model.parameters():
+        weights = owner.weights.values() if is_server else owner.model.parameters()
+        for value in weights:
             value.data += drawn
         return result
 
@@ -239,18 +248,19 @@ def test_stopped_at_every_place_and_resumed_it_is_bit_for_bit_the_same(
         monkeypatch.setattr(half, name, partialmethod(drawing, hook=getattr(half, name)))
     more = {"rounds": 6, "run_name": "mine", "test_samples": 20, "participation": 0.5}
     settings = MOON | more | {"hparams": "mu=2.0"}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
 
     config = run_config(tmp_path / "parts", **settings)
     for number, place in enumerate(PLACES, start=1):
         stop(config | {"resume": number > 1}, place, number, run_id=100 + number)
 
     with pytest.raises(SettingsError, match=r'hparams = "mu=1.0": the run has hparams = "mu=2.0"'):
-        run_federation(config | {"resume": True, "hparams": "mu=1.0"}, CLIENTS, run_id=200)
+        run_federation(config | {"resume": True, "hparams": "mu=1.0"}, clients=CLIENTS, run_id=200)
 
-    found = run_federation(config | {"resume": True}, CLIENTS, run_id=300)
+    found = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=300)
 
     assert_same(found, wanted)
+    # of the five places only the last, after the checkpoint, keeps its own round
     assert found.summary["resumed-after-rounds"] == [0, 1, 2, 3, 5]
 
 
@@ -279,6 +289,8 @@ def test_wrong_hparams_are_all_named_with_key_and_value(text: str, reason: str) 
 
 @dataclasses.dataclass(frozen=True)
 class Choosing(Hparams):
+    """Hyper-parameters of all four types."""
+
     similarity: str = option(default="cosine", choices=("cosine", "l2"))
     keep_last: int = option(default=1, minimum=1)
     lambda_: float = option(default=0.5)
@@ -293,21 +305,27 @@ def test_hparams_have_choices_and_every_kind_of_value() -> None:
         plugins.read_hparams(other, "similarity=cosin")
     assert plugins.read_hparams(other, "") == Choosing()
 
+    # spaces and an empty entry are no error; the field lambda_ is written lambda
     found = plugins.read_hparams(other, " similarity = l2,keep-last=3, lambda=2,, frozen=false")
-    assert found == Choosing("l2", 3, 2.0, False)
+    assert found == Choosing(similarity="l2", keep_last=3, lambda_=2.0, frozen=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Hparams):
+    """Fields without `option`, one of a type that no setting has."""
+
     mu: float = 1.0
     betas: list[float] = dataclasses.field(default_factory=list)
 
 
 class Undecorated(Hparams):
+    """Lacks @dataclass."""
+
     mu: float = option(default=1.0)
 
 
 def test_hparams_need_no_option() -> None:
+    """A field with a plain default is a hyper-parameter like one with `option`."""
     alone = dataclasses.make_dataclass("Alone", [("mu", float, 1.0)], bases=(Hparams,), frozen=True)
     assert plugins.read_hparams(dataclasses.replace(row(), hparams=alone), "mu=2") == alone(2.0)
 
@@ -333,7 +351,8 @@ def test_a_setting_of_another_algorithm_says_where_those_of_a_package_stand() ->
         check_settings_act({"fedprox.mu": 2.0}, settings_of({"algo": "my-moon"}))
 
 
-def test_its_hyper_parameters_are_keys_like_ours() -> None:
+def test_a_packages_hyper_parameters_are_keys_like_ours() -> None:
+    """The key ``my-moon.mu`` wins over ``mu`` in hparams, and takes its place there."""
     config = {"algo": "my-moon", "hparams": "mu=3, temperature=0.1", "my-moon.mu": 2.5}
     assert plugins.with_hparams(config) == {
         "algo": "my-moon",
@@ -343,7 +362,8 @@ def test_its_hyper_parameters_are_keys_like_ours() -> None:
     assert "other.mu" in plugins.with_hparams({"algo": "my-moon", "other.mu": 1})
 
 
-def test_it_is_tuned_on_a_range_as_ours_are(tmp_path: Path) -> None:
+def test_a_packages_method_is_tuned_on_a_range_as_ours_are(tmp_path: Path) -> None:
+    """A table searches my-moon.mu and lr in three trials; the first has the default of mu."""
     path = tmp_path / "t.yaml"
     settings = {key.replace("_", "-"): value for key, value in MOON.items()}
     settings["validation-fraction"] = 0.2
@@ -363,22 +383,29 @@ def test_it_is_tuned_on_a_range_as_ours_are(tmp_path: Path) -> None:
 
 
 def test_code_that_is_edited_during_its_import_is_refused(tmp_path: Path, own: str) -> None:
-    (tmp_path / f"{own}.py").write_text(
+    """Its version would else be that of another text than the one that was imported.
+
+    An edit after the import does not change the version: it is that of the code that runs.
+    """
+    file = tmp_path / f"{own}.py"
+    file.write_text(
         "from pathlib import Path\nfile = Path(__file__)\n"
         "file.write_text(file.read_text() + '#')\ndef metric(): ...\n"
     )
     allow([own])
     with pytest.raises(SettingsError, match="was edited during its import; start again"):
         load(f"{own}:metric", "metrics")
-    (tmp_path / f"{own}.py").write_text("def metric(): ...\n")
+
+    file.write_text("def metric(): ...\n")
     load(f"{own}:metric", "metrics")
-    ran = version_of(own)
-    (tmp_path / f"{own}.py").write_text("broken(\n")
-    assert version_of(own) == ran
+    version_that_runs = version_of(own)
+    file.write_text("broken(\n")
+
+    assert version_of(own) == version_that_runs
 
 
 class Summing(FedAvg[Any]):
-    """A `merge` of its own."""
+    """A server with a `merge` of its own, which notes of how many clients each upload is."""
 
     seen: ClassVar[list[list[int]]] = []
 
@@ -388,7 +415,7 @@ class Summing(FedAvg[Any]):
 
 
 def change(monkeypatch: Patch, **fields: Any) -> None:
-    """Give the row these fields, and this module's server."""
+    """Give MOON's row these fields, and `Summing` as its server."""
     moon = dataclasses.replace(row(), server="tests.federation.test_outside:Summing", **fields)
     monkeypatch.setattr("protofl_common.experiment.settings.algorithm_named", lambda name: moon)
 
@@ -412,12 +439,12 @@ UNDECLARED = "the row of my-moon does not declare that its server merges by it; 
 def test_what_a_row_does_not_declare_is_refused(
     key: str, value: Any, sent: Any, why: str, monkeypatch: Patch
 ) -> None:
-    """A `merge` of its own would get the mean of all clients for the upload of one.
+    """A server's own `merge` would take the mean of all clients for the upload of one.
 
-    Or it would leave the setting aside.
+    Or it would ignore the setting. So the row must declare that its server can do with either.
     """
     config = {"algo": "my-moon", key: value}
-    assert settings_of(config).run.algo == "my-moon"
+    assert settings_of(config).run.algo == "my-moon"  # MOON's own row declares it
 
     several = sent == Vectors(several=True)
     exchange = Exchange(up={"sent": sent})
@@ -426,6 +453,7 @@ def test_what_a_row_does_not_declare_is_refused(
 
     assert why in refused
 
+    # the error names the fields of a row with which secure aggregation is declared
     named = re.findall(r"supports|averages_prototypes", refused.partition("; or set ")[2])
     assert len(named) == (2 if key == "secagg" else 0)
     for word in named:
@@ -436,6 +464,7 @@ def test_what_a_row_does_not_declare_is_refused(
 def test_an_upload_says_of_how_many_clients_it_is(
     secagg: bool, uploads: list[int], tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """Four clients: the server gets four uploads, or with secure aggregation one of all four."""
     change(monkeypatch, supports=("secagg",))
     monkeypatch.setattr(Summing, "seen", [])
 
@@ -446,6 +475,7 @@ def test_an_upload_says_of_how_many_clients_it_is(
 
 
 def test_uploads_must_have_the_names_of_what_is_merged(tmp_path: Path, monkeypatch: Patch) -> None:
+    """MOON's clients are said to send steps as well, of which the server has nothing to merge."""
     change(monkeypatch, exchange=Exchange(up={"weights": Weights(), "steps": Weights()}))
 
     lacks = "Summing lacks steps: uploads must have its names and shapes"
@@ -488,8 +518,8 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
         for client in line["clients"].values():
             briers.append(client["metrics"][f"head/{own}:brier"])
 
-    assert len(briers) == len(module.seen) == 2 * 4
-    assert briers == [module.brier(*pair) for pair in list(module.seen)]
+    assert len(briers) == len(module.seen) == 2 * 4  # two clients in three rounds and at the end
+    assert briers == [module.brier(*pair) for pair in list(module.seen)]  # it notes these as well
     for scores, labels in module.seen:
         assert isinstance(scores, np.ndarray)
         assert (scores.shape, labels.shape) == ((24, 3), (24,))
@@ -503,7 +533,8 @@ def test_a_run_has_its_last_model_and_the_users_metric_and_callback(
     assert (card["algorithm"], card["arch"]) == ("my-moon", VIT)
     assert card["classes"] == ["horizontal", "rising", "falling"]
 
-    data = client_of(config, 0, 2).data
+    # the exported model predicts as the client did
+    data = client_of(config, partition=0, clients=2).data
     found = [prediction.label for prediction in Predictor.load(model).predict(data.test_inputs)]
     accuracy = run.summary["accuracy-of-clients"]["site-0"]["head"]
 
@@ -546,6 +577,7 @@ def test_a_callback_that_cannot_be_called_is_refused(own: str, tmp_path: Path) -
 
 
 def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) -> None:
+    """A site whose node config lacks allow-python refuses the package's method."""
     nodes = real_sites(2, **{"allow-python": "outside_moon", "dataset": STRIPES["dataset"]})
     run = run_federation(run_config(tmp_path, **MOON), nodes=nodes)
     networks = {site: facts["arch"] for site, facts in run.summary["clients"].items()}
@@ -562,16 +594,19 @@ def test_sites_take_part_where_their_operators_name_the_package(tmp_path: Path) 
 
 # -- the page docs/extend.md -----------------------------------------------------------------------
 def blocks(language: str) -> list[str]:
+    """Return the pages' fenced blocks of a language, in order."""
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
 def table(after: str) -> list[list[str]]:
-    """The cells of the first table after some words, without its head."""
-    lines = PAGE.partition(after)[2].partition("\n|")[2].partition("\n\n")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+    """Return the cells of the pages' first table after some words, without its head."""
+    text = PAGE.partition(after)[2].partition("\n|")[2].partition("\n\n")[0]
+    _head, _rule, *lines = text.splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_its_row_and_entry_point_are_the_packages() -> None:
+def test_the_pages_row_and_entry_point_are_the_packages() -> None:
+    """docs/extend.md shows the end of the package's method.py, with comments, and its pyproject."""
     shown, *_ = blocks("python")
     method = (OUTSIDE / "outside_moon" / "method.py").read_text(encoding="utf-8")
     uncommented = re.sub(r"  #.*", "", shown)
@@ -584,14 +619,19 @@ def test_its_row_and_entry_point_are_the_packages() -> None:
     assert "my-moon" in pyproject()["project"]["entry-points"][plugins.GROUP]
 
 
-def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_pages_hooks_exist_and_are_called_in_their_order(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The client's hooks are called in the order of the page's table, which begins with `state`."""
     names = [re.match(r"`(\w+)", cells[0])[1] for cells in table("**The client half**")]  # type: ignore[index]
-    assert names[0] == "state"
+    state, *names_in_order = names
+    assert state == "state"  # is no function that is called
     assert "fit" in names
 
     calls: list[str] = []
 
     def watch(name: str) -> None:
+        """Note the first call of a method, or the first use of a property, in round 2."""
         kind = client_half(row())
         original = getattr(kind, name)
         function = original.fget if isinstance(original, property) else original
@@ -605,51 +645,50 @@ def test_its_hooks_exist_and_are_called_in_its_order(tmp_path: Path, monkeypatch
             kind, name, property(noted) if isinstance(original, property) else noted
         )
 
-    for name in names[1:]:
+    for name in names_in_order:
         watch(name)
     run_federation(run_config(tmp_path, **MOON), clients=2)
 
-    assert calls == names[1:]
+    assert calls == names_in_order
 
-    named = re.findall(
-        r"`(\w+)(?:\([^`]*\))?`", PAGE.partition("**The server half**")[2].partition("\n#")[0]
-    )
+    about_server = PAGE.partition("**The server half**")[2].partition("\n#")[0]
+    named = re.findall(r"`(\w+)(?:\([^`]*\))?`", about_server)
     hooks = [name for name in named if name not in ("ServerStrategy", "Upload")]
+    fields_of_upload = {field.name for field in dataclasses.fields(Upload)}
 
     assert {"state", "payload_down", "payload_for", "merge"} <= set(hooks)
     for name in hooks:
-        assert hasattr(ServerStrategy, name) or name in {
-            field.name for field in dataclasses.fields(Upload)
-        }, name
+        assert hasattr(ServerStrategy, name) or name in fields_of_upload, name
     for name in ("needs_gradients", "train", "step", "last_round"):
         assert hasattr(ClientAlgorithm, name)
         assert name in PAGE
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_what_a_half_has_is_there(side: str, tmp_path: Path) -> None:
+def test_what_the_page_says_that_a_half_has_is_there(side: str, tmp_path: Path) -> None:
     half = half_of(run_config(tmp_path, **MOON)) if side == "client" else server_of("fedavg")
     cells = " ".join(cells[0] for cells in table(f"## What the {side} half has"))
 
     named = re.findall(r"`(?:self\.)?(\w+)(?:\(|`| = |, )", cells)
-    names = [name for name in named if name not in ("uploads", "payload")]
+    names = [name for name in named if name not in ("uploads", "payload")]  # are arguments
 
-    assert len(names) > 6
+    assert len(names) > 6  # the table was found and read
     for name in names:
         assert hasattr(type(half), name) or hasattr(half, name), name
 
 
-def test_what_an_upload_has_is_there() -> None:
-    (text,) = [
-        cells[1] for cells in table("## What the server half has") if cells[0] == "`uploads`"
-    ]
-    for name in re.findall(r"`(\w+)`", text)[1:]:
+def test_what_the_page_says_that_an_upload_has_is_there() -> None:
+    rows = table("## What the server half has")
+    (text,) = [cells[1] for cells in rows if cells[0] == "`uploads`"]
+    _upload, *names = re.findall(r"`(\w+)`", text)
+    for name in names:
         assert hasattr(Upload, name) or name in Upload.__annotations__, name
 
 
-def test_its_half_that_is_tried_has_the_loss_computed_by_hand(
+def test_the_pages_example_of_a_half_has_the_loss_that_the_page_computes_by_hand(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The page's second block of Python is a half, Near, with a test of it."""
     _, near, *_ = blocks("python")
     (tmp_path / "near.py").write_text(near, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -658,12 +697,13 @@ def test_its_half_that_is_tried_has_the_loss_computed_by_hand(
     module.test_near()
     losses = module.Near(client_of(run_config(tmp_path, algo="fedproto")), 1).fit()
 
-    assert "near" not in losses  # round 1
+    assert "near" not in losses  # in round 1 there are no prototypes to be near to
 
 
-def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(
+def test_the_scaffold_of_the_notebook_is_ours_but_for_rounding(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The notebook's first cell of code writes SCAFFOLD as a package's method."""
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
     first = next(cell for cell in cells if cell["cell_type"] == "code")
     scaffold = re.findall(r'write_text\("""(.*?)"""\)', "".join(first["source"]), re.DOTALL)[0]
@@ -704,7 +744,8 @@ def test_the_scaffold_of_its_notebook_is_ours_but_for_rounding(
         assert not torch.allclose(found[name], other[name], atol=1e-4)
 
 
-def test_its_entries_say_the_defaults() -> None:
+def test_the_pages_entries_of_an_exchange_say_the_defaults() -> None:
+    """The page shows each kind of entry with all its own arguments at their defaults."""
     kinds = {kind.__name__: kind for kind in (Vectors, Counts, VectorSets, Weights, Update)}
     shown = [cells[0].strip("`") for cells in table("### What is exchanged")]
 
@@ -713,14 +754,15 @@ def test_its_entries_say_the_defaults() -> None:
     assert entries == [Vectors(), Counts(), VectorSets(), Weights(), Update()]
 
     for text, entry in zip(shown, entries, strict=True):
-        # what every entry has, its exchange says of it
+        # arguments that every entry has stand elsewhere on the page
         of_every_entry = {field.name for field in dataclasses.fields(Entry)}
         fields = [field.name for field in dataclasses.fields(entry)]
         own = [name for name in fields if name not in of_every_entry]
         assert re.findall(r"(\w+)=", text) == own
 
 
-def test_its_names_are_those_of_the_code() -> None:
+def test_the_pages_names_are_those_of_the_code() -> None:
+    """The fields of a batch, the keys of data, the settings, and the files that it links to."""
     rows = table("**The client half**")
     (batch,) = [cells[1] for cells in rows if cells[0] == "`loss(batch)`"]
     named = re.findall(r"`(\w+)`", batch.partition("`batch` has")[2])

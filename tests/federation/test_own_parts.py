@@ -78,9 +78,10 @@ def nets(tmp_path: Path, monkeypatch: Patch) -> str:
 
 @pytest.fixture
 def kinds(tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """Settings for each kind of data.
+    """Return kind of data -> the settings of a run on it, with small files of each.
 
-    The signals are waves in three frequencies and two channels, of three clients.
+    The texts are of three subjects; the signals are waves in three frequencies and two channels,
+    of three clients.
     """
     rng = np.random.default_rng(0)
     words = ("goal match team", "vote party law", "chip code web")
@@ -123,7 +124,7 @@ def kinds(tmp_path: Path) -> dict[str, dict[str, Any]]:
 
 
 def accuracy(run: Outcome) -> float:
-    """The better of the accuracies by head and by prototypes after the run."""
+    """Return the better of the accuracies by head and by prototypes at the end of a run."""
     return max(figures["weighted"] for figures in run.rows[-1]["accuracy"].values())
 
 
@@ -143,6 +144,7 @@ FEDPROTO = [("fedproto", kind) for kind in ("table", "signal", "text")]
 def test_unlike_networks_learn_all_kinds_of_data(
     tmp_path: Path, kinds: Any, kind: str, algo: str
 ) -> None:
+    """Three clients with networks of three kinds; of three classes guessing is right in a third."""
     run = run_federation(run_config(tmp_path, algo=algo, **kinds[kind], **LEARN), clients=3)
     assert accuracy(run) > 0.6
     assert len({site["arch"] for site in run.summary["clients"].values()}) == 3
@@ -152,13 +154,17 @@ def test_unlike_networks_learn_all_kinds_of_data(
 def test_weights_are_averaged_exported_and_predict(
     tmp_path: Path, kinds: Any, kind: str, capsys: Printed
 ) -> None:
+    """An exported model predicts as its client did, in Python and on the command line.
+
+    A sample of another shape is refused.
+    """
     config = run_config(tmp_path, algo="fedavg", **kinds[kind])
     run = run_federation(config, clients=3)
     out = tmp_path / "model"
 
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out)]) == 0
 
-    data = client_of(config, 1).data
+    data = client_of(config, partition=1).data
     labels = [prediction.label for prediction in Predictor.load(out).predict(data.test_inputs)]
     right = np.mean(np.equal(labels, data.test_labels))
 
@@ -232,7 +238,7 @@ def write_table(file: Path, columns: list[str], rows: list[dict[str, str]]) -> N
 def test_onnx_computes_the_same(
     tmp_path: Path, kinds: Any, kind: str, arch: str, algo: str
 ) -> None:
-    """This is tried for every type of input."""
+    """An exported ONNX file gives the model's logits and distances, for each type of input."""
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     config = run_config(tmp_path, algo=algo, rounds=1, **kinds[kind] | {"models": arch})
@@ -241,8 +247,8 @@ def test_onnx_computes_the_same(
 
     assert main(["export", str(run.folder), "--site", "site-1", "--out", str(out), "--onnx"]) == 0
 
-    inputs = np.asarray(client_of(config, 1).data.test_inputs[:5])
-    given = inputs.astype(np.float32) if kind == "image" else inputs
+    inputs = np.asarray(client_of(config, partition=1).data.test_inputs[:5])
+    given = inputs.astype(np.float32) if kind == "image" else inputs  # pixels are whole numbers
     session = runtime.InferenceSession(str(out / "model.onnx"))
     logits, *distances = session.run(None, {"inputs": given})
 
@@ -304,17 +310,21 @@ def test_a_messy_table_is_learned_exported_and_predicted_from(
 
     head, *lines = Path(messy).read_text().splitlines()
     tested = [line for line in lines if ",north,test," in line]
+    # the same columns in another order, and without that of names
+    other_order = []
+    for line in (head, *tested):
+        _name, *cells = line.split(",")
+        other_order.append(",".join(reversed(cells)))
     new = tmp_path / "new.csv"
-    other_order = [",".join(reversed(line.split(",")[1:])) for line in (head, *tested)]
-    new.write_text("\n".join(other_order) + "\n")  # also without names
+    new.write_text("\n".join(other_order) + "\n")
     told = output(capsys, "predict", out, new, "--by", "head", "--json").out.splitlines()
     right = 0
     for row, line in zip(told, tested, strict=True):
-        right += line.endswith(json.loads(row)["name"])
+        right += line.endswith(json.loads(row)["name"])  # the label is the last cell
 
     assert right / len(tested) == run.summary["accuracy-of-clients"]["site-0"]["head"]
 
-    raw = np.array([[1, 0, 50, np.nan]], np.float32)
+    raw = np.array([[1, 0, 50, np.nan]], np.float32)  # f, m, age, chol: with a gap
     (logits,) = runtime.InferenceSession(str(out / "model.onnx")).run(None, {"inputs": raw})
 
     np.testing.assert_allclose(logits, Predictor.load(out).outputs(raw)[0]["head"], atol=1e-4)
@@ -330,7 +340,10 @@ WINE: dict[str, Any] = {"dataset": "wine", "partition": "iid"}
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedplvm"])
 def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> None:
-    """One that calls a layer twice, as the fused step of the catalog's networks does not allow."""
+    """It is trained, and a run with it repeats; one client may have another network.
+
+    It calls a layer twice, which the fused step of the catalog's networks does not allow.
+    """
     own = f"{nets}:Tiny"
     models = [own, "mlp-1"] if algo == "fedproto" else [own]
     config = run_config(tmp_path, algo=algo, models=",".join(models), feature_dim=384, **WINE)
@@ -348,7 +361,8 @@ def test_a_network_of_the_users_own(tmp_path: Path, nets: str, algo: str) -> Non
 def test_tied_weights_and_layers_built_late_are_trained_and_exported(
     tmp_path: Path, nets: str, algo: str, net: str
 ) -> None:
-    run = run_federation(run_config(tmp_path, algo=algo, models=f"{nets}:{net}", **WINE), 2)
+    """Two layers of `Tied` have one weight, also once exported; `Lazy` builds a layer when used."""
+    run = run_federation(run_config(tmp_path, algo=algo, models=f"{nets}:{net}", **WINE), clients=2)
     model = TrainedModel.read(run.folder / "clients" / "site-1" / "model.safetensors").build()
 
     if net == "Tied":
@@ -365,14 +379,14 @@ def test_a_type_that_does_not_travel_is_named_before_the_first_round(
     """Only methods that send weights name it; others may have such buffers."""
     settings = {"models": f"{nets}:{net}", **WINE}
     with pytest.raises(FederationError, match=rf"body\.mask is {kind}, and weights travel as"):
-        run_federation(run_config(tmp_path, algo="fedavg", **settings), 2)
+        run_federation(run_config(tmp_path, algo="fedavg", **settings), clients=2)
 
-    run = run_federation(run_config(tmp_path / "fedproto", algo="fedproto", **settings), 2)
+    run = run_federation(run_config(tmp_path / "fedproto", algo="fedproto", **settings), clients=2)
     assert list(run.folder.glob("clients/*/model.safetensors"))
 
     settings["models"] = f"{nets}:Sparse"
     with pytest.raises(FederationError, match="its model cannot be written"):
-        run_federation(run_config(tmp_path / "sparse", algo="fedproto", **settings), 2)
+        run_federation(run_config(tmp_path / "sparse", algo="fedproto", **settings), clients=2)
 
 
 def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(
@@ -401,6 +415,7 @@ def test_batch_normalisation_without_running_statistics_is_exported_as_it_is(
 def test_a_batch_of_one_that_cannot_be_normalised_is_refused(
     tmp_path: Path, settings: Any, said: str
 ) -> None:
+    """With norm = 'group', which normalises each sample by itself, it is accepted."""
     small = {"algo": "fedpcl", "train_samples": 20, "batch_size": 10, "rounds": 1} | settings
     with pytest.raises(FederationError, match=said):
         run_federation(run_config(tmp_path, **small), clients=1)
@@ -422,13 +437,14 @@ IMAGES = r"they see images, .* these data is float32 \[13\]; choose backbones ="
 def test_what_does_not_fit_a_table_is_refused(
     algo: str, net: str, said: str, nets: str, tmp_path: Path
 ) -> None:
-    """Networks and backbones, before the first round."""
+    """A network of the user's that fails, and backbones for images, are refused before round 1."""
     models = f"{nets}:{net}" if net else "small3"
     with pytest.raises(FederationError, match=said):
         run_federation(run_config(tmp_path, algo=algo, models=models, **WINE), clients=2)
 
 
 def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, nets: str) -> None:
+    """Clients name a network that the run does not: FedAvg, whose server must build it, refuses."""
     config = run_config(tmp_path, algo="fedavg", models="mlp-1", **WINE)
     nodes = {i: {"partition-id": i, "num-partitions": 2, "arch": f"{nets}:Tiny"} for i in range(2)}
     said = r"has a network of its own, .*:Tiny; fedavg averages weights"
@@ -440,6 +456,7 @@ def test_the_server_builds_no_network_that_only_a_client_names(tmp_path: Path, n
 def test_heads_are_averaged_over_networks_that_clients_name(
     tmp_path: Path, nets: str, monkeypatch: Patch
 ) -> None:
+    """LG-FedAvg averages heads, so the server builds a model without a body, of input shape ()."""
     shapes: list[tuple[int, ...]] = []
     build = fedavg.initial_model
 

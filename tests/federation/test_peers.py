@@ -22,9 +22,10 @@ from tests.support.harness import (
     run_federation,
     settings_of,
 )
-from tests.support.sites import NAMES, Three, named, signed
+from tests.support.sites import EAST, NAMES, NORTH, SOUTH, Three, named, signed
 
 FOUR = (*NAMES, "west")
+WEST = 4
 OWN: dict[str, Any] = {
     "partition": "own",
     "image_size": 8,
@@ -36,7 +37,7 @@ OWN: dict[str, Any] = {
 
 
 class Hospitals(Three):
-    """Sites that know `friends` by their keys, and those that nobody knows."""
+    """Sites that know one another by their keys (``friends``), and ``strangers`` to all."""
 
     def __init__(self, folder: Path, friends: tuple[str, ...], strangers: tuple[str, ...] = ()):
         super().__init__(folder, (*friends, *strangers))
@@ -54,14 +55,14 @@ class Hospitals(Three):
         return {n: node for n, node in self.nodes.items() if node["site-name"] not in absent}
 
     def study(self, *sites: str, **settings: Any) -> dict[str, Any]:
-        """A signed study of these sites, or of all."""
+        """Return the settings of a signed study of these sites, or of all."""
         config = run_config(self.folder, **OWN | settings)
         return signed(config, sites=self.keys(sites or self.names))
 
     def federate(
         self, config: dict[str, Any], nodes: Nodes, run_id: int, tamper: Tamper | None = None
     ) -> Outcome:
-        """One of several Flower runs; each has a folder of its own at the server."""
+        """Make one of several Flower runs; each has a folder of its own at the server."""
         folder = self.folder / f"runs-{run_id}"
         return run_federation(
             config | {"out-dir": str(folder)}, nodes=nodes, run_id=run_id, tamper=tamper
@@ -69,36 +70,41 @@ class Hospitals(Three):
 
 
 def ends_with_a_result(outcome: Outcome) -> bool:
+    """True if every round of a run, and the final evaluation, has a sum."""
     return not any(row["void"] for row in outcome.rows)
 
 
 def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path: Path) -> None:
-    """West is away for a round, a fifth hospital joins, south leaves, a second study follows."""
+    """Five runs: west is away for a round, nothing happens, a fifth hospital joins, south leaves.
+
+    Then a second study follows, in which east is away.
+    """
     hospitals = Hospitals(tmp_path, (*FOUR, "fifth"))
     four = hospitals.without("fifth")
     heart = hospitals.study(*FOUR, rounds=3, min_clients=3)
 
     def west_is_away(message: Any, reply: Any) -> Any:
         is_away = message.metadata.group_id == "2"
-        return by({4: silent})(message, reply) if is_away else reply
+        return by({WEST: silent})(message, reply) if is_away else reply
 
-    first = hospitals.federate(heart, four, 1, west_is_away)
+    first = hospitals.federate(heart, four, run_id=1, tamper=west_is_away)
     assert [row["valid"] for row in first.rows] == [4, 3, 4, 4]
     assert ends_with_a_result(first)
 
-    again = hospitals.federate(heart, four, 2)
+    again = hospitals.federate(heart, four, run_id=2)
     assert [row["valid"] for row in again.rows] == [4, 4, 4, 4]
 
     larger = hospitals.study(rounds=2, min_clients=3)
-    joined = hospitals.federate(larger, hospitals.nodes, 3)
+    joined = hospitals.federate(larger, hospitals.nodes, run_id=3)
 
     assert [row["valid"] for row in joined.rows] == [5, 5, 5]
 
-    left = hospitals.federate(larger, hospitals.without("south"), 4)
+    left = hospitals.federate(larger, hospitals.without("south"), run_id=4)
     assert [row["valid"] for row in left.rows] == [4, 4, 4]
 
     second_study = hospitals.study(*FOUR, rounds=2, min_clients=3, algo="fedavg", seed=7)
-    assert ends_with_a_result(hospitals.federate(second_study, hospitals.without("east"), 5))
+    without_east = hospitals.without("east")
+    assert ends_with_a_result(hospitals.federate(second_study, without_east, run_id=5))
     for later in (again, joined, left):
         assert ends_with_a_result(later)
 
@@ -106,7 +112,7 @@ def test_a_year_of_hospitals_that_come_and_go_has_a_result_in_every_run(tmp_path
 def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Path) -> None:
     """The study's signer has made up two hospitals, or has given known names other keys."""
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary", "university"))
-    north = hospitals.nodes[2]
+    north = hospitals.nodes[NORTH]
     invented = hospitals.study("north", "st-mary", "university")
     renamed = invented["study-sites"].replace("st-mary", "east").replace("university", "south")
 
@@ -117,14 +123,15 @@ def test_a_site_takes_part_in_no_study_whose_sites_it_does_not_know(tmp_path: Pa
     assert not problem_of_peers(north, hospitals.study())
 
     with pytest.raises(FederationError, match="north cannot take part: study-sites: this site"):
-        hospitals.federate(invented, {2: north}, 1)
+        hospitals.federate(invented, {NORTH: north}, 1)
 
 
 def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_path: Path) -> None:
+    """Where no peers are named, the operator must approve each study, whose keys are then shown."""
     hospitals = Hospitals(tmp_path, NAMES)
     for node in hospitals.nodes.values():
         del node["peers"]
-    unasked = refusal({"secagg": True, "partition": "own"}, hospitals.nodes[1])
+    unasked = refusal({"secagg": True, "partition": "own"}, hospitals.nodes[EAST])
 
     assert "node-config: approve = false: with require-secagg and without peers" in unasked
 
@@ -139,7 +146,7 @@ def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_pat
     with pytest.raises(FederationError, match="waiting for approval at north"):
         hospitals.federate(study, hospitals.nodes, 2)
 
-    ((_, lines),) = describe_requests(hospitals.nodes[2])
+    ((_, lines),) = describe_requests(hospitals.nodes[NORTH])
     assert "cannot know who the others are; compare the keys" in "\n".join(lines)
 
     for node in hospitals.nodes.values():
@@ -148,12 +155,13 @@ def test_without_peers_only_a_study_that_its_operator_approved_is_summed(tmp_pat
 
 
 def test_a_request_marks_the_keys_that_the_site_has_never_met(tmp_path: Path) -> None:
+    """Of a study's four sites st-mary is not among the peers of north, whose operator is asked."""
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary",))
-    north = hospitals.nodes[2] | {"approve": True}
+    north = hospitals.nodes[NORTH] | {"approve": True}
     study = hospitals.study()
 
     with pytest.raises(FederationError):
-        hospitals.federate(study, {2: north}, 1)
+        hospitals.federate(study, {NORTH: north}, 1)
 
     ((_, lines),) = describe_requests(north)
 
@@ -162,23 +170,24 @@ def test_a_request_marks_the_keys_that_the_site_has_never_met(tmp_path: Path) ->
 
 
 def test_of_a_sum_two_peers_stay_to_its_end(tmp_path: Path) -> None:
-    """South is lost: of the other three, two may be the server's own, and north knows one.
+    """South is lost in a sum of five: of the others, north knows east alone, and does not unmask.
 
-    It is lost in the last sum: in any other, a site would look at the next one's keys as well.
+    The other two may be the server's own. South is lost in the last sum: in any other, a site would
+    look at the next one's keys as well.
     """
     hospitals = Hospitals(tmp_path, NAMES, ("st-mary", "university"))
     config = hospitals.study(rounds=1, min_clients=3, run_name="year")
 
     assert ends_with_a_result(hospitals.federate(config, hospitals.nodes, 1))
 
-    south_is_lost = when(silent, MessageType.EVALUATE, node=3)
+    south_is_lost = when(silent, MessageType.EVALUATE, node=SOUTH)
     said = "north: unmask: a sum with 1 sites that north knows, fewer than 2"
     with pytest.raises(FederationError, match=said):
         hospitals.federate(config, hospitals.nodes, 2, south_is_lost)
 
 
 def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path: Path) -> None:
-    """Four of seven could hold as many shares as the server needs with one more."""
+    """Of seven sites nobody knows four: these and one more would hold enough shares to unmask."""
     hospitals = Hospitals(tmp_path, NAMES, ("a", "b", "c", "d"))
     config = hospitals.study(rounds=1, min_clients=3, run_name="year")
 
@@ -193,7 +202,7 @@ def test_the_sites_that_nobody_knows_cannot_unmask(tmp_path: Path) -> None:
 
 
 def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent() -> None:
-    """It takes no part where weights are sent beside the vectors."""
+    """It takes no part where the server sends weights, alone or beside vectors."""
     node = {"site-name": "north", "accept-weights": False}
     for algo in ("fedavg", "protofed", "scaffold", "fedkd"):
         refused = refusal({"algo": algo}, node)
@@ -210,9 +219,10 @@ def test_a_site_that_accepts_no_weights_takes_part_where_vectors_are_sent() -> N
 def test_strangers_are_counted_on_for_no_noise(
     friends: tuple[str, ...], strangers: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Of five sites four must stay, so that with one stranger three are friends, and with two not.
+    """Strangers may be the server's own, which add no noise; three sites must (dp-honest-sites).
 
-    Strangers may be the server's own, which add no noise.
+    Of five sites four must stay in a sum. With one stranger three of these are friends; with two
+    strangers it may be two, and the friends refuse.
     """
     hospitals = Hospitals(tmp_path, friends, strangers)
     for node in hospitals.nodes.values():
@@ -228,5 +238,6 @@ def test_strangers_are_counted_on_for_no_noise(
     refused = "a sum may have 2 sites that this one knows (node config: peers)"
     refusing = {site for site, text in row["failed"].items() if refused in text}
 
-    assert refusing == ({*friends} if len(strangers) == 2 else set())
-    assert row["void"] == (len(strangers) == 2)
+    has_too_few_friends = len(strangers) == 2
+    assert refusing == ({*friends} if has_too_few_friends else set())
+    assert row["void"] == has_too_few_friends

@@ -35,7 +35,11 @@ RUN: dict[str, Any] = {
 
 
 def data_of(folder: Path, seed: int, *, names_persons: bool = True) -> Path:
-    """Numbers of `PERSONS` people, each with two to eight samples, or with seventy."""
+    """Write samples of `PERSONS` people, and return the file.
+
+    The first has seventy samples, the others have two to eight; those of a person have one label.
+    ``names_persons`` adds the array that says whose each sample is.
+    """
     draw = np.random.default_rng(seed)
     sizes = draw.integers(2, 9, size=PERSONS)
     sizes[0] = 70
@@ -51,12 +55,13 @@ def data_of(folder: Path, seed: int, *, names_persons: bool = True) -> Path:
 
 
 def site(folder: Path, name: str, **more: Any) -> dict[str, Any]:
-    number = len(name)
+    """Return the node config of a site with data that name persons; ``more`` stands in it, too."""
+    seed = len(name)  # names of other lengths have other data
     return {
         "site-name": name,
         "dataset": "arrays",
         "classes": "well,ill",
-        "data-dir": str(data_of(folder / name, number)),
+        "data-dir": str(data_of(folder / name, seed)),
         "state-dir": str(folder / name / "state"),
         "approve": False,
         **CACHE,
@@ -82,13 +87,14 @@ def test_persons_are_counted_in_all_that_leaves(changes: dict[str, Any], tmp_pat
     for row in outcome.rows[-1]["clients"].values():
         persons = row["test-samples"]
         for share in row["accuracy"].values():
-            assert share * persons == pytest.approx(round(share * persons))
+            right = share * persons  # is a whole number
+            assert right == pytest.approx(round(right))
 
     ledgers = [*tmp_path.glob("*/state/privacy/*.json")]
-    assert len(ledgers) == 4
+    assert len(ledgers) == 4  # each of two sites has one by its name and one by its data
     for ledger in ledgers:
         (rows,) = json.loads(ledger.read_text()).values()
-        assert {unit for _, _, unit, _ in rows} == {"person"}
+        assert {unit for _rate, _noise, unit, _times in rows} == {"person"}
 
 
 def test_moments_of_persons_are_summed_with_shared_noise(tmp_path: Path) -> None:
@@ -99,10 +105,11 @@ def test_moments_of_persons_are_summed_with_shared_noise(tmp_path: Path) -> None
     draw = np.random.default_rng(0)
     nodes = {}
     for number, name in enumerate(("east", "north", "southern"), start=1):
-        aside = 0.3 if name == "east" else 0.0
-        node = site(tmp_path, name, **{"max-honest-sites": 3, "validation-fraction": aside})
+        validation = 0.3 if name == "east" else 0.0
+        node = site(tmp_path, name, **{"max-honest-sites": 3, "validation-fraction": validation})
         file = Path(node["data-dir"])
         arrays = dict(np.load(file))
+        # images, which the backbone takes, in the place of six numbers
         arrays["inputs"] = draw.integers(0, 255, (len(arrays["labels"]), 3, 8, 8), dtype=np.uint8)
         np.savez(file, **arrays)
         nodes[number] = node
@@ -116,9 +123,10 @@ def test_moments_of_persons_are_summed_with_shared_noise(tmp_path: Path) -> None
 
 
 def test_whose_samples_they_are_decides_what_is_protected(tmp_path: Path) -> None:
-    """By the data, which the site's operator has: no run can choose a sample in their place."""
+    """Data that name persons are protected by person, and others by sample; no run can choose."""
 
     def reason(folder: Path, **changes: Any) -> str:
+        """Return why a site with these data refuses a run."""
         node = {**site(tmp_path, "north"), "data-dir": str(folder)}
         config = run_config(tmp_path, **RUN | changes)
         with pytest.raises(SettingsError) as caught:
@@ -135,7 +143,7 @@ def test_whose_samples_they_are_decides_what_is_protected(tmp_path: Path) -> Non
     # here each value of the column is a client of the run
     natural = run_config(tmp_path, **RUN | {"partition": "natural", "data_dir": str(with_persons)})
     with pytest.raises(SettingsError, match="dp = 'person': this client's data do not say"):
-        _ = client_of(natural, 0, PERSONS).data
+        _ = client_of(natural, partition=0, clients=PERSONS).data
 
 
 def test_a_demand_per_person_is_met_by_no_run_per_sample(tmp_path: Path) -> None:
@@ -147,9 +155,9 @@ def test_a_demand_per_person_is_met_by_no_run_per_sample(tmp_path: Path) -> None
 
 
 def test_charges_of_samples_say_nothing_of_persons(tmp_path: Path, capfd: Printed) -> None:
-    """A ledger from before the data said whose each sample is ends what persons would spend.
+    """Where a ledger has charges per sample, and the data now name persons, a site takes no part.
 
-    The other way round a person's charges cover each of its samples.
+    What those charges cost a person cannot be said. The key by which a site divides its data stays.
     """
     nodes = {}
     for number, name in enumerate(("north", "southern"), start=1):

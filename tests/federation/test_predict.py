@@ -47,11 +47,11 @@ BROKEN: dict[str, bytes] = {
 
 def trained(tmp_path: Path, **settings: Any) -> Outcome:
     small = {"train_samples": 60, "test_samples": 60}
-    return run_federation(run_config(tmp_path, **small | settings), CLIENTS)
+    return run_federation(run_config(tmp_path, **small | settings), clients=CLIENTS)
 
 
 def taken_out(run: Path, out: Path, site: str = "site-0", *more: str) -> Path:
-    """The folder of the exported model of a site."""
+    """Export the model of a site, with further words of the command; return its folder, ``out``."""
     assert main(["export", str(run), "--site", site, "--out", str(out), *more]) == 0
     return out
 
@@ -74,7 +74,10 @@ def model(run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,000 files, of which ten cannot be read."""
+    """Write 1,000 files, of which ten cannot be read, and return their folder.
+
+    The ten are the eight of `BROKEN`, an image that is cut short, and one of too many pixels.
+    """
     folder = tmp_path_factory.mktemp("images") / LONG
     folder.mkdir()
     pixels = np.random.default_rng(1).integers(0, 255, (30, 20, 3), dtype=np.uint8)
@@ -89,6 +92,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: Patch) -> None:
+    """Let 1,000 files be read in several batches."""
     monkeypatch.setattr(predict, "FILES_PER_BATCH", 64)
 
 
@@ -99,6 +103,7 @@ EXPORTED = [(algo, "all") for algo in CATALOG] + [("fedavg", "own"), ("fedproto"
 def test_an_exported_model_is_right_as_often_as_in_the_run(
     tmp_path: Path, algo: str, among: str, capsys: Any
 ) -> None:
+    """Each client's exported model has, by each way to predict, the accuracy of the run's end."""
     settings: dict[str, Any] = {"algo": algo, "predict_among": among, "local_epochs": 2}
     if among == "own":
         settings |= {"partition": "pathological", "classes_per_client": 3}
@@ -106,11 +111,11 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(
 
     for number in range(CLIENTS):
         site = f"site-{number}"
-        data = client_of(run.grid.run_config, number, CLIENTS).data
+        data = client_of(run.grid.run_config, partition=number, clients=CLIENTS).data
         accuracy = run.summary["accuracy-of-clients"][site]
         predictor = Predictor.load(taken_out(run.folder, tmp_path / f"model-{number}", site))
         assert set(predictor.inferences) == set(accuracy)
-        if "prototype" not in accuracy:
+        if "prototype" not in accuracy:  # then nothing is known of distances, or of the unknown
             for prediction in predictor.predict(255 - data.test_inputs):
                 assert prediction.nearest is None
                 assert prediction.distance is None
@@ -119,7 +124,7 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(
             labels = [prediction.label for prediction in predictor.predict(data.test_inputs, by)]
             assert (np.array(labels) == data.test_labels).mean() == wanted
 
-    if algo == "fedpcl":
+    if algo == "fedpcl":  # predicts by prototypes alone, and its backbones cannot be exported
         with pytest.raises(SettingsError, match="by = 'head': this model predicts by prototype"):
             predictor.predict(data.test_inputs, "head")
         out = tmp_path / "onnx"
@@ -131,7 +136,11 @@ def test_an_exported_model_is_right_as_often_as_in_the_run(
 def test_the_command_line_says_what_python_says(
     outcome: Outcome, tmp_path: Path, capsys: Printed
 ) -> None:
-    pixels = client_of(outcome.grid.run_config, 1, CLIENTS).data.test_inputs
+    """`protofl predict` of image files prints what a `Predictor` says of the same pixels.
+
+    A file that is named twice is predicted once.
+    """
+    pixels = client_of(outcome.grid.run_config, partition=1, clients=CLIENTS).data.test_inputs
     folder = tmp_path / "images"
     folder.mkdir()
     for index, image in enumerate(pixels):
@@ -146,6 +155,7 @@ def test_the_command_line_says_what_python_says(
     assert [row["file"] for row in printed] == sorted(str(file) for file in folder.iterdir())
     for name in ("label", "distance", "unknown"):
         assert [row[name] for row in printed] == [getattr(one, name) for one in known]
+    # the limit is such that 5 % of a client's own test samples are beyond it
     assert 0 < sum(row["unknown"] for row in printed) <= 0.05 * len(printed)
     assert all(0 < row["probability"] <= 1 for row in printed)
     assert known[0].name in output(capsys, "predict", model, first).out
@@ -157,6 +167,7 @@ def test_the_command_line_says_what_python_says(
 def test_an_export_replaces_what_another_model_left_but_never_a_file(
     outcome: Outcome, tmp_path: Path, capsys: Printed
 ) -> None:
+    """An ONNX file of the model before is removed; a file in the place of the folder stays."""
     model = taken_out(outcome.folder, tmp_path / "model", "site-1")
     (model / "model.onnx").touch()
     taken_out(outcome.folder, model)
@@ -172,6 +183,7 @@ def test_an_export_replaces_what_another_model_left_but_never_a_file(
 
 
 def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+    """So does the README beside it, for people; both say how the unknown is told."""
     run = trained(tmp_path, algo="fedtgp", models="htcnn8", local_epochs=2)
     out = taken_out(run.folder, tmp_path / "model", "site-1")
 
@@ -207,12 +219,14 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
         assert text in about
     assert "cache-dir" not in about
 
+    # with --unknown 0 nothing is unknown, not even inverted images
     taken_out(run.folder, out, "site-1", "--unknown", "0")
     assert "unknown" not in (out / "README.md").read_text()
 
-    inverted = 255 - client_of(run.grid.run_config, 1, CLIENTS).data.test_inputs
+    inverted = 255 - client_of(run.grid.run_config, partition=1, clients=CLIENTS).data.test_inputs
     assert not any(prediction.unknown for prediction in Predictor.load(out).predict(inverted))
 
+    # a model without test samples
     file = run.folder / "clients/site-1" / WEIGHTS
     model = TrainedModel.read(file)
     replace(model, card=replace(model.card, test_samples=0)).write(file)
@@ -230,6 +244,7 @@ def test_names_of_classes_are_no_markup_in_the_readme() -> None:
 def test_a_run_of_separate_machines_says_where_its_models_are(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Models of sites never reach the server's folder, so export and predict name the sites."""
     folder = tmp_path / "runs" / "first"
     accuracy = {"north": {"head": 0.5}, "south": {"head": 0.5}}
     write_run(folder, {"algo": "local"}, [accuracy] * 2)
@@ -243,7 +258,7 @@ def test_a_run_of_separate_machines_says_where_its_models_are(
 
 
 def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> None:
-    """Inverted digits, dark on white, among a model's own, white on dark."""
+    """A model of digits, white on dark, finds inverted ones, dark on white, unknown more often."""
     run = trained(
         tmp_path,
         algo="fedproto",
@@ -255,7 +270,7 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> 
         test_samples=300,
     )
     predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS))
-    digits = client_of(run.grid.run_config, 0, CLIENTS).data.test_inputs
+    digits = client_of(run.grid.run_config, partition=0, clients=CLIENTS).data.test_inputs
 
     def unknown_share(inputs: np.ndarray) -> float:
         return float(np.mean([prediction.unknown for prediction in predictor.predict(inputs)]))
@@ -269,7 +284,7 @@ def test_strange_images_are_unknown_and_the_own_ones_are_not(tmp_path: Path) -> 
 def crafted(out: Path, changes: dict[str, Any]) -> None:
     """Write a model's file again, with other entries on its card.
 
-    None removes an entry, and ``facts`` is all of the card.
+    None removes an entry; an entry ``facts`` takes the place of the whole text of the card.
     """
     tensors, facts = read_tensors(out / WEIGHTS, torch.device("cpu"))
     card = json.loads(facts["card"]) | changes
@@ -283,13 +298,13 @@ OTHER_PROTOTYPES = "its prototypes do not fit the model on its card"
 CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown network": ({"arch": "vgg"}, "arch is 'vgg', not one of"),
     "another network": ({"arch": "resnet10"}, OTHER_NETWORK),
-    "a huge one": ({"feature_dim": 10**7}, OTHER_PROTOTYPES),
+    "a huge network": ({"feature_dim": 10**7}, OTHER_PROTOTYPES),
     "a huge input": ({"input_shape": [3, 2048, 2048]}, OTHER_NETWORK),
     "no input": ({"arch": "gaussian-lda", "input_shape": []}, OTHER_NETWORK),
     "no network": ({"arch": None}, "its card is not one of a model (arch: Field required)"),
     "fewer classes": ({"classes": ["one"]}, OTHER_PROTOTYPES),
     "a class that forges a terminal": ({"classes": ["\x1b[2J"] * 10}, "classes = "),
-    "a site that does": ({"site": "\x1b[2J"}, "site = "),
+    "a site that forges a terminal": ({"site": "\x1b[2J"}, "site = "),
     "a number as text": ({"round": "3"}, "round = '3'"),
     "another way to predict": ({"inference": "oracle"}, "inference = 'oracle'"),
     "a file as a backbone": (
@@ -303,6 +318,10 @@ CRAFTED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_strangers_model_gives_one_clear_error(
     run: Path, images: Path, tmp_path: Path, capsys: Printed
 ) -> None:
+    """A card that is not of the model, prototypes of another shape, files that are none.
+
+    Nothing of it reaches the terminal unescaped.
+    """
     out = taken_out(run, tmp_path / "model")
     file = out / WEIGHTS
     whole = file.read_bytes()
@@ -319,7 +338,7 @@ def test_a_strangers_model_gives_one_clear_error(
         assert "\x1b" not in printed
         file.write_bytes(whole)
 
-    # in a run, too
+    # a model in the folder of a run is read with the same care
     changes, reason = CRAFTED["a file as a backbone"]
     client = run / "clients" / "site-0" / WEIGHTS
     before = client.read_bytes()
@@ -330,6 +349,7 @@ def test_a_strangers_model_gives_one_clear_error(
 
     client.write_bytes(before)
 
+    # labels of prototypes in two dimensions
     tensors, facts = read_tensors(file, torch.device("cpu"))
     tensors["prototypes.labels"] = tensors["prototypes.labels"][None]
     write_tensors(file, tensors, facts)
@@ -346,12 +366,20 @@ def test_a_strangers_model_gives_one_clear_error(
 
 
 def test_class_scores_by_hand() -> None:
-    scores = class_scores(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2, 0, 2]), 4)
+    """The score of a class is −d² for the distance d from the nearest of its prototypes, or −∞.
+
+    One sample at distances 1, 2 and 3 from prototypes of the classes 2, 0 and 2, of four classes.
+    """
+    distances = torch.tensor([[1.0, 2.0, 3.0]])
+    scores = class_scores(distances, torch.tensor([2, 0, 2]), num_classes=4)
     assert scores.tolist() == [[-4.0, -math.inf, -1.0, -math.inf]]
 
 
 def test_the_limit_of_the_unknown_by_hand() -> None:
-    """n = 19: of 20 images, one may be above the largest of the others, a share of 5 %."""
+    """Of n = 19 distances, the limit for 5 % is the largest: a 20th is above it with 1 in 20.
+
+    For 10 % it is the second largest. For less than 5 % there is none, as there is none of nothing.
+    """
     distances = torch.arange(1.0, 20.0)
     assert unknown_above(distances, 0.05) == 19.0
     assert unknown_above(distances, 0.10) == 18.0
@@ -373,13 +401,14 @@ def test_the_temperature_makes_probabilities_true() -> None:
 
 
 def card_of(shape: tuple[int, ...]) -> Any:
-    """What of a model's card reading needs."""
+    """Return a card with what is needed to read inputs of a model."""
     return SimpleNamespace(input_shape=shape, input_type="uint8", columns=(), fill=())
 
 
 def test_a_thousand_files_of_which_ten_are_broken(
     model: Path, images: Path, tmp_path: Path, capsys: Printed
 ) -> None:
+    """The ten are named with the reason; the others have a row each with their prediction."""
     out = tmp_path / "classes.csv"
     broken = sorted([*BROKEN, "cut.png", "bomb.png"])
     good = sorted(str(file) for file in images.iterdir() if file.name not in broken)
@@ -395,6 +424,7 @@ def test_a_thousand_files_of_which_ten_are_broken(
     rows = list(csv.DictReader(out.open(encoding="utf-8")))
     assert [row["file"] for row in rows] == good
 
+    # five of them, read here as the model reads them
     pixels = []
     for file in good[:5]:
         image = Image.open(file).convert("RGB").resize((8, 8), resample=2).convert("L")
@@ -410,6 +440,7 @@ def test_a_thousand_files_of_which_ten_are_broken(
 def test_lines_of_json_name_what_was_left_out_too(
     model: Path, images: Path, capsys: Printed
 ) -> None:
+    """Of three files the second is no image: its line, the last one, has the error."""
     first = images / "0001.bmp"
     text = images / "text.jpg"
     second = images / "0002.png"
@@ -424,6 +455,10 @@ def test_lines_of_json_name_what_was_left_out_too(
 def test_a_long_or_odd_path_stands_in_one_line(
     model: Path, images: Path, tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
+    """On a terminal of 40 columns a path is not cut; a line break in a name is escaped.
+
+    So is a byte of a name that is no text.
+    """
     monkeypatch.setenv("COLUMNS", "40")
     image = images / "0000.png"
     two_lines = tmp_path / "two\nlines.png"
@@ -450,15 +485,19 @@ def test_the_name_of_a_file_is_no_formula_of_a_spreadsheet(
     Path("=1+1.png").write_bytes((images / "0000.png").read_bytes())
     output(capsys, "predict", model, "=1+1.png", "--out", "a.csv")
 
-    assert Path("a.csv").read_text().splitlines()[1].startswith("'=1+1.png,")
+    _head, row = Path("a.csv").read_text().splitlines()
+    assert row.startswith("'=1+1.png,")
 
-    plain = [predict._FORMULA.sub("'", text) for text in ("-1", "+", "+a", "=\n1", "")]
-    assert plain == ["-1", "+", "'+a", "'=\n1", ""]
+    # numbers, and a single sign, are no formulas
+    texts = ("-1", "+", "+a", "=\n1", "")
+    escaped = [predict._FORMULA.sub("'", text) for text in texts]
+    assert escaped == ["-1", "+", "'+a", "'=\n1", ""]
 
 
-def test_what_cannot_work_keeps_the_file(
+def test_a_command_that_cannot_work_keeps_the_file_of_an_earlier_one(
     run: Path, model: Path, images: Path, tmp_path: Path, capsys: Printed
 ) -> None:
+    """Each wrong use of export and predict is one clear error, and ``--out`` stays as it was."""
     out = tmp_path / "classes.csv"
     out.write_text("old")
     good = images / "0000.png"
@@ -486,8 +525,13 @@ def test_what_cannot_work_keeps_the_file(
 
 
 def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys: Printed) -> None:
+    """A model of rows of 13 numbers reads a table; three files that it cannot read are named.
+
+    These are a table of two columns, an array of texts, and one with gaps. Every line of JSON fits
+    the schema.
+    """
     settings = {"algo": "fedproto", "models": "table3", "dataset": "wine", "partition": "iid"}
-    run = run_federation(run_config(tmp_path, **settings), 2).folder
+    run = run_federation(run_config(tmp_path, **settings), clients=2).folder
     model = taken_out(run, tmp_path / "model", "site-1")
     good = tmp_path / "good.csv"
     header = ",".join(f"x{i}" for i in range(13))
@@ -517,6 +561,7 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
 def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
     tmp_path: Path,
 ) -> None:
+    """Of two files of arrays one has ``inputs``, two images of 8×8, and the other has not."""
     pixels = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8)
     np.savez(tmp_path / "some.npz", inputs=pixels)
     np.savez(tmp_path / "none.npz", x_train=pixels)
@@ -531,8 +576,12 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
 def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
     tmp_path: Path, capsys: Printed, algo: str
 ) -> None:
+    """`protofl predict RUN` writes a table with the label, the predictions and scores of each.
+
+    A prediction is the class with the highest score; a class without one has none.
+    """
     config = run_config(tmp_path, algo=algo, models="cnn4", test_samples=50)
-    run = run_federation(config, 3)
+    run = run_federation(config, clients=3)
     file = run.folder / "predictions.csv"
     sites = ["site-0", "site-1", "site-2"]
 
@@ -547,7 +596,7 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
 
     for number, site in enumerate(sites):
         own = [row for row in rows if row["client"] == site]
-        labels = client_of(config, number).data.test_labels
+        labels = client_of(config, partition=number).data.test_labels
         assert [int(row["label"]) for row in own] == labels.tolist()
         for way, accuracy in run.summary["accuracy-of-clients"][site].items():
             assert np.mean([row[way] == row["label"] for row in own]) == accuracy
@@ -557,8 +606,9 @@ def test_every_test_sample_has_a_row_and_these_the_runs_accuracy(
 
 
 def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
+    """The features that are stored are those of each client's model, and give its scores."""
     config = run_config(tmp_path, algo="fedproto", models="cnn4", test_samples=20)
-    run = run_federation(config, 2)
+    run = run_federation(config, clients=2)
     features = tmp_path / "features.npz"
     figures = tmp_path / "figures"
 
@@ -569,7 +619,7 @@ def test_features_and_figures_of_a_run(tmp_path: Path, capsys: Printed) -> None:
     assert {file.stem for file in figures.iterdir()} == set(names)
 
     predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-1" / WEIGHTS))
-    data = client_of(config, 1, CLIENTS).data
+    data = client_of(config, partition=1, clients=CLIENTS).data
     is_its = stored["client"] == "site-1"
     assert stored["label"][is_its].tolist() == data.test_labels.tolist()
 
@@ -606,12 +656,14 @@ def test_a_run_can_start_from_another_runs_frozen_body(tmp_path: Path, monkeypat
 def test_data_that_changed_are_named_and_so_is_a_run_that_goes_on(
     tmp_path: Path, capsys: Printed
 ) -> None:
-    run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), 2).folder
+    """Predictions of a run need the test samples that its clients had, and a run that has ended."""
+    run = run_federation(run_config(tmp_path, models="cnn4", rounds=1), clients=2).folder
     with locked_run(run):
         busy = output(capsys, "predict", run, status=1).err
 
     assert f"another process is at work on {run}" in busy
 
+    # with another seed as many other samples are drawn: the accuracy is not the same
     file = run / "settings.toml"
     settings = file.read_text()
     file.write_text(settings.replace("seed = 42", "seed = 43"))

@@ -95,11 +95,11 @@ def small_config(folder: Path, algo: str, **changes: Any) -> dict[str, Any]:
 
 
 def private(folder: Path, algo: str, **changes: Any) -> Outcome:
-    return run_federation(small_config(folder, algo, **changes), 2)
+    return run_federation(small_config(folder, algo, **changes), clients=2)
 
 
 def failures_of(config: dict[str, Any], nodes: Nodes | None = None) -> list[str]:
-    """Why the clients of a run fail in which no reply is valid."""
+    """Make a run in which no reply is valid, and return why its clients fail."""
     rows = rows_without_a_reply(config, 2, nodes=nodes)
     failures = []
     for row in rows:
@@ -109,14 +109,14 @@ def failures_of(config: dict[str, Any], nodes: Nodes | None = None) -> list[str]
 
 
 def without_chance(monkeypatch: Patch) -> None:
-    """The noise of this test is the same in every run."""
+    """Let all noise of this test be the same in every run of it."""
     draw = np.random.default_rng(0)
     for module in ("differential_privacy", "private_step"):
         monkeypatch.setattr(f"client_app.protections.{module}.fresh_draw", lambda: draw)
 
 
 def mechanisms_in(ledger: Path) -> list[Mechanism]:
-    """What the only run in a ledger was charged for."""
+    """Return what the only run in a ledger was charged for."""
     (entries,) = json.loads(ledger.read_text()).values()
     return [Mechanism(rate, noise, times) for rate, noise, _, times in entries]
 
@@ -136,21 +136,25 @@ def test_what_is_fitted_on_a_clients_samples_is_refused_under_differential_priva
 def test_no_mean_is_fitted_on_a_clients_samples_under_differential_privacy(
     dp: str, same: bool, tmp_path: Path
 ) -> None:
+    """By default a table is standardised by its client's own means; under dp these are not used."""
     config = run_config(tmp_path, **SMALL | {"dp": dp})
-    first = client_of(config, 0, 2).data.mean
-    second = client_of(config, 1, 2).data.mean
+    first = client_of(config, partition=0, clients=2).data.mean
+    second = client_of(config, partition=1, clients=2).data.mean
 
     assert (first == second) == same
 
 
-of_each = PrivateStep._of_each
+gradients_of_each = PrivateStep._of_each
 
 
 def compared(
     step: PrivateStep, weights: dict[str, Tensor], samples: tuple[Tensor, ...]
 ) -> dict[str, Tensor]:
-    """The gradients of each sample; the first's are those of `backward` for it alone."""
-    found = of_each(step, weights, samples)
+    """Return the gradients of each sample as `PrivateStep._of_each` does.
+
+    Those of the first sample must be what `backward` gives for it alone.
+    """
+    found = gradients_of_each(step, weights, samples)
     step.gradients(step.terms(step.model, *(values[:1] for values in samples)))
     for name, weight in weights.items():
         alone = torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -163,7 +167,10 @@ def compared(
 def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
     algo: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """As often as each client's ledger was charged, and no class means without noise."""
+    """Steps and tables are as many as each client's ledger was charged for.
+
+    No class means are taken without noise, and each sample's gradient is right.
+    """
     calls: list[str] = []
     one_step = PrivateStep.__call__
     table_noise = DifferentialPrivacy._table_noise
@@ -187,9 +194,12 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
     outcome = private(tmp_path, algo, rounds=2, evaluate_every=2)
 
     plan = Settings.from_run_config(outcome.grid.run_config).plan(20)
-    assert calls.count("step") == 2 * 2 * plan.steps
-    assert calls.count("table") == 2 * sum(plan.tables)
+    clients = 2
+    rounds = 2
+    assert calls.count("step") == clients * rounds * plan.steps
+    assert calls.count("table") == clients * sum(plan.tables)  # of all rounds
     assert not any(outcome.summary["trouble"].values())
+    # ε is nearly the default of dp-epsilon, 8, and not above it
     assert 7.7 < outcome.summary["epsilon"] == outcome.rows[-1]["epsilon"] <= 8
     for _, reply in outcome.exchanged():
         for name in reply.content["report"]:
@@ -202,9 +212,9 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
 
 
 def test_which_algorithms_it_covers_is_written_here_and_others_are_refused_by_name() -> None:
-    """DP-SGD covers weights alone, and noise covers tables; other uploads are not covered.
+    """Differential privacy covers weights that DP-SGD trains, and noisy tables of classes.
 
-    Nor is Ditto, which trains twice.
+    Other uploads are not covered, nor is Ditto, which trains twice.
     """
     not_covered = {
         "fedplvm",
@@ -234,6 +244,7 @@ def replace_row(monkeypatch: Patch, algo: str, row: Algorithm) -> None:
 
 
 def test_a_new_entry_of_an_upload_is_refused_until_its_row_covers_it(monkeypatch: Patch) -> None:
+    """FedAvg's row gets a second entry, ``sizes``, which it does not name as private."""
     row = CATALOG["fedavg"]
     exchange = replace(row.exchange, up={**row.exchange.up, "sizes": Counts()})
     replace_row(monkeypatch, "fedavg", replace(row, exchange=exchange))
@@ -250,6 +261,8 @@ class PlainStep(FedAvg[Any]):
 
 
 class PlainLoop(FedAvg[Any]):
+    """Reads the training data in a loop of its own, without steps."""
+
     def fit(self) -> dict[str, float]:
         with torch.no_grad():
             for weight in self.model.parameters():
@@ -258,6 +271,8 @@ class PlainLoop(FedAvg[Any]):
 
 
 class Twice(FedAvg[Any]):
+    """Trains for two rounds in one."""
+
     def fit(self) -> dict[str, float]:
         self.train(self.step())
         return self.train(self.step(), purpose="again")
@@ -271,6 +286,8 @@ class ThreeEpochs(FedAvg[Any]):
 
 
 class TwoTables(FedProto):
+    """Makes its table of prototypes twice, and is charged for one."""
+
     def upload(self) -> Payload:
         self.local_prototypes()
         return super().upload()
@@ -290,12 +307,16 @@ def trained_beside(half: ClientAlgorithm[Any], model: SplitModel) -> None:
 
 
 class PlainBefore(FedAvg[Any]):
+    """Trains by plain steps before the private ones."""
+
     def fit(self) -> dict[str, float]:
         trained_beside(self, self.model)
         return super().fit()
 
 
 class PlainAfter(FedAvg[Any]):
+    """Trains by plain steps after the private ones."""
+
     def fit(self) -> dict[str, float]:
         losses = super().fit()
         trained_beside(self, self.model)
@@ -303,7 +324,7 @@ class PlainAfter(FedAvg[Any]):
 
 
 class PlainBeforeTheTable(FedProto):
-    """Nothing noisy covers features of a model that single samples have shaped."""
+    """Makes a noisy table of features of a model that single samples have shaped."""
 
     def upload(self) -> Payload:
         trained_beside(self, self.model)
@@ -328,7 +349,7 @@ class PlainTeacher(FedAvg[Any]):
 
 
 class ASecondLoop(FedAvg[Any]):
-    """Private steps, but more of them than were charged, in a loop that no base knows of."""
+    """Takes more private steps than were charged, in a loop that no base knows of."""
 
     def fit(self) -> dict[str, float]:
         training.train(self.step(), self.training_set, self.training, seed=1)
@@ -416,7 +437,10 @@ EXACT = [(algo, True) for algo in TABLES] + [(algo, False) for algo in ONE_OF_EA
 def test_an_exact_table_in_the_place_of_a_noisy_one_is_refused_by_name(
     algo: str, pays: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The private table of every row; the honest ones run in the test of steps and tables above."""
+    """Every algorithm with a table is tried, with the noisy table made and thrown away (``pays``).
+
+    Without it, one algorithm for each kind of table is enough.
+    """
     without_chance(monkeypatch)  # counts of few classes with noise may by chance be the exact
     exact_in_place_of_noisy(monkeypatch, pays)
     of_ten_classes = ON_FEATURES if algo == "fedgen" else {}
@@ -431,6 +455,7 @@ def test_an_exact_table_in_the_place_of_a_noisy_one_is_refused_by_name(
 def test_no_number_of_what_is_released_can_be_changed(
     what: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A half that adds something of its data to what the protection gave it is refused."""
     upload = ClientAlgorithm.upload
 
     def changed_upload(self: ClientAlgorithm[Any]) -> Payload:
@@ -515,7 +540,7 @@ def test_an_epsilon_too_small_for_any_noise_is_refused_before_a_client_trains(
     config = run_config(tmp_path, **SMALL | {"dp_epsilon": 0.001})
 
     with pytest.raises(SettingsError, match=r"dp-epsilon = 0\.001: no noise is large enough"):
-        run_federation(config, 2, on_grid=grids.append)
+        run_federation(config, clients=2, on_grid=grids.append)
 
     for message, _ in grids[0].log:
         assert message.metadata.message_type != MessageType.TRAIN
@@ -524,9 +549,11 @@ def test_an_epsilon_too_small_for_any_noise_is_refused_before_a_client_trains(
 def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection(
     tmp_path: Path,
 ) -> None:
-    """FedPLVM, Table 11."""
+    """The setting gradient-noise, as in FedPLVM's Table 11: a run with it has no budget."""
     noise: dict[str, Any] = {"dp": "none", "gradient_noise": 4.0}
-    client = client_of(run_config(tmp_path, **SMALL | noise, algo="fedplvm"), 0, 2)
+    client = client_of(
+        run_config(tmp_path, **SMALL | noise, algo="fedplvm"), partition=0, clients=2
+    )
     step = build_half(client, 1, protections_of(client)).step()
 
     assert isinstance(step, PrivateStep)
@@ -541,12 +568,13 @@ def test_the_noise_of_a_paper_on_gradients_is_dp_sgd_and_is_called_no_protection
 
 
 def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
+    """In its rows, in the report's figures, and in the ledgers of its two clients."""
     outcome = private(tmp_path, "fedproto", rounds=3, evaluate_every=2)
-    spent = [row["epsilon"] for row in outcome.rows]
+    spent = [row["epsilon"] for row in outcome.rows]  # from the beginning of the run
 
     assert outcome.summary["rounds"] == 3
     assert spent == sorted(spent)
-    assert 7.7 < spent[-1] <= 8
+    assert 7.7 < spent[-1] <= 8  # nearly the default of dp-epsilon
 
     (figure,) = spent_on_page(RecordedRun(outcome.folder))
     html = figure.as_html()
@@ -567,8 +595,8 @@ def test_a_run_spends_its_epsilon_and_says_so(tmp_path: Path) -> None:
 
     for ledger in ledgers:
         mechanisms = mechanisms_in(ledger)
-        figures = [one.times for one in mechanisms if one.noise == plan.figure_noise]
-        assert sum(figures) == 2 + 1
+        evaluations = [one.times for one in mechanisms if one.noise == plan.figure_noise]
+        assert sum(evaluations) == 2 + 1  # in rounds 1 and 3, and at the end
         assert epsilon(mechanisms, 1e-5) == pytest.approx(spent[-1])
 
 
@@ -598,6 +626,7 @@ def test_the_server_shows_the_epsilon_of_the_clients_own_ledgers(
 
 
 def test_the_noise_of_two_runs_with_one_seed_differs(tmp_path: Path) -> None:
+    """Noise that could be drawn again from the seed would be no noise."""
     sent = []
     for name in ("a", "b"):
         outcome = private(tmp_path / name, "fedproto", rounds=1)
@@ -608,17 +637,20 @@ def test_the_noise_of_two_runs_with_one_seed_differs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stopped", "rounds", "left"), [
-    ("train", 5, 4),  # the last round has no budget left, and the final evaluation has
-    ("evaluate", 2, 2),  # the final evaluation has its budget
+    # killed while it trains: the last round has no budget left, and the final evaluation has
+    ("train", 5, 4),
+    # killed in the final evaluation, which can be repeated
+    ("evaluate", 2, 2),
 ])  # fmt: skip
 def test_what_a_resumed_run_repeats_is_counted(
     stopped: str, rounds: int, left: int, tmp_path: Path
 ) -> None:
+    """The server dies in round 2, after clients were charged for it; ``left`` rounds are made."""
     config = run_config(tmp_path, algo="fedproto", run_name="r", **SMALL | {"rounds": rounds})
     with pytest.raises(Killed):
-        run_federation(config, 2, tamper=on_message(stopped, 2))
+        run_federation(config, clients=2, tamper=on_message(stopped, 2))
 
-    resumed = run_federation(config | {"resume": True}, 2, run_id=2)
+    resumed = run_federation(config | {"resume": True}, clients=2, run_id=2)
 
     assert resumed.summary["rounds"] == left
     assert not any(resumed.summary["trouble"].values())
@@ -626,6 +658,7 @@ def test_what_a_resumed_run_repeats_is_counted(
 
 
 def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:
+    """Its ε is that of the rounds that were made, and so is each client's ledger's."""
     outcome = private(tmp_path, "fedavg", rounds=9, validation_fraction=0.3, early_stopping=1)
 
     assert outcome.summary["stopped-early"]
@@ -637,7 +670,11 @@ def test_a_run_that_stops_early_has_spent_what_it_says(tmp_path: Path) -> None:
 def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run(
     tmp_path: Path,
 ) -> None:
-    """In batches of 64, 64 samples make one step an epoch, and 65 make two at nearly that rate."""
+    """With batches of 64, 64 samples make one step an epoch, and 65 two at nearly the same rate.
+
+    So more samples do not always cost less. A client of 1, 0 or 2⁶⁰ samples, as a hostile one may
+    claim to have, does not end the run.
+    """
     config = run_config(tmp_path, **SMALL | {"algo": "fedavg", "batch_size": 64, "rounds": 5})
     settings = Settings.from_run_config(config)
 
@@ -649,19 +686,19 @@ def test_epsilon_is_that_of_the_client_that_pays_most_and_no_client_ends_the_run
             settings=settings,
         )
 
-    alone = [planned_epsilon(run_of(size), 3) for size in (64, 65, 1)]
-    assert len(set(alone)) > 1
-    assert planned_epsilon(run_of(64, 65, 1), 3) == max(alone)  # type: ignore[type-var]
+    after_round_3 = [planned_epsilon(run_of(size), 3) for size in (64, 65, 1)]
+    assert len(set(after_round_3)) > 1
+    assert planned_epsilon(run_of(64, 65, 1), 3) == max(after_round_3)  # type: ignore[type-var]
 
     for size in (1, 0, 2**60):
-        for number in range(1, 6):
+        for number in (1, 2, 3, 4, 5):
             assert not Budget().why_stop(run_of(20, size), number)
 
 
 def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_path: Path) -> None:
-    """Each is charged before it is made.
+    """Each evaluation is charged before it is made, until the ledger is spent.
 
-    Of a ledger that is spent, neither training nor evaluation is left.
+    From then on the client neither trains nor evaluates.
     """
     config = run_config(tmp_path, **SMALL | {"algo": "local", "rounds": 2, "evaluate_every": 2})
     grid = LocalGrid(config, {7: {"partition-id": 0, "num-partitions": 2}}, run_id=1)
@@ -672,22 +709,24 @@ def test_a_server_that_asks_for_further_evaluations_runs_into_the_ledger(tmp_pat
     replies = [ask(MessageType.EVALUATE) for _ in range(400)]
 
     answered = [reply for reply in replies if not reply.has_error()]
+    # the run plans two, in round 1 and at the end, and far fewer than were asked for may pass
     assert 3 <= len(answered) < 100
-    assert not any(reply.has_error() for reply in replies[: len(answered)])
+    assert not any(reply.has_error() for reply in replies[: len(answered)])  # they came first
     for late in (replies[-1], ask(MessageType.TRAIN)):
         assert "dp-epsilon = 8: this message would bring this client to ε = " in reason_in(late)
 
     figures = {reply.content["report"]["correct.head"] for reply in answered}
-    assert len(figures) > 1, "the same question, without noise"
+    assert len(figures) > 1, "the same question, without noise"  # would have one figure
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "gaussian"])
 def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
     algo: str, tmp_path: Path, capfd: Printed
 ) -> None:
-    """An older folder of accounts, put back from a backup, buys the site no further run.
+    """The second of two runs with ε = 3 does not fit into the 3.3 that the sites allow over all.
 
-    Lines of the log that were compared before are not read again, unless the log is another one.
+    Nor does it if an account, or the record of answers, is lost or put back from a backup: the
+    audit log says that more was charged.
     """
     more = SMALL | FROZEN.get(algo, {}) | {"dp_epsilon": 3.0, "rounds": 1}
     first = run_config(tmp_path / "first", algo=algo, run_name="first", **more)
@@ -708,12 +747,13 @@ def test_a_site_keeps_one_account_over_all_runs_and_stays_within_it(
 
     spent = "require-dp, over all runs, = 3.3: this message would bring .* a run of smaller "
     spent += "dp-epsilon may still fit"
-    refused(spent, spent)
+    refused(spent, spent)  # the server is told the whole reason
     (accounts / "site-1.json").unlink()
     refused("LedgerError .state-dir.: ", r"\(charges to site-1.json\)")
     (accounts / "site-1.answered").unlink()
     refused("LedgerError .state-dir.: ", rf"\(1 {algo} round 1\)")
 
+    # the ledgers of the other site, under its name and under its data, have the first run alone
     ledgers = [json.loads(file.read_text()) for file in (zero / "privacy").glob("*.json")]
     assert [[*ledger] for ledger in ledgers] == [["first 1"]] * 2
 
@@ -759,9 +799,9 @@ def test_a_site_hides_the_kind_of_an_unexpected_error(
 
 
 def test_fedpcl_predicts_with_the_global_prototypes(tmp_path: Path) -> None:
-    """A client's own prototypes would shape its figures without noise.
+    """Under dp a client does not predict with its own, which would shape figures without noise.
 
-    Before the first round there are no global ones.
+    In the first round there are no global ones, and so no accuracies.
     """
     outcome = private(tmp_path, "fedpcl", rounds=2)
 
@@ -780,10 +820,12 @@ UNREADABLE = "cannot be read or written; the log of the site says more"
 
 
 def test_an_unusable_ledger_stops_the_client_and_is_named(tmp_path: Path, capfd: Printed) -> None:
+    """Each site has a ledger of its data that is no JSON: its log says which file that is."""
     for number in range(2):
         folder = tmp_path / f"disk-{number}" / "privacy"
         folder.mkdir(parents=True)
-        (folder / f"{digest('', '', number)}.json").write_text("{")
+        ledger_of_its_data = digest("", "", number)  # of data-dir, domain and partition
+        (folder / f"{ledger_of_its_data}.json").write_text("{")
     config = run_config(tmp_path, algo="fedproto", **SMALL | {"rounds": 1})
 
     failures = failures_of(config, real_sites(2, tmp_path / "disk"))
@@ -795,7 +837,7 @@ def test_an_unusable_ledger_stops_the_client_and_is_named(tmp_path: Path, capfd:
 def test_a_file_in_the_place_of_the_ledgers_folder_stops_the_client(
     tmp_path: Path, capfd: Printed
 ) -> None:
-    """The record of its answers is there, too, and is looked up first."""
+    """The record of a site's answers is in that folder, too, and is looked up first."""
     for number in range(2):
         (tmp_path / f"disk-{number}").mkdir()
         (tmp_path / f"disk-{number}" / "privacy").write_text("no folder")

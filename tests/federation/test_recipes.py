@@ -39,7 +39,7 @@ def read(recipe: Path) -> dict[str, Any]:
 
 
 def algorithms() -> list[tuple[Path, str]]:
-    """Each recipe with the algorithm that it names, and each other that it has settings for."""
+    """Return each recipe with the algorithm that it names, and each other it has settings for."""
     pairs = []
     for recipe in RECIPES:
         content = read(recipe)
@@ -52,13 +52,14 @@ def algorithms() -> list[tuple[Path, str]]:
     ("recipe", "algo"), algorithms(), ids=lambda part: getattr(part, "stem", part)
 )
 def test_a_recipe_takes_two_rounds(recipe: Path, algo: str, tmp_path: Path) -> None:
+    """Its data set is replaced by embedded digits, in several domains if it has domains."""
     wanted = flatten(read(recipe)) | {"algo": algo}
     here = run_config(tmp_path)
     config = here | wanted | SMALL
     config["dataset"] = "digits"
     if DATASETS[str(wanted["dataset"])].has_domains:
         config["dataset"] = "digit-domains"
-    if wanted.get("task") == "multi-label":
+    if wanted.get("task") == "multi-label":  # digits have one label each
         config |= {"dataset": wanted["dataset"], "test-from": wanted["test-from"]}
     config["classes-per-client"] = min(10, int(wanted.get("classes-per-client", 2)))
     if wanted.get("models") in ("table3", "signal3", "text3"):  # the data are images here
@@ -83,12 +84,17 @@ PFLlib's leaderboard and FedTGP's Table 10 have one generator of data.
 @pytest.mark.parametrize("name", SAME_CLIENTS)
 def test_recipes_of_one_setting_divide_the_data_alike(name: str) -> None:
     def data(recipe: str) -> DataSettings:
+        """Return all settings of data of a recipe."""
         return settings_of(flatten(read(RECIPES[0].parent / f"{recipe}.toml"))).data
 
     assert data(name) == data(SAME_CLIENTS[name])
 
 
 def test_the_code_of_table_10_draws_the_first_weights_of_each_client(monkeypatch: Patch) -> None:
+    """In FedTGP's Table 10 clients of eight networks begin with weights of their own.
+
+    All 14 rows of the table with these networks do so.
+    """
     monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     table = read_table(ROOT / "configs" / "tables" / "fmnist-baselines.yaml")
     rows = set()

@@ -35,6 +35,7 @@ ALWAYS = ["result", "accuracy", "data", "time", "lost-replies", "clients", "sett
 
 
 def sites_of(outcome: Outcome) -> dict[str, Any]:
+    """Return what a run has recorded of each site."""
     return json.loads((outcome.folder / "sites.json").read_text())["sites"]
 
 
@@ -43,12 +44,15 @@ def read(outcome: Outcome) -> Page:
 
 
 def run(folder: Path, clients: int, **settings: Any) -> Outcome:
-    return run_federation(run_config(folder, **SMALL | settings), clients)
+    return run_federation(run_config(folder, **SMALL | settings), clients=clients)
 
 
 @pytest.fixture(scope="module")
 def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """Clients with three classes each, one of which sends rubbish from the second round on."""
+    """Run FedTGP for three rounds with four clients of three classes each.
+
+    From the second round on site-3 sends prototypes of 10⁹ times their length, which are refused.
+    """
     config = run_config(
         tmp_path_factory.mktemp("fedtgp"),
         **SMALL,
@@ -66,11 +70,11 @@ def fedtgp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
             return reply
         return rubbish(message, reply)
 
-    return run_federation(config, 4, by({1003: from_round_2}))
+    return run_federation(config, clients=4, tamper=by({1003: from_round_2}))
 
 
 def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Site -> means and labels, from the wire."""
+    """Return site -> means and labels of the prototypes that it has sent in a round."""
     uploads = {}
     for message, reply in outcome.exchanged(number=round_number):
         record = reply.content.array_records["prototypes"]
@@ -80,7 +84,10 @@ def sent(outcome: Outcome, round_number: int) -> dict[str, tuple[np.ndarray, np.
 
 
 def margin(means: np.ndarray, labels: np.ndarray, label: int) -> float:
-    """The margin by the definition under FedTGP's Figure 1, pair by pair; NaN if there is none."""
+    """Return a class's margin: the smallest distance of its prototypes from those of other classes.
+
+    That is the definition under FedTGP's Figure 1; NaN if there is no pair.
+    """
     distances = []
     for own in means[labels == label].astype(np.float64):
         for other in means[labels != label].astype(np.float64):
@@ -89,12 +96,14 @@ def margin(means: np.ndarray, labels: np.ndarray, label: int) -> float:
 
 
 def assert_margins(found: list[float | None], means: np.ndarray, labels: np.ndarray) -> None:
+    """The margins of ten classes that a run has recorded are those of these prototypes."""
     recorded = [math.nan if value is None else value for value in found]
     wanted = [margin(means, labels, label) for label in range(10)]
     np.testing.assert_allclose(recorded, wanted, rtol=1e-4)
 
 
 def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outcome) -> None:
+    """Sections and figures stand in this order."""
     page = read(fedtgp)
     assert page.sections == [*ALWAYS[:3], "prototypes", *ALWAYS[3:]]
     assert list(page.figures) == [
@@ -110,21 +119,23 @@ def test_fedtgp_has_every_section_that_a_run_of_prototypes_can_have(fedtgp: Outc
 
     said = "The first two principal components of the prototypes after round 3"
     assert said in page.figures["prototypes-map"]
-    # one client was refused
+    # site-3 was refused in rounds 2 and 3
     assert "Points are not all of the same clients." in page.figures["accuracy-curves"]
 
 
-def test_its_accuracies_are_the_runs(fedtgp: Outcome) -> None:
+def test_a_pages_accuracies_are_the_runs(fedtgp: Outcome) -> None:
+    """In the table, by the ways to predict, and in the figure of means."""
     final = fedtgp.rows[-1]
     for kind, *cells in read(fedtgp).table("", "mean"):
         shares = sorted(client["accuracy"][kind] for client in final["clients"].values())
         assert len(shares) == 4
         worst, best = shares[0], shares[-1]
         weighted = final["accuracy"][kind]["weighted"]
-        # the worst 10 % and 40 % of four clients are one client
+        # the worst 10 %, 20 % and 40 %, and the best 10 %, of four clients are one client each
         wanted = [np.mean(shares), weighted, worst, worst, worst, best, np.std(shares)]
-        assert cells[:7] == [f"{100 * value:.2f}" for value in wanted]
-        assert cells[7] == f"{np.var(100 * np.array(shares)):.1f}"
+        *percentages, variance = cells[:8]
+        assert percentages == [f"{100 * value:.2f}" for value in wanted]
+        assert variance == f"{np.var(100 * np.array(shares)):.1f}"
 
     *_, lines, unit = drawn(charts.means, fedtgp.folder, "line_chart")
     assert unit == "test accuracy, %"
@@ -133,7 +144,8 @@ def test_its_accuracies_are_the_runs(fedtgp: Outcome) -> None:
         assert lines[f"{kind}, worst 10 %"][-1] == 100 * figures["worst-10%"]
 
 
-def test_its_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
+def test_a_pages_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
+    """A setting's row has its value in the run, and its default."""
     page = read(fedtgp)
     text = "\n".join(page.texts)
 
@@ -152,7 +164,8 @@ def test_its_text_and_settings_are_the_runs(fedtgp: Outcome) -> None:
     assert set(settings) == set(fedtgp.summary["settings"])
 
 
-def test_its_margins_are_those_of_the_prototypes_that_were_sent(fedtgp: Outcome) -> None:
+def test_recorded_margins_are_those_of_the_prototypes_that_were_sent(fedtgp: Outcome) -> None:
+    """Of each client in each round, and of the merged prototypes in the last."""
     lines = (fedtgp.folder / "prototypes.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
 
@@ -170,7 +183,8 @@ def test_its_margins_are_those_of_the_prototypes_that_were_sent(fedtgp: Outcome)
     assert_margins(rows[-1]["global"], merged["means"], merged["labels"])
 
 
-def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
+def test_a_runs_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
+    """Those of site-0 to site-2, as site-3 was refused, and the server's."""
     kept = load_file(fedtgp.folder / "client-prototypes.safetensors")
     uploads = sent(fedtgp, 3)
     for owner, site in enumerate(("site-0", "site-1", "site-2")):
@@ -181,10 +195,13 @@ def test_its_last_prototypes_are_kept_for_the_map(fedtgp: Outcome) -> None:
 
     merged = load_file(fedtgp.folder / "prototypes.safetensors")
     assert np.array_equal(kept["global-means"], merged["means"])
-    assert read(fedtgp).marks("prototypes-map")[:2] == [len(kept["labels"]), len(merged["labels"])]
+    of_clients, of_server, *_ = read(fedtgp).marks("prototypes-map")
+    assert of_clients == len(kept["labels"])
+    assert of_server == len(merged["labels"])
 
 
-def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
+def test_the_page_shows_who_has_which_training_samples(fedtgp: Outcome) -> None:
+    """The heat map has the number of each class [C, S] at each client."""
     sites = sites_of(fedtgp)
     *_, counts_CS, classes, clients, unit, _ = drawn(charts.samples, fedtgp.folder, "heat_map")
 
@@ -193,21 +210,24 @@ def test_who_has_which_training_samples(fedtgp: Outcome) -> None:
     assert unit == "training samples"
 
     for index, site in enumerate(clients):
-        labels = client_of(fedtgp.grid.run_config, index, 4).data.train_labels
+        labels = client_of(fedtgp.grid.run_config, partition=index, clients=4).data.train_labels
         counts = np.bincount(labels, minlength=10).tolist()
         assert sites[site]["train-classes"] == counts
         assert np.nan_to_num(counts_CS[:, index]).tolist() == counts
 
 
 def test_who_was_refused_is_told_with_the_reason(fedtgp: Outcome) -> None:
-    first, second = read(fedtgp).table("round", "what", "client", "reason")
-    assert first[:3] == ["2", "refused", "site-3"]
-    assert second[:3] == ["3", "refused", "site-3"]
-    assert "max-prototype-norm" in first[3]
-    assert "max-prototype-norm" in second[3]
+    """Site-3's prototypes of rounds 2 and 3 were too long."""
+    rows = read(fedtgp).table("round", "what", "client", "reason")
+
+    assert len(rows) == 2
+    for number, (round_text, what, client, reason) in enumerate(rows, start=2):
+        assert (round_text, what, client) == (str(number), "refused", "site-3")
+        assert "max-prototype-norm" in reason
 
 
-def test_fedplvm_tells_prototypes_per_class(tmp_path: Path) -> None:
+def test_the_page_of_fedplvm_shows_the_number_of_prototypes_per_class(tmp_path: Path) -> None:
+    """Five clients of five domains have several prototypes of a class; rounds 1 and 3 evaluate."""
     fedplvm = run(tmp_path, 5, algo="fedplvm", rounds=3, evaluate_every=2)
     figures = read(fedplvm).figures
 
@@ -220,17 +240,18 @@ def test_fedplvm_tells_prototypes_per_class(tmp_path: Path) -> None:
         per_class = len(labels) / len(np.unique(labels))
         assert lines[domain][-1] == pytest.approx(per_class)
 
-    phases = drawn(charts.time, fedplvm.folder, "line_chart")[4]
+    _name, _title, _caption, _rounds, phases, *_ = drawn(charts.time, fedplvm.folder, "line_chart")
     assert np.isnan(phases["client: evaluate"]).tolist() == [False, True, False]
 
 
 def test_without_prototypes_their_section_is_absent(tmp_path: Path) -> None:
+    """The report of local training, in which no reply was lost."""
     outcome = run(tmp_path, 3, algo="local")
     page = read(outcome)
 
     assert page.sections == ALWAYS
 
-    link = page.texts.index("Lost replies")
+    link = page.texts.index("Lost replies")  # in the table of contents
     heading = page.texts.index("Lost replies", link + 1)
 
     assert page.texts[heading + 1] == "None: every reply came in time and was accepted."
@@ -251,11 +272,16 @@ def test_a_page_that_cannot_be_drawn_fails_nothing(
 def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
     settings = {"algo": "local", "rounds": 9, "run_name": "mine", "round_timeout": 0.1}
     with pytest.raises(Exception, match="3 rounds in a row"):
-        run_federation(run_config(tmp_path, **SMALL, **settings), 2, when(lost, MessageType.TRAIN))
+        run_federation(
+            run_config(tmp_path, **SMALL, **settings),
+            clients=2,
+            tamper=when(lost, MessageType.TRAIN),
+        )
 
     page = Page(tmp_path / "runs" / "mine" / "report.html")
     assert "This run is not finished: the page shows it as far as it is." in page.texts
-    assert len(page.table("round", "what")) == 9  # two missing and a void in each
+    # three rows for each of three rounds: two missing replies, and that the round is void
+    assert len(page.table("round", "what")) == 9
 
 
 @pytest.mark.parametrize(
@@ -267,6 +293,7 @@ def test_a_run_that_fails_leaves_a_page_too(tmp_path: Path) -> None:
         ([(0, 0), (0, 1), (0, 5)], [0, 0, 1], [4, 4]),
         # a single class has no margin
         ([(0, 0), (0, 1)], [1, 1], [np.nan] * 3),
+        # two classes with the same prototype
         ([(1, 1), (1, 1)], [0, 1], [0, 0]),
     ],
 )
@@ -283,13 +310,14 @@ def test_too_many_prototypes_are_not_compared() -> None:
 
 
 def test_with_hidden_labels_all_training_samples_are_counted(tmp_path: Path) -> None:
-    """The 30 of `DIGITS`, not only those that are left a label."""
+    """All 30 of each client count, not only the half of the positive ones that keep their label."""
     config = run_config(tmp_path, algo="fedproto", positive_rate=0.5, rounds=1, **DIGITS)
-    for facts in sites_of(run_federation(config, 2)).values():
+    for facts in sites_of(run_federation(config, clients=2)).values():
         assert sum(facts["train-classes"]) == 30
 
 
 def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) -> None:
+    """The server counts a client's samples of each class only if it knows how they are divided."""
     nodes: dict[int, dict[str, Any]] = {
         1: {"partition-id": 0, "num-partitions": 2},
         # says it is client 1 of 2, but its data are those of another domain
@@ -304,18 +332,20 @@ def test_a_site_that_is_no_part_of_the_division_has_no_counts(tmp_path: Path) ->
 
 
 def test_who_claims_a_million_partitions_makes_no_work(tmp_path: Path, monkeypatch: Patch) -> None:
+    """The server does not divide the data for the figure of who has what."""
     divide = MagicMock(side_effect=artifacts.shares_of)
     monkeypatch.setattr(artifacts, "shares_of", divide)
     claims = card_with(num_partitions=10**6)
     config = run_config(tmp_path, num_clients=2, rounds=1, **DIGITS)
-    run_federation(config, 2, by({1000: claims, 1001: claims}, MessageType.QUERY))
+    run_federation(config, clients=2, tamper=by({1000: claims, 1001: claims}, MessageType.QUERY))
 
     assert not divide.called
 
 
 def test_an_empty_cache_on_the_server_gives_no_division(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A server that has no data cannot say who has how many samples of each class."""
     monkeypatch.setattr(artifacts, "data_if_cached", lambda settings: None)
-    outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), 2)
+    outcome = run_federation(run_config(tmp_path, rounds=1, **DIGITS), clients=2)
 
     assert not (outcome.folder / "report.html").exists()  # which these settings do not want
     for facts in sites_of(outcome).values():

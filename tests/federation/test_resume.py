@@ -39,8 +39,7 @@ LATE = {"slow_rate": 0.5, "slow_factor": 2, "late": "next-round", "rounds": 5}
 TRAINING = "while the clients train"
 STORED = "after the checkpoint"
 EVERYWHERE = {place: number for number, place in enumerate([*PLACES, FINAL], start=1)}
-
-
+"""Every place in a round of its own."""
 CASES: list[tuple[dict[str, Any], dict[str, int]]] = [
     *(({"algo": algo}, {TRAINING: 2, STORED: 3}) for algo in CATALOG),
     # an optimizer of two models, of a part of one, and with batch normalisation
@@ -63,15 +62,19 @@ CASES: list[tuple[dict[str, Any], dict[str, int]]] = [
 def test_a_stopped_run_equals_a_whole_one(
     settings: dict[str, Any], stops: dict[str, int], tmp_path: Path
 ) -> None:
+    """A run is stopped at each place in turn, and resumed each time.
+
+    A round is finished only if the server dies after its checkpoint.
+    """
     settings = SMALL | {"rounds": 4, "run_name": "mine"} | settings
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
 
     config = run_config(tmp_path / "parts", **settings)
     finished_rounds = []
     for run_id, (place, number) in enumerate(stops.items(), start=1):
         stop(config | {"resume": run_id > 1}, place, number, run_id)
         finished_rounds.append(number if place in (STORED, FINAL) else number - 1)
-    found = run_federation(config | {"resume": True}, CLIENTS, run_id=9)
+    found = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=9)
 
     assert_same(found, wanted)
     assert found.summary["resumed-after-rounds"] == finished_rounds
@@ -79,18 +82,21 @@ def test_a_stopped_run_equals_a_whole_one(
 
 
 def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
-    """Also for a run without a run-name, whose name is the folder's."""
+    """The file resumes a run even without a run-name, whose name is then its folder's.
+
+    Files that a killed process has left half written are removed, and no others.
+    """
     stop(run_config(tmp_path, rounds=3, **SMALL), STORED, 2)
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if path.is_dir())
     (folder / "client-prototypes.safetensors.0a1b2c3d.tmp").mkdir()  # as a kill leaves it
     (folder / CHECKPOINTS / "000003.safetensors.0a1b2c3d.tmp").mkdir()
-    own = folder / "draft.tmp"  # by no kill
+    own = folder / "draft.tmp"  # a file of somebody's own, whose name is not like that
     own.touch()
 
     recipe = read_recipe(str(folder / "resume.toml"))
     assert recipe.federation["num-supernodes"] == CLIENTS
 
-    found = run_federation(default_run_config() | recipe.settings, CLIENTS, run_id=2)
+    found = run_federation(default_run_config() | recipe.settings, clients=CLIENTS, run_id=2)
 
     assert found.folder == folder
     assert list(folder.rglob("*.tmp")) == [own]
@@ -98,8 +104,9 @@ def test_resume_toml_is_all_it_takes(tmp_path: Path) -> None:
 
 
 def refusal(config: dict[str, Any]) -> str:
+    """Return the error of a run that is resumed with these settings, and refused."""
     with pytest.raises((SettingsError, TensorFileError)) as caught:
-        run_federation(config | {"resume": True}, CLIENTS, run_id=9)
+        run_federation(config | {"resume": True}, clients=CLIENTS, run_id=9)
     return str(caught.value)
 
 
@@ -112,23 +119,24 @@ def test_resume_toml_says_how_to_use_it() -> None:
 
 
 def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
-    """It needs its settings and its clients, and one process.
+    """A run that is resumed needs the same settings and clients, and no other process on it.
 
-    Flower does not simulate as many clients unless it is told so.
+    Settings that do not change the result may differ. Flower simulates as many clients as before
+    only if it is told so, so the error names the option.
     """
     config = run_config(tmp_path, rounds=3, run_name="mine", join_timeout=1e9, **SMALL)
     stop(config, STORED, 1)
 
     said = "holds a run already; choose another name, or let it go on with resume"
     with pytest.raises(SettingsError, match=said):
-        run_federation(config, CLIENTS)
+        run_federation(config, clients=CLIENTS)
 
     with FileLock(tmp_path / "runs" / ".mine.lock"):
         assert "another process is at work" in refusal(config)
 
     said = rf"divided among {CLIENTS} clients, not 2; .* 'num-supernodes={CLIENTS}'"
     with pytest.raises(FederationError, match=said):  # at once, not after ``join-timeout``
-        run_federation(config | {"resume": True}, 2, run_id=2)
+        run_federation(config | {"resume": True}, clients=2, run_id=2)
 
     said = refusal(config | {"lr": 0.5, "algo": "fedtgp", "round-timeout": 7.0})
     assert 'algo = "fedtgp": the run has algo = "fedproto"' in said
@@ -137,13 +145,13 @@ def test_a_stopped_run_goes_on_as_what_it_was_only(tmp_path: Path) -> None:
     assert "round-timeout" not in said
 
     same_result = {"round-timeout": 7.0, "min-replies": 2}
-    found = run_federation(config | {"resume": True} | same_result, CLIENTS, run_id=3)
+    found = run_federation(config | {"resume": True} | same_result, clients=CLIENTS, run_id=3)
 
     assert found.summary["resumed-after-rounds"] == [1]
 
 
 def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
-    """Divided anew, what a model has been trained on would be among the samples that test it."""
+    """A table has lost a row: divided anew, models would be tested on what has trained them."""
     lines = ["x,label\n", *(f"{row},{row % 2}\n" for row in range(60))]
     table = tmp_path / "mine.csv"
     table.write_text("".join(lines), encoding="utf-8")
@@ -166,17 +174,17 @@ def test_a_stopped_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
 
 
 def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Printed) -> None:
-    """A finished run that is resumed is no failure."""
+    """A run that is not there cannot be resumed; one that is finished can, and nothing is done."""
     config = run_config(tmp_path, rounds=1, run_name="mine", **SMALL)
     assert "nothing to resume, there is no" in refusal(config)
     assert "run-name must name the run" in refusal(config | {"run-name": ""})
     assert f"out-dir: {__file__} cannot be written" in refusal(config | {"out-dir": __file__})
     assert not list((tmp_path / "runs").iterdir())
 
-    before = run_federation(config, CLIENTS).summary
+    before = run_federation(config, clients=CLIENTS).summary
     assert "rounds = 2: the run has rounds = 1" in refusal(config | {"rounds": 2})
 
-    outcome = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    outcome = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=2)
 
     assert outcome.summary == before
     assert outcome.grid.log == [], "nobody was asked anything"
@@ -190,18 +198,21 @@ def test_where_there_is_nothing_to_resume_it_says_so(tmp_path: Path, capfd: Prin
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
     place: str, round_before: int, tmp_path: Path, capsys: Printed
 ) -> None:
-    """Clients keep what that takes, also where some of them had begun the next round."""
+    """The server dies in round 5, and its newest checkpoint is damaged: it goes back a round more.
+
+    Clients keep the states that this needs, even where some had begun the next round.
+    """
     settings = SMALL | {"rounds": 6, "run_name": "mine", "algo": "fedtgp"}
-    wanted = run_federation(run_config(tmp_path / "whole", **settings), CLIENTS)
+    wanted = run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS)
     config = run_config(tmp_path / "parts", **settings)
     stop(config, place, 5)
-    kept = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()
+    kept = RunFolder(tmp_path / "parts" / "runs" / "mine").checkpoints()  # the newest first
 
     assert len(kept) == 3
 
-    flip_a_bit(kept[0], -99)
+    flip_a_bit(kept[0], -99)  # in the numbers at its end
 
-    resumed = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    resumed = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=2)
 
     console = capsys.readouterr().out
     said = f"{kept[0].name} is damaged: its content does not have its checksum; going back a round"
@@ -212,6 +223,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_used(
 
 
 def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_path: Path) -> None:
+    """Each of three faults is one clear error: cut files, rows of metrics lost, another format."""
     config = run_config(tmp_path, run_name="mine", **SMALL)
     stop(config, STORED, 1)
     folder = tmp_path / "runs" / "mine"
@@ -240,6 +252,7 @@ def test_where_all_checkpoints_are_damaged_or_of_an_older_version_it_ends(tmp_pa
 def test_a_resumed_run_says_from_where_and_from_what_code(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
+    """Another way to divide the data is refused; other code, and other threads, are only said."""
     config = run_config(tmp_path, rounds=3, run_name="mine", **SMALL)
     monkeypatch.setattr("server_app.run.job.code_at_server", lambda _: "abad1dea")
     stop(config, STORED, 1)
@@ -255,7 +268,7 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
 
     assert f"{said}this is {code_version()}" in capsys.readouterr().out
 
-    run_federation(config | {"resume": True, "threads": 1}, CLIENTS, run_id=3)
+    run_federation(config | {"resume": True, "threads": 1}, clients=CLIENTS, run_id=3)
     console = capsys.readouterr().out
 
     assert "resuming mine after round 2 of 3; round 3 is next" in console
@@ -268,7 +281,10 @@ def test_a_resumed_run_says_from_where_and_from_what_code(
 def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Before each checkpoint the simulated clients' files are synced to the disk too."""
+    """The disk is full when round 2's checkpoint is written: the run ends, and can be resumed.
+
+    Before each checkpoint the simulated clients' files are synced to the disk, too.
+    """
     settings = SMALL | {"rounds": 3, "run_name": "mine"}
     config = run_config(tmp_path, **settings)
     checkpoints_when_synced: list[int] = []
@@ -290,12 +306,12 @@ def test_a_full_disk_of_the_server_leaves_the_last_checkpoint(
     said = r"checkpoints/000002.safetensors could not be written.*No space left"
 
     with pytest.raises(TensorFileError, match=said):
-        run_federation(config, CLIENTS, run_id=1)
+        run_federation(config, clients=CLIENTS, run_id=1)
 
     monkeypatch.setattr("protofl_common.basics.tensorfile.save_file", save_file)
-    found = run_federation(config | {"resume": True}, CLIENTS, run_id=2)
+    found = run_federation(config | {"resume": True}, clients=CLIENTS, run_id=2)
 
-    # also of the models that the final evaluation leaves
+    # before rounds 1 and 2 are stored, and 2 and 3 once resumed; at last the clients' final models
     assert checkpoints_when_synced == [1, 2, 2, 3, 3]
     assert found.summary["resumed-after-rounds"] == [1]
-    assert_same(found, run_federation(run_config(tmp_path / "whole", **settings), CLIENTS))
+    assert_same(found, run_federation(run_config(tmp_path / "whole", **settings), clients=CLIENTS))

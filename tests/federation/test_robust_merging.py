@@ -39,7 +39,7 @@ A_FIFTH = Aggregator("trimmed-mean", 0.2)
 
 
 def sets_of(rng: np.random.Generator, clients: int) -> list[Prototypes]:
-    """Each client with its own choice of five classes, eight dimensions."""
+    """Return random prototypes of clients, each of some of five classes, in eight dimensions."""
     found = []
     for _ in range(clients):
         labels = torch.from_numpy(np.sort(rng.choice(5, rng.integers(1, 6), replace=False)))
@@ -49,15 +49,23 @@ def sets_of(rng: np.random.Generator, clients: int) -> list[Prototypes]:
 
 
 def cards(number: int, real: bool = True, archs: tuple[str, ...] = ("cnn4",)) -> list[SiteCard]:
+    """Return introductions of sites with operators, or of simulated clients if not ``real``.
+
+    They have the architectures in turn, and are alike in all else.
+    """
     facts: Any = ((1, 8, 8), 9, 30, 20, ("zero", "one"), (0, 1), "", "cpu")
     each = [(f"site-{n}", n, number, "", archs[n % len(archs)], *facts) for n in range(number)]
     return [SiteCard(*one, real=real) for one in each]
 
 
 def test_how_many_are_dropped() -> None:
-    """⌈βn⌉ at each end, never all; three are enough to drop one, two never are."""
+    """At each end ⌈β n⌉ of n clients are dropped, β the trim-fraction; one is always left.
+
+    Of three one is dropped, of two never. A trim-fraction of 1 and more is a number of liars.
+    """
 
     def dropped_of(clients: list[int], aggregator: Aggregator) -> list[int]:
+        """Return how many are dropped at each end, for each number of clients."""
         return [aggregator.dropped_at_each_end(n) for n in clients]
 
     assert dropped_of([1, 2, 3, 5, 6, 10, 11], A_FIFTH) == [0, 0, 1, 1, 2, 2, 3]
@@ -68,7 +76,8 @@ def test_how_many_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_against_numpy_and_scipy(seed: int) -> None:
+def test_merged_prototypes_against_numpy_and_scipy(seed: int) -> None:
+    """Median and trimmed mean of each class over those of ten clients that hold it."""
     sets = sets_of(np.random.default_rng(seed), clients=10)
 
     median = MEDIAN.merge_prototypes(sets, "counts", None)
@@ -79,21 +88,26 @@ def test_against_numpy_and_scipy(seed: int) -> None:
     for label in range(5):
         sent = [one.means[one.labels == label][0] for one in sets if label in one.labels]
         rows = torch.stack(sent).double().numpy()
-        part = A_FIFTH.dropped_at_each_end(len(rows)) / len(rows)  # SciPy rounds down
+        share_dropped = A_FIFTH.dropped_at_each_end(len(rows)) / len(rows)
         middle = median.means[label].numpy()
         np.testing.assert_allclose(middle, np.median(rows, axis=0), rtol=1e-6)
         mean = trimmed.means[label].numpy()
-        np.testing.assert_allclose(mean, trim_mean(rows, part + 1e-9), rtol=1e-6)
+        # SciPy rounds the number down, so the share is a little larger
+        np.testing.assert_allclose(mean, trim_mean(rows, share_dropped + 1e-9), rtol=1e-6)
 
 
 def test_no_order_of_clients_matters_and_a_class_nobody_sent_is_kept() -> None:
-    drawn = sets_of(np.random.default_rng(3), 4)
-    sets = [Prototypes(one.means[one.labels < 4], one.labels[one.labels < 4]) for one in drawn]
+    """Nobody sends class 4, so that it keeps its prototype of the round before."""
+    sets = []
+    for drawn in sets_of(np.random.default_rng(3), 4):
+        is_sent = drawn.labels < 4
+        sets.append(Prototypes(drawn.means[is_sent], drawn.labels[is_sent]))
     previous = Prototypes(torch.full((1, 8), 7.0), torch.tensor([4]))
 
     wanted = MEDIAN.merge_prototypes(sets, "uniform", previous)
 
-    assert wanted.means[-1].tolist() == [7.0] * 8
+    *_, kept = wanted.means.tolist()
+    assert kept == [7.0] * 8
 
     for order in itertools.permutations(sets):
         found = MEDIAN.merge_prototypes(list(order), "uniform", previous)
@@ -113,9 +127,9 @@ def test_the_default_is_the_mean() -> None:
 
 
 def test_one_vote_per_client_by_hand() -> None:
-    """The client far away goes with all its prototypes of class 4, and none of class 7 does.
+    """Of class 4 the client that is far away loses all three prototypes, even one that is near.
 
-    Only two hold class 7.
+    Only two clients hold class 7, and one class 8: too few to leave anything out.
     """
     labels = torch.tensor([4, 7])
     one = Prototypes(torch.tensor([[1.0, 0.0], [9.0, 9.0]]), labels)
@@ -133,15 +147,16 @@ def test_one_vote_per_client_by_hand() -> None:
 
 
 def left_of(sets: list[Prototypes], aggregator: Aggregator) -> list[int]:
-    """How many prototypes of each client are left."""
+    """Return how many prototypes of each client the aggregator does not leave out."""
     return [len(left) for left in aggregator.without_outliers(sets)]
 
 
 def test_who_is_the_farthest_depends_on_all_classes_of_a_client() -> None:
+    """Five clients with a number x of class 0 and y of class 1; the fifth, (1.5, 1.5), is out."""
     values = [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [1.5, 1.5]]
     sets = [Prototypes(torch.tensor([[x], [y]]), torch.tensor([0, 1])) for x, y in values]
 
-    # class 0 alone would have the third
+    # by class 0 alone the third, x = 2, would be the farthest
     assert left_of(sets, A_FIFTH) == [2, 2, 2, 2, 0]
 
 
@@ -156,6 +171,7 @@ def test_who_has_more_classes_is_no_farther_for_it() -> None:
 
 
 def test_a_median_leaves_more_out_than_a_trimmed_mean() -> None:
+    """Of five clients the median leaves the two farthest out, the trimmed mean one."""
     values = [0.0, 1.0, 2.0, 3.0, 9.0]
     sets = [Prototypes(torch.tensor([[value]]), torch.tensor([0])) for value in values]
 
@@ -167,7 +183,7 @@ def test_a_median_leaves_more_out_than_a_trimmed_mean() -> None:
     ("key", "value", "other"), [("merging", "median", "mean"), ("max-update-ratio", 2.0, 0.0)]
 )
 @pytest.mark.parametrize("algo", CATALOG)
-def test_where_nothing_is_sent_it_is_refused_by_name(
+def test_robust_merging_is_refused_by_name_where_a_server_merges_nothing_by_it(
     algo: str, key: str, value: Any, other: Any
 ) -> None:
     row = CATALOG[algo]
@@ -202,6 +218,7 @@ MEDIANS = [(algo, "prototypes") for algo in sorted(AVERAGING - {"fednh"})]
     [*MEDIANS, ("fedavg", "weights"), ("fedplvm", "weights"), ("fesem", "weights")],
 )
 def test_a_server_takes_the_median_of_what_was_sent(algo: str, sent: str, tmp_path: Path) -> None:
+    """The global prototypes or weights are the median of three clients', number by number."""
     data = {"dataset": "digits", "partition": "iid", "models": "htcnn-1", "fesem__centres": 1}
     config = run_config(tmp_path, algo=algo, merging="median", rounds=1, **data)
     outcome = run_federation(config, clients=3)
@@ -209,6 +226,7 @@ def test_a_server_takes_the_median_of_what_was_sent(algo: str, sent: str, tmp_pa
     replies = [reply.content[sent] for _, reply in outcome.exchanged()]
     found = load_file(outcome.folder / f"{sent}.safetensors")
     for name in found if sent == "weights" else ["means"]:
+        # FeSEM's weights are those of its group 0
         arrays = [values_of(reply[name.removeprefix("0/")]) for reply in replies]
         np.testing.assert_array_equal(found[name].numpy(), np.median(np.stack(arrays), axis=0))
 
@@ -219,10 +237,11 @@ RECEIVED = {"fedplvm": "local-prototypes", "mpft": "centres"}
 
 @pytest.mark.parametrize("algo", ["fedplvm", "mpft"])
 def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_path: Path) -> None:
-    """One of five sends its vectors at twenty times their length: nothing of them is left.
+    """A server that clusters or trains on the clients' vectors is protected from two liars.
 
-    One that sends as many as it has samples has as many centres as these, or twice the others'
-    prototypes of a class.
+    One of five sends its vectors at twenty times their length: nothing of them is left. Another
+    sends as many vectors as it has samples, 60: fewer are left. For MPFT these are as many as a
+    tenth of its samples and one a class, for FedPLVM twice the most that another has of each class.
     """
     data = {
         "dataset": "digits",
@@ -240,19 +259,22 @@ def test_what_is_clustered_or_trained_on_is_without_the_farthest(algo: str, tmp_
     assert received["trimmed-mean"] < received["mean"]
 
     config = run_config(tmp_path / "many", algo=algo, liars=1, **data)
-    outcome = run_federation(config, 5, by({1004: flooding(60)}))
+    outcome = run_federation(config, clients=5, tamper=by({1004: flooding(60)}))
     sent = [values_of(reply.content["prototypes"]["labels"]) for _, reply in outcome.exchanged()]
     *honest, flood = [np.bincount(labels, minlength=10) for labels in sent]
     most = {"mpft": 0.1 * 60 + 10, "fedplvm": 2 * np.max(honest, axis=0).sum()}[algo]
-    of_the_flood = outcome.rows[0]["server"][RECEIVED[algo]] - np.sum(honest)
+    left_of_flood = outcome.rows[0]["server"][RECEIVED[algo]] - np.sum(honest)
 
-    assert of_the_flood == most < flood.sum()
+    assert left_of_flood == most < flood.sum()
     assert "site-4: " in str(outcome.summary["bounded"])
 
 
 @pytest.mark.parametrize("at_once", [5, 2**18])
-def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> None:
-    """This holds where a layer is sorted in several parts, too."""
+def test_merged_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> None:
+    """Nine clients with weights and a whole number, which is rounded after it is merged.
+
+    A layer of more numbers than ``at_once`` is sorted in several parts.
+    """
     monkeypatch.setattr("protofl_common.maths.aggregation.COORDINATES_AT_ONCE", at_once)
     rng = np.random.default_rng(0)
     drawn = [
@@ -261,13 +283,13 @@ def test_weights_against_numpy_and_scipy(at_once: int, monkeypatch: Patch) -> No
     sets = [{"w": torch.from_numpy(weights), "seen": torch.tensor(seen)} for weights, seen in drawn]
     stacked = np.stack([one["w"].numpy().astype(np.float64) for one in sets])
     counts = np.array([int(one["seen"]) for one in sets])
-    shares = np.arange(1, 10) / 45
+    shares = np.arange(1, 10) / 45  # 1 to 9, which sum to 45
     wanted = {
         "mean": (np.tensordot(shares, stacked, 1), shares @ counts),
         "median": (np.median(stacked, axis=0), np.median(counts)),
         "trimmed-mean": (trim_mean(stacked, 2 / 9 + 1e-9), trim_mean(counts, 2 / 9 + 1e-9)),
     }
-    for merging, (weights, seen) in wanted.items():
+    for merging, (weights, seen) in wanted.items():  # ⌈0.2 · 9⌉ = 2 of 9 dropped at each end
         found = Aggregator(merging, 0.2).merge_weights(sets, shares.tolist())
         np.testing.assert_allclose(found["w"].numpy(), weights, rtol=1e-6, atol=1e-7)
         assert (int(found["seen"]), found["seen"].dtype) == (round(float(seen)), torch.int64)
@@ -280,25 +302,27 @@ def test_an_update_is_cut_to_a_multiple_of_the_median_length() -> None:
     middle = {"w": torch.tensor([1.0, 3.0]), "seen": torch.tensor(9)}
     long = {"w": torch.tensor([1.0, 1 - 3e5]), "seen": torch.tensor(9)}
 
-    found = clip_updates([short, middle, long], [start] * 3, 1.5)
+    found = clip_updates([short, middle, long], [start] * 3, 1.5)  # 1.5 times the median
     assert found[:2] == [short, middle]
     assert found[2]["w"].tolist() == [1.0, -2.0]
     assert int(found[2]["seen"]) == 9
 
-    # of two the longer one is the median
+    # two are too few: their median could be the hostile client's
     assert clip_updates([middle, long], [start] * 2, 1.5) == [middle, long]
-    # there is no part of a median of 0
+    # where the median is 0, lengths above 0 are compared, and one is too few
     assert clip_updates([start, start, short], [start] * 3, 1.5)[2] is short
 
-    # the median is 1
+    # lengths of 0, 0, 1, 2 and 2: the median is 1, and those of 2 are cut
     found = clip_updates([start, start, short, middle, middle], [start] * 5, 1.5)
     assert found[3] is not middle
 
 
 def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -> None:
+    """Site-4 sends −4 times its control variate, which begins at 0: it is cut to 2 medians."""
     sent: list[dict[str, torch.Tensor]] = []
 
     def lie(message: Message, reply: Message) -> Message:
+        """Note what each client sends as its control variate; site-4 lies."""
         if message.metadata.message_type != MessageType.TRAIN:
             return reply
         factor = 1
@@ -324,7 +348,10 @@ def test_scaffolds_control_variates_are_cut_as_its_weights_are(tmp_path: Path) -
 
 
 def test_too_few_clients_are_told(tmp_path: Path, capsys: Printed) -> None:
-    """Two cannot outvote each other; a class that only two hold is not protected."""
+    """Two clients cannot outvote each other, and two liars need five clients.
+
+    A class that only two hold is not protected, of which the run warns.
+    """
     config = run_config(tmp_path, merging="median", rounds=1, participation=0.5)
     two = r"'median': a round asks only 2 sites \(participation = 0\.5\)"
 
@@ -343,7 +370,10 @@ def test_too_few_clients_are_told(tmp_path: Path, capsys: Printed) -> None:
 
 
 def test_one_hostile_model_of_ten_takes_the_mean_and_nothing_else(tmp_path: Path) -> None:
-    """The hostile site reverses its update and makes it ten times as long, below every limit."""
+    """The hostile site reverses its update and makes it ten times as long, below every limit.
+
+    The mean loses 30 points of accuracy and more, the robust ways of merging 5 at most.
+    """
     settings: dict[str, Any] = {
         "algo": "fedavg",
         "arch": "htcnn-1",
@@ -376,6 +406,7 @@ SHARED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def unattacked(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Return the accuracy that the mean reaches without an attack, in percent."""
     return honest_accuracy(attacked(tmp_path_factory.mktemp("calm"), "mean", None, **SHARED))
 
 
@@ -386,6 +417,8 @@ ATTACKS = {"×10": scaled(10), "×-5": scaled(-5), "flipped ×5": both(flipped(1
 def test_robust_merging_holds_where_the_mean_does_not(
     attack: str, unattacked: float, tmp_path: Path
 ) -> None:
+    """Against prototypes: the mean loses 30 points of accuracy and more, the others 5 at most."""
+
     def accuracy(merging: str) -> float:
         outcome = attacked(tmp_path / merging, merging, ATTACKS[attack], **SHARED)
         return honest_accuracy(outcome)
@@ -397,15 +430,25 @@ def test_robust_merging_holds_where_the_mean_does_not(
 
 
 def bounds(sites: list[SiteCard], **settings: Any) -> Bounds:
+    """Return the bounds of a run with these settings on what such sites send."""
     config = {key.replace("_", "-"): value for key, value in settings.items()}
     return bounds_of(settings_of(config), sites)
 
 
 def test_sites_with_operators_are_bounded_by_default_and_simulated_clients_are_not() -> None:
+    """Nor are sites bounded where a round asks fewer than three, or sums hide single uploads."""
     averaging = bounds(cards(3), algo="fedavg")
-    assert averaging == Bounds(1, 5.0, 2.0, 8.0, 2.0, MEAN, MEAN)
+    assert averaging == Bounds(
+        liars=1,
+        max_norm_ratio=5.0,
+        max_update_ratio=2.0,
+        max_samples_ratio=8.0,
+        max_samples_lead=2.0,
+        weight_aggregator=MEAN,
+        prototype_aggregator=MEAN,
+    )
     assert bounds(cards(3, real=False), algo="fedavg") == Bounds()
-    # nobody is believed to be simulated
+    # one site with an operator: then nobody who says so is believed to be simulated
     assert bounds([*cards(3, real=False), *cards(1)], algo="fedavg") == averaging
     assert bounds(cards(2), algo="fedavg") == Bounds()
     assert bounds(cards(6), algo="fedavg", participation=0.33) == Bounds()
@@ -417,6 +460,7 @@ def test_sites_with_operators_are_bounded_by_default_and_simulated_clients_are_n
 
 
 def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
+    """Those of networks that began with different weights, or are different, lie anywhere."""
     two_networks = cards(3, archs=("cnn4", "htcnn-1"))
     assert bounds(cards(3)).prototype_aggregator == MEAN
     assert bounds(cards(3), initial_weights="shared").prototype_aggregator == TRIMMED
@@ -437,6 +481,7 @@ def test_prototypes_are_trimmed_only_where_they_can_be_compared() -> None:
 
 @pytest.mark.parametrize("real", [True, False])
 def test_an_experts_key_wins(real: bool) -> None:
+    """Each setting takes the place of the default, at sites and in simulations."""
     found = bounds(
         cards(5, real),
         max_norm_ratio=3.0,
@@ -447,7 +492,15 @@ def test_an_experts_key_wins(real: bool) -> None:
         trim_fraction=0.3,
     )
     median = Aggregator("median", 0.3)
-    assert found == Bounds(int(real), 3.0, 1.0, 4.0, 1.5, median, median)
+    assert found == Bounds(
+        liars=1 if real else 0,
+        max_norm_ratio=3.0,
+        max_update_ratio=1.0,
+        max_samples_ratio=4.0,
+        max_samples_lead=1.5,
+        weight_aggregator=median,
+        prototype_aggregator=median,
+    )
 
 
 @pytest.mark.parametrize(("config", "reason"), [
@@ -462,7 +515,10 @@ def test_a_key_that_cannot_be_is_refused(config: dict[str, Any], reason: str) ->
 def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(
     tmp_path: Path, capsys: Printed
 ) -> None:
-    """One of four sends its update ten times as long and reversed; another claims most samples."""
+    """One of four sites sends its update ten times as long and reversed: it is cut in each round.
+
+    The same run with simulated clients has no such defaults.
+    """
     small = {
         "dataset": "digits",
         "partition": "iid",
@@ -487,19 +543,20 @@ def test_what_the_defaults_do_at_sites_is_printed_and_stands_in_the_results(
 
 
 def test_a_poisoned_buffer_moves_with_the_weights_and_no_farther() -> None:
-    """A running variance of 40, from one of six.
+    """One of six clients sends a running variance of 40, where others have 1.1 to 1.5.
 
-    The cut bounds it, and the trimmed mean leaves it out.
+    The cut of its update bounds that, and the trimmed mean leaves it out.
     """
     start = {"w": torch.zeros(4), "bn.running_var": torch.ones(2)}
     sets = []
     for n in range(1, 7):
         variance = torch.full((2,), 1.0 + 0.1 * n)
         sets.append({"w": torch.full((4,), 0.1 * n), "bn.running_var": variance})
-    sets[5]["bn.running_var"] = torch.full((2,), 40.0)
+    poisoned = 5
+    sets[poisoned]["bn.running_var"] = torch.full((2,), 40.0)
 
     clipped = clip_updates(sets, [start] * 6, 2.0)
     merged = TRIMMED.merge_weights(clipped, [1 / 6] * 6)
 
-    assert float(clipped[5]["bn.running_var"].max()) < 3
+    assert float(clipped[poisoned]["bn.running_var"].max()) < 3
     assert 1.1 <= float(merged["bn.running_var"].max()) <= 1.5

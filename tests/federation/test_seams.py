@@ -33,7 +33,7 @@ def write_table(folder: Path, rare: int, rare_tested: int, sign: int) -> Path:
     All others are of 0 and 1. The inputs of the test samples of class 2 are multiplied by ``sign``.
     """
     index = np.arange(PATIENTS)
-    split = np.array(["train", "test"])[index // 2 % 2]
+    split = np.array(["train", "test"])[index // 2 % 2]  # two for training, two for testing, …
     labels = (index % 2).astype(np.int64)
     training = np.flatnonzero(split == "train")
     labels[training[:rare]] = 2
@@ -51,7 +51,10 @@ def write_table(folder: Path, rare: int, rare_tested: int, sign: int) -> Path:
 def site(
     folder: Path, rare: int = 0, rare_tested: int | None = None, sign: int = 1, **node: Any
 ) -> dict[str, Any]:
-    """The node config of a site with such a table; ``rare_tested`` is ``rare`` unless given."""
+    """Return the node config of a site with a table of `write_table`.
+
+    ``rare_tested`` is ``rare`` unless given; ``node`` are further entries.
+    """
     data = write_table(folder, rare, rare if rare_tested is None else rare_tested, sign)
     facts = {
         "site-name": "north",
@@ -67,7 +70,7 @@ def site(
 
 
 def study(folder: Path, **settings: Any) -> dict[str, Any]:
-    """The settings of a run on such tables."""
+    """Return the settings of a run on tables of `write_table`."""
     facts = {
         "dataset": "arrays",
         "partition": "own",
@@ -91,7 +94,11 @@ def asked(
     name: str = "study",
     **records: Any,
 ) -> Message:
-    """The site's reply to a message of this kind and round."""
+    """Return the site's reply to a message of this kind and round.
+
+    ``history`` is what the server says of the run's history, by default that it has none before
+    ``run_id``; ``name`` is the run's, and ``records`` are further records of the message.
+    """
     grid = LocalGrid(config, {7: node}, run_id=run_id)
     content = instructions(number, run_name=name, run_history=history or str(run_id))
     content.update({**pack_settings(digest_of(config)), **records})
@@ -99,8 +106,12 @@ def asked(
 
 
 def prototypes_of(*labels: int) -> dict[str, Any]:
-    """Prototypes of which the last is the nearest to every sample."""
-    numbers = torch.linspace(90, 0, len(labels) + 1)[1:]
+    """Return a message's records with one prototype of each label, the last at the origin.
+
+    The others are 30 and more away in each of four numbers: the last is the nearest to every
+    sample.
+    """
+    numbers = torch.linspace(90, 0, len(labels) + 1)[1:]  # for three labels 60, 30 and 0
     means = numbers[:, None].repeat(1, 4)
     payload = Payload(prototypes=Prototypes(means, torch.tensor(labels)))
     settings = Settings.from_run_config(study(Path("."), algo="fedproto"))
@@ -141,7 +152,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", [MessageType.QUERY, MessageType.TRAIN, MessageType.EVALUATE])
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_site_refuses_whichever_message_comes_first(case: str, kind: str, tmp_path: Path) -> None:
-    """No server goes around the introduction, which refuses all of these."""
+    """A server that sends a training at once gets the refusal that the introduction would give."""
     node, settings, line = REFUSED[case]
 
     reply = asked(site(tmp_path, **node), study(tmp_path, **settings), kind)
@@ -158,7 +169,9 @@ def test_a_private_run_does_not_go_on_from_a_model_trained_without_noise(tmp_pat
 
     private = without_noise | {"dp": "sample", "dp-epsilon": 8.0}
     node |= {"require-dp": "epsilon<=8"}
-    reply = asked(node, private, MessageType.TRAIN, 2, f"{RUN_ID}:1,4712", 4712)
+    # run 4712 says that it goes on with the first after its round 1
+    history = f"{RUN_ID}:1,4712"
+    reply = asked(node, private, MessageType.TRAIN, number=2, history=history, run_id=4712)
 
     assert "StateError" in reason_in(reply)
 
@@ -198,7 +211,10 @@ class Talkative(torch.nn.Module):
 
 
 def test_the_first_look_at_a_network_shows_it_no_sample(tmp_path: Path, monkeypatch: Patch) -> None:
-    """An error of the network goes to the server, and may quote what the network was given."""
+    """A network is tried on zeros: its error goes to the server, and may quote what it was given.
+
+    `Talkative` quotes two samples of six numbers.
+    """
     (tmp_path / "talkative.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "talkative", raising=False)
@@ -237,17 +253,23 @@ def test_figures_do_not_tell_a_small_class(
     ("rare_tested", "test_samples", "head_metrics", "same"),
     [
         (3, 57, 5, ("metrics", "test_samples", "correct")),
-        (12, 60, 3, ("metrics", "test_samples")),  # right predictions of all leave alone
+        (12, 60, 3, ("metrics", "test_samples")),
     ],
 )
 def test_no_metric_tells_a_small_class(
     rare_tested: int, test_samples: int, head_metrics: int, same: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Other samples of it make no difference."""
+    """The site has nine training samples of class 2, and few test samples.
+
+    Metrics are the same whatever inputs the test samples of class 2 have (``sign``). With three,
+    fewer than min-class-samples, these samples are no test samples at all. Twelve are too few for
+    metrics, and only the number of right predictions counts them.
+    """
     config = study(tmp_path, algo="fedproto", metrics="balanced-accuracy,macro-f1,auc,recall")
     figures = []
     for sign in (1, -3):
-        node = site(tmp_path / str(sign), 9, rare_tested, sign, **{"min-class-samples": 5})
+        hiding = {"min-class-samples": 5}
+        node = site(tmp_path / str(sign), 9, rare_tested, sign, **hiding)
         reply = asked(node, config, MessageType.TRAIN, **prototypes_of(0, 1, 2))
         report = reply.content["report"]
         figures.append({name: report[name] for name in report if name.startswith(same)})
@@ -258,7 +280,10 @@ def test_no_metric_tells_a_small_class(
 
 
 def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path: Path) -> None:
-    """Whether a class is large enough depends on a single one of as many samples."""
+    """Whether class 2 has five samples, the least, or four, depends on a single one.
+
+    So under dp the introduction names all classes and all samples in both cases.
+    """
     config = study(tmp_path, algo="fedproto", norm="group", dp="sample", min_class_samples=5)
     for rare in (4, 5):
         reply = asked(site(tmp_path / str(rare), rare), config, MessageType.QUERY)
@@ -270,7 +295,10 @@ def test_exact_numbers_do_not_tell_a_small_class_under_dp(tmp_path: Path) -> Non
 
 
 def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
-    """A class's prototype makes a loss term of its samples alone, however few they are."""
+    """With the prototype of class 2 alone, the prototype loss is that of its single sample.
+
+    A site without min-class-samples reports its losses.
+    """
     config = study(tmp_path, algo="fedproto")
 
     hiding = site(tmp_path, 1, **{"min-class-samples": 5})
@@ -282,7 +310,10 @@ def test_no_loss_leaves_where_small_classes_must_not(tmp_path: Path) -> None:
 
 
 def test_however_many_questions_get_no_more_answers_than_the_ledger_pays(tmp_path: Path) -> None:
-    """Rounds and final evaluations, in their order and again, of forty Flower runs."""
+    """A server asks 400 times: to train and to evaluate after rounds 1 to 4, of forty Flower runs.
+
+    Each Flower run has ten questions, some of them twice.
+    """
     epsilon = 0.2
     config = study(tmp_path, algo="fedavg", norm="group", dp="sample", dp_epsilon=epsilon, rounds=4)
     node = site(tmp_path, **{"require-dp": f"epsilon<={epsilon}"})
@@ -297,19 +328,22 @@ def test_however_many_questions_get_no_more_answers_than_the_ledger_pays(tmp_pat
             answered.append(question)
 
     assert len(answered) < 50
-    assert answered[-1] < 250
+    assert answered[-1] < 250  # once the ledger is spent, no further run is answered
 
 
 # -- a hostile run that names a Flower run of before as its own beginning --------------------------
 
 THIEF = {"history": f"{RUN_ID}:1,4712", "run_id": 4712}
+"""Flower run 4712, which says that it goes on with the study's run after its round 1."""
 
 
 def best_after(number: int) -> dict[str, ConfigRecord]:
+    """Return the record that asks to keep the model after a round as the best on test data."""
     return {"best": ConfigRecord({"after": number, "on": "test"})}
 
 
 def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) -> None:
+    """The study's run has kept its best model when the other one asks to keep another."""
     node = site(tmp_path)
     config = study(tmp_path, algo="fedproto", keep_best=True)
     asked(node, config, MessageType.TRAIN)
@@ -327,7 +361,10 @@ def test_another_run_does_not_replace_the_best_model_of_a_study(tmp_path: Path) 
 def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(
     tmp_path: Path,
 ) -> None:
-    """Both runs go on at the same time."""
+    """While the study's run trains, other runs that say they go on with it ask to keep a model.
+
+    The study's own candidate, its model after round 0, stays until the study asks for it.
+    """
     node = site(tmp_path)
     config = study(tmp_path, algo="fedproto", keep_best=True)
     asked(node, config, MessageType.TRAIN)
@@ -338,7 +375,8 @@ def test_another_run_does_not_remove_what_may_become_the_best_model_of_a_study(
 
     assert candidate.exists()
 
-    asked(node, config, MessageType.TRAIN, 1, f"{RUN_ID}:0,4713", 4713)
+    third_run = {"history": f"{RUN_ID}:0,4713", "run_id": 4713}
+    asked(node, config, MessageType.TRAIN, 1, **third_run)
     assert len(list(tmp_path.rglob("evaluated-0*.safetensors"))) == 2
 
     asked(node, config, "query.best", **best_after(0))

@@ -85,40 +85,46 @@ STAGES = ("query.advertise", "query.share", "train", "query.unmask")
 
 
 def small_config(folder: Path, **settings: Any) -> dict[str, Any]:
-    """One round with secure aggregation, unless the settings say otherwise."""
+    """Return the settings of one round with secure aggregation, unless ``settings`` differ."""
     return run_config(folder, **{"rounds": 1, "secagg": True} | SMALL | settings)
 
 
 def federation(folder: Path, tamper: Tamper | None = None, **settings: Any) -> Outcome:
     """Run four clients with five classes each."""
-    return run_federation(small_config(folder, **settings), CLIENTS, tamper)
+    return run_federation(small_config(folder, **settings), clients=CLIENTS, tamper=tamper)
 
 
 def lost(stage: str, *nodes: int, number: int = 1) -> Tamper:
-    """These nodes fail in a stage of a round."""
+    """Let these nodes fail in a stage of round ``number``."""
     return when(by(dict.fromkeys(nodes, silent), stage), number=number)
 
 
 def begun_anew(tamper: Tamper) -> Tamper:
-    """Every sum takes all its stages, for site-1 begins none with the end of the one before."""
+    """Let every sum take all its stages, and make the changes of ``tamper``.
+
+    A sum usually begins while the one before ends; here site-1 sends nothing for the next sum.
+    """
 
     def without_next_sum(message: Message, reply: Message) -> Message:
         reply.content.pop(NEXT_SUM)
         return reply
 
-    return both(when(without_next_sum, "query.unmask", 1001), tamper)
+    return both(when(without_next_sum, "query.unmask", node=1001), tamper)
 
 
 def ask_site_0(
     node: dict[str, Any], config: dict[str, Any], stage: str, content: RecordDict
 ) -> Message:
-    """Its answer to a message that the server of a run may send at any time."""
+    """Send a message to site-0 aside from the run's grid, and return its answer.
+
+    So may a hostile server do at any time.
+    """
     message = Message(content, 1000, stage, group_id="1")
     return client_app(message, Context(RUN_ID, 1000, node, RecordDict(), config))
 
 
 def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
-    """All global tensors that a run has stored."""
+    """Return all global tensors that a run has stored."""
     stored: dict[str, torch.Tensor] = {}
     for name in ("prototypes", "weights"):
         file = outcome.folder / f"{name}.safetensors"
@@ -128,7 +134,7 @@ def tensors(outcome: Outcome) -> dict[str, torch.Tensor]:
 
 
 def assert_same(found: Outcome, wanted: Outcome) -> None:
-    """The tensors are the same up to float32 and the steps of the sums."""
+    """The tensors are the same up to rounding, of float32 and to the whole numbers of the sums."""
     torch.testing.assert_close(tensors(found), tensors(wanted), rtol=2e-6, atol=2e-6)
 
 
@@ -137,13 +143,16 @@ def voids(outcome: Outcome) -> list[bool]:
 
 
 def asked_counts(outcome: Outcome) -> list[int]:
-    """How many sites were asked in each round."""
+    """Return how many sites were asked in each round, and at the end."""
     return [row["asked"] for row in outcome.rows]
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """FedProto without secure aggregation: with all clients, and without the upload of one."""
+    """Make runs of FedProto without secure aggregation to compare sums with.
+
+    One has all clients, the other lacks the upload of one.
+    """
     folder = tmp_path_factory.mktemp("plain")
     return {
         "all": federation(folder / "all", secagg=False),
@@ -152,7 +161,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 # -- the sums --------------------------------------------------------------------------------------
-ABLE = {
+ABLE = {  # the algorithms that secure aggregation can run
     algo
     for algo, row in CATALOG.items()
     if row.exchange.up and not row.needs_single_uploads(row.exchange)
@@ -171,6 +180,7 @@ LONG_KINDS = sorted({*ABLE, "fedpcl"} - set(SHORT_KINDS))
     "kind", [*SHORT_KINDS, *(pytest.param(kind, marks=LONG) for kind in LONG_KINDS)]
 )
 def test_a_run_leaves_what_one_without_masks_leaves(kind: str, tmp_path: Path) -> None:
+    """The same global tensors and figures over all samples, with each algorithm that can."""
     algo = kind.partition(",")[0]
     settings = SETTINGS_OF_KINDS.get(kind, {})
 
@@ -183,7 +193,10 @@ def test_a_run_leaves_what_one_without_masks_leaves(kind: str, tmp_path: Path) -
 
 
 def assert_figures_of_all(summed: Outcome, plain: Outcome) -> None:
-    """The same over all samples, and no figure that only single clients give."""
+    """Figures over all samples are the same, and ``summed`` has no others.
+
+    Without figures of single clients, the mean over clients is that over samples.
+    """
     for found, wanted in zip(summed.rows, plain.rows, strict=True):
         assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
         for group in ("accuracy", "metrics", "validation"):
@@ -196,7 +209,10 @@ def assert_figures_of_all(summed: Outcome, plain: Outcome) -> None:
 
 @pytest.mark.parametrize("algo", ["fedproto", "local", "protofed"])
 def test_figures_are_of_all_samples_and_of_no_single_client(algo: str, tmp_path: Path) -> None:
-    """Clients have different sizes; some runs send figures only, some rounds no prototypes."""
+    """Clients have different sizes. A run of local sends figures only.
+
+    One of protofed sends prototypes in its last round only.
+    """
     settings: dict[str, Any] = {
         "algo": algo,
         "partition": "dirichlet",
@@ -224,8 +240,11 @@ def test_figures_are_of_all_samples_and_of_no_single_client(algo: str, tmp_path:
             report = dict(reply.content.metric_records["report"])
             assert "masked" in reply.content
             del report["round"]
-            untimed = {name: n for name, n in report.items() if not name.startswith("seconds.")}
-            assert untimed == dict.fromkeys(sizes, 0)
+            without_times = {}
+            for name, value in report.items():
+                if not name.startswith("seconds."):
+                    without_times[name] = value
+            assert without_times == dict.fromkeys(sizes, 0)
         if message.metadata.message_type == MessageType.QUERY:
             card = reply.content.config_records["site"]
             assert not any(card[key] for key in (*sizes, "found"))
@@ -246,7 +265,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(
         metrics="auc",
         validation_fraction=0.3,
     )
-    run_federation(config, CLIENTS)
+    run_federation(config, clients=CLIENTS)
     folder = tmp_path / "runs" / "mine"
 
     console = " ".join(capsys.readouterr().out.split())
@@ -263,7 +282,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(
     assert 'id="accuracy-of-clients' not in page
 
     (clients,) = re.findall(r'id="clients".*?</section>', page, re.S)
-    assert clients.count("<td>–</td>") >= CLIENTS
+    assert clients.count("<td>–</td>") >= CLIENTS  # a dash in the place of each one's accuracy
 
     assert Figure().read(folder) == Figure(over="by-samples").read(folder)
     for hidden in ({"over": "std"}, {"over": "worst-10%"}, {"domain": "digits"}):
@@ -282,7 +301,7 @@ def test_whoever_shows_the_figures_shows_those_of_all_sites(
 def test_who_is_lost_is_missed_in_the_sum_alone(
     stage: str, tmp_path: Path, plain: dict[str, Outcome]
 ) -> None:
-    """A site that is lost after its upload is not missed even there."""
+    """The sum is that of the other sites; one that is lost after its upload counts in it."""
     found = federation(tmp_path, lost(stage, 1001))
 
     assert_same(found, plain["all" if stage == "query.unmask" else "without site-1"])
@@ -299,6 +318,7 @@ def test_who_is_lost_is_missed_in_the_sum_alone(
 def test_too_few_sites_change_nothing(
     stage: str, what: str, tmp_path: Path, plain: dict[str, Outcome], capsys: Printed
 ) -> None:
+    """Two of four are lost in round 2, which is void: round 3 starts from round 1's prototypes."""
     tamper = begun_anew(lost(stage, 1001, 1003, number=2))
     found = federation(tmp_path, tamper, rounds=3)
 
@@ -324,6 +344,7 @@ def test_too_few_sites_change_nothing(
 
 
 def test_a_sum_of_fewer_than_min_replies_is_not_unmasked(tmp_path: Path, capsys: Printed) -> None:
+    """Of four sites one is lost: three are enough for a sum, but not for min-replies = 4."""
     found = federation(tmp_path, lost("train", 1001), min_replies=4)
 
     assert "3 of 4 sites sent uploads, fewer than the 4 needed (min-replies)" in (
@@ -334,7 +355,7 @@ def test_a_sum_of_fewer_than_min_replies_is_not_unmasked(tmp_path: Path, capsys:
 
 
 def lies_about_shares(node: int) -> Tamper:
-    """What it gives back is not what it was given."""
+    """Let a node give back other shares of its peers' secrets than it was given."""
 
     def change(message: Message, reply: Message) -> Message:
         record = reply.content.config_records[SECAGG]
@@ -342,14 +363,14 @@ def lies_about_shares(node: int) -> Tamper:
         record.update(dict.fromkeys(others, bytes(SHARE - 1) + b"\7"))
         return reply
 
-    return when(change, "query.unmask", node)
+    return when(change, "query.unmask", node=node)
 
 
 @pytest.mark.parametrize(("node", "rounds"), [(1000, 1), (1002, 3)])
 def test_one_wrong_share_is_named_and_its_liar_out(
     node: int, rounds: int, tmp_path: Path, plain: dict[str, Outcome]
 ) -> None:
-    """The sum is right."""
+    """The others' shares are enough, so the sum is right; the liar is asked nothing more."""
     found = federation(tmp_path, lies_about_shares(node), rounds=rounds)
 
     if rounds == 1:
@@ -365,7 +386,10 @@ def test_one_wrong_share_is_named_and_its_liar_out(
 def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(
     stage: str, record: str, tmp_path: Path
 ) -> None:
-    """No other goes on with these, so that each round would be void, and nobody named."""
+    """Else no other site would go on with these, and each round would be void with nobody named.
+
+    Keys of the next sum that come with an upload leave time to begin that sum without the two.
+    """
     keys: list[Any] = []
 
     def send_same_keys(message: Message, reply: Message) -> Message:
@@ -375,7 +399,7 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(
         return reply
 
     tamper = by({1001: send_same_keys, 1002: send_same_keys}, stage)
-    found = run_federation(small_config(tmp_path, rounds=3), 5, tamper)
+    found = run_federation(small_config(tmp_path, rounds=3), clients=5, tamper=tamper)
 
     assert [sorted(row["refused"]) for row in found.rows] == [["site-1", "site-2"], *3 * [[]]]
     assert voids(found) == [stage != "train", False, False, False]
@@ -385,20 +409,23 @@ def test_two_sites_with_the_same_keys_are_out_and_cost_a_round_at_most(
 def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
     commits_to_it: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """If it commits itself to that, it is out.
+    """Site-0 deals a wrong share to site-2, and commits itself to that share or to the right one.
 
-    Else the peer does not keep it, and the others' shares are enough.
+    In the first case site-0 is out. In the second site-2 sees that the share is not what site-0
+    has committed itself to, and does not keep it; the others' shares are enough.
     """
     seal = client_secagg.masks.seal
-    false = bytes(2 * SHARE)
+    wrong_shares = bytes(2 * SHARE)  # of its two keys
 
     def seal_wrong_for_one(*given: Any) -> bytes:
-        *about, sender, receiver, _ = given
+        *about, sender, receiver, _right_shares = given
         sealed = seal(*given)
         if (sender, receiver) != ("site-0", "site-2"):
             return sealed
-        false_one = seal(*about, sender, receiver, false)
-        return false_one if commits_to_it else false_one[:-COMMITMENT] + sealed[-COMMITMENT:]
+        sealed_wrong = seal(*about, sender, receiver, wrong_shares)
+        if commits_to_it:
+            return sealed_wrong
+        return sealed_wrong[:-COMMITMENT] + sealed[-COMMITMENT:]
 
     monkeypatch.setattr(client_secagg.masks, "seal", seal_wrong_for_one)
     found = federation(tmp_path, rounds=2)
@@ -409,6 +436,7 @@ def test_a_site_that_seals_a_wrong_share_does_not_get_its_peer_expelled(
 
 
 def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Site-0 deals shares of nothing: round 1 cannot be unmasked, and then it is asked no more."""
     split = client_secagg.shares.split
     calls = 0
 
@@ -429,6 +457,7 @@ def test_a_site_whose_shares_fit_for_nobody_is_out(tmp_path: Path, monkeypatch: 
 
 
 def noise(message: Message, reply: Message) -> Message:
+    """Send three times the masked vector, from which no masks can be taken off."""
     array = reply.content.array_records["masked"]["sum"]
     array.data = (values_of(array) * 3).tobytes()
     return reply
@@ -444,6 +473,7 @@ TOO_FEW = "2 right shares of a key of site-0, fewer than the 3 needed"
 def test_what_nobody_can_mend_costs_the_round(
     tamper: Tamper, reason: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """The only round of a run is void, so no global prototypes are left."""
     found = federation(tmp_path, tamper)
 
     assert found.rows[0]["void"]
@@ -456,11 +486,12 @@ Rubbish = Callable[[RecordDict, str], Any]
 
 
 def put(record: str, site: str, value: Any) -> Rubbish:
-    """It says this of a site, or of its sender, for whom "" stands."""
+    """Put a value for a site into a record of the reply; "" stands for the sender itself."""
     return lambda content, sender: content.config_records[record].update({site or sender: value})
 
 
 def cut(content: RecordDict, sender: str) -> None:
+    """Leave out the last number, of 8 bytes, of the masked vector."""
     array = content.array_records["masked"]["sum"]
     array.data = array.data[:-8]
     array.shape = (array.shape[0] - 1,)
@@ -489,7 +520,10 @@ RUBBISH: dict[str, tuple[str, Rubbish]] = {
 
 
 def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
-    """Keys and shares are no rubbish by accident, so their sender is out; an upload may be."""
+    """Whose keys or shares are rubbish is out for the rest of the run, since that is no accident.
+
+    An upload may be rubbish by accident, so its sender is asked again.
+    """
     honest = len(RUBBISH) + 2  # with a threshold of 0.51 as many as must stay
     senders = dict(enumerate(RUBBISH.values(), start=honest))
 
@@ -503,13 +537,16 @@ def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
 
     sites = honest + len(senders)
     settings = {"rounds": 2, "train_samples": 5, "test_samples": 5, "secagg_threshold": 0.51}
-    outcome = run_federation(small_config(tmp_path, **settings), sites, send_rubbish)
+    outcome = run_federation(small_config(tmp_path, **settings), clients=sites, tamper=send_rubbish)
 
     refused = outcome.rows[0]["refused"]
     assert refused.keys() == {f"site-{number}" for number in senders}
     assert all(len(reason) < 600 for reason in refused.values())
-    uploads = {f"site-{honest + 7}", f"site-{honest + 8}"}
-    assert outcome.rows[1]["refused"].keys() == uploads
+    bad_uploads = set()
+    for site, (_, change) in enumerate(RUBBISH.values(), start=honest):
+        if change in (cut, unmasked):
+            bad_uploads.add(f"site-{site}")
+    assert outcome.rows[1]["refused"].keys() == bad_uploads
     assert asked_counts(outcome) == [sites, honest + 2, honest + 2]
     assert not any(voids(outcome))
 
@@ -522,7 +559,10 @@ def test_rubbish_costs_only_its_sender(tmp_path: Path) -> None:
 def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(
     stage: str, tmp_path: Path
 ) -> None:
-    """Bit for bit: sums of whole numbers do not depend on masks."""
+    """The server dies in a stage of round 2; the tensors left are the same to the last bit.
+
+    The masks are others, but sums of whole numbers do not depend on them.
+    """
     settings: dict[str, Any] = {"rounds": 2, "run_name": "mine"}
     wanted = tensors(federation(tmp_path / "whole", **settings))
 
@@ -530,7 +570,7 @@ def test_a_run_that_is_resumed_leaves_what_an_undisturbed_one_leaves(
         federation(tmp_path / "stopped", begun_anew(on_message(stage, 2)), **settings)
 
     config = small_config(tmp_path / "stopped", resume=True, **settings)
-    found = tensors(run_federation(config, CLIENTS, run_id=RUN_ID + 1))
+    found = tensors(run_federation(config, clients=CLIENTS, run_id=RUN_ID + 1))
 
     for name, value in wanted.items():
         assert torch.equal(found[name], value), name
@@ -544,7 +584,12 @@ EVERYONE = [1000, 1001, 1002, 1003]
 
 
 def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
-    """Unless a site is missing: then all begin anew."""
+    """The messages that end a sum also begin the next one, so that it needs no stages of its own.
+
+    If a site's part of that is missing, the next sum begins with its first stage instead. Here
+    site-1 sends none at the end of round 1, and site-2 loses its secret at the end of round 2, so
+    it fails in round 3.
+    """
 
     def tamper(message: Message, reply: Message) -> Message:
         meta = message.metadata
@@ -558,8 +603,8 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
     outcome = federation(tmp_path, tamper, rounds=5)
 
     for kind in ("query.advertise", "query.share"):
-        asked = [nodes_asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)]
-        assert asked == [EVERYONE, EVERYONE, [], EVERYONE, []]
+        asked = {number: nodes_asked(outcome, kind, number) for number in (1, 2, 3, 4, 5)}
+        assert asked == {1: EVERYONE, 2: EVERYONE, 3: [], 4: EVERYONE, 5: []}
 
     assert not nodes_asked(outcome, "query.advertise_final", 5)
     assert [list(row["failed"]) for row in outcome.rows] == [[], [], ["site-2"], [], [], []]
@@ -569,6 +614,10 @@ def test_a_sum_begins_while_the_one_before_ends(tmp_path: Path) -> None:
 def test_the_final_sum_of_a_run_that_stops_early_begins_anew(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """With the last messages of a round its sites have begun a sum of the next, which never comes.
+
+    A run that stops early needs validation samples, and is refused without.
+    """
     settings: dict[str, Any] = {"rounds": 9, "early_stopping": 1, "lr": 1e-6}
     stopped = federation(tmp_path / "stopped", validation_fraction=0.4, **settings)
 
@@ -587,19 +636,17 @@ def test_the_final_sum_of_a_run_that_stops_early_begins_anew(
 def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classes(
     tmp_path: Path,
 ) -> None:
-    """`test_wire_privacy.py` says how the bytes are read.
-
-    Each of the four clients has five of ten classes.
-    """
+    """Each of the four clients has five of ten classes; `read_anew` says how the bytes are read."""
     records_of_kinds = {
         "query": {"site"},
         "train": {"masked", "report", NEXT_SUM},
         "evaluate": {"masked", "report"},
         "query.unmask": {SECAGG, NEXT_SUM},
     }
-    # a sum and its number of samples: two accuracies, on two kinds of data, and four losses
-    size_of_figures = 2 * (2 * 2 + 4) + 1
-    size_of_prototypes = 10 * (64 + 1)
+    num_figures = 2 * 2 + 4  # two accuracies, on test and validation data, and four losses
+    size_of_figures = 2 * num_figures  # the sum and the number of samples of each
+    size_of_samples = 1  # the number of training samples
+    size_of_prototypes = 10 * (64 + 1)  # the sum and the number of samples of each class
 
     outcome = federation(tmp_path, rounds=2)
 
@@ -609,7 +656,7 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
         names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
         assert names == records_of_kinds.get(kind, {SECAGG})
         if "masked" in names:
-            size = size_of_figures
+            size = size_of_figures + size_of_samples
             if kind == MessageType.TRAIN:
                 size += size_of_prototypes
             assert {key: value.shape for key, value in arrays["masked"].items()} == {"sum": (size,)}
@@ -618,12 +665,13 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
             card = reply.content.config_records["site"]
             assert (card["present"], card["train_samples"], card["found"]) == ([], 0, 0)
 
-    assert len(sums) == 3 * CLIENTS
+    assert len(sums) == 3 * CLIENTS  # two rounds and the final evaluation
 
+    # all byte values are equally frequent, since the masks are drawn anew each time
     frequencies = np.bincount(np.frombuffer(b"".join(sums), np.uint8), minlength=256)
-    assert chisquare(frequencies).pvalue > 1e-6  # the masks are drawn anew each time
+    assert chisquare(frequencies).pvalue > 1e-6
 
-    # moments are refused without a class
+    # nor does an introduction tell them for gaussian, whose clients else say which they have
     gaussian = {"algo": "gaussian", "rounds": 1, "backbones": "glyphs"}
     client = client_of(outcome.grid.run_config | gaussian)
 
@@ -634,7 +682,7 @@ def test_every_byte_of_every_reply_is_declared_and_tells_no_counts_and_no_classe
 def test_what_the_run_leaves_tells_nothing_of_single_uploads(
     dp: str, more_facts: set[str], tmp_path: Path
 ) -> None:
-    """A budget of differential privacy needs the numbers of training samples."""
+    """With dp the number of a site's training samples is left: the budget depends on it."""
     outcome = federation(tmp_path, dp=dp)
 
     sites = json.loads((outcome.folder / "sites.json").read_text())["sites"]
@@ -652,6 +700,7 @@ def test_what_the_run_leaves_tells_nothing_of_single_uploads(
 # -- a server that asks for more -------------------------------------------------------------------
 BySite = dict[str, bytes]
 MakeRecord = Callable[[Message, Message], BySite]
+"""(message, honest reply) -> what the server's next message says of each site."""
 
 
 def keys_in(reply: Message) -> BySite:
@@ -659,6 +708,7 @@ def keys_in(reply: Message) -> BySite:
 
 
 def strangers(number: int) -> BySite:
+    """Return valid keys of sites that the server has made up, with signatures of zeros."""
     return {f"x{i}": public_of(new_secret()) + bytes(SIGNATURE) for i in range(number)}
 
 
@@ -693,9 +743,10 @@ def keys_under_two_names(message: Message, reply: Message) -> BySite:
 
 @dataclass(frozen=True)
 class Trick:
-    """After the answer in one stage comes the message of another.
+    """After the answer of site-0 in the stage ``after``, the server sends a message of ``stage``.
 
-    Its record is made anew; without a maker the whole message is the same under another name.
+    ``record`` makes its content for secure aggregation; None: the content is that of the message
+    before. ``refusal`` is part of what the site must answer.
     """
 
     after: str
@@ -749,7 +800,7 @@ TRICKS = {
 
 
 def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None:
-    """Once it has answered a message it refuses others of that stage; the run goes on."""
+    """It refuses every trick, so it answers each stage of a sum once; the run goes on."""
     grids: list[LocalGrid] = []
     refusals: dict[str, str] = {}
 
@@ -771,7 +822,7 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None
         return reply
 
     config = small_config(tmp_path)
-    outcome = run_federation(config, CLIENTS, try_tricks, on_grid=grids.append)
+    outcome = run_federation(config, clients=CLIENTS, tamper=try_tricks, on_grid=grids.append)
 
     for name, trick in TRICKS.items():
         assert trick.refusal in refusals[name], name
@@ -780,8 +831,11 @@ def test_a_client_reveals_no_more_to_a_server_that_tries(tmp_path: Path) -> None
 
 
 def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
-    """It sent its keys and was lost before it shared, so no upload has a mask of it."""
-    client = client_of(small_config(tmp_path), 0, CLIENTS).client
+    """A site that sent its keys and was lost before it shared them is in no site's masks.
+
+    Here that is site-3: a server that asks to unmask it as well is refused.
+    """
+    client = client_of(small_config(tmp_path), partition=0, clients=CLIENTS).client
     every = [f"site-{number}" for number in range(CLIENTS)]
 
     def sum_asked_for(sites: list[str]) -> client_secagg.SecureSum:
@@ -792,7 +846,7 @@ def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
 
     progress = client_secagg._Progress(
         client.run_id,
-        sum=2,
+        sum=2,  # the number of round 1's sum
         sent=2,
         stage="mask",
         keys=dict.fromkeys(every, NO_KEYS),
@@ -810,7 +864,11 @@ def test_a_site_without_shares_is_not_unmasked(tmp_path: Path) -> None:
 def test_what_comes_twice_at_once_shows_one_share_of_each_peer(
     during: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """While a training or an unmasking ends, the same comes again: one unmasking is answered."""
+    """While a site masks its upload (`mask`) or unmasks (`_begun`), a server asks once more.
+
+    It asks to unmask the sum of four sites, with a threshold that four of seven reach. Two answers
+    for different sites would show two shares of one peer, so only one is given.
+    """
     nodes = real_sites(7, tmp_path / "disk")
     names = [str(node["site-name"]) for node in nodes.values()]
     config = small_config(tmp_path, secagg_threshold=0.51)
@@ -826,7 +884,8 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(
 
     def disturbed(self: Any, *details: Any) -> Any:
         is_first_sum = during == "_begun" and details[0] == 2  # with which no unmasking ends
-        if self.name != "site-0" or answers or threads or is_first_sum:
+        has_asked = bool(answers or threads)
+        if self.name != "site-0" or has_asked or is_first_sum:
             return honest(self, *details)
         content = RecordDict({**self.client.content})
         unmasking = Thread(target=ask, args=("query.unmask", content, names[:4]))
@@ -845,20 +904,24 @@ def test_what_comes_twice_at_once_shows_one_share_of_each_peer(
             unmasking.join()
 
     monkeypatch.setattr(client_secagg.SecureSum, during, disturbed)
-    run_federation(config, len(names), nodes=nodes)
+    run_federation(config, clients=len(names), nodes=nodes)
     threads[0].join()
 
     assert "does not follow 'mask' of round 1" in reason_in(answers[-1])
 
 
 NOISE_AS_SUM = r"secure aggregation: sums of (?!35 )"
-"""Their number of samples is noise; 35 would be those of three sites and a half."""
+"""A sum whose masks are left is noise, and so is its number of training samples.
+
+Without noise it would be 35: three sites add their 10 samples, and one, whose numbers have half the
+scale, adds 5.
+"""
 
 
 def test_a_server_that_sends_one_site_its_model_and_the_others_zeros_gets_no_sum(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """No data change that model, so that the sum would show the one site."""
+    """Zeros stay zeros whatever data train them, so the sum would show the one site."""
 
     def send_zeros(message: Message) -> None:
         if message.metadata.message_type == "train" and message.metadata.dst_node_id != 1000:
@@ -906,9 +969,9 @@ def test_keys_that_a_server_chooses_to_send_to_one_site_alone_give_no_sum(
 def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_nothing(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The training of its class diverges at every site: the server hears no more than that.
+    """Training with a huge prototype of class 3 diverges at every site that has this class.
 
-    The states of before stay.
+    The server hears no more than that an error came up. The sites keep their states of before.
     """
     contents_of = server_round._contents
     errors: list[str] = []
@@ -944,6 +1007,7 @@ def test_a_prototype_that_a_server_chooses_to_send_breaks_a_training_and_tells_n
 
 
 def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path) -> None:
+    """It is kept from the keys until the upload, with which the next sum's secret is drawn."""
     seen: dict[str, dict[str, Any]] = {}
 
     def read_secret(message: Message, reply: Message) -> Message:
@@ -961,15 +1025,16 @@ def test_the_secret_lies_in_a_file_of_this_user_and_is_forgotten(tmp_path: Path)
     assert secrets[0] == secrets[1]
     assert secrets[1] != secrets[3]
     assert [stored["following"] for stored in progress] == ["", "", secrets[3], ""]
+    # its own share of its secret, and after the upload those of all four sites
     assert [len(stored["shares"]) for stored in progress] == [0, 1, 4, 1]
     assert not list(outcome.folder.rglob("secagg.json"))
 
 
 def test_another_name_of_the_run_does_not_make_a_round_a_new_one(tmp_path: Path) -> None:
-    """Nor does the end of the run. This is tried at a site with an operator."""
+    """Nor does the end of the run: a site with an operator remembers it in its state."""
     nodes = real_sites(CLIENTS, tmp_path / "disk")
     config = small_config(tmp_path)
-    outcome = run_federation(config, CLIENTS, nodes=nodes)
+    outcome = run_federation(config, clients=CLIENTS, nodes=nodes)
 
     assert not outcome.rows[0]["void"]
 
@@ -1015,6 +1080,7 @@ WHY = {
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
+    """The error says why the algorithm needs single uploads (`WHY`), and names others."""
     if algo not in WHY:
         settings_of({"algo": algo, "secagg": True, "rounds": 1})
         return
@@ -1025,6 +1091,7 @@ def test_what_needs_single_uploads_is_refused_by_name(algo: str) -> None:
     assert refused.startswith(f"{begins}choose an algo of ditto, fedavg")
     assert refused.endswith(", or fedpcl with fedpcl.prototypes = 'global'")
 
+    # under dp the error offers none of the algorithms that dp does not cover
     with_dp = refusal({"algo": algo, "secagg": True, "dp": "sample", "norm": "group"})
     first_line = with_dp.splitlines()[0]
     choices = first_line.partition("choose")[2]
@@ -1060,7 +1127,10 @@ def test_what_would_tell_what_it_hides_is_refused(key: str, value: Any, begins: 
 def test_a_site_refuses_sums_whose_difference_is_an_upload(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Whatever its server does with the settings of the run."""
+    """A site refuses settings under which the server could compare two sums, or see one upload.
+
+    It does so whether or not its server has checked them.
+    """
     node = {"site-name": "north", "require-secagg": True, "state-dir": str(tmp_path), **CACHE}
     node["peers"] = f"south:{'s' * 43}"
     config = run_config(tmp_path, secagg=True, **SMALL) | settings
@@ -1092,7 +1162,7 @@ def test_one_round_without_epochs_or_training_in_steps_makes_no_two_equal_sums(
 def test_two_clients_are_too_few(tmp_path: Path) -> None:
     too_few = r"secure aggregation: a round asks 2 sites; 3 are the"
     with pytest.raises(FederationError, match=too_few):
-        run_federation(run_config(tmp_path, secagg=True, **SMALL), 2)
+        run_federation(run_config(tmp_path, secagg=True, **SMALL), clients=2)
 
 
 def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path: Path) -> None:
@@ -1107,6 +1177,7 @@ def test_keys_are_refused_in_a_run_without_secure_aggregation(tmp_path: Path) ->
 def test_what_is_undeclared_or_for_one_site_alone_is_refused(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A half may upload only what its row declares, and send all sites the same payload."""
     upload = ClientAlgorithm.upload
     weights = {"weights": {"w": torch.zeros(1)}}
 

@@ -37,9 +37,9 @@ VICTIM = 1003
 
 
 def config_of(folder: Path, **settings: Any) -> dict[str, Any]:
-    return run_config(
-        folder, **{"rounds": 2, "secagg": True, "run_name": "mine"} | SMALL | settings
-    )
+    """Return the settings of a small run with secure aggregation."""
+    secure = {"rounds": 2, "secagg": True, "run_name": "mine"}
+    return run_config(folder, **secure | SMALL | settings)
 
 
 def rows_of(
@@ -49,9 +49,9 @@ def rows_of(
     clients: int = CLIENTS,
     **settings: Any,
 ) -> list[dict[str, Any]]:
-    """The rows of a run, also of one that ends early because its rounds are void."""
+    """Make a run and return its rows, even if it ends early because its rounds are void."""
     with suppress(FederationError):
-        run_federation(config_of(folder, **settings), clients, tamper, nodes)
+        run_federation(config_of(folder, **settings), clients=clients, tamper=tamper, nodes=nodes)
     return [json.loads(line) for line in (folder / "runs/mine/metrics.jsonl").open()]
 
 
@@ -63,17 +63,21 @@ def sites(tmp_path: Path) -> Nodes:
 
 # -- masks depend on all that a site was sent ------------------------------------------------------
 def instruct(key: str, value: Any, record: str = "round") -> Callable[[Message], None]:
-    """A change of the instructions of a round."""
+    """Return a change of a message: an entry of a record that instructs the site."""
     return lambda message: message.content.config_records[record].update({key: value})
 
 
 NO_STATE_COUNTS = f"999:1,{RUN_ID}"
+"""A history in which the run goes on with another one after its round 1, so no state counts."""
 
 
 def test_a_site_does_not_begin_anew_because_the_server_says_that_no_state_counts(
     tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """Its peers' models may be dead from a poisoned round: the sum would be its upload alone."""
+    """In round 2 the server tells site-3 that its model of round 1 does not count.
+
+    Its peers' models may be dead from a poisoned round: a sum would show a new model's upload.
+    """
     change_sent(monkeypatch, VICTIM, 2, instruct("run_history", NO_STATE_COUNTS))
     rows = rows_of(tmp_path, nodes=sites)
 
@@ -91,21 +95,25 @@ def test_a_site_does_not_begin_anew_because_the_server_says_that_no_state_counts
 def test_a_site_goes_by_whatever_is_on_record(
     algo: str, reason: str, tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """If its record of answers is lost, it goes by its place in the sum, or by its models."""
+    """Site-3 has lost its record of answers when the server says that no state counts.
+
+    It refuses by its place in the secure sum (FedAvg keeps no models), or by its models.
+    """
 
     def lose_record(message: Message, reply: Message) -> Message:
         (tmp_path / "disk-3" / "privacy" / "site-3.answered").unlink()
         return reply
 
     change_sent(monkeypatch, VICTIM, 2, instruct("run_history", NO_STATE_COUNTS))
-    tamper = when(lose_record, "query.unmask", VICTIM, 1)
+    tamper = when(lose_record, "query.unmask", node=VICTIM, number=1)
     rows = rows_of(tmp_path, tamper, sites, algo=algo)
 
     assert reason in rows[1]["failed"]["site-3"]
 
 
 def test_a_site_that_comes_late_begins_with_a_new_model(tmp_path: Path, sites: Nodes) -> None:
-    rows = rows_of(tmp_path, when(silent, "query.advertise", VICTIM, 1), sites)
+    """Site-3 is lost at the first stage of round 1, and takes part in round 2."""
+    rows = rows_of(tmp_path, when(silent, "query.advertise", node=VICTIM, number=1), sites)
 
     assert [list(row["failed"]) for row in rows] == [["site-3"], [], []]
     assert not any(row["void"] for row in rows)
@@ -114,6 +122,7 @@ def test_a_site_that_comes_late_begins_with_a_new_model(tmp_path: Path, sites: N
 def test_sites_go_on_with_their_models_in_a_run_that_is_resumed(
     tmp_path: Path, sites: Nodes
 ) -> None:
+    """The server dies while it trains them in round 3, and its next Flower run says so honestly."""
     config = config_of(tmp_path, rounds=3)
     with pytest.raises(Killed):
         run_federation(config, nodes=sites, tamper=on_message("train", 3))
@@ -127,7 +136,10 @@ def test_sites_go_on_with_their_models_in_a_run_that_is_resumed(
 def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """This holds even where no site has a record of its own, as in a run's first round."""
+    """The server tells site-3 another history in every round, so that each sum is void.
+
+    This holds even where no site has a record of its own, as in a run's first round.
+    """
     change_sent(monkeypatch, VICTIM, 1, instruct("run_history", NO_STATE_COUNTS))
 
     for row in rows_of(tmp_path):
@@ -142,13 +154,18 @@ def test_masks_of_sites_that_were_told_other_histories_do_not_cancel(
 def test_masks_depend_on_every_instruction(
     record: str, key: str, value: Any, tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """One instruction of each record is tried here; `test_privacy_sums.py` tries the others."""
+    """If the server tells site-3 another value than the others, the sum is void.
+
+    One instruction of each record is tried here; `test_privacy_sums.py` tries the others.
+    """
     change_sent(monkeypatch, VICTIM, 1, instruct(key, value, record))
 
     assert all(row["void"] for row in rows_of(tmp_path, nodes=sites, algo="fedavg"))
 
 
 def test_masks_depend_on_which_round_was_the_best(tmp_path: Path, monkeypatch: Patch) -> None:
+    """The server tells site-3 of another best round than the others: the last sum is void."""
+
     def change_best(message: Message) -> None:
         if "best" in message.content:  # the others share one record
             message.content["best"] = ConfigRecord({"after": 7, "on": ""})
@@ -161,8 +178,11 @@ def test_masks_depend_on_which_round_was_the_best(tmp_path: Path, monkeypatch: P
 
 # -- every key is one site's -----------------------------------------------------------------------
 def copy_key(ignored_bit: bool) -> Tamper:
-    """site-2 advertises the second of site-1's keys, or that with the bit that X25519 ignores."""
-    start = KEY
+    """Let site-2 advertise the second of site-1's keys as its own.
+
+    With ``ignored_bit`` the key has another highest bit, which X25519 ignores: it acts the same.
+    """
+    start = KEY  # after the first key
     seen: list[bytes] = []
 
     def note(message: Message, reply: Message) -> Message:
@@ -183,17 +203,21 @@ def copy_key(ignored_bit: bool) -> Tamper:
 
 @pytest.mark.parametrize("ignored_bit", [False, True])
 def test_a_server_lets_no_key_of_two_sites_pass(ignored_bit: bool, tmp_path: Path) -> None:
-    row = rows_of(tmp_path, copy_key(ignored_bit), clients=5, rounds=1)[0]
+    """Both sites of one key are refused; a key with the ignored bit shows who has changed it.
+
+    Of five sites four must stay, so that the round is void without two.
+    """
+    row, *_ = rows_of(tmp_path, copy_key(ignored_bit), clients=5, rounds=1)
 
     assert sorted(row["refused"]) == (["site-2"] if ignored_bit else ["site-1", "site-2"])
-    assert row["void"] != ignored_bit  # fewer than four of five
+    assert row["void"] == (not ignored_bit)
 
 
 @pytest.mark.parametrize("ignored_bit", [False, True])
 def test_a_site_shares_nothing_where_two_have_a_key(
     ignored_bit: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Whether or not the server looks."""
+    """A site looks at the keys itself: here the server passes them on as they are."""
 
     def accept(self: Any, answers: Any, number: int) -> dict[str, bytes]:
         keys = self._unpacked(answers, SIGNED)
@@ -214,7 +238,7 @@ def test_a_site_shares_nothing_where_two_have_a_key(
 
 # -- a site that diverged is lost before its upload -----------------------------------------------
 def diverging(monkeypatch: Patch, *names: str) -> None:
-    """What these sites would send is NaN."""
+    """Let these sites' uploads be NaN."""
     upload = ClientAlgorithm.upload
 
     def diverged_upload(self: Any) -> Payload:
@@ -230,7 +254,7 @@ def diverging(monkeypatch: Patch, *names: str) -> None:
 def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """It would otherwise be the upload of the one site that is left."""
+    """Two of three sites diverge: a sum would be the upload of the one that is left."""
     diverging(monkeypatch, "site-0", "site-1")
     rows = rows_of(tmp_path, nodes=real_sites(3, tmp_path / "disk"), algo="fedavg")
 
@@ -243,9 +267,9 @@ def test_a_sum_of_fewer_finite_uploads_than_the_threshold_is_void(
 def test_a_site_that_diverges_in_every_round_costs_only_itself(
     tmp_path: Path, sites: Nodes, monkeypatch: Patch
 ) -> None:
-    """Its reply looks like that of any other failure.
+    """Its reply looks like that of any other failure, and it is asked again in the next round.
 
-    No secret of the sum stays; it is asked again in the next.
+    It leaves each sum (numbers 2, 4 and 6 for rounds 1 to 3) and keeps no secret of it.
     """
     diverging(monkeypatch, "site-1")
     progress: list[tuple[str, str, int]] = []
@@ -256,7 +280,7 @@ def test_a_site_that_diverges_in_every_round_costs_only_itself(
         progress.append((stored["stage"], stored["secret"], stored["sent"]))
         return reply
 
-    tamper = when(read_progress, "train", 1001)
+    tamper = when(read_progress, "train", node=1001)
     rows = rows_of(tmp_path, tamper, sites, algo="fedavg", rounds=3)
 
     assert progress == [("left", "", 2), ("left", "", 4), ("left", "", 6)]
@@ -268,9 +292,12 @@ def test_a_site_that_diverges_in_every_round_costs_only_itself(
 
 # -- shares that are wrong ------------------------------------------------------------------------
 def wrong_share_of(owners: set[str]) -> Callable[[Message, Message], Message]:
+    """Return a change of a reply: other shares of these sites' keys than were dealt."""
+
     def change(message: Message, reply: Message) -> Message:
         record = reply.content.config_records[SECAGG]
         for site in owners & record.keys():
+            # as long as a share, and another one in each message
             record[site] = bytes([0, *message.metadata.message_id.encode()[:32]])
         return reply
 
@@ -278,9 +305,12 @@ def wrong_share_of(owners: set[str]) -> Callable[[Message, Message], Message]:
 
 
 def rows_of_ten(folder: Path, owners: set[str], *liars: int) -> tuple[Any, Any]:
-    """The round and the final evaluation of ten sites, of whom some lie about shares of owners."""
+    """Run ten sites for a round, of which the ``liars`` send wrong shares of the owners' keys.
+
+    Return the rows of the round and of the final evaluation.
+    """
     lie = by(dict.fromkeys(liars, wrong_share_of(owners)), "query.unmask")
-    train, final = run_federation(config_of(folder, rounds=1), 10, lie).rows
+    train, final = run_federation(config_of(folder, rounds=1), clients=10, tamper=lie).rows
     return train, final
 
 
@@ -288,7 +318,10 @@ def rows_of_ten(folder: Path, owners: set[str], *liars: int) -> tuple[Any, Any]:
 def test_liars_about_a_key_are_out_and_its_owner_is_not(
     liars: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Three of ten sites lie together; seven must stay, so no right share is to spare."""
+    """Two or three of ten sites lie together about a key of site-3.
+
+    Seven must stay: with three liars no right share is to spare.
+    """
     train, final = rows_of_ten(tmp_path, {"site-3"}, *liars)
 
     assert not train["void"]
@@ -299,7 +332,7 @@ def test_liars_about_a_key_are_out_and_its_owner_is_not(
 
 
 def test_more_liars_than_a_sum_bears_have_no_honest_site_expelled(tmp_path: Path) -> None:
-    """Five of ten: a round is lost, and they are out."""
+    """Five of ten sites lie about a key of site-9: a round is lost, and they are out."""
     train, final = rows_of_ten(tmp_path, {"site-9"}, *range(1000, 1005))
 
     assert train["void"]
@@ -308,6 +341,8 @@ def test_more_liars_than_a_sum_bears_have_no_honest_site_expelled(tmp_path: Path
 
 
 def without_share_of(owner: str) -> Callable[[Message, Message], Message]:
+    """Return a change of a reply: it has no share of this site's key."""
+
     def change(message: Message, reply: Message) -> Message:
         del reply.content.config_records[SECAGG][owner]
         return reply
@@ -319,19 +354,26 @@ def without_share_of(owner: str) -> Callable[[Message, Message], Message]:
 def test_who_is_said_by_many_to_have_dealt_wrong_shares_is_out(
     deniers: int, tmp_path: Path
 ) -> None:
-    """Three of ten may lie. With three more lost, seven shares are left, as many as are needed."""
-    deny = by(
-        dict.fromkeys(range(1000, 1000 + deniers), without_share_of("site-9")), "query.unmask"
-    )
+    """Sites that give no share of site-9's key say with that that it has dealt them a wrong one.
+
+    Three of ten may lie, and seven shares are left, as many as are needed. If four say so, the
+    round is void, and site-9 is out.
+    """
+    denying_nodes = range(1000, 1000 + deniers)
+    deny = by(dict.fromkeys(denying_nodes, without_share_of("site-9")), "query.unmask")
     train, final = rows_of(tmp_path, deny, clients=10, rounds=1)
 
-    assert train["void"] == (deniers > 3)
-    assert list(train["refused"]) == ["site-9"] * (deniers > 3)
-    assert final["asked"] == 10 - (deniers > 3)
+    is_believed = deniers > 3
+    assert train["void"] == is_believed
+    assert list(train["refused"]) == (["site-9"] if is_believed else [])
+    assert final["asked"] == (9 if is_believed else 10)
 
 
 def test_nobody_is_out_where_few_can_have_lied(tmp_path: Path) -> None:
-    """Seven shares are left and seven are needed, but one of them is not given."""
+    """Three of ten sites are lost, and of the seven others, all of whom are needed, one denies.
+
+    The round is void, but a single site may have lied about site-3's share.
+    """
     deny = by({1000: without_share_of("site-3")}, "query.unmask")
     gone = by(dict.fromkeys((1007, 1008, 1009), silent), "query.unmask")
     train, final = rows_of(tmp_path, both(deny, gone), clients=10, rounds=1)

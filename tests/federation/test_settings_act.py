@@ -73,6 +73,7 @@ ELSEWHERE = {
 
 
 def test_every_setting_is_here_or_elsewhere() -> None:
+    """Each setting has a case or is in `ELSEWHERE`, which names test files that are there."""
     files = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     assert set(re.findall(r"\btest_\w+", " ".join(ELSEWHERE))) <= files
 
@@ -83,7 +84,10 @@ def test_every_setting_is_here_or_elsewhere() -> None:
 
 @pytest.fixture(scope="module")
 def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], object]:
-    """Settings -> everything that a run with them leaves, but the time it took; each run once."""
+    """Return a function: settings -> all that must repeat of what a run with them leaves.
+
+    Each run is made once.
+    """
     known: dict[str, object] = {}
 
     def run(changes: dict[str, Any]) -> object:
@@ -98,13 +102,17 @@ def left_behind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str,
 
 
 def test_what_must_not_act_does_not(left_behind: Callable[[dict[str, Any]], object]) -> None:
-    """Nor does another folder, or time: so a difference is the setting's."""
+    """Settings that a run of `SMALL` does not read leave the same, and so does another folder.
+
+    So any difference in the next test is that of the setting.
+    """
     for changes in ({"round_timeout": 999.0}, {"fedtgp__lambda": 9.0}, {"alpha": 9.0}):
         assert left_behind(changes) == left_behind({})
 
 
 @pytest.mark.parametrize("key", CASES)
 def test_a_setting_acts(key: str, left_behind: Callable[[dict[str, Any]], object]) -> None:
+    """With another value than its default, a run leaves something else."""
     settings, other = CASES[key]
     if key in IN_THE_SECOND_ROUND.split():
         settings = {"rounds": 2} | settings

@@ -25,20 +25,23 @@ ABLE = [name for name, row in CATALOG.items() if "multi-label" in row.tasks]
 
 
 def several(samples: int = 240) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs [N, 6] and labels [N, 3]: a label holds where its direction is positive, mostly.
+    """Return inputs [N, 6] and labels [N, 3], 1 or 0, or NaN where one is missing.
 
-    A fifth of the labels is missing.
+    A label holds where the input goes far enough in its direction: the three hold more and more
+    rarely. A fifth of the labels is missing, but no sample lacks all.
     """
     rng = np.random.default_rng(3)
     inputs = rng.normal(size=(samples, 6)).astype(np.float32)
     directions = rng.normal(size=(6, 3))
     labels = (inputs @ directions > [0.0, 1.0, 2.0]).astype(np.float64)
     labels[rng.random(labels.shape) < 0.2] = np.nan
-    labels[np.isnan(labels).all(1), 0] = 0
+    lacks_all = np.isnan(labels).all(1)
+    labels[lacks_all, 0] = 0
     return inputs, labels
 
 
 def config_of(tmp_path: Path, file: Path, **changes: Any) -> dict[str, Any]:
+    """Return the settings of a run that learns several labels a sample from a file."""
     settings: dict[str, Any] = {
         "task": "multi-label",
         "dataset": "arrays",
@@ -55,6 +58,7 @@ def config_of(tmp_path: Path, file: Path, **changes: Any) -> dict[str, Any]:
 
 
 def labels_in(tmp_path: Path, file: Path, **changes: Any) -> list[list[int]]:
+    """Return the labels of each sample that are read from a file, −1 where one is not known."""
     settings = Settings.from_run_config(config_of(tmp_path, file, **changes))
     return open_data(settings.data).labels.tolist()
 
@@ -66,6 +70,7 @@ def arrays_in(tmp_path: Path) -> Path:
 
 
 def table_in(tmp_path: Path, header: str, *rows: str) -> Path:
+    """Write a CSV file, and return it."""
     file = tmp_path / f"{header}.csv"
     file.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
     return file
@@ -74,6 +79,7 @@ def table_in(tmp_path: Path, header: str, *rows: str) -> Path:
 # -- learned
 @pytest.mark.parametrize("algo", [name for name in ABLE if name != "gaussian"])
 def test_several_labels_are_learned(algo: str, tmp_path: Path) -> None:
+    """The labels' mean AUC, of which guessing has 0.5, is above 0.75 by each way to predict."""
     outcome = run_federation(config_of(tmp_path, arrays_in(tmp_path), algo=algo), clients=3)
     areas = outcome.summary["metrics"]
     assert areas["head/auc"]["mean"] > 0.75
@@ -82,7 +88,10 @@ def test_several_labels_are_learned(algo: str, tmp_path: Path) -> None:
 
 
 def test_a_label_that_a_client_never_annotated_is_learned_from_others(tmp_path: Path) -> None:
-    """Two of three are annotated by each client, and the model knows all three."""
+    """Each client annotates two of three labels (annotated-labels), and the model knows all three.
+
+    Metrics number labels in pairs: 1, 3 and 5 are that each of the three holds.
+    """
     config = config_of(
         tmp_path,
         arrays_in(tmp_path),
@@ -98,6 +107,10 @@ def test_a_label_that_a_client_never_annotated_is_learned_from_others(tmp_path: 
 
 # -- data
 def test_each_form_gives_the_same_labels_whatever_the_order(tmp_path: Path) -> None:
+    """Three samples as arrays, as a table with a column for each label, and with one for all.
+
+    Labels come in the order of the setting classes: Mass, Effusion, Cough.
+    """
     wanted = [[1, 0, -1], [0, 1, 1], [0, 0, 0]]
     x = np.eye(3, 4)
     np.savez(
@@ -111,17 +124,18 @@ def test_each_form_gives_the_same_labels_whatever_the_order(tmp_path: Path) -> N
     columns = table_in(tmp_path, "Cough,a,Tumour,Effusion", ",1,1,0", "1,2,0,1", "0,3,0,0")
     assert labels_in(tmp_path, columns, label_map="Tumour=Mass") == wanted
 
-    # who names labels says of all that occur in the file whether they hold
+    # a list of names says of every label that occurs in the file whether it holds: none is unknown
     joined = table_in(tmp_path, "a,labels", "1,Mass", "2,Fluid|Cough", "3,No Finding")
     read = labels_in(tmp_path, joined, label_map="Fluid=Effusion")
     assert read == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
 
 
 def test_a_label_without_a_column_is_not_known(tmp_path: Path) -> None:
-    file = table_in(tmp_path, "a,Mass", "1,1", "2,0")
-    assert labels_in(tmp_path, file) == [[1, -1, -1], [0, -1, -1]]
-    file = table_in(tmp_path, "a,labels", "1,Mass|Cough", "2,No Finding")
-    assert labels_in(tmp_path, file) == [[1, -1, 1], [0, -1, 0]]
+    """Nor is one that occurs in no list of names."""
+    columns = table_in(tmp_path, "a,Mass", "1,1", "2,0")
+    assert labels_in(tmp_path, columns) == [[1, -1, -1], [0, -1, -1]]
+    lists = table_in(tmp_path, "a,labels", "1,Mass|Cough", "2,No Finding")
+    assert labels_in(tmp_path, lists) == [[1, -1, 1], [0, -1, 0]]
 
 
 @pytest.mark.parametrize(("uncertain", "read"), [("missing", -1), ("0", 0), ("1", 1)])
@@ -134,6 +148,7 @@ def test_uncertain_labels_are_what_the_setting_says(
 
 
 def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> None:
+    """A list of image files has a column ``labels`` with names, joined by ``|``."""
     from PIL import Image
 
     with (tmp_path / "list.csv").open("w", newline="") as opened:
@@ -169,6 +184,7 @@ def test_bad_labels_are_named(
 
 
 def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
+    """A column of lists, of numbers of named classes or of names."""
     datasets = pytest.importorskip("datasets")
     columns = {"a": [1.0, 2, 3], "labels": [[2], [], [0, 1]]}
     kinds = datasets.Features(
@@ -189,7 +205,10 @@ def test_hugging_face_lists_the_labels_of_each_sample(tmp_path: Path) -> None:
 def test_f1_is_at_thresholds_of_validation_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If these choose a threshold above all scores, no test sample is given the label."""
+    """Here the thresholds are above all scores, so no test sample is given a label: F1 is 0.
+
+    F1 on the validation data themselves needs none.
+    """
     monkeypatch.setattr(MultiLabel, "thresholds", lambda *_: np.full(3, 1e9))
     config = config_of(
         tmp_path,
@@ -204,6 +223,10 @@ def test_f1_is_at_thresholds_of_validation_data(
 
 
 def test_a_label_that_nobody_tests_is_named(tmp_path: Path) -> None:
+    """No sample has the third label, Cough: the run warns, and the report's table says so.
+
+    The other labels have the interval of a mean over two clients, ± 1.96 standard errors.
+    """
     inputs, labels = several()
     labels[:, 2] = 0
     np.savez(tmp_path / "two.npz", inputs=inputs, labels=labels)
@@ -219,8 +242,9 @@ def test_a_label_that_nobody_tests_is_named(tmp_path: Path) -> None:
     for client in outcome.rows[-1]["clients"].values():
         errors.append(client["metrics"]["head/label-auc-error/1"])
     mean = outcome.summary["metrics"]["head/label-auc/1"]["mean"]
-    half = 1.96 * np.sqrt(np.square(errors).sum()) / 2
-    assert f"{mean - half:.3f} … {min(1, mean + half):.3f}" in table
+    error_of_mean = np.sqrt(np.square(errors).sum()) / 2
+    reach = 1.96 * error_of_mean
+    assert f"{mean - reach:.3f} … {min(1, mean + reach):.3f}" in table
     assert "nobody" in table
 
 
@@ -235,15 +259,19 @@ def test_a_label_that_nobody_tests_is_named(tmp_path: Path) -> None:
 def test_a_site_with_a_new_name_comes_later(
     task: str, head: str, names: list[str], known_before: list[str], tmp_path: Path
 ) -> None:
-    """The head is that of one run of both, of which the first knew nothing of the new name."""
+    """A run that goes on from an earlier one may add a name of a class or label, not leave one out.
+
+    Its moments are those of one run of both sites, although the first knows nothing of the new
+    name.
+    """
     inputs, _ = several()
     rng = np.random.default_rng(8)
     kept, lost = known_before
-    less = [kept, "other"]
+    without_lost = [kept, "other"]
     files = {
         "first": (known_before, inputs[:120]),
         "later": (names, inputs[120:]),
-        "less": (less, inputs),
+        "less": (without_lost, inputs),
     }
     for site, (known, of_site) in files.items():
         if task == "multi-label":
@@ -253,6 +281,7 @@ def test_a_site_with_a_new_name_comes_later(
         np.savez(tmp_path / f"{site}.npz", inputs=of_site, labels=labels, classes=known)
 
     def run(folder: str, classes: list[str], *sites: str, start_from: str = "") -> Any:
+        """Run gaussian heads at these sites, and return the folder of the results."""
         nodes = {}
         for number, site in enumerate(sites, 1):
             file = str(tmp_path / f"{site}.npz")
@@ -284,12 +313,12 @@ def test_a_site_with_a_new_name_comes_later(
         torch.testing.assert_close(found[f"moments/{name}"], wanted[f"moments/{name}"])
 
     with pytest.raises(SettingsError, match=f"its classes are .*{lost}.*; this run lacks some"):
-        run("three", less, "less", start_from=earlier)
+        run("three", without_lost, "less", start_from=earlier)
 
 
 # -- refused
 @pytest.mark.parametrize("algo", [name for name in CATALOG if name not in ABLE])
-def test_other_methods_refuse_it_by_name(algo: str, tmp_path: Path) -> None:
+def test_methods_of_one_label_a_sample_refuse_several_by_name(algo: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"{algo} does not learn several labels a sample"):
         Settings.from_run_config(config_of(tmp_path, tmp_path, algo=algo))
 
@@ -305,7 +334,7 @@ def test_other_methods_refuse_it_by_name(algo: str, tmp_path: Path) -> None:
     ({"algo": "fedplvm", "min_class_samples": 3}, "sends clusters of samples"),
     ({"task": "single-label", "annotated_labels": 2}, "only with several labels a sample"),
 ])  # fmt: skip
-def test_what_does_not_go_with_it_says_so(
+def test_settings_that_do_not_go_with_several_labels_are_refused(
     setting: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     config = config_of(tmp_path, arrays_in(tmp_path), **{"algo": "fedproto", **setting})
@@ -317,14 +346,16 @@ def test_what_does_not_go_with_it_says_so(
 def test_an_exported_model_says_how_likely_each_label_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """In Python and on the command line; three quarters of the known labels are right at 0.5."""
     config = config_of(tmp_path, arrays_in(tmp_path), algo="fedproto")
     outcome = run_federation(config, clients=3)
     assert main(["export", str(outcome.folder), "--site", "site-1", "--out", f"{tmp_path}/m"]) == 0
     inputs, labels = several()
     answers = Predictor.load(tmp_path / "m").predict(inputs, by="prototype")
-    likely = np.array([list(answer.probabilities.values()) for answer in answers])
+    probabilities = np.array([list(answer.probabilities.values()) for answer in answers])
     assert list(answers[0].probabilities) == NAMES.split(",")
-    assert np.mean((likely > 0.5) == (labels == 1), where=~np.isnan(labels)) > 0.75
+    is_right = (probabilities > 0.5) == (labels == 1)
+    assert np.mean(is_right, where=~np.isnan(labels)) > 0.75
 
     np.save(tmp_path / "new.npy", inputs[:2])
     assert main(["predict", f"{tmp_path}/m", f"{tmp_path}/new.npy", "--json"]) == 0

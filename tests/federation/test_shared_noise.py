@@ -32,32 +32,35 @@ PRIVATE: dict[str, Any] = {
 def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The deviations that sites draw with add up to the planned one; ε and accuracy are shown.
+    """Each of four sites adds so much noise that three honest ones (dp-honest-sites) are enough.
 
-    All that is summed lies on the grid of the noise.
+    Variances of independent noise add up: those of three sites' noise to the planned one. All that
+    is summed lies on the grid of the noise. ε and accuracy are shown.
     """
-    drawn: list[float] = []
+    drawn: list[float] = []  # the noise multiplier of each site
     measure = release.private_moments
-    steps: list[float] = []
+    steps: list[float] = []  # of the grid, for each site
     to_sums = sums.to_sums
 
     def noted_step(*arguments: Any) -> Any:
-        steps.append(arguments[-1])
+        *_, step = arguments
+        steps.append(step)
         return to_sums(*arguments)
 
     def noted(*arguments: Any) -> None:
-        drawn.append(arguments[4])
+        _moments, _features, _labels, _clip, noise, _draw = arguments
+        drawn.append(noise)
         measure(*arguments)
 
     monkeypatch.setattr(differential_privacy.release, "private_moments", noted)
     monkeypatch.setattr(secure_sum.sums, "to_sums", noted_step)
     config = run_config(tmp_path, **PRIVATE, dp_honest_sites=SITES - 1)
-    outcome = run_federation(config, SITES)
+    outcome = run_federation(config, clients=SITES)
 
-    plan = Settings.from_run_config(config).plan(100)
+    plan = Settings.from_run_config(config).plan(100)  # its table noise is that of any number
     assert isinstance(plan, Plan)
     assert len(drawn) == SITES
-    assert steps[:SITES] == SITES * [release.finest_unit_of_moments(1.0)]
+    assert steps[:SITES] == SITES * [release.finest_unit_of_moments(clip=1.0)]
     honest = drawn[: SITES - 1]
     assert math.sqrt(sum(noise**2 for noise in honest)) == pytest.approx(plan.table_noise)
     assert not any(outcome.summary["trouble"].values())
@@ -74,13 +77,16 @@ def test_the_sum_has_the_noise_of_one_site_and_the_ledger_the_epsilon_of_the_sum
 def test_a_sum_adds_up_what_sites_send_to_the_step(
     head: str, clip: float, samples: list[int]
 ) -> None:
-    """No site's numbers are rounded to another grid, for their noise is whole in the sum alone."""
+    """The sum of what sites send is exactly the sum of their noisy moments, n · w of each.
+
+    A site's numbers are not rounded to another grid: its noise is whole in steps of this one.
+    """
     torch.manual_seed(0)
     step = release.finest_unit_of_moments(clip)
     totals: dict[str, np.ndarray[Any, Any]] = {}
     exact: dict[str, np.ndarray[Any, Any]] = {}
-    for n in samples:
-        moments = ClassMoments(3, 5, head)
+    for n in samples:  # of one site each
+        moments = ClassMoments(3, 5, head)  # of three classes, in five features
         features = torch.randn(n, 5) * 2 * clip
         labels = torch.arange(n) % 3
         release.private_moments(moments, features, labels, clip, 3.0, release.fresh_draw())
@@ -94,16 +100,24 @@ def test_a_sum_adds_up_what_sites_send_to_the_step(
 
 
 def test_figures_are_cut_in_the_sum_and_not_before() -> None:
+    """One of four predictions is right, with noise of 9: a single client's number is from 0 to 4.
+
+    In a sum, where a client adds half of the noise, it may lie outside; the mean may not.
+    """
     draw = np.random.default_rng(0)
-    alone = [release.private_correct({"head": 1}, 4, 9.0, draw)["head"] for _ in range(200)]
-    shared = [release.private_correct({"head": 1}, 4, 9.0, draw, 0.5)["head"] for _ in range(2000)]
+
+    def noisy_correct(part: float) -> int:
+        return release.private_correct({"head": 1}, 4, noise=9.0, draw=draw, part=part)["head"]
+
+    alone = [noisy_correct(part=1.0) for _ in range(200)]
+    shared = [noisy_correct(part=0.5) for _ in range(2000)]
     assert min(alone) == 0
     assert max(alone) == 4
     assert min(shared) < 0
     assert max(shared) > 4
-    assert np.std(shared) == pytest.approx(4.5, rel=0.1)
+    assert np.std(shared) == pytest.approx(0.5 * 9, rel=0.1)
 
-    figures = np.array([[-3.0, 4.0]])
+    figures = np.array([[-3.0, 4.0]])  # -3 right predictions of 4 samples
     names = ["correct.head"]
     assert sums.means_of(figures, names, noisy=True)["correct"]["head"] == 0
     with pytest.raises(ValueError, match="outside of 0 to 1"):
@@ -132,8 +146,11 @@ def test_noise_is_shared_only_where_the_sum_is_all_that_is_seen(
 def test_a_site_takes_no_part_in_a_sum_that_would_not_hide_enough(
     changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
+    """Fewer honest sites than counted on may be left, or numbers do not fit the noise's grid."""
     rows = rows_without_a_reply(run_config(tmp_path, **PRIVATE | changes), SITES)
-    failures = [text for row in rows for text in row["failed"].values()]
+    failures: list[str] = []
+    for row in rows:
+        failures += row["failed"].values()
     assert failures
     assert all(reason in text for text in failures)
 
@@ -141,13 +158,17 @@ def test_a_site_takes_no_part_in_a_sum_that_would_not_hide_enough(
 def test_a_site_whose_noise_would_weigh_less_than_its_samples_takes_no_part(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Of a million samples more are a part of one each in a sum, and so is their noise."""
+    """A site with more samples than the largest weight in a sum, usually a million, is scaled down.
+
+    Its noise would be scaled down with its samples. Here the largest weight is 20.
+    """
     monkeypatch.setattr(secure_sum, "MAX_WEIGHT", 20)
     rows = rows_without_a_reply(run_config(tmp_path, **PRIVATE, dp_honest_sites=3), SITES)
     assert "its part of the noise would be too small" in str(rows[0]["failed"])
 
 
 def test_a_site_counts_on_others_only_where_its_operator_has_said_so(tmp_path: Path) -> None:
+    """A run with dp-honest-sites = 3 needs max-honest-sites = 3 in the node config."""
     config = run_config(tmp_path, **PRIVATE, dp_honest_sites=3)
     site = {"partition-id": 0, "num-partitions": SITES, "site-name": "north"}
     refused = refusal(config, site)

@@ -33,6 +33,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks saf
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Any:
+    """End the processes of the pool, which else serve all simulations of this process."""
     yield
     for process in active_children():
         process.kill()
@@ -41,7 +42,11 @@ def _no_process_is_left() -> Any:
 
 
 def results(folder: Path, workers: int, **changes: Any) -> Any:
-    """The rows of a run, without times, and a digest of each tensor that it leaves."""
+    """Simulate three clients in so many processes.
+
+    Return the rows of the run, without times, and a digest of each tensor that it leaves. The
+    collector of garbage works as before, and has worked.
+    """
     garbage = ref(type("Garbage", (), {}))  # a class refers to itself
     settings = {"dataset": "digits", "partition": "iid", "run_name": "mine"} | changes
     run = folder / "runs" / "mine"
@@ -58,7 +63,7 @@ def results(folder: Path, workers: int, **changes: Any) -> Any:
 @pytest.mark.parametrize("algo", ["fedproto", "fedtgp", "fedavg"])
 def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: Path) -> None:
     rows, tensors = results(tmp_path / "1", 1, algo=algo, models="cnn4")
-    assert len(rows) == 3
+    assert len(rows) == 3  # two rounds and the final evaluation
     assert tensors
     assert results(tmp_path / "2", 2, algo=algo, models="cnn4") == (rows, tensors)
 
@@ -67,6 +72,7 @@ def test_figures_do_not_depend_on_the_number_of_processes(algo: str, tmp_path: P
 def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A process is killed while it trains site-1 in round 2; resumed, the run leaves the same."""
     fit = client_app.app.fit
 
     def dying(algorithm: ClientAlgorithm[Any]) -> dict[str, float]:
@@ -76,7 +82,7 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
 
     settings: dict[str, Any] = {"algo": "fedproto", "models": "cnn4"}
     whole = results(tmp_path / "whole", 2, **settings)
-    for process in active_children():
+    for process in active_children():  # new ones inherit what is patched below
         process.kill()
     pool.cache_clear()
 
@@ -91,6 +97,7 @@ def test_a_process_that_dies_ends_the_run_and_it_can_be_resumed(
 
 @linux
 def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None:
+    """On four CPUs there are two processes for clients of two CPUs, and one for larger clients."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
     assert workers_for({CPUS: 2}, "cpu") == 2
     assert len(active_children()) == 2
@@ -98,6 +105,8 @@ def test_the_processes_are_there_before_a_run_begins(monkeypatch: Patch) -> None
 
 
 def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypatch: Patch) -> None:
+    """An error while the server merges ends the run: its reason is a line, its text a traceback."""
+
     def broken(*_: object) -> None:
         raise ZeroDivisionError("mine")
 
@@ -113,6 +122,7 @@ def test_an_error_of_ones_own_code_shows_its_traceback(tmp_path: Path, monkeypat
 
 
 def test_a_wrong_setting_is_the_reason_itself(tmp_path: Path) -> None:
+    """It is shown to people without a traceback."""
     said = "rounds = 0: must be a whole number at least 1"
     events: list[Event] = []
     ended = attempt(run_config(tmp_path, rounds=0), {"num-supernodes": 1}, events.append)
@@ -125,7 +135,10 @@ def test_a_wrong_setting_is_the_reason_itself(tmp_path: Path) -> None:
 
 @pytest.fixture
 def machine_with(tmp_path: Path, monkeypatch: Patch) -> Callable[..., None]:
-    """A machine with so many CPUs, whose `nvidia-smi` answers this."""
+    """Return a function that makes this a machine with so many CPUs and a `nvidia-smi`.
+
+    The program prints ``answer``, ends with ``status``, and notes in a file what it was asked.
+    """
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("torch.version.cuda", "13.2")
@@ -161,11 +174,15 @@ exit {status}
 def test_as_many_clients_share_a_gpu_as_fit(
     answer: str, cpus: int, part: float | None, clients: int, machine_with: Any, capsys: Printed
 ) -> None:
+    """``answer`` has the name and free MiB of each GPU; ``part`` is what each client gets of one.
+
+    How many clients work at a time is said once.
+    """
     machine_with(answer, cpus)
     federation = {CPUS: 1} if part is None else {CPUS: 1, GPUS: part}
 
-    assert workers_for(federation, "auto") == clients
-    assert workers_for(federation, "auto") == clients
+    for _ in range(2):
+        assert workers_for(federation, "auto") == clients
 
     said = capsys.readouterr().err
     assert said.count("--gpus 0") == 1
@@ -173,6 +190,7 @@ def test_as_many_clients_share_a_gpu_as_fit(
 
 
 def test_a_machine_without_a_usable_gpu_changes_nothing(machine_with: Any) -> None:
+    """As many clients work at a time as the machine has CPUs."""
     for answer, status in (("", 0), ("No devices were found\\n", 6), ("A, [N/A]\\n", 0)):
         machine_with(answer, status=status)
         assert workers_for({}, "auto") == 16
@@ -187,9 +205,10 @@ def test_clients_that_shall_have_no_gpu_see_none(machine_with: Any, monkeypatch:
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_only_those_are_asked_for_that_clients_will_see(
+def test_nvidia_smi_is_asked_only_for_gpus_that_clients_will_see(
     machine_with: Any, monkeypatch: Patch, tmp_path: Path
 ) -> None:
+    """With the GPUs 2 and 3 visible, ``cuda:1`` is the second of these."""
     machine_with("A, 80000\\nB, 7000\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
 
@@ -200,6 +219,7 @@ def test_only_those_are_asked_for_that_clients_will_see(
 def test_a_gpu_that_is_not_wanted_or_seen_changes_nothing(
     machine_with: Any, monkeypatch: Patch
 ) -> None:
+    """Clients on the CPU, no visible GPU, no `nvidia-smi`, or a PyTorch without CUDA."""
     machine_with("NVIDIA H100, 80000\\n")
     assert workers_for({}, "cpu") == 16
 
@@ -216,7 +236,10 @@ def test_a_gpu_that_is_not_wanted_or_seen_changes_nothing(
 
 
 def test_the_processes_divide_several_gpus_among_them(monkeypatch: Patch) -> None:
-    """By PyTorch's current device, which ``cuda`` without a number means."""
+    """Each process takes a GPU in turn as PyTorch's current device, which ``cuda`` then means.
+
+    The main process, and clients on the CPU, take none.
+    """
     taken: list[int] = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.set_device", taken.append)
@@ -225,7 +248,7 @@ def test_the_processes_divide_several_gpus_among_them(monkeypatch: Patch) -> Non
 
     process = SimpleNamespace()
     monkeypatch.setattr(grid, "current_process", lambda: process)
-    for identity in ((), (1,), (2,), (3,)):
+    for identity in ((), (1,), (2,), (3,)):  # the main process, and three of the pool
         process._identity = identity
         grid.answer(message, 1, {}, {"device": "auto"})
         grid.answer(message, 1, {}, {"device": "cpu"})

@@ -22,7 +22,7 @@ from server_app.network.membership import FederationError
 from tests.support.accidents import meanwhile, on_round
 from tests.support.attacks import empty, failing, lost, when
 from tests.support.given import Patch, Printed
-from tests.support.sites import NAMES, Three
+from tests.support.sites import NAMES, SOUTH, Three
 
 STAMP = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S*"
 
@@ -40,8 +40,9 @@ def misspell(three: Three, patch: Patch) -> None:
 
 
 def name_the_misspelt(three: Three, patch: Patch) -> None:
+    """South's operator misspells the folder and the class in the node config alike."""
     misspell(three, patch)
-    three.nodes[3]["classes"] = "benign,malingant"
+    three.nodes[SOUTH]["classes"] = "benign,malingant"
 
 
 def truncate(three: Three, patch: Patch) -> None:
@@ -58,6 +59,7 @@ def put_a_file_in_place_of_the_state(three: Three, patch: Patch) -> None:
 
 
 def fill_the_disk(three: Three, patch: Patch) -> None:
+    """Let the disk be full for every file of south that must reach it, its audit log first."""
     sync = os.fsync
 
     def full(descriptor: int) -> None:
@@ -69,6 +71,7 @@ def fill_the_disk(three: Three, patch: Patch) -> None:
 
 
 def fill_the_cache(three: Three, patch: Patch) -> None:
+    """Let south have no room for arrays of decoded images."""
     save = np.save
 
     def full(file: Any, array: Any) -> None:
@@ -83,9 +86,9 @@ def fill_the_cache(three: Three, patch: Patch) -> None:
 class Fault:
     strike: Callable[[Three, Patch], None]
     server_says: str
-    """A pattern, of what it prints."""
+    """A pattern of what the server prints."""
     site_says: str
-    """A pattern, of what stands in its log."""
+    """A pattern of what stands in south's log."""
 
 
 LEFT_OUT: dict[str, Fault] = {
@@ -131,6 +134,7 @@ LEFT_OUT: dict[str, Fault] = {
 def test_a_faulty_site_is_named_and_left_out(
     name: str, three: Three, monkeypatch: Patch, capfd: Printed
 ) -> None:
+    """South has the fault; server and site say so, and east and north go on."""
     fault = LEFT_OUT[name]
     fault.strike(three, monkeypatch)
 
@@ -147,6 +151,7 @@ def test_a_faulty_site_is_named_and_left_out(
 
 
 def test_a_site_that_dies_over_its_introduction_or_loses_it_is_asked_again(three: Three) -> None:
+    """South fails twice in its introduction, each time in another way, and then takes part."""
     deaths = [ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE]
 
     def dies_twice(message: Message, reply: Message) -> Message:
@@ -154,12 +159,13 @@ def test_a_site_that_dies_over_its_introduction_or_loses_it_is_asked_again(three
             return reply
         return Message(Error(deaths.pop(), "unavailable"), reply_to=message)
 
-    outcome = three.run(when(dies_twice, MessageType.QUERY, 3), min_clients=3)
+    outcome = three.run(when(dies_twice, MessageType.QUERY, node=SOUTH), min_clients=3)
 
     assert set(outcome.summary["clients"]) == set(NAMES)
 
 
 def test_images_of_another_size_are_no_fault(three: Three) -> None:
+    """South's images of 13×21 pixels are resized to the run's image-size."""
     for file in (three.south / "data").rglob("*.png"):
         Image.open(file).resize((13, 21)).save(file)
 
@@ -169,11 +175,13 @@ def test_images_of_another_size_are_no_fault(three: Three) -> None:
 
 
 def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: Printed) -> None:
+    """South's models are removed once it has answered round 1: its log warns of it in round 2."""
+
     def lose_models() -> None:
         for model in (three.south / "state").rglob("*-*.safetensors"):
             model.unlink()
 
-    three.run(on_round(1, 3, meanwhile(lose_models)), rounds=2)
+    three.run(on_round(number=1, node=SOUTH, change=meanwhile(lose_models)), rounds=2)
 
     line = r"WARNING protofl: run \d+: no model of an earlier round in state-dir"
     assert len(re.findall(line, capfd.readouterr().err)) == 1
@@ -182,11 +190,16 @@ def test_a_site_says_that_it_has_lost_its_model(three: Three, capfd: Printed) ->
 def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
     three: Three, capfd: Printed
 ) -> None:
+    """South loses its model of round 2 once the server has its reply, and goes on from round 1's.
+
+    All its replies are valid.
+    """
+
     def older(_: Message, reply: Message) -> Message:
         max((three.south / "state").rglob("*-*.safetensors")).unlink()
         return reply
 
-    outcome = three.run(on_round(2, 3, older), rounds=3)
+    outcome = three.run(on_round(number=2, node=SOUTH, change=older), rounds=3)
     assert [row["valid"] for row in outcome.rows] == [3, 3, 3, 3]
 
     said = "the newest model in state-dir is of round 1, older than round 2, the last that counted"
@@ -194,8 +207,13 @@ def test_a_site_says_that_its_model_is_older_than_the_one_that_counted(
 
 
 def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) -> None:
-    """This holds from the second round on; in the first every site has the whole time limit."""
-    outcome = three.run(on_round(2, 3, lost), rounds=3, round_timeout=100.0, min_wait=0.0)
+    """South answers nothing in round 2: the server waits less than round-timeout.
+
+    It knows how long sites take from round 1, in which every site has the whole time.
+    """
+    outcome = three.run(
+        on_round(number=2, node=SOUTH, change=lost), rounds=3, round_timeout=100.0, min_wait=0.0
+    )
 
     assert [row["missing"] for row in outcome.rows] == [[], ["south"], [], []]
 
@@ -211,6 +229,7 @@ def test_a_site_that_hangs_costs_no_whole_timeout(three: Three, capfd: Printed) 
 def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(
     kind: str, three: Three
 ) -> None:
+    """All replies to training, or to the final evaluation, are empty: there is no summary."""
     line = r"no client has sent one valid reply|no valid reply to the final"
     with pytest.raises(FederationError, match=line):
         three.run(when(empty, kind), run_name="mine")
@@ -218,7 +237,7 @@ def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(
     folder = three.folder / "runs/mine"
     assert not (folder / "summary.json").exists()
 
-    last = (folder / "run.log").read_text().splitlines()[-1]
+    *_, last = (folder / "run.log").read_text().splitlines()
     ended = rf"{STAMP} ERROR ended by FederationError: no (client has sent one )?valid reply"
 
     assert re.match(ended, last)
@@ -227,7 +246,13 @@ def test_a_run_without_a_valid_reply_has_not_completed_and_its_log_says_why(
 def test_logs_say_what_has_left_a_site_and_what_a_run_says_with_time_and_level(
     three: Three, capfd: Printed
 ) -> None:
-    outcome = three.run(on_round(1, 3, failing(2, "it rains")), run_name="mine")
+    """Each line has time and level, at the server and at each of three sites.
+
+    South's reply of round 1 is lost after it has left.
+    """
+    outcome = three.run(
+        on_round(number=1, node=SOUTH, change=failing(2, "it rains")), run_name="mine"
+    )
 
     log = (outcome.folder / "run.log").read_text()
     assert re.search(rf"(?m)^{STAMP} WARNING failed: south: it rains$", log)

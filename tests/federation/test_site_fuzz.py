@@ -75,19 +75,21 @@ CODE = (
 )
 """Where Python, its packages and the site's code lie: read, never written."""
 ODD_MODULES = ("this", "antigravity", "turtledemo", "idlelib", MODULE)
+"""Modules that no site needs, which settings may name."""
 
 
 class Watch:
-    """What happened since it began, outside of what is allowed."""
+    """While it is called as a context, it notes in ``odd`` what happens that is not allowed."""
 
     def __init__(self) -> None:
         self.on = False
-        self.reads: tuple[str, ...] = ()
-        self.writes: tuple[str, ...] = ()
+        self.reads: tuple[str, ...] = ()  # folders that may be read
+        self.writes: tuple[str, ...] = ()  # folders that may be read and written
         self.odd: list[str] = []
         sys.addaudithook(self._heard)  # for the life of the process; there is no way to remove one
 
     def _heard(self, name: str, arguments: tuple[Any, ...]) -> None:
+        """Judge an audit event of Python."""
         if not self.on:
             return
         imports = name == "import" and str(arguments[0]).partition(".")[0] in ODD_MODULES
@@ -100,15 +102,22 @@ class Watch:
 
     @staticmethod
     def _absolute(path: str, arguments: tuple[Any, ...]) -> str:
-        """The path, which is perhaps relative to an open folder, the event's last argument."""
+        """Return the absolute path of an event.
+
+        It may be relative to an open folder, whose descriptor is the event's last argument then.
+        """
         base = os.getcwd()
         folder = arguments[-1]
-        if isinstance(folder, int) and 2 < folder < 1000 and not os.path.isabs(path):
+        # 0 to 2 are standard streams; larger numbers may be flags
+        is_descriptor = isinstance(folder, int) and 2 < folder < 1000
+        if is_descriptor and not os.path.isabs(path):
             base = os.readlink(f"/proc/self/fd/{folder}")
         return os.path.normpath(os.path.join(base, path))
 
     def _touched(self, name: str, path: str, arguments: tuple[Any, ...]) -> None:
-        mode, flags = "", 0
+        """Note an event about a path that may not be read or written."""
+        mode = ""
+        flags = 0
         if name == "open":
             mode = str(arguments[1] or "")
             if len(arguments) > 2 and isinstance(arguments[2], int):
@@ -121,7 +130,8 @@ class Watch:
 
         reads = name in ("os.listdir", "os.scandir") or (name == "open" and not may_write)
         allowed = (*self.reads, *self.writes, *CODE) if reads else (*self.writes, "/dev/null")
-        if not any(path == place or path.startswith(f"{place}/") for place in allowed):
+        is_allowed = any(path == place or path.startswith(f"{place}/") for place in allowed)
+        if not is_allowed:
             self.odd.append(f"{name} {path} {mode or flags}")
 
     @contextmanager
@@ -165,6 +175,7 @@ class SiteOnDisk:
 
     @staticmethod
     def _write_data(folder: Path) -> None:
+        """Write 16 images of two classes, whose names have the secret."""
         for index in range(16):
             path = folder / ("sick", "well")[index % 2] / f"{SECRET}-{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +184,10 @@ class SiteOnDisk:
             Image.fromarray(pixels).save(path)
 
     def _write_model(self) -> dict[Path, bytes]:
-        """Of an earlier run, which no server may have, nor destroy."""
+        """Write the state and the model of an earlier run, which no server may read, nor destroy.
+
+        Return file -> its content.
+        """
         folder = self.state / "earlier-12" / "clients"
         states = StateFolder(folder, "north", RunHistory(12), use="fedproto (x)")
         states.save(1, "cnn4", {"w": torch.full((64,), WEIGHT)})
@@ -193,7 +207,7 @@ class SiteOnDisk:
         }
 
     def answer(self, config: dict[str, Any], content: RecordDict, kind: str) -> Message:
-        """The reply of the site's process to one message, watched, as if it were its first."""
+        """Answer a message in the site's process, watched; the site has answered none before."""
         if kind == MessageType.QUERY:
             content = RecordDict({**pack_settings(digest_of(config)), **content})
         (self.state / "privacy" / "north.answered").unlink(missing_ok=True)
@@ -207,7 +221,11 @@ class SiteOnDisk:
         return reply
 
     def assert_nothing_leaves(self, reply: Message, errors: list[Exception]) -> None:
-        """Neither names nor content of files, by whatever way."""
+        """A reply has neither names nor content of files, neither in an error nor in its records.
+
+        The text of an error is one that may leave as it is, or only names a kind of error.
+        ``errors`` are those that the site has answered with, the last one to this message.
+        """
         if reply.has_error():
             reason = str(reply.error.reason)
             refusal = Refusal(**json.loads(reason))
@@ -229,7 +247,7 @@ class SiteOnDisk:
             assert scaled.astype(np.float32).tobytes() not in sent
 
     def assert_untouched(self) -> None:
-        """What the earlier run left is there, if under another name."""
+        """All that the earlier run left is there, perhaps under another name."""
         folder = next(iter(self.model)).parent
         there = [path.read_bytes() for path in folder.iterdir()]
         assert [path for path, content in self.model.items() if content not in there] == []
@@ -237,7 +255,10 @@ class SiteOnDisk:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
-    """It stands for all cases, in a process whose paths and home are those of an operator."""
+    """Make a site for all cases, in a process whose folders and home are those of an operator.
+
+    It answers one message of each algorithm first, so that all is imported that it needs.
+    """
     watch = Watch()
     with pytest.MonkeyPatch.context() as patch:
         found = SiteOnDisk(tmp_path_factory.mktemp("site"), watch)
@@ -261,7 +282,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SiteOnDisk]:
         found.assert_untouched()
 
 
-RUST = (
+RUST = (  # functions that open files in Rust
     "protofl_common.basics.tensorfile.safe_open",
     "protofl_common.basics.tensorfile.save_file",
     "protofl_common.backbones.features.load_file",
@@ -271,7 +292,10 @@ RUST = (
 
 
 def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """Files that Rust opens raise no event of Python."""
+    """Return the function, which raises an event of Python for the file that it opens.
+
+    A file that Rust opens raises none.
+    """
 
     def opened(*arguments: Any, **named: Any) -> Any:
         path = next(argument for argument in arguments if isinstance(argument, (str, Path)))
@@ -283,7 +307,7 @@ def audited(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 @pytest.fixture
 def errors(monkeypatch: Patch) -> list[Exception]:
-    """Those that were answered with."""
+    """Return the list of errors that a site has answered with, which grows during a test."""
     found: list[Exception] = []
 
     def noted(error: Exception, *about: Any) -> str:
@@ -295,7 +319,7 @@ def errors(monkeypatch: Patch) -> list[Exception]:
 
 
 def base(**changes: Any) -> dict[str, Any]:
-    """An honest run on this site's images, as small as can be."""
+    """Return the settings of an honest run on this site's images, as small as can be."""
     return default_run_config() | {
         "dataset": "image-folder",
         "partition": "own",
@@ -325,7 +349,7 @@ WORDS = st.one_of(st.sampled_from([*PLACES, *NAMES, *CATALOG, "sick,well", "well
 
 
 def choices_of(section: Any, prefix: str = "") -> dict[str, tuple[str, ...]]:
-    """The keys of a section that have choices, and these."""
+    """Return key -> its choices, for the keys of a section that have choices."""
     found = {}
     fields = dataclasses.fields(section)
     for key, field in zip(keys_of(section, prefix), fields, strict=True):
@@ -339,9 +363,10 @@ CHOICES: dict[str, tuple[str, ...]] = {}
 
 @st.composite
 def changes(draw: st.DrawFn) -> dict[str, Any]:
-    """Where a run configuration differs from an honest one."""
+    """Draw some settings that differ from an honest run's: mostly few, and mostly known keys."""
     found = {"algo": draw(st.sampled_from(sorted(CATALOG)))}
-    for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 4]))):
+    number = draw(st.sampled_from([0, 0, 1, 1, 2, 4]))
+    for _ in range(number):
         known = st.sampled_from(sorted(DEFAULTS))
         key = draw(st.one_of(known, known, known, TEXTS))
         found[key] = draw(value_like(key))
@@ -349,7 +374,7 @@ def changes(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def value_like(key: str) -> st.SearchStrategy[Any]:
-    """Mostly of the type that is asked for, and often legal."""
+    """Draw a value for a setting, mostly of the type that it must have, and often legal."""
     numbers = st.one_of(st.integers(1, 9), st.integers(-1, 20), st.sampled_from(HUGE))
     likely: dict[type, st.SearchStrategy[Any]] = {
         bool: st.booleans(),
@@ -371,7 +396,10 @@ for _name, _row in CATALOG.items():
 
 @st.composite
 def messages(draw: st.DrawFn) -> RecordDict:
-    """Instructions, changed in some places, with records of what a server sends."""
+    """Draw a round's instructions, changed in some places, with records that a server may send.
+
+    Run 12 is the earlier run on the site's disk.
+    """
     known_names = ["earlier", "first-fedproto", "../../outside", "{root}/outside", "mine"]
     run_histories = [str(RUN_ID), f"12:1,{RUN_ID}", f"12:5,{RUN_ID}", "12", f"{RUN_ID}:1,12"]
     rounds = st.integers(-1, 5)
@@ -410,24 +438,19 @@ KINDS = st.sampled_from(
 
 
 def filled(value: Any, root: Path) -> Any:
-    """With the place of this machine's other files, which a server might know."""
+    """Return a text with ``{root}`` replaced by the folder of all files of this machine.
+
+    A server might know it.
+    """
     if isinstance(value, str):
         return value.replace("{root}", str(root))
     return value
 
 
 FEDPROTO = {"algo": "fedproto"}
-
-
 EARLIER = instructions(run_name="earlier")
-
-
-GOES_ON = instructions(run_name="earlier", run_history=f"12:1,{RUN_ID}")
-
-
+GOES_ON = instructions(run_name="earlier", run_history=f"12:1,{RUN_ID}")  # from the earlier run
 FILE = {"backbones": "file:small:{root}/outside/x.json"}
-
-
 LARGE = 10**12
 
 
@@ -446,6 +469,7 @@ LARGE = 10**12
 def test_a_site_keeps_to_its_folders(
     site: SiteOnDisk, errors: list[Exception], odd: dict[str, Any], content: RecordDict, kind: str
 ) -> None:
+    """Whatever settings (``odd``) and message a server sends, nothing forbidden happens."""
     config = base(**{key: filled(value, site.root) for key, value in odd.items()})
     for record in content.config_records.values():
         for key, value in record.items():

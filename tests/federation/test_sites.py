@@ -68,11 +68,12 @@ def question(config: dict[str, Any]) -> Message:
 
 
 def instruction(number: int, kind: str = MessageType.TRAIN, **entries: Any) -> Message:
-    """What a server sends in a round; 4711 is the Flower run of these messages."""
+    """Return what a server sends in a round of Flower run 4711; ``entries`` forge some of it."""
     return Message(instructions(number, **entries), 7, kind, group_id=str(number))
 
 
 def answer(node: dict[str, Any], config: dict[str, Any], message: Message | None = None) -> Message:
+    """Return a site's reply to a message, or else to the question for its introduction."""
     return LocalGrid(config, {7: node}).asked(message or question(config))
 
 
@@ -99,6 +100,7 @@ BACKBONES = {"json": "file:small:", "safetensors": "file:resnet18:", "pth": "fil
 def test_no_file_content_leaves_in_an_error(
     suffix: str, node: dict[str, Any], tmp_path: Path, content: bytes
 ) -> None:
+    """No eight bytes of a broken file of backbone weights, or of a broken image, leave the site."""
     if suffix == "image":
         file = tmp_path / "data/cats/x.png"
         data = {"data-dir": str(tmp_path / "data")}
@@ -117,8 +119,10 @@ def test_no_file_content_leaves_in_an_error(
 
     assert reason.isprintable()
     assert len(reason_in(reply)) <= 600
-    for part in {content[i : i + 8] for i in range(len(content) - 7)}:
-        assert repr(part)[2:-1] not in reason
+    eight_bytes = {content[i : i + 8] for i in range(len(content) - 7)}
+    for part in eight_bytes:
+        escaped = repr(part).removeprefix("b")[1:-1]  # without quotes
+        assert escaped not in reason
         assert part.decode("latin-1") not in reason
 
 
@@ -126,13 +130,16 @@ def test_no_file_content_leaves_in_an_error(
 def test_a_reason_is_printable_and_in_a_simulation_logged_once(
     capsys: Printed, at_site: bool, lines: int
 ) -> None:
-    """Also where a text may leave as it is."""
+    """This holds for errors of settings, too, whose text leaves a site as it is.
+
+    A site logs each refusal; in a simulation all clients would log the same.
+    """
     reason = reason_of(SettingsError("\x1b[2J\n" + "x" * 10**6), at_site)
     assert len(reason) < 600
     assert reason.isprintable()
 
     with pytest.raises(RuntimeError) as huge:
-        torch.empty(2**50)
+        torch.empty(2**50)  # 4 PB, more than any machine's memory
 
     no_memory = "the machine has no memory left; take a smaller batch-size"
     assert no_memory in reason_of(huge.value, at_site)
@@ -151,6 +158,7 @@ def test_a_reason_is_printable_and_in_a_simulation_logged_once(
 def test_the_server_learns_the_kind_of_error_and_the_sites_log_the_rest(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """At a simulated client, whose data are the run's own, the whole text leaves."""
     patients = ("HIV positive/DOE_Jane_1961.png", "negative/ROE_Richard.png")
     data = images(tmp_path / "my scans", *patients)
     config = run_config(tmp_path, dataset="image-folder", partition="own")
@@ -182,6 +190,7 @@ FOLDERS = {
 
 
 def folders_of(found: Settings) -> list[str]:
+    """Return the folders of settings, in the order of `FOLDERS`."""
     return [found.data.data_dir, found.machine.state_dir, found.data.cache_dir, found.run.out_dir]
 
 
@@ -189,6 +198,7 @@ def folders_of(found: Settings) -> list[str]:
     "node", [SITE, {**SIMULATED, "data-dir": ""}, {**SIMULATED, "arch": "cnn4"}]
 )
 def test_a_run_chooses_no_folder_of_a_site(node: dict[str, Any]) -> None:
+    """A node whose config says more than its partition is a site, even without a name."""
     assert folders_of(settings_of(FOLDERS, node)) == ["", "", "", "runs"]
 
     own = {"data-dir": "/data", "state-dir": "/state", "cache-dir": "/cache"}
@@ -204,6 +214,7 @@ def test_a_run_chooses_the_folders_of_a_simulated_client() -> None:
 def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """Without data-dir of its own it refuses; with it, it reads there and writes below ``runs``."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     wanted = {key: str(tmp_path / "wanted" / key) for key in FOLDERS}
@@ -239,11 +250,12 @@ def test_a_run_neither_reads_nor_writes_where_it_wants_on_a_site(
 def test_downloads_and_strange_weights_need_the_operators_word(
     key: str, value: Any, allow: str, permission: Any
 ) -> None:
+    """The error names the key of the node config; a simulated client needs no word."""
     run = {key: value}
     (line,) = refusal(run, SITE).splitlines()
 
     assert line.startswith(f"{key} = ")
-    refused_part = str(value).split(",")[-1]  # the last of a list is the one that is not allowed
+    *_, refused_part = str(value).split(",")  # the last of a list is the one that is not allowed
     assert refused_part.lower() in line.lower()
 
     verb = "set" if key == "download" else "name it in"
@@ -284,16 +296,18 @@ def test_a_run_says_of_a_sites_table_what_the_operator_says_or_nothing(
     ("package:efficientnet-lite0@96", "package:efficientnet-lite0"),
 ])  # fmt: skip
 def test_a_permission_covers_what_it_says_only(backbones: str, allowed: str) -> None:
+    """Not a path that leads out of the allowed folder, a longer name, or another size of input."""
     node = SITE | {"allow-backbones": allowed}
     assert "not allowed on this site" in refusal({"backbones": backbones}, node)
 
 
 @pytest.mark.parametrize("key", LIMITED)
 def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
+    """The limit is the default one, or that of the node config; a simulated client has none."""
     limit = LIMITED[key]
-    algo = key.rpartition(".")[0] or "fedproto"
+    algo = key.rpartition(".")[0] or "fedproto"  # of a setting such as fedtgp.server-epochs
     small = dict.fromkeys(LIMITED, 1) | {"algo": algo}
-    if key == "dp-honest-sites":
+    if key == "dp-honest-sites":  # has a meaning only with noise in a sum
         small |= {"algo": "gaussian", "dp": "sample", "secagg": True, "local-steps": 0}
 
     for node, most in ((SITE, DEFAULTS[limit]), (SITE | {limit: 7}, 7)):
@@ -308,6 +322,7 @@ def test_a_run_that_wants_too_much_of_a_site_is_refused(key: str) -> None:
 
 
 def test_a_limit_on_image_sizes_is_not_for_the_sites_own() -> None:
+    """The operator's own image-size of 600 is above the limit for what runs may ask for."""
     settings_of({"partition": "own"}, OWN | {"data-dir": "/srv/data", "image-size": 600})
 
 
@@ -322,6 +337,7 @@ def test_an_operator_chooses_the_algorithms() -> None:
 
 
 def test_a_wrong_permission_is_named() -> None:
+    """An unknown algorithm in allow-algorithms, and values of a wrong type in other permissions."""
     unknown = refusal({}, SITE | {"allow-algorithms": "fedprotto"})
     choices = "choose from all, ditto, "
 
@@ -339,6 +355,7 @@ def test_a_wrong_permission_is_named() -> None:
 
 
 def test_every_recipe_is_accepted_by_a_site_that_sets_no_limit() -> None:
+    """With each algorithm that the recipe has settings for; the site's default limits hold."""
     for recipe in Path("configs/recipes").glob("*.toml"):
         content = tomllib.loads(recipe.read_text(encoding="utf-8"))
         run = flatten(content) | {"download": False}
@@ -422,7 +439,7 @@ def card_of(node: dict[str, Any], config: dict[str, Any]) -> SiteCard:
 
 @pytest.mark.parametrize("dataset", ["domain-folder", "text-csv", "digits", "image-folder"])
 def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path: Path) -> None:
-    """Read as DOMAIN/CLASS/image, the folders of the patients would be the classes."""
+    """Its files are CLASS/PATIENT/image: read as DOMAIN/CLASS/image, patients would be classes."""
     patients = [f"{kind}/DOE_Jane_{day}" for kind in ("sick", "well") for day in range(3)]
     scans = images(tmp_path, *(f"{patient}/{i}.png" for patient in patients for i in range(2)))
     node = OWN | {"data-dir": str(scans), "image-size": 8}
@@ -446,6 +463,7 @@ def test_a_run_does_not_choose_how_a_sites_files_are_read(dataset: str, tmp_path
 def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(
     dataset: str, tmp_path: Path
 ) -> None:
+    """The node config has data-dir alone: the run's data set is not taken for the site's."""
     data = images(tmp_path / "scans", "sick/1.png", "sick/2.png", "well/1.png", "well/2.png")
     config = run_config(tmp_path, dataset=dataset, partition="own")
 
@@ -459,6 +477,10 @@ def test_a_site_that_does_not_say_what_its_data_are_takes_no_part(
 def test_names_of_classes_and_domains_that_nobody_said_stay_there(
     kind: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """A table's labels and clients are people's names: the site's log has them, its error has not.
+
+    They leave once the node config, or the run, names the classes; the domain only from the site.
+    """
     table = tmp_path / "records.csv"
     rows = [f"ward of Dr. Grey,DOE {i},{i}.5\n" for i in range(3)] * 2
     table.write_text("".join(["client,label,x\n", *rows]))
@@ -485,6 +507,7 @@ def test_names_of_classes_and_domains_that_nobody_said_stay_there(
 def test_weights_are_not_averaged_over_tables_whose_columns_differ(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Two tables have the columns age and dose in another order: FedProto may, FedAvg may not."""
     config = run_config(tmp_path, **TABLE, dp="sample", norm="group")
     cards: dict[str, SiteCard] = {}
     for names in ("age,dose", "dose,age"):
@@ -511,11 +534,12 @@ def test_weights_are_not_averaged_over_tables_whose_columns_differ(
 def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
     demand: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A run could try out names, so the site accepts only one that names all its classes."""
+    """A run could try out names, so such a site must name its classes itself."""
     folders = {"data-dir": str(tmp_path), "state-dir": str(tmp_path)}
     node = SITE | {"dataset": "arrays"} | folders | demand
     run = {"partition": "own", "dataset": "arrays", "classes": "sick,well"}
     run |= {"dp": "sample", "norm": "group", "secagg": "require-secagg" in demand}
+    # what other settings must be under secure aggregation
     run |= {key: only for key, (only, _) in needed_with("with_secagg").items()}
 
     missing = f"classes: missing; with {next(iter(demand))} a site names its classes"
@@ -528,6 +552,10 @@ def test_a_site_with_demands_takes_no_names_of_classes_from_a_run(
 def test_a_demand_that_rests_on_memory_is_met_only_where_the_site_has_been(
     demand: dict[str, Any], tmp_path: Path, capsys: Printed
 ) -> None:
+    """A state folder with nothing of the site in it may be a disk that is not mounted.
+
+    Then the site's ledger and its key would begin anew, so it refuses runs that need these.
+    """
     peers = named(east=tmp_path / "east", south=tmp_path / "south")
     node = sharing(tmp_path) | demand | {"peers": peers}
     config = run_config(
@@ -561,7 +589,7 @@ def table_of_200_rows(folder: Path) -> dict[str, Any]:
 
 
 def parts_of(node: dict[str, Any], config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """A client's samples, by part."""
+    """Return a client's samples by the part of the data that they are in."""
     data = client_of(config, **node).data
     names = ("train_inputs", "train_labels", "test_inputs", "test_labels", "validation_inputs")
     return {name: np.asarray(getattr(data, name)) for name in names}
@@ -596,7 +624,7 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
     ]
 
     first = parts_of(node, config | runs[0])
-    assert sizes(first) == [150, 150, 50, 50, 0]
+    assert sizes(first) == [150, 150, 50, 50, 0]  # the default division: three quarters train
 
     for run in runs[1:]:
         others = parts_of(node, config | run)
@@ -612,6 +640,7 @@ def test_a_run_does_not_choose_who_is_a_test_sample_of_a_site(
 
 
 def test_a_site_divides_its_own_data_as_its_operator_says(tmp_path: Path) -> None:
+    """Of 200 samples half are for training, and a fifth of these are for validation."""
     node = table_of_200_rows(tmp_path)
     node |= {"train-fraction": 0.5, "validation-fraction": 0.2, "test-from": "balanced"}
     run = {"train_samples": 120, "total_samples": 150, "train_fraction": 0.6}
@@ -641,10 +670,13 @@ def test_a_site_does_not_divide_common_data_in_a_way_of_its_own(key: str) -> Non
 def test_neither_a_new_name_nor_a_copy_of_the_data_has_a_new_privacy_ledger(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """A copy under another name is another site."""
+    """A site has a ledger under its name and one under its data, and each must allow a run.
+
+    Only a copy of the data under another name has neither, like another site.
+    """
     monkeypatch.chdir(tmp_path)
     config = run_config(tmp_path, partition="own", dp="sample", dp_epsilon=2.0)
-    nearly_all = [Mechanism(1.0, 3.0, 1)]
+    nearly_all = [Mechanism(rate=1.0, noise=3.0, times=1)]  # of the ε of 2: not twice
     south = {"site-name": "south"}
     copy = {"data-dir": str(tmp_path / "copy")}
 
@@ -682,7 +714,7 @@ def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(
     A run that shares its name or its number with an earlier one spends from the same budget.
     """
     config = run_config(tmp_path, partition="own", dp="sample", dp_epsilon=2.0)
-    nearly_all = [Mechanism(1.0, 3.0, 1)]
+    nearly_all = [Mechanism(rate=1.0, noise=3.0, times=1)]  # of the run's ε of 2: not twice
     folders = {"state-dir": str(tmp_path / "state"), "data-dir": str(tmp_path / "data")}
     node = OWN | {"require-dp": "epsilon<=9"} | folders
 
@@ -700,7 +732,7 @@ def test_each_run_may_cost_its_epsilon_once_where_the_site_allows_more(
 
 @pytest.mark.parametrize("state", [{}, {"state-dir": "state"}, {"state-dir": "~/state"}])
 def test_a_privacy_ledger_has_a_fixed_place(state: dict[str, Any]) -> None:
-    """Started in another folder, the site would begin at zero."""
+    """With a relative folder, a site started from another place would begin at ε = 0 again."""
     refused = refusal({"dp": "sample"}, SITE | {"require-dp": "epsilon<=8"} | state)
     assert re.search("node-config: state-dir = .*: with require-dp it must be absolute", refused)
 
@@ -708,6 +740,7 @@ def test_a_privacy_ledger_has_a_fixed_place(state: dict[str, Any]) -> None:
 def test_a_runs_settings_forge_no_line_of_a_sites_log(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
+    """A line break in a setting's name, or in an error's text, begins no line of the log."""
     forged = "2026-01-01T00:00:00+0000 INFO protofl: run 1, fedproto, train 1: sent nothing"
     text = f"x\n{forged}\x1b[2J"
 
@@ -737,6 +770,10 @@ def test_a_runs_settings_forge_no_line_of_a_sites_log(
 def test_a_server_leads_no_site_elsewhere(
     run_name: str, run_history: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A run's name is no path, and its history must end with the Flower run of the message.
+
+    In the end the site has only the model that was there before, of run 12.
+    """
     runs = tmp_path / "work" / "runs"
     runs.parent.mkdir()
     monkeypatch.chdir(runs.parent)
@@ -765,6 +802,7 @@ def save_model(folder: Path, run_id: int) -> Path:
 def test_two_studies_of_one_name_do_not_meet_at_a_site(
     tmp_path: Path, capfd: Printed, monkeypatch: Patch
 ) -> None:
+    """Flower runs 11 and 12 are both called mine; each has a folder, which `export` can name."""
     node = sharing(tmp_path)
     state = tmp_path / "state"
     setting = {"run_name": "mine", "keep_best": True, **DIGITS}
@@ -803,9 +841,9 @@ def test_two_studies_of_one_name_do_not_meet_at_a_site(
 def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The run 4711 claims to go on with 11: its model comes in the place of 11's, which is kept.
+    """Run 4711 claims to go on with run 11: its model takes the place of 11's, which is kept.
 
-    And a site's model waits for the disk.
+    The new model is on the disk (fsync) before the site answers.
     """
     node = sharing(tmp_path)
     config = run_config(tmp_path, run_name="mine", **DIGITS)
@@ -827,7 +865,10 @@ def test_a_server_that_claims_to_resume_a_run_replaces_no_model_of_it(
 
 
 def refused(grid: LocalGrid, kind: str, number: int, **records: Any) -> str:
-    """Ask a site for a round of training, or to evaluate: the reason why it refuses, or ""."""
+    """Ask a site to train or evaluate in a round; return the reason why it refuses, or "".
+
+    ``records`` are further records of the message.
+    """
     message = instruction(number, kind, run_history=str(grid.run_id))
     message.content.update({name: ConfigRecord(value) for name, value in records.items()})
     reply = grid.asked(message)
@@ -837,6 +878,10 @@ def refused(grid: LocalGrid, kind: str, number: int, **records: Any) -> str:
 def test_a_real_site_answers_each_question_once_in_a_flower_run(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """That is one training of each round, in order, and one final evaluation, of each algorithm.
+
+    It holds after a restart of the site, and not for another Flower run.
+    """
     train = MessageType.TRAIN
     evaluate = MessageType.EVALUATE
     baseline = {"baseline": {"algo": "local"}}
@@ -851,7 +896,7 @@ def test_a_real_site_answers_each_question_once_in_a_flower_run(
 
     assert refused(grid, train, 1) == ""
     assert "this site has answered round 1 of this Flower run, and" in refused(grid, train, 1)
-    # the card of a model that is left after such a round could not be read again
+    # a model left by such a round could not be read again
     for number in (0, -1):
         for kind in (train, evaluate):
             assert refused(grid, kind, number) == f"round.round is {number} in a run of 3 rounds"
@@ -888,9 +933,9 @@ def test_a_simulated_client_answers_a_question_again(tmp_path: Path) -> None:
 def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(
     tmp_path: Path,
 ) -> None:
-    """Each evaluation answers a server that has chosen the weights.
+    """Each evaluation tells a server something about weights of its choice.
 
-    A message cannot ask for one more.
+    So evaluate-every decides, here for rounds 1 and 4, and no message can ask for one more.
     """
     config = run_config(
         tmp_path,
@@ -919,13 +964,18 @@ def test_a_site_evaluates_in_the_rounds_that_the_settings_plan_and_in_no_other(
 def test_an_error_is_an_answer_and_an_interruption_none(
     kind: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Weights that fail on some samples only would else ask as many questions as a server likes."""
+    """A site that has failed does not answer again; one that was interrupted does.
+
+    Else a server could send weights that fail on some samples only, again and again, and learn
+    from each error.
+    """
     grid = LocalGrid(run_config(tmp_path, **DIGITS), {7: sharing(tmp_path)}, run_id=5)
 
     with monkeypatch.context() as patch:
         patch.setattr("client_app.app.make_report", interrupted)
         with pytest.raises(KeyboardInterrupt):
             refused(grid, kind, 1)
+        # asked again, it works on the message, and fails
         patch.setattr("client_app.app.evaluate_model", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in refused(grid, kind, 1)
 
@@ -933,7 +983,10 @@ def test_an_error_is_an_answer_and_an_interruption_none(
 
 
 def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path) -> None:
-    """A server that names an earlier run of FedProto gets its model trained on by FedProto only."""
+    """FedProto's model stays at the site; FedPer would upload its body.
+
+    So a server that names an earlier run of FedProto gets that model trained on by FedProto only.
+    """
     node = sharing(tmp_path)
     setting = {"run_name": "mine", "models": "htcnn-1", **DIGITS}
     fedproto = run_config(tmp_path, algo="fedproto", rounds=1, **setting)
@@ -949,7 +1002,10 @@ def test_a_private_model_comes_into_no_algorithm_that_uploads_it(tmp_path: Path)
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedpcl"])
 def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) -> None:
-    """Embedded data and backbones need no permission."""
+    """No file or folder that a site writes can be read by other users, under the usual umask.
+
+    Data and backbones that are embedded need no permission of the operator, so the site runs.
+    """
     node = sharing(tmp_path / "a") | {"cache-dir": str(tmp_path / "b/cache")}
     config = run_config(tmp_path, algo=algo, **DIGITS | {"train_samples": 20})
 
@@ -963,7 +1019,7 @@ def test_decoded_data_and_models_are_the_users_alone(algo: str, tmp_path: Path) 
     for top in (tmp_path / "a", tmp_path / "b"):
         for path in (top, *top.rglob("*")):
             names.add(path.name)
-            if path.name.endswith(".lock"):  # empty
+            if path.name.endswith(".lock"):  # is empty, so it may be readable
                 continue
             expected = 0o700 if path.is_dir() else 0o600
             assert stat.S_IMODE(path.stat().st_mode) == expected, path

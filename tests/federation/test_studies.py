@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 import server_app.protections.secure_sum as server_secagg
+from client_app.answers import ERROR_CODE
 from client_app.site import audit, consent, hooks
 from client_app.site.client import open_client
 from client_app.site.record import StateError
@@ -59,7 +60,7 @@ from tests.support.harness import (
     run_config,
     run_federation,
 )
-from tests.support.sites import JANE, NAMES, Three, named, signed
+from tests.support.sites import EAST, JANE, NAMES, NORTH, SOUTH, Three, named, signed
 
 OWN = {
     "partition": "own",
@@ -72,6 +73,7 @@ OWN = {
 OPENED: list[str] = []
 """Paths that this process has opened, by Python's own audit events; tests empty it."""
 sys.addaudithook(lambda event, details: OPENED.append(str(details[0])) if event == "open" else None)
+# such a hook cannot be removed again
 TODAY = date.today()
 YESTERDAY = str(TODAY - timedelta(days=1))
 TOMORROW = str(TODAY + timedelta(days=1))
@@ -105,14 +107,14 @@ class Hospitals(Three):
         return self.state(site) / "sites" / site
 
     def request(self, config: dict[str, Any]) -> Path:
-        """What north has noted of a run that asks to be approved."""
+        """Return the file in which north notes a run that asks to be approved."""
         return self.consent("north") / "studies" / f"{Study.of(config).id}.json"
 
     def log(self) -> Path:
         return self.consent("north") / audit.FILE
 
     def lines(self) -> list[dict[str, Any]]:
-        """The entries of the log of north."""
+        """Return the entries of north's audit log."""
         return [entry for _, entry, _ in audit.entries(self.log())]
 
     def rows(self, run: str) -> list[dict[str, Any]]:
@@ -122,13 +124,13 @@ class Hospitals(Three):
         return named(**{site: self.consent(site) for site in sites})
 
     def operator(self, site: str, *words: str) -> int:
-        """The exit status of a command of a site's operator."""
+        """Run ``protofl site`` with these words at a site, and return its exit status."""
         node = self.nodes[NAMES.index(site) + 1]
         node_config = " ".join(f"{key}={json.dumps(value)}" for key, value in node.items())
         return main(["site", *words, "--node-config", node_config])
 
     def shown(self, *words: str, status: int = 0) -> str:
-        """What a command of the operator of north prints; its exit status is this."""
+        """Run a command of north's operator, which must end with this status; return its output."""
         self.capsys.readouterr()
         assert self.operator("north", *words) == status
         return self.capsys.readouterr().out
@@ -136,22 +138,25 @@ class Hospitals(Three):
     def decide(
         self, config: dict[str, Any], *sites: str, words: tuple[str, ...] = ("approve",)
     ) -> None:
-        """The operators of these sites, or of all, decide about a run that asks."""
+        """Let the operators of these sites, or of all, decide about a run that has asked.
+
+        ``words`` are the command (``approve`` or ``deny``) and its options.
+        """
         for site in sites or NAMES:
             assert self.operator(site, words[0], Study.of(config).id, *words[1:]) == 0
 
     def ask_and_decide(
         self, config: dict[str, Any], *sites: str, words: tuple[str, ...] = ("approve",)
     ) -> None:
-        """These sites, or all, hear of the run, and their operators decide."""
+        """Let these sites, or all, hear of a run, and let their operators decide about it."""
         for site in sites or NAMES:
             self.answer(site, config)
         self.decide(config, *sites, words=words)
 
     def answer(self, site: str, config: dict[str, Any], run_id: int = 5, digest: str = "") -> str:
-        """The reason why a site does not introduce itself, or "".
+        """Ask a site to introduce itself; return the reason why it refuses, or "".
 
-        ``digest``: the server's, if its defaults differ.
+        ``digest`` is that of a server whose default settings differ from the site's.
         """
         content = RecordDict({**pack_settings(digest or digest_of(config))})
         # the grid comes before the message, which is of its Flower run
@@ -181,7 +186,10 @@ def hospitals(tmp_path: Path, capsys: Printed) -> Hospitals:
 def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     hospitals: Hospitals,
 ) -> None:
-    """A line of the log about a baseline names the baseline."""
+    """While it waits for approval no image is read; once approved it and its baseline train.
+
+    A line of the log about a baseline names the baseline.
+    """
     config = hospitals.config(baselines="local", min_clients=3)
     run = f"a run without a study ({Study.of(config).id})"
 
@@ -205,7 +213,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
     hospitals.decide(config)
     outcome = hospitals.federate(config, run_id=2)
 
-    assert images_opened() >= 24
+    assert images_opened() >= 24  # eight at each of three sites
     assert clients_of(outcome) == set(NAMES)
 
     algos = [line["algo"] for line in hospitals.lines() if line.get("kind") == "train"]
@@ -215,6 +223,7 @@ def test_a_run_that_nobody_has_approved_opens_no_file_and_then_takes_part(
 def test_the_server_asks_again_until_an_operator_has_approved(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
+    """All three sites approve after the server's 12th question; it says once for whom it waits."""
     monkeypatch.setattr("server_app.network.membership.APPROVAL_POLL_SECONDS", 0.2)
     config = hospitals.config(join_timeout=60.0)
     questions: list[float] = []
@@ -232,8 +241,9 @@ def test_the_server_asks_again_until_an_operator_has_approved(
     server, sites = hospitals.capsys.readouterr()
     assert server.count(f"{WAITING} at north") == 1
 
+    # north was asked four times; a repeated refusal is logged at its times 1, 2, 4 …
     levels = re.findall(r"(\S+) protofl: .* waiting for approval at north", sites)
-    assert levels == ["INFO"] * 3  # at times 1, 2, 4 …
+    assert levels == ["INFO"] * 3
 
 
 def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Hospitals) -> None:
@@ -246,9 +256,10 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
         hospitals.decide(config, "south", words=("deny",))
         return reply
 
-    outcome = hospitals.federate(config, tamper=when(south_denies, node=3, number=2))
+    outcome = hospitals.federate(config, tamper=when(south_denies, node=SOUTH, number=2))
     valid = [(row["valid"], row["failed"].get("south")) for row in outcome.rows]
 
+    # south denies once it has answered round 2: rounds 3 and 4 and the final evaluation lack it
     assert valid == [(3, None)] * 2 + [(2, denied)] * 3
 
     request = hospitals.consent("south") / "studies" / hospitals.request(config).name
@@ -260,23 +271,27 @@ def test_a_denial_in_round_three_acts_at_once_and_the_others_go_on(hospitals: Ho
         waited = "going on without south: not there after join-timeout" in printed
         assert waited == (decision == "")
 
-    # such a site asks about no run, but its operator has denied this one
-    hospitals.nodes[3]["approve"] = False
+    # without approve a site asks its operator about no run, but this one has been denied
+    hospitals.nodes[SOUTH]["approve"] = False
     assert denied in hospitals.answer("south", config)
     assert hospitals.answer("south", config | {"lr": 0.02}) == ""
 
 
 def upgrade(monkeypatch: Patch, code: str, release: str = "0.0.0") -> None:
-    """Let a site be started again with other code."""
+    """Let a site be started again with other code: that of the process, and that on the disk."""
     monkeypatch.setattr(consent, "CODE", code)
     monkeypatch.setattr(consent, "RELEASE", release)
-    on_disk = SimpleNamespace(__wrapped__=lambda: code)
+    on_disk = SimpleNamespace(__wrapped__=lambda: code)  # the function without its cache
     monkeypatch.setattr(consent, "code_version_at_site", on_disk)
 
 
 def test_new_settings_and_new_code_are_asked_for_anew(
     hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """An approval holds for the run's settings, but for its name, and for the code of the site.
+
+    A process whose code has changed on the disk since its start must be started again.
+    """
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
 
@@ -301,24 +316,29 @@ def test_new_settings_and_new_code_are_asked_for_anew(
 
 
 def test_a_change_at_the_server_asks_nobody(tmp_path: Path, monkeypatch: Patch) -> None:
-    files = ("server_app/a", "protofl_common/report/a", "protofl_common/a", "client_app/a")
-    versions = []
+    """The server's half and the report do not run at a site; all else is code of the site."""
+    only_at_server = ("server_app/a", "protofl_common/report/a")
+    at_sites = ("protofl_common/a", "client_app/a")
+    files = only_at_server + at_sites
+    versions: dict[str, str] = {}
     for changed in ("nothing", *files):
         for file in files:
             path = tmp_path / f"{file}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{file} {file == changed}")
         monkeypatch.setattr(code_version, "ROOT", tmp_path)
-        versions.append(code_version.code_version_at_site.__wrapped__())
+        versions[changed] = code_version.code_version_at_site.__wrapped__()
 
-    assert versions[0] == versions[1] == versions[2]
-    assert len(set(versions)) == 3
+    for file in only_at_server:
+        assert versions[file] == versions["nothing"]
+    assert len({versions["nothing"], *(versions[file] for file in at_sites)}) == 3
 
 
 @pytest.mark.parametrize("words", [(), ("--code", "patch")], ids=["exact", "patch"])
 def test_an_approval_may_cover_later_patch_releases(
     words: tuple[str, ...], hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
+    """Release 0.1.3 is approved: with ``--code patch`` its later patches are, too."""
     monkeypatch.setattr(consent, "RELEASE", "0.1.3")
     monkeypatch.setattr(approvals, "RELEASE", "0.1.3")
     config = hospitals.config()
@@ -333,15 +353,15 @@ def test_an_approval_may_cover_later_patch_releases(
         assert waits("hotfix", "0.1.4")
         return
 
-    assert not waits("hotfix", "0.1.4")
-    assert not waits("hotfix", "0.1.4")
+    for _ in range(2):
+        assert not waits("hotfix", "0.1.4")
 
     log = (hospitals.consent("north") / "audit.jsonl").read_text()
     assert log.count('"decision": "covered"') == 1
 
     covered = consent.read(hospitals.request(config))
     for code, release in [
-        ("edited", "0.1.4"),
+        ("edited", "0.1.4"),  # other code under the release that took part last
         ("another", "0.1.3"),
         ("another", "0.1.2"),
         ("another", "0.2.4"),
@@ -353,6 +373,7 @@ def test_an_approval_may_cover_later_patch_releases(
 
     assert not waits("another", "0.1.5")
 
+    # the same approval without --code patch
     consent.write(hospitals.request(config), replace(approved, later=""))
     assert waits("hotfix", "0.1.4")
 
@@ -360,7 +381,7 @@ def test_an_approval_may_cover_later_patch_releases(
 def test_who_decides_about_other_code_than_the_process_has_approves_nothing(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """A program that ``on-request`` starts decides with the code on disk, pulled meanwhile."""
+    """The program of ``on-request`` runs the code on the disk, which was pulled since the start."""
     config = hospitals.config()
 
     def decides(*_: object) -> None:
@@ -380,13 +401,13 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
     program = tmp_path / "tell me; exit"
     program.write_text(f'#!/bin/sh\necho "$#" "$@" >> {told}\n')
     program.chmod(0o700)
-    hospitals.nodes[2]["on-request"] = str(program)
+    hospitals.nodes[NORTH]["on-request"] = str(program)
     config = hospitals.config(study_purpose="$(reboot); `reboot`")
 
     for _ in range(3):
         assert WAITING in hospitals.answer("north", config)
 
-    line = f"1 {Study.of(config).id}\n"
+    line = f"1 {Study.of(config).id}\n"  # the number of arguments, and the only one
     assert told.read_text() == line
 
     hospitals.decide(config, "north")
@@ -400,12 +421,14 @@ def test_an_operator_hears_of_a_request_once_and_again_after_an_upgrade(
 def test_an_operator_hears_of_a_refusal_once_a_day(
     hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The program of on-trouble gets the word ``refused``, however many runs are refused."""
     told = tmp_path / "told"
     program = tmp_path / "tell"
     program.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
     program.chmod(0o700)
-    hospitals.nodes[2]["on-trouble"] = str(program)
+    hospitals.nodes[NORTH]["on-trouble"] = str(program)
 
+    # a run that waits for approval is no refusal
     assert WAITING in hospitals.answer("north", hospitals.config(lr=0.1))
     assert not told.exists()
 
@@ -414,6 +437,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
         assert "denied at north" in hospitals.answer("north", hospitals.config(lr=lr))
         assert told.read_text() == "refused\n"
 
+    # the last was on another day
     (hospitals.consent("north") / hooks.FILE).write_text('{"refused": "2026-11-22"}')
     assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
@@ -423,6 +447,7 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     assert "denied at north" in hospitals.answer("north", hospitals.config(lr=0.1))
     assert told.read_text() == 2 * "refused\n"
 
+    # an approval whose only run has begun is a refusal once another run asks
     (hospitals.consent("north") / hooks.FILE).unlink()
     config = hospitals.config(lr=0.3)
     hospitals.ask_and_decide(config, words=("approve", "--runs", "1"))
@@ -431,20 +456,26 @@ def test_an_operator_hears_of_a_refusal_once_a_day(
     assert WAITING in hospitals.answer("north", config, 2)
     assert told.read_text() == 3 * "refused\n"
 
-    hooks.tell_of_trouble(hospitals.nodes[2], hooks.DISK)
+    # another kind of trouble is told on the same day
+    hooks.tell_of_trouble(hospitals.nodes[NORTH], hooks.DISK)
     assert told.read_text() == 3 * "refused\n" + "disk\n"
 
 
-@pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"])
+@pytest.mark.parametrize(
+    "script",
+    [None, "#!/bin/sh\nexit 3\n", "#!/bin/sh\nsleep 60\n"],
+    ids=["no program", "it fails", "it hangs"],
+)
 def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
     script: str | None, hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The program of on-request fails, as the log says; the request waits and can be approved."""
     monkeypatch.setattr(hooks, "HOOK_SECONDS", 0.3)
     program = tmp_path / "tell"
     if script:
         program.write_text(script)
         program.chmod(0o700)
-    hospitals.nodes[2]["on-request"] = str(program)
+    hospitals.nodes[NORTH]["on-request"] = str(program)
     config = hospitals.config()
 
     assert WAITING in hospitals.answer("north", config)
@@ -457,10 +488,11 @@ def test_an_operator_who_cannot_be_told_is_waited_for_all_the_same(
 def test_new_code_of_a_package_is_asked_for_anew(
     hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A run names a metric of a package; a line more in it makes the approval void."""
     package = tmp_path / "ours_of_studies.py"
     package.write_text("def brier(scores, labels):\n    return 0.0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    hospitals.nodes[2]["allow-python"] = package.stem
+    hospitals.nodes[NORTH]["allow-python"] = package.stem
     config = hospitals.config(metrics=f"{package.stem}:brier")
 
     for version in ("first", "second"):
@@ -475,6 +507,7 @@ def test_new_code_of_a_package_is_asked_for_anew(
 def test_an_approval_ends_with_its_runs_and_its_days(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
+    """North approves one Flower run until today, then a second run; after the day it is over."""
     monkeypatch.setattr(consent, "MOST_INTRODUCTIONS", 3)
     config = hospitals.config()
     study = Study.of(config).id
@@ -489,25 +522,26 @@ def test_an_approval_ends_with_its_runs_and_its_days(
     approved = f", until {TODAY}; 0 of 1 runs so far; in {hospitals.consent('north')}/studies"
 
     assert approved in hospitals.capsys.readouterr().out
-    assert hospitals.answer("north", config, 1) == ""  # a run that only asks does not count
+    # a run that only asks does not count
+    assert hospitals.answer("north", config, run_id=1) == ""
     assert clients_of(hospitals.federate(config, run_id=2)) == set(NAMES)
-    assert hospitals.answer("north", config, 2) == ""
+    assert hospitals.answer("north", config, run_id=2) == ""
 
     too_many = "north has had 3 introductions of a run without a study"
-    assert too_many in hospitals.answer("north", config, 2)
+    assert too_many in hospitals.answer("north", config, run_id=2)
 
-    another_run = hospitals.answer("north", config, 3)
+    another_run = hospitals.answer("north", config, run_id=3)
     assert WAITING in another_run  # so the server asks again
     assert "so far (1) have begun, and resumed ones count" in another_run
     assert another_run.endswith(f"protofl site approve {study} --runs 2")
 
     hospitals.decide(config, "north", words=("approve", "--runs", "2"))
-    assert hospitals.answer("north", config, 3) == ""
+    assert hospitals.answer("north", config, run_id=3) == ""
 
     request = hospitals.request(config)
     consent.write(request, replace(consent.read(request), until=YESTERDAY))
 
-    assert f"at north ended on {YESTERDAY}" in hospitals.answer("north", config, 2)
+    assert f"at north ended on {YESTERDAY}" in hospitals.answer("north", config, run_id=2)
 
 
 @pytest.mark.parametrize(
@@ -516,13 +550,15 @@ def test_an_approval_ends_with_its_runs_and_its_days(
 def test_a_server_asks_no_more_than_it_needs(
     words: tuple[str, ...], runs: int, hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """Each reply costs a line of the log.
+    """A site answers a limited number of messages of an approved run, as each costs a log line.
 
     Whether the server calls its messages one run's or many's makes no difference.
     """
     monkeypatch.setattr(consent, "MOST_RUNS", 3)
-    limit = runs * (2 + 1) * 2 * consent.MOST_MESSAGES
-    # an honest run, and the dearest
+    exchanges = 2 * (2 + 1)  # two rounds and the final evaluation, of the run and of its baseline
+    limit_of_a_run = consent.MOST_MESSAGES * exchanges
+    limit = runs * limit_of_a_run
+    # an honest run with all that needs messages
     config = hospitals.config(
         secagg=True, rounds=2, baselines="fedavg", keep_best=True, min_clients=3
     )
@@ -531,12 +567,13 @@ def test_a_server_asks_no_more_than_it_needs(
 
     assert outcome.summary["rounds"] == 2
 
-    to_north = [sent for sent, _ in outcome.grid.log if sent.metadata.dst_node_id == 2]
+    to_north = [sent for sent, _ in outcome.grid.log if sent.metadata.dst_node_id == NORTH]
     request = hospitals.request(config)
     honest = consent.read(request).messages
 
-    assert len(to_north) == honest + 2  # introductions
-    assert honest < limit / runs / 2
+    # the questions for an introduction, of the run and of its baseline, are counted apart
+    assert len(to_north) == honest + 2
+    assert honest < limit_of_a_run / 2
 
     last_of_kind = {sent.metadata.message_type: sent for sent in to_north}
     kinds = ("query.best", "query.advertise", MessageType.TRAIN)
@@ -544,7 +581,7 @@ def test_a_server_asks_no_more_than_it_needs(
     for number in range(limit + 20):
         message = last_of_kind[kinds[number % 3]]
         run_id = RUN_ID
-        if runs > 1:
+        if runs > 1:  # two messages of each run
             run_id += number // 2
         message.content.config_records["round"]["run_history"] = str(run_id)
         grid = LocalGrid(config, hospitals.nodes, run_id=run_id)
@@ -560,6 +597,7 @@ def test_a_server_asks_no_more_than_it_needs(
     assert consent.read(request).messages == limit
     assert len(consent.read(request).run_ids) <= limit
 
+    # a refusal that repeats is logged at its times 1, 2, 4, 8 …
     entry = f"{refusal} server needs; its operator may approve it again (8 times that day)"
     assert entry in hospitals.shown("audit")
 
@@ -568,8 +606,11 @@ def test_a_server_asks_no_more_than_it_needs(
 
 
 def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals) -> None:
-    """Where they are rounded; a run that plans more is refused before it begins."""
-    hospitals.nodes[2] |= {"min-class-samples": 2, "max-evaluations": 5}
+    """Figures that are rounded (min-class-samples) would else tell more in each evaluation.
+
+    A run that plans more evaluations is refused before it begins.
+    """
+    hospitals.nodes[NORTH] |= {"min-class-samples": 2, "max-evaluations": 5}
     too_many = "evaluate-every = 1: 6 evaluations in 5 rounds; with min-class-samples this site"
 
     assert f"{too_many} makes at most 5" in hospitals.answer("north", hospitals.config(rounds=5))
@@ -582,10 +623,10 @@ def test_an_approval_bounds_how_often_figures_are_computed(hospitals: Hospitals)
         outcome = hospitals.federate(config, run_id=run_id)
         failed += [row["failed"].get("north", "") for row in outcome.rows]
         shutil.rmtree(outcome.folder)
-    *before, last = failed
+    *first_five, sixth = failed  # each run evaluates in two rounds and at the end
 
-    assert before == 5 * [""]
-    assert "north has evaluated 5 times for a run without a study" in last
+    assert first_five == 5 * [""]
+    assert "north has evaluated 5 times for a run without a study" in sixth
     assert consent.read(hospitals.request(config)).evaluations == 5
 
     hospitals.decide(config, "north")
@@ -610,11 +651,12 @@ def test_a_final_evaluation_alone_counts_as_a_run(hospitals: Hospitals) -> None:
 
 
 def test_no_approval_goes_beyond_the_runs_of_a_study(hospitals: Hospitals) -> None:
+    """The study says one run, its operators approve two: the second is refused for good."""
     config = signed(hospitals.config(study_runs=1))
     hospitals.ask_and_decide(config, words=("approve", "--runs", "2"))
     hospitals.federate(config, run_id=1)
 
-    another_run = hospitals.answer("north", config, 2)
+    another_run = hospitals.answer("north", config, run_id=2)
     assert "north takes part in 1 runs of study " in another_run
     assert WAITING not in another_run
 
@@ -626,7 +668,7 @@ def test_what_holds_of_an_approval_is_said_recorded_and_listed_for_programs(
     purpose = "which valves leak"
     limits = {"until": TOMORROW, "runs": 2}
     config = signed(hospitals.config(study_runs=2), until=TOMORROW, purpose=purpose)
-    hospitals.nodes[2]["min-class-samples"] = 2
+    hospitals.nodes[NORTH]["min-class-samples"] = 2
     wide = ("approve", "--runs", "9", "--until", "2099-01-01")
     hospitals.ask_and_decide(config, "north", words=wide)
 
@@ -668,6 +710,7 @@ def test_a_run_with_noise_asks_for_no_losses_and_no_seconds(hospitals: Hospitals
 def test_a_study_whose_sites_have_all_answered_does_not_wait(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
+    """South has denied, so nobody is left to wait for in the five minutes of join-timeout."""
     pauses: list[float] = []
     monkeypatch.setattr("server_app.network.membership.time.sleep", pauses.append)
     config = hospitals.study(join_timeout=300.0, num_clients=0)
@@ -677,19 +720,20 @@ def test_a_study_whose_sites_have_all_answered_does_not_wait(
     outcome = hospitals.federate(config)
 
     assert clients_of(outcome) == {"east", "north"}
-    assert sum(pauses) < 30
+    assert sum(pauses) < 30  # seconds, a tenth of join-timeout
 
 
 def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch: Patch) -> None:
+    """South is away at first; four strangers say in its name that it comes not, or is there."""
     config = hospitals.study(num_clients=0)
     nodes = hospitals.nodes
     hospitals.ask_and_decide(config)
-    south = nodes.pop(3)
+    south = nodes.pop(SOUTH)
     for stranger in (8, 9, 10, 11):
-        nodes[stranger] = nodes[1]
+        nodes[stranger] = nodes[EAST]
 
     def bring_south_back(seconds: float) -> None:
-        nodes[3] = south
+        nodes[SOUTH] = south
 
     def unsigned_card(message: Message, reply: Message) -> Message:
         card = ConfigRecord({"name": "south"})
@@ -698,15 +742,15 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
     unsigned = Refusal("denied at south", site="south")
     of_another_key = replace(unsigned, signature=JANE.sign(b"south").hex())
     denials = {
-        9: failing(2, pack_refusal(unsigned)),
-        10: failing(2, pack_refusal(of_another_key)),
-        11: failing(2, "site south: denied at south"),
+        9: failing(ERROR_CODE, pack_refusal(unsigned)),
+        10: failing(ERROR_CODE, pack_refusal(of_another_key)),
+        11: failing(ERROR_CODE, "site south: denied at south"),
     }
     monkeypatch.setattr("server_app.network.membership.time.sleep", bring_south_back)
     tamper = by({8: unsigned_card, **denials}, "query")
     outcome = hospitals.federate(config, tamper=tamper)
 
-    assert trained_nodes(outcome) == {1, 2, 3}
+    assert trained_nodes(outcome) == {EAST, NORTH, SOUTH}
 
     said = hospitals.capsys.readouterr().out
     assert "2 clients cannot take part: site south, not signed with its key: denied at" in said
@@ -716,9 +760,10 @@ def test_no_stranger_ends_the_wait_for_a_site(hospitals: Hospitals, monkeypatch:
 def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
     hospitals: Hospitals,
 ) -> None:
+    """The operator's limits hold for approved runs; a request that somebody edited is not read."""
     config = hospitals.config(baselines="local")
     hospitals.answer("north", config)
-    hospitals.nodes[2] |= {"max-rounds": 1, "allow-algorithms": "fedproto"}
+    hospitals.nodes[NORTH] |= {"max-rounds": 1, "allow-algorithms": "fedproto"}
     refused = "refuses a baseline: baselines = 'local': algo = 'local': not allowed"
 
     assert refused in hospitals.shown("requests")
@@ -741,11 +786,17 @@ def test_an_approval_for_what_the_site_refuses_and_a_changed_file_are_none(
 def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """Nobody's requests, and those of signers unknown here, keep out no others."""
+    """A site keeps a limited number of requests without a signer, and as many of each signer.
+
+    So requests of one do not keep out those of others.
+    """
 
     def signed_by(name: str, seed: int) -> dict[str, Any]:
+        """Return a run's settings, signed under this name, or by nobody if it is ""."""
         config = hospitals.config(seed=seed)
-        return signed(config, by=f"{name}:{key_as_text(JANE.public_key())}") if name else config
+        if not name:
+            return config
+        return signed(config, by=f"{name}:{key_as_text(JANE.public_key())}")
 
     studies = hospitals.consent("north") / "studies"
     assert "'8584f680', and '" in hospitals.answer("north", hospitals.config(), digest="8584f680")
@@ -762,7 +813,7 @@ def test_requests_cannot_fill_a_disk_nor_come_of_other_defaults(
         third = hospitals.answer("north", signed_by(signer, seed=3))
         assert "2 requests of other runs wait" in third
 
-    assert len([*studies.glob("*.json")]) == 1 + 3 * 2
+    assert len([*studies.glob("*.json")]) == 1 + 3 * 2  # one approved, and two of each waiting
 
 
 def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
@@ -780,7 +831,7 @@ def test_a_site_with_data_of_its_own_asks_its_operator_unless_told() -> None:
 def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """Nor behind what a package's row says of its weights."""
+    """Line breaks in a purpose of 2,000 letters, or in a package's row, forge no line."""
     weights = Weights(meaning="little\nprotected  all")
     monkeypatch.setitem(CATALOG["lg-fedavg"].exchange.up, "weights", weights)
     config = hospitals.config(metrics="auc", baselines="lg-fedavg")
@@ -802,6 +853,7 @@ def test_nothing_hides_behind_a_long_value_and_a_new_key_is_said(
 
 
 def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
+    """One of two requests cannot be read; the other is shown in full, and can be denied."""
     config = hospitals.config(baselines="fedper", fedper__personal_layers=0)
     hospitals.answer("north", config)
     (hospitals.consent("north") / "studies" / "bad.json").write_text("{")
@@ -819,10 +871,7 @@ def test_a_bad_file_hides_no_other_request(hospitals: Hospitals) -> None:
 def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(
     hospitals: Hospitals, tmp_path: Path
 ) -> None:
-    """Each operator has approved it, and yet south is not in it.
-
-    Nor is a site of which it names another key.
-    """
+    """A site that the study does not name, or names with another key, takes no part."""
     config = signed(hospitals.config(num_clients=0), sites=hospitals.keys("east", "north"))
     hospitals.ask_and_decide(config, "east", "north")
     OPENED.clear()
@@ -849,6 +898,7 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(
 
 
 def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
+    """After it server and site refuse; on the day itself the study waits for approval."""
     config = signed(hospitals.config(), until=YESTERDAY)
     with pytest.raises(SettingsError, match="the study is over"):
         hospitals.federate(config)
@@ -887,13 +937,14 @@ def test_a_wrong_study_or_signature_is_refused_on_both_sides(
 def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     hospitals: Hospitals,
 ) -> None:
-    """Its own SuperNode refuses.
+    """A thief takes the name of north: our code at the thief's node refuses to run.
 
-    A thief with code of its own sends the site's introduction, signed as it can.
+    With code of its own the thief sends north's introduction with another signature, and the
+    server refuses that.
     """
     config = hospitals.study()
     nodes = {number: node | {"approve": False} for number, node in hospitals.nodes.items()}
-    thief = {9: nodes[2] | {"state-dir": str(hospitals.folder / "thief")}}
+    thief = {9: nodes[NORTH] | {"state-dir": str(hospitals.folder / "thief")}}
 
     with pytest.raises(FederationError, match="does not name north, or names another key of it"):
         run_federation(config, nodes=thief)
@@ -903,7 +954,7 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     def forge_card(message: Message, reply: Message) -> Message:
         if message.metadata.message_type != MessageType.QUERY:
             return reply
-        if message.metadata.dst_node_id == 2:
+        if message.metadata.dst_node_id == NORTH:
             cards.append(reply.content.config_records["site"])
         if message.metadata.dst_node_id == 9:
             card = ConfigRecord({**cards[0], "signature": JANE.sign(b"north").hex()})
@@ -914,10 +965,11 @@ def test_who_calls_itself_by_the_name_of_another_site_is_not_that_site(
     outcome = run_federation(second, nodes=nodes | thief, tamper=forge_card)
 
     assert "north: not signed by a site of the study" in hospitals.capsys.readouterr().out
-    assert trained_nodes(outcome) == {1, 2, 3}
+    assert trained_nodes(outcome) == {EAST, NORTH, SOUTH}
 
 
 def test_a_sum_is_with_all_sites_of_a_study(hospitals: Hospitals) -> None:
+    """All three sites count in each of three rounds, and in the final evaluation."""
     config = hospitals.study(secagg=True, rounds=3, min_clients=3)
     hospitals.ask_and_decide(config)
 
@@ -928,7 +980,7 @@ def test_a_sum_is_with_all_sites_of_a_study(hospitals: Hospitals) -> None:
 
 @pytest.mark.parametrize(("stage", "record"), [("query.advertise", SECAGG), ("train", NEXT_SUM)])
 @pytest.mark.parametrize("server", ["honest", "hostile"])
-def test_a_sum_is_with_no_other(
+def test_a_sum_is_with_no_other_than_sites_of_the_study(
     server: str, stage: str, record: str, hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
     """A server that puts keys of its own in the place of north's gets no sum.
@@ -941,18 +993,19 @@ def test_a_sum_is_with_no_other(
     hospitals.ask_and_decide(config)
 
     def swap_keys(message: Message, reply: Message) -> Message:
+        """Exchange north's two public keys of 32 bytes, which its signature comes after."""
         keys = reply.content.config_records[record]
         signed_keys = keys["north"]
         keys["north"] = signed_keys[32:PUBLIC] + signed_keys[:32] + signed_keys[PUBLIC:]
         return reply
 
-    tamper = when(swap_keys, stage, 2)
+    tamper = when(swap_keys, stage, node=NORTH)
     with pytest.raises(FederationError):
         hospitals.federate(config, tamper=tamper)
 
     rows = hospitals.rows("false")
     rows_with_them = rows
-    if (server, stage) == ("honest", "train"):  # these keys are of the next sum
+    if (server, stage) == ("honest", "train"):  # these keys are of the next round's sum
         rows_with_them = rows[1:]
 
     assert all(row["void"] for row in rows_with_them)
@@ -970,6 +1023,7 @@ def test_a_sum_is_with_no_other(
 def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     hospitals: Hospitals, tmp_path: Path, capsys: Printed
 ) -> None:
+    """`protofl study sign` and `show`: unsigned, signed twice, changed after it, without a key."""
     key = ssh_key(tmp_path)
     file = tmp_path / "study.toml"
     file.write_text(
@@ -1002,6 +1056,7 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
 def test_a_check_takes_a_study_and_says_if_it_names_the_site(
     hospitals: Hospitals, tmp_path: Path, capsys: Printed
 ) -> None:
+    """`protofl site check` finds no fault in a study that names the site, and peers it knows."""
     settings = 'study = "heart"\nalgo = "fedproto"\npartition = "own"\nmodels = "cnn4"\n'
     settings += "image-size = 8\nsecagg = true\n"
     file = tmp_path / "study.toml"
@@ -1010,11 +1065,12 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(
         sign = ("sign", file, "--key", ssh_key(tmp_path), "--by", "jane")
         output(capsys, "study", *sign)
         shown = hospitals.shown("check", str(file), status=status)
-        assert ("does not name north" in shown) is bool(status)
-        assert ("6 training and 2 test samples" in shown) is not bool(status)
+        names_north = status == 0
+        assert ("does not name north" in shown) is not names_north
+        assert ("6 training and 2 test samples" in shown) is names_north
         assert "state-dir" in shown
 
-    hospitals.nodes[2]["peers"] = f"west:{'A' * 43}"
+    hospitals.nodes[NORTH]["peers"] = f"west:{'A' * 43}"
     file.write_text(f'{settings}study-sites = "{hospitals.keys(*NAMES)}"\n')
     output(capsys, "study", *sign)
     assert "this site knows 0 of the others" in hospitals.shown("check", str(file), status=1)
@@ -1023,6 +1079,10 @@ def test_a_check_takes_a_study_and_says_if_it_names_the_site(
 def test_where_a_site_names_operators_only_their_signed_decisions_count(
     hospitals: Hospitals, tmp_path: Path
 ) -> None:
+    """North's node config names omar and jane: an approval from before no longer counts.
+
+    Jane's does, and changes of it on the disk, or of its line in the log, are found.
+    """
     key = ssh_key(tmp_path)
     strangers = ssh_key(tmp_path, Ed25519PrivateKey.generate())
     config = hospitals.config()
@@ -1031,7 +1091,7 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
 
     assert hospitals.answer("north", config) == ""
 
-    hospitals.nodes[2]["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
+    hospitals.nodes[NORTH]["operators"] = f"omar:{'A' * 43}, jane:{key_as_text(JANE.public_key())}"
     assert WAITING in hospitals.answer("north", config)
     assert "WAITS since" in hospitals.shown("requests")
 
@@ -1047,7 +1107,7 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
     assert " by jane:" in hospitals.shown("requests")
     assert " (signed), runs 2" in hospitals.shown("audit")
 
-    # whoever writes to the folder cannot widen it, or make it another decision
+    # whoever writes to the folder cannot widen the approval, or make it another decision
     path = hospitals.request(config)
     approved = consent.read(path)
     for forged in ({"runs": 3}, {"code": "other"}, {"by": f"omar:{'A' * 43}"}, {"signature": ""}):
@@ -1069,7 +1129,7 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
 
 
 def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
-    """A file with somebody's private SSH key."""
+    """Write somebody's private key as `ssh-keygen` does, and return the file."""
     file = folder / f"{key_as_text(key.public_key())}.ssh"
     pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     file.write_bytes(pem)
@@ -1077,9 +1137,10 @@ def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
 
 
 def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: Hospitals) -> None:
+    """North signs keys for a sum in run 7: no other study, run, site, algorithm or sum."""
     heart = Settings.from_run_config(hospitals.study(seed=1)).study
     other = Settings.from_run_config(hospitals.study(seed=2)).study
-    keys = bytes(PUBLIC)
+    keys = bytes(PUBLIC)  # of a secure sum; zeros do as well
     purpose = text_to_sign("fedproto", 2, keys)
 
     key = consent.site_key(hospitals.consent("north"))
@@ -1094,6 +1155,7 @@ def test_a_signature_serves_one_study_one_run_and_one_algorithm_only(hospitals: 
 
 
 def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
+    """A site whose key file is cut short says so, and makes no new key by itself."""
     consent.site_key(hospitals.consent("north"), make=True)
     (hospitals.consent("north") / "site.key").write_text("ab")
 
@@ -1104,16 +1166,21 @@ def test_half_a_key_is_damaged(hospitals: Hospitals) -> None:
 
 
 def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) -> None:
-    """The server says which Flower runs came before this one, and may name any."""
-    node = hospitals.nodes[1] | {"approve": False}
+    """A server may name any Flower run as this one's beginning, also one of another study.
+
+    In round 3 run 8 claims to go on with run 7 after its round 2.
+    """
+    node = hospitals.nodes[EAST] | {"approve": False}
     LocalGrid(hospitals.config(), hospitals.nodes)  # Flower's messages want a run
-    instructions = pack_instructions(Instructions(3, "run", RunHistory(8, ((7, 2),))))
+    history = RunHistory(8, ((7, 2),))
+    instructions = pack_instructions(Instructions(3, "run", history))
 
     def states(seed: int) -> StateFolder:
+        """Return east's states in round 3 of a study with this seed, which makes it another."""
         config = hospitals.study(seed=seed, rounds=3)
         content = RecordDict({"round": instructions})
-        message = Message(content, 1, MessageType.TRAIN, group_id="3")
-        return open_client(Context(8, 1, node, RecordDict(), config), message).states
+        message = Message(content, EAST, MessageType.TRAIN, group_id="3")
+        return open_client(Context(8, EAST, node, RecordDict(), config), message).states
 
     earlier = states(1)
     earlier.run_history = RunHistory(7)
@@ -1128,11 +1195,9 @@ def test_a_study_does_not_go_on_from_another_studys_model(hospitals: Hospitals) 
 def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
     hospitals: Hospitals, monkeypatch: Patch
 ) -> None:
-    """The study has eight sites.
+    """The study has eight sites, of which six must stay to the end of a sum (secagg-threshold).
 
-    The server names three to each, whose own threshold would be three.
-
-    But six must stay.
+    The server names only three to each, among which three would be enough.
     """
     absent = []
     for number in range(5):
@@ -1154,6 +1219,7 @@ def test_a_server_that_shows_each_site_a_few_others_gets_no_sum(
 
 # -- the audit log ---------------------------------------------------------------------------------
 def log_with(folder: Path, lines: int) -> Path:
+    """Write an audit log of so many lines into a folder, and return the file."""
     for number in range(lines):
         audit.append(folder, study="s", kind="train", round=number, sent={"report": 8}, sha256="0")
     return folder / audit.FILE
@@ -1182,6 +1248,7 @@ TAMPERINGS: dict[str, Callable[[list[str]], list[str]]] = {
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
 def test_a_log_that_somebody_changed_is_found_out(tampering: str, tmp_path: Path) -> None:
+    """Each line has the hash of the one before it, so every change but a cut end shows."""
     path = log_with(tmp_path, 6)
     assert not problems_in(path)
 
@@ -1194,11 +1261,13 @@ def test_a_log_that_somebody_changed_is_found_out(tampering: str, tmp_path: Path
 def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     hospitals: Hospitals,
 ) -> None:
+    """A log without its last line looks whole; the server has kept the heads that it has seen."""
     config = hospitals.config(rounds=2)
     hospitals.ask_and_decide(config)
     outcome = hospitals.federate(config)
     heads = outcome.folder.parent / HEADS
 
+    # two rounds and the final evaluation
     assert [set(row["heads"]) for row in heads_in(heads)] == 3 * [set(NAMES)]
 
     nothing = hospitals.shown("audit", "--against", str(outcome.folder), status=1)
@@ -1213,9 +1282,10 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     assert "approved by" in shown
 
     log = hospitals.log()
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))
+    *all_but_last, _last = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(all_but_last))
 
-    assert hospitals.operator("north", "audit") == 0
+    assert hospitals.operator("north", "audit") == 0  # alone the log shows nothing wrong
 
     (wrong,) = json.loads(hospitals.shown("audit", *against, "--json", status=1))["wrong"]
     run = outcome.folder.name
@@ -1240,8 +1310,9 @@ def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     shutil.copytree(before, hospitals.state("north"))
     lacking = "seen.north: the server has seen a line that this site's audit log lacks"
 
-    assert lacking in failure_of_north(hospitals, config | {"run-name": "three"}, 3)
+    assert lacking in failure_of_north(hospitals, config | {"run-name": "three"}, run_id=3)
 
+    # an empty folder with the old key
     key = (hospitals.consent("north") / consent.KEY_FILE).read_text()
     shutil.rmtree(hospitals.state("north"))
     hospitals.consent("north").mkdir(parents=True)
@@ -1249,12 +1320,13 @@ def test_a_site_whose_folder_is_older_than_the_servers_memory_answers_no_round(
     hospitals.answer("north", config)
     hospitals.decide(config, "north")
 
-    assert lacking in failure_of_north(hospitals, config | {"run-name": "four"}, 4)
-    assert [entry["refused"] for entry in hospitals.lines() if "refused" in entry][-1]
+    assert lacking in failure_of_north(hospitals, config | {"run-name": "four"}, run_id=4)
+    *_, last_refusal = [entry["refused"] for entry in hospitals.lines() if "refused" in entry]
+    assert last_refusal
 
 
 def failure_of_north(hospitals: Hospitals, config: dict[str, Any], run_id: int) -> str:
-    """Why north failed in the first round of a run of all three."""
+    """Return why north fails in the first round of a run of all three, which it then removes."""
     with suppress(FederationError):  # two are too few for a secure sum
         hospitals.federate(config, run_id=run_id)
     row, *_ = hospitals.rows(config["run-name"])
@@ -1271,8 +1343,8 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     hospitals.ask_and_decide(config)
     outcome = hospitals.federate(config, run_id=1)
     asked = [message for message, _ in outcome.exchanged(MessageType.TRAIN)]
-    (message,) = [each for each in asked if each.metadata.dst_node_id == 2]
-    message.content["round"]["run_history"] = "2"  # the second run sends it once more
+    (message,) = [each for each in asked if each.metadata.dst_node_id == NORTH]
+    message.content["round"]["run_history"] = "2"  # another Flower run sends it once more
     grid = LocalGrid(config, hospitals.nodes, run_id=2)
     files = files_in(hospitals.state("north"))
     OPENED.clear()  # of the files that are opened, only those from here on count
@@ -1280,7 +1352,7 @@ def test_a_server_that_lies_about_a_log_stops_itself_and_nothing_else(
     false_heads: list[Any] = ["0" * 64, "f" * 63, "../../etc", 5, b"x", ["a"]]
     for head in false_heads:
         content = RecordDict({**message.content, SEEN: ConfigRecord({"north": head})})
-        lie = Message(content, 2, MessageType.TRAIN)
+        lie = Message(content, NORTH, MessageType.TRAIN)
         assert f"{SEEN}.north" in reason_in(grid.asked(lie)), head
 
     assert not [path for path in OPENED if str(hospitals.folder / "north" / "data") in path]
@@ -1314,11 +1386,12 @@ def test_whatever_lines_somebody_writes_the_command_says_what_is_wrong(
 def test_what_a_message_says_of_its_round_does_not_break_the_log(
     number: Any, hospitals: Hospitals
 ) -> None:
+    """A round that is no number, and texts of 300,000 letters, make short lines in the log."""
     grid = LocalGrid(hospitals.config(seed=number), hospitals.nodes, run_id=5)
     content = RecordDict({"round": ConfigRecord({"round": number, "run_name": "x" * 300_000})})
 
     for _ in range(2):
-        grid.push_messages([Message(content, 2, MessageType.TRAIN, group_id="1")])
+        grid.push_messages([Message(content, NORTH, MessageType.TRAIN, group_id="1")])
 
     log = hospitals.log()
     assert len(log.read_bytes().splitlines()) == 2
@@ -1343,6 +1416,7 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     waiting = reasons_for(11 * [first])
     too_long = reasons_for([hospitals.config(rounds=3000)])
     most = hospitals.config(rounds=5000)
+    # an unknown setting cannot pass its refusal off as one that waits for approval
     unsaid = reasons_for([first | {f"{WAITING} at north": 1}, most, most])
     waiting += reasons_for([hospitals.config(seed=1), hospitals.config(seed=2)])
 
@@ -1353,7 +1427,13 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     assert not problems_in(hospitals.log())
 
     lines = hospitals.lines()
-    assert [entry["times"] for entry in lines] == [1, 2, 4, 8, 1, 1, 2, 1, 1]
+    of_first = [1, 2, 4, 8]
+    of_too_long = [1]
+    of_unsaid = [1, 2]
+    of_other_seeds = [1, 1]
+    assert [entry["times"] for entry in lines] == (
+        of_first + of_too_long + of_unsaid + of_other_seeds
+    )
     assert {*waiting, *too_long, *unsaid} == {entry["refused"] for entry in lines}
     assert "(8 times that day)" in hospitals.shown("audit")
 
@@ -1369,10 +1449,12 @@ def test_refusals_do_not_fill_the_log_and_what_it_lacks_stays(
     since_tomorrow = hospitals.shown("audit", "--since", TOMORROW)
 
     assert "rounds = 4000" in since_today
+    # a line with an earlier time than one before it is shown, whatever the day
     assert ("rounds = 4000" in since_tomorrow) == ("rounds = 5000" not in since_tomorrow)
 
 
 def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    """Half a line at the end is reported, and the next entry takes its place."""
     path = log_with(tmp_path, 3)
     path.write_text(path.read_text() + '{"time": "2026')
     cut_short = "line 4 is no whole line of the log: cut short by a full disk or a kill"
@@ -1386,6 +1468,7 @@ def test_a_log_survives_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_recorded_does_not_leave(hospitals: Hospitals, monkeypatch: Patch) -> None:
+    """Where the disk is full, so that the audit log cannot be written, no introduction is sent."""
     config = hospitals.config()
     hospitals.ask_and_decide(config, "north")
 

@@ -41,13 +41,19 @@ SMALL = {
     "batch-size": 4,
 }
 LARGEST = {"local-epochs": 1, "shots": 4, "image-size": 32, "lr": 0.001}
-"""At its own learning rate, FedPLVM's λ = 100 lets features of noise grow beyond what is taken."""
+"""A setting of a table is reduced to this.
+
+At its own learning rate, FedPLVM's λ = 100 lets features of noise grow beyond what is taken.
+"""
 MADE: set[str] = set()
-"""Names of the runs of the tables before."""
+"""Names of runs that have been made for an earlier table: they are not made again."""
 
 
 def stand_in(dataset: str, settings: DataSettings) -> RawData:
-    """Random samples, 20 of each class, or 6 of 100 classes or more, in every domain."""
+    """Return random samples in place of a data set in files, with its classes and domains.
+
+    In every domain there are 20 samples of each class, or 6 where there are 100 classes or more.
+    """
     source = SOURCES[dataset]
     classes = settings.classes.split(",") if settings.classes else []
     if not classes:
@@ -61,13 +67,14 @@ def stand_in(dataset: str, settings: DataSettings) -> RawData:
     inputs: Any = np.random.default_rng(0).integers(0, 256, shape)
     dtype = {"arrays": np.float32, "text-csv": np.int64}.get(dataset, np.uint8)
     official = np.zeros(len(label), np.uint8)
-    if DATASETS[dataset].has_official:
+    if DATASETS[dataset].has_official:  # a quarter of the samples is the official test part
         official[number % 4 == 0] = 1
     return RawData(inputs.astype(dtype), label, domain, official, tuple(classes), domains)
 
 
 @pytest.fixture
 def _data(monkeypatch: Patch) -> None:
+    """Put `stand_in` in the place of all data sets that are read from files."""
     for name, source in SOURCES.items():
         if source.locate is not Source.locate:
             random = replace(source, locate=Source.locate, read=partial(stand_in, name))
@@ -75,7 +82,10 @@ def _data(monkeypatch: Patch) -> None:
 
 
 def runs_of(table: TableFile) -> list[tuple[Run, list[Cell]]]:
-    """The runs of the first row and of the first column, each with its cells."""
+    """Return the runs of a table's first row and first column, each with the cells that it fills.
+
+    Runs that an earlier table has had are left out.
+    """
     cells = plan(table, seeds=(1,))
     first = cells[0]
     cells_of_run: dict[str, list[Cell]] = {}
@@ -89,7 +99,7 @@ def runs_of(table: TableFile) -> list[tuple[Run, list[Cell]]]:
 
 
 def small(run: Run, folder: Path, cache: Path) -> tuple[dict[str, Any], int]:
-    """The run's config, made small, and its number of clients."""
+    """Return the settings of a run, made small, and its number of clients."""
     config = default_run_config() | run.config | SMALL
     for key, largest in LARGEST.items():
         config[key] = min(config[key], largest)
@@ -102,14 +112,18 @@ def small(run: Run, folder: Path, cache: Path) -> tuple[dict[str, Any], int]:
     config["report"] = False
     config["threads"] = 1
     counts = config["clients-per-domain"]
-    return config, sum(map(int, counts.split(","))) if counts else 2
+    clients = sum(map(int, counts.split(","))) if counts else 2
+    return config, clients
 
 
 def problem_of(run: Run, cells: list[Cell], folder: Path, cache: Path) -> str:
-    """What is wrong with the run, or with what its cells read of it; "" where nothing is."""
+    """Make a run; return what is wrong with it, or with what its cells read of it, or "".
+
+    A cell whose figure the run lacks is no problem if another cell finds its own.
+    """
     config, clients = small(run, folder, cache)
     try:
-        outcome = run_federation(config, clients)
+        outcome = run_federation(config, clients=clients)
         missing = [figure_missing(cell, outcome.folder) for cell in cells]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
@@ -125,9 +139,9 @@ def problem_of(run: Run, cells: list[Cell], folder: Path, cache: Path) -> str:
 
 
 def figure_missing(cell: Cell, run: Path) -> str:
-    """Why a cell reads no figure of a run; "" if it does."""
+    """Return why a cell finds no figure in a run, or "" if it finds one."""
     try:
-        replace(cell.figure, domain="").read(run)
+        replace(cell.figure, domain="").read(run)  # two clients do not have all domains
     except NoFigure as error:
         return str(error)
     return ""
@@ -139,6 +153,7 @@ def figure_missing(cell: Cell, run: Path) -> str:
 def test_every_row_and_every_column_runs(
     path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """No run fails or loses a reply; unlike heads may be refused where the paper has no number."""
     cache = tmp_path_factory.getbasetemp() / "cache"
     table = read_table(path)
     problems = {}
@@ -146,7 +161,8 @@ def test_every_row_and_every_column_runs(
         MADE.add(run.name)
         problem = problem_of(run, cells, tmp_path / str(number), cache)
         in_paper = any(cell.column in table.rows[cell.row].paper for cell in cells)
-        if "the sites differ in weights" in problem and not in_paper:
+        has_unlike_heads = "the sites differ in weights" in problem
+        if has_unlike_heads and not in_paper:
             continue
         if problem:
             problems[f"{cells[0].row} / {cells[0].column}"] = problem

@@ -68,7 +68,10 @@ class Fake:
 
 
 def wanted(run: Outcome) -> dict[int, dict[str, float]]:
-    """Round -> figures."""
+    """Return round -> the figures that a tracker must get of it.
+
+    Accuracies belong to the round after which they were measured, all else to the round itself.
+    """
     figures: dict[int, dict[str, float]] = {}
     for row in run.rows:
         figures.setdefault(row["evaluated-after-round"], {}).update(accuracies(row))
@@ -81,9 +84,10 @@ def wanted(run: Outcome) -> dict[int, dict[str, float]]:
 def test_every_round_arrives_and_nothing_of_a_single_client(
     name: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A resumed run sends all rows once more. Settings go without paths and names of sites."""
     fake = Fake()
     monkeypatch.setitem(sys.modules, name, fake)
-    run = run_federation(run_config(tmp_path, callback=name, **SMALL), 2)
+    run = run_federation(run_config(tmp_path, callback=name, **SMALL), clients=2)
 
     assert fake.figures == wanted(run)
     assert fake.started == ["one"]
@@ -104,55 +108,38 @@ def test_every_round_arrives_and_nothing_of_a_single_client(
         }
     )
     resumed: Any = SimpleNamespace(settings=settings, folder=Path("one"), rows=run.rows[:-1])
-    UserCallback(resumed).on_round(resumed, run.rows[-1], resumed)
+    UserCallback(resumed).on_round(resumed, row=run.rows[-1], result=resumed)
 
     assert again.figures == fake.figures
     assert again.config["algo"] == "gaussian"
     assert not re.search("runs/one|own.json", json.dumps(again.config))
 
 
-@pytest.mark.parametrize("name", [*NAMES, "tensorboard"])
-def test_a_missing_package_or_one_that_cannot_start_is_one_line(
-    name: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """And the run ends before any client is asked."""
-    asked: list[Any] = []
-    monkeypatch.setitem(
-        sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None
-    )
-
-    with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
-        run_federation(run_config(tmp_path, callback=name, **SMALL), 2, on_grid=asked.append)
-    assert f"pip install 'protofl[{name}]'" in str(error.value)
-    assert not asked[0].log
-
-    if name in NAMES:
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
-        with pytest.raises(SettingsError, match="it did not start"):
-            tracker(name, Path("one"), {}, [])
-
-
-def test_another_name_is_refused_with_the_choices() -> None:
+def test_an_unknown_tracker_is_refused_with_the_choices() -> None:
     choices = "mlflow, tensorboard, trackio, wandb, or module:function"
     assert f"callback = 'comet': must be {choices}" in refusal({"callback": "comet"})
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tensorboard"])
-def test_a_missing_package_is_one_line(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
-    """And the run ends before any client is asked."""
+def test_a_trackers_missing_package_is_one_line(
+    name: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The run ends with that line before any client is asked."""
     package = "torch.utils.tensorboard" if name == "tensorboard" else name
     monkeypatch.setitem(sys.modules, package, None)
     grids: list[LocalGrid] = []
 
     with pytest.raises(SettingsError, match=re.escape(f"callback = '{name}': ")) as error:
-        run_federation(run_config(tmp_path, callback=name, **SMALL), 2, on_grid=grids.append)
+        run_federation(
+            run_config(tmp_path, callback=name, **SMALL), clients=2, on_grid=grids.append
+        )
 
     assert f"pip install 'protofl[{name}]'" in str(error.value)
     assert not grids[0].log
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_package_that_cannot_start_is_one_line(name: str, monkeypatch: Patch) -> None:
+def test_a_trackers_package_that_cannot_start_is_one_line(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, name, SimpleNamespace())
     with pytest.raises(SettingsError, match="it did not start"):
         tracker(name, Path("one"), {}, [])
@@ -160,7 +147,10 @@ def test_a_package_that_cannot_start_is_one_line(name: str, monkeypatch: Patch) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
-def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_real_trackers_store_every_rounds_mean(
+    name: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The mean accuracy is found in the files that the package writes, without a network."""
     places = {
         "MLFLOW_TRACKING_URI": f"file:{tmp_path}/mlflow",
         "MLFLOW_ALLOW_FILE_STORE": "true",
@@ -172,8 +162,9 @@ def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: Patch) ->
         monkeypatch.setenv(variable, value)  # before the import, which reads it
     pytest.importorskip(name)
 
-    figures = wanted(run_federation(run_config(tmp_path, callback=name, **SMALL), 2))
+    figures = wanted(run_federation(run_config(tmp_path, callback=name, **SMALL), clients=2))
 
+    # before the first round, and after each of two
     means = {number: figures[number]["accuracy/head/mean"] for number in range(3)}
     found = {}
     if name == "mlflow":
@@ -188,7 +179,7 @@ def test_with_the_real_package(name: str, tmp_path: Path, monkeypatch: Patch) ->
             row = json.loads(text)
             if "accuracy/head/mean" in row:
                 found[step] = row["accuracy/head/mean"]
-    else:
+    else:  # W&B's file has figures as JSON between bytes of its own
         (file,) = tmp_path.rglob("run-*.wandb")
         content = file.read_bytes()
         for number, mean in means.items():
@@ -211,7 +202,7 @@ EVENTS: dict[str, Any] = {
 
 
 def scalars(outcome: Outcome) -> dict[str, dict[int, float]]:
-    """Tag -> step -> value; a step that stands there twice fails."""
+    """Return TensorBoard's figures: tag -> step -> value. No step may stand there twice."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     reader = accumulator.EventAccumulator(str(outcome.folder / "tensorboard"), {"scalars": 0})
     reader.Reload()
@@ -224,7 +215,10 @@ def scalars(outcome: Outcome) -> dict[str, dict[int, float]]:
 
 
 def assert_complete(outcome: Outcome) -> None:
-    """TensorBoard's files have the figures of all rows."""
+    """TensorBoard's files have the figures of all rows.
+
+    Rows are of rounds but for the last, the final evaluation, which has no losses.
+    """
     found = scalars(outcome)
 
     for kind in ("head", "prototype"):
@@ -247,9 +241,10 @@ def assert_complete(outcome: Outcome) -> None:
     assert found["server/margin"] == each_round(lambda row: row["server"]["margin"])
 
 
-def test_a_resumed_run_has_each_round_once(tmp_path: Path) -> None:
+def test_a_resumed_run_has_each_round_once_in_tensorboard(tmp_path: Path) -> None:
+    """The server dies in round 2 before its checkpoint, so that the round is made again."""
     pytest.importorskip("tensorboard")
     config = run_config(tmp_path, **EVENTS)
     stop(config, "before the checkpoint", 2)
 
-    assert_complete(run_federation(config | {"resume": True}, 4, run_id=7))
+    assert_complete(run_federation(config | {"resume": True}, clients=4, run_id=7))

@@ -34,12 +34,12 @@ from tests.support.results import without_times
 
 @pytest.fixture(autouse=True)
 def _one_figure(monkeypatch: Patch) -> None:
-    """All of them take seconds a page; `tests/unit/report` draws them."""
+    """Let a report have one figure: all take seconds a page, and `tests/unit/report` draws them."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Accuracy": (charts.means,)})
 
 
 def north_and_south(folder: Path) -> dict[int, dict[str, Any]]:
-    """Node configs of sites whose tables mark their test and validation samples."""
+    """Return node configs of two sites whose tables mark their test and validation samples."""
     own = {"dataset": "arrays", "classes": "0,1", "test-from": "official-own"}
     nodes = {}
     for number, site in enumerate(SITES):
@@ -56,6 +56,10 @@ SMALL: dict[str, Any] = {"models": "mnist-cnn", "train_samples": 20, "test_sampl
 def test_validation_figures_stand_beside_those_of_test_data(
     algo: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """In the rows, the summary, what is printed, and the report.
+
+    Each of three clients has 20 training samples, of which 30 % (6) are for validation.
+    """
     config = run_config(
         tmp_path,
         algo=algo,
@@ -74,7 +78,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
         assert set(row["validation"]) == {*row["accuracy"], *row["metrics"]}
         for name, figures in row["validation"].items():
             values = [client["validation"][name] for client in clients]
-            assert figures == pytest.approx(over_clients(values, [6, 6, 6]))
+            assert figures == pytest.approx(over_clients(values, test_samples=[6, 6, 6]))
         for client in clients:
             assert (client["train-samples"], client["validation-samples"]) == (14, 6)
 
@@ -92,6 +96,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
 
     assert f"3 clients · 10 classes · partition feature-shift ({domains})\n" in printed
 
+    # 14, 6 and 20 samples of each of three clients
     training = "2,500 found · 42 for training (train-samples = 20 a client)"
     assert f"{training} · 18 for validation · 60 for testing" in printed
     assert "chosen on validation data" in printed
@@ -105,7 +110,7 @@ def test_validation_figures_stand_beside_those_of_test_data(
 
 
 def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Printed) -> None:
-    """Others have a part of their own; figures on validation data are over those."""
+    """South's table marks no validation samples; figures on validation data are those of north."""
     rows = ["label,split,x", *(f"{i % 2},train,{i}" for i in range(8)), "0,test,1", "1,test,2"]
     (tmp_path / "south.csv").write_text("\n".join(rows))
     (tmp_path / "north.csv").write_text("\n".join([*rows, "1,validation,3", "0,validation,4"]))
@@ -125,10 +130,11 @@ def test_clients_too_small_for_validation_are_told(tmp_path: Path, capsys: Print
     assert outcome.summary["best-accuracy"]["head"]["chosen-on"] == "validation"
 
 
-def planted(folder: Path, **settings: Any) -> tuple[Any, ...]:
-    """A run of two sites whose validation samples have the labels of the other class.
+def planted_config(folder: Path, **settings: Any) -> dict[str, Any]:
+    """Write the tables of two sites, and return the settings of a run on them.
 
-    These are arguments for `run_federation`.
+    Validation samples have the label of the other class, so the better a model is on test data,
+    the worse it is on validation data.
     """
     drawing = np.random.default_rng(3)
     folder.mkdir(exist_ok=True)
@@ -136,7 +142,7 @@ def planted(folder: Path, **settings: Any) -> tuple[Any, ...]:
         lines = ["label,split,x,y"]
         for split, samples in (("train", 24), ("test", 20), ("validation", 20)):
             for number in range(samples):
-                place = number % 2
+                place = number % 2  # the two classes lie around (-1, -1) and (1, 1)
                 x, y = drawing.normal(1.0 if place else -1.0, 1.0, 2)
                 label = 1 - place if split == "validation" else place
                 lines.append(f"{label},{split},{x:.3f},{y:.3f}")
@@ -153,16 +159,25 @@ def planted(folder: Path, **settings: Any) -> tuple[Any, ...]:
         "keep_best": True,
         "run_name": "mine",
     }
-    return run_config(folder, **small | settings), len(SITES), None, north_and_south(folder)
+    return run_config(folder, **small | settings)
+
+
+def run_planted(folder: Path, **settings: Any) -> Outcome:
+    """Run on the tables of `planted_config` at both sites."""
+    return run_federation(planted_config(folder, **settings), nodes=north_and_south(folder))
 
 
 def best_of_run(outcome: Outcome, where: str) -> int:
-    """After which round the mean over the clients was the highest, the first of several."""
+    """Return after which round the mean accuracy of the clients was highest, the first of several.
+
+    ``where`` is ``accuracy`` (on test data) or ``validation``. Row 0 is evaluated before training.
+    """
     means = [row[where]["head"]["mean"] for row in outcome.rows]
     return means.index(max(means))
 
 
 def kept(folder: Path, site: str = "north", file_name: str = BEST) -> TrainedModel:
+    """Return the best model that a site has kept of its only run, or another that it has stored."""
     (file,) = folder.glob(f"{site}/mine-*/clients/{site}/{file_name}")
     return TrainedModel.read(file)
 
@@ -173,14 +188,21 @@ def assert_same_weights(found: TrainedModel, wanted: TrainedModel) -> None:
 
 
 PLANTED = (3, 2, 9, 4, 4, 4, 9, 4)
-"""Right predictions on validation data after each round."""
+"""Numbers of right predictions on validation data, one for each evaluation.
+
+The first highest is that of the third evaluation, after two rounds.
+"""
 
 
 @pytest.mark.parametrize(("algo", "scripted"), [("fedavg", ()), ("fedproto", PLANTED)])
 def test_validation_data_decide(
     algo: str, scripted: tuple[int, ...], tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
-    """The data are planted, and so are the numbers of right predictions."""
+    """They decide which round is best, when a run stops early, and which model is kept.
+
+    For FedAvg the data are such that test data would choose another round. For FedProto the numbers
+    of right predictions on validation data are made up, `PLANTED`.
+    """
 
     def evaluate_as_planted(work: Workshop, algorithm: ClientAlgorithm[Any]) -> EvaluatedModel:
         correct = {}
@@ -192,7 +214,7 @@ def test_validation_data_decide(
         monkeypatch.setattr("client_app.app.evaluate_model", evaluate_as_planted)
 
     # all rounds: the best on validation data is not the best on test data
-    whole = run_federation(*planted(tmp_path / "whole", algo=algo))
+    whole = run_planted(tmp_path / "whole", algo=algo)
     best = best_of_run(whole, "validation")
 
     assert best_of_run(whole, "accuracy") > best + 2
@@ -204,8 +226,8 @@ def test_validation_data_decide(
     assert whole.summary["best-round"] == {"metric": "head", "after": best, "on": "validation"}
     assert Figure(when="best").read(whole.folder) == pytest.approx(100 * mean)
 
-    # stopped two rounds after the best
-    stopped = run_federation(*planted(tmp_path / "stopped", algo=algo, early_stopping=2))
+    # stopped once two evaluations were no better than the best; each is of the round before
+    stopped = run_planted(tmp_path / "stopped", algo=algo, early_stopping=2)
     last = best + 3
 
     assert [row["round"] for row in stopped.rows] == [*range(1, last + 1), last]
@@ -226,8 +248,8 @@ def test_validation_data_decide(
         assert (card.chosen_on, card.calibrated_on) == ("validation", "validation")
         assert card.accuracy["head"] == accuracy
         assert not list(run.rglob("evaluated-*"))
-    if best:
-        until = run_federation(*planted(tmp_path / "until", algo=algo, rounds=best))
+    if best:  # a run of so many rounds ends with that model
+        until = run_planted(tmp_path / "until", algo=algo, rounds=best)
         assert until.rows[-1]["evaluated-after-round"] == best
         last_model = kept(tmp_path / "until", file_name=WEIGHTS)
         assert_same_weights(last_model, kept(tmp_path / "whole"))
@@ -238,13 +260,15 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(
     kind: str, number: int | None, tmp_path: Path
 ) -> None:
     """The server is killed in the second round, or in the final evaluation."""
-    wanted = run_federation(*planted(tmp_path / "whole", early_stopping=2))
-    config, *_, nodes = planted(tmp_path / "stopped", early_stopping=2)
+    wanted = run_planted(tmp_path / "whole", early_stopping=2)
+    config = planted_config(tmp_path / "stopped", early_stopping=2)
+    nodes = north_and_south(tmp_path / "stopped")
 
+    killed_in = number or wanted.summary["rounds"]
     with pytest.raises(Killed):
-        run_federation(config, 2, on_message(kind, number or wanted.summary["rounds"]), nodes)
+        run_federation(config, tamper=on_message(kind, killed_in), nodes=nodes)
 
-    found = run_federation(config | {"resume": True}, 2, None, nodes, run_id=RUN_ID + 1)
+    found = run_federation(config | {"resume": True}, nodes=nodes, run_id=RUN_ID + 1)
 
     assert without_times(found.rows) == without_times(wanted.rows)
     assert found.summary["best-round"] == wanted.summary["best-round"]
@@ -255,9 +279,9 @@ def test_early_stopping_and_the_kept_model_survive_a_stop(
 def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
     tmp_path: Path, capsys: Printed
 ) -> None:
-    """A simulation keeps it without validation data.
+    """Without validation data the best model is chosen on test data.
 
-    What is best says, as the exported model does, that it was chosen on test data.
+    The run, its report and the exported model say so.
     """
     learn = SMALL | {"algo": "fedrep", "rounds": 3}
     plain = run_federation(run_config(tmp_path / "plain", **learn), clients=2)
@@ -308,7 +332,9 @@ def test_keeping_the_best_model_changes_nothing_and_needs_no_validation_data(
      "= 'head/auc': this run measures head, prototype; too few test samples of each class "
      "(min-class-samples)"),
 ])  # fmt: skip
-def test_what_cannot_be_is_told(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_settings_of_early_stopping_and_validation_that_cannot_be_are_refused(
+    settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
     with pytest.raises(SettingsError) as error:
         run_federation(run_config(tmp_path, **SMALL, **settings), clients=2)
     assert reason in str(error.value)
@@ -318,7 +344,7 @@ def test_what_cannot_be_is_told(settings: dict[str, Any], reason: str, tmp_path:
 def test_a_metric_that_validation_data_never_give_cannot_end_a_run(
     secagg: bool, tmp_path: Path
 ) -> None:
-    """There is no AUC of validation samples of one class."""
+    """All validation samples are of class 1, so they have no AUC: early-stopping is refused."""
     parts = ("train,0", "train,1", "test,0", "test,1", "validation,1")
     lines = ["client,split,label,x"]
     for site in "abc":
@@ -363,7 +389,10 @@ def test_a_round_without_an_evaluation_does_not_say_that_a_figure_is_missing(
 @pytest.mark.long
 @pytest.mark.parametrize("algo", CATALOG)
 def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_path: Path) -> None:
-    """A learning rate of next to nothing; servers that train may still improve."""
+    """With a learning rate of next to nothing the next round is no better, and the run stops.
+
+    Where the server trains, it may go on.
+    """
     settings: dict[str, Any] = SMALL | {
         "algo": algo,
         "validation_fraction": 0.3,
@@ -389,7 +418,7 @@ def test_every_algorithm_stops_early_and_keeps_its_best_model(algo: str, tmp_pat
 
 
 def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **settings: Any) -> Outcome:
-    """A round of FedProto on a table with so many samples of each of two classes."""
+    """Make a run of one round of FedProto on a table with so many samples of two classes."""
     file = folder / "data.npz"
     labels = np.repeat([0, 1], counts)
     inputs = np.random.default_rng(0).normal(size=(len(labels), 4))
@@ -402,12 +431,16 @@ def uneven(folder: Path, counts: tuple[int, int], nodes: Any = None, **settings:
         "models": "mlp-1",
     }
     config = run_config(folder, algo="fedproto", rounds=1, **data | settings)
-    return run_federation(config, 3, nodes=nodes)
+    return run_federation(config, clients=3, nodes=nodes)
 
 
 def test_balanced_accuracy_stands_everywhere(
     tmp_path: Path, capsys: Printed, monkeypatch: Patch
 ) -> None:
+    """Where one class has more than twice the samples of another, it is measured unasked.
+
+    It stands in the rows, in what is printed and in the report.
+    """
     name = "head/balanced-accuracy"
     figures = {"Metrics": (charts.metrics,)}  # all take seconds
     monkeypatch.setattr("protofl_common.report.page.FIGURES", figures)
@@ -428,9 +461,10 @@ def test_balanced_accuracy_stands_everywhere(
 @pytest.mark.parametrize(
     ("most", "settings"), [(120, {}), (130, {"secagg": True}), (130, {"dp": "sample"})]
 )
-def test_even_or_hidden_classes_have_no_balance(
+def test_even_or_hidden_classes_have_no_balanced_accuracy(
     most: int, settings: dict[str, Any], tmp_path: Path
 ) -> None:
+    """Not with 120 samples beside 60, nor where protections hide how many there are of each."""
     assert not uneven(tmp_path, (most, 60), **settings).summary["metrics"]
 
 

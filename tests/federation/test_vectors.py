@@ -31,6 +31,7 @@ class Sites:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         scans = load_digits()
+        # 540 images, 180 for each site, of pixels from 0 to 16 that become 0 to 255
         self.images = np.rint(scans.images[:540] * (255 / 16)).astype(np.uint8)[:, None]
         self.vectors = extract_features(self.images, [BACKBONE], torch.device("cpu")).numpy()
         for number, name in enumerate(NAMES):
@@ -40,7 +41,7 @@ class Sites:
             np.savez(folder / f"{name}-vectors.npz", inputs=self.vectors[rows], labels=labels)
 
     def run(self, kind: str, names: Sequence[str] = NAMES, **settings: Any) -> Outcome:
-        """A run of data of this ``kind``: ``images`` or ``vectors``."""
+        """Run on the sites' data of this ``kind``: ``images`` or ``vectors``."""
         nodes = {}
         for number, name in enumerate(names, 1):
             nodes[number] = {
@@ -57,6 +58,7 @@ class Sites:
         return run_federation(run_config(self.folder / kind, **small | settings), nodes=nodes)
 
     def models(self, kind: str) -> list[TrainedModel]:
+        """Return the models that the sites have after runs on data of this kind."""
         files = sorted((self.folder / kind).rglob("model.safetensors"))
         return [TrainedModel.read(file) for file in files]
 
@@ -67,7 +69,7 @@ def sites(tmp_path: Path) -> Sites:
 
 
 def assert_same_models(sites: Sites) -> None:
-    """The models of the images' features and of the vectors, to 1e-6 of the largest number."""
+    """Models of the features of images and of vectors are equal, to 10⁻⁶ of the largest number."""
     of_images = sites.models("images")
     of_vectors = sites.models("vectors")
     assert len(of_images) == len(of_vectors) == len(NAMES)
@@ -79,6 +81,7 @@ def assert_same_models(sites: Sites) -> None:
 
 
 def moments_in(run: Path) -> dict[str, torch.Tensor]:
+    """Return the merged moments in the checkpoint after the only round of a run."""
     state = load_file(run / "checkpoints" / "000001.safetensors")
     return {name: value for name, value in state.items() if name.startswith("moments/")}
 
@@ -88,6 +91,7 @@ def moments_in(run: Path) -> dict[str, torch.Tensor]:
 def test_the_gaussian_head_of_vectors_is_that_of_the_images(
     head: str, protection: str, sites: Sites
 ) -> None:
+    """The models are equal, and predict the same of images as of their vectors."""
     settings = {"algo": "gaussian", "gaussian__head": head, **PROTECTIONS[protection]}
     sites.run("images", **settings)
     sites.run("vectors", **settings)
@@ -109,7 +113,10 @@ def test_mpft_of_vectors_is_that_of_the_images(sites: Sites) -> None:
 
 
 def test_vectors_have_noise_of_a_known_length(sites: Sites) -> None:
-    """No site's scale enters, and the noise is drawn: only what the model is given is the same."""
+    """Under dp vectors are neither shifted nor scaled, but cut to the length dp-feature-clip.
+
+    A mean or a deviation would be fitted on the samples. Of ten classes a tenth is right by chance.
+    """
     outcome = sites.run("vectors", algo="gaussian", dp="sample", dp_epsilon=8.0)
     for trained in sites.models("vectors"):
         assert set(trained.card.mean) == {0.0}
@@ -119,7 +126,7 @@ def test_vectors_have_noise_of_a_known_length(sites: Sites) -> None:
 
 
 def test_a_site_takes_its_vectors_back(sites: Sites) -> None:
-    """The moments that are left equal those of the other two sites' images.
+    """Once east is forgotten, the moments left equal those of the other two sites' images.
 
     Each site's vectors are features of its images.
     """
@@ -127,13 +134,15 @@ def test_a_site_takes_its_vectors_back(sites: Sites) -> None:
     assert main(["forget", str(run), "--site", "east"]) == 0
 
     left = moments_in(run)
-    others = sites.run("images", NAMES[1:], algo="gaussian").folder
+    _east, *other_names = NAMES
+    others = sites.run("images", other_names, algo="gaussian").folder
     for name, value in moments_in(others).items():
         tolerance = 1e-6 * float(value.abs().max())
         torch.testing.assert_close(left[name], value, rtol=0, atol=tolerance)
 
 
 def test_a_request_says_that_moments_of_vectors_leave() -> None:
+    """What operators read names vectors; settings that would change these are refused."""
     for algo, sent in {
         "gaussian": "class moments of your vectors",
         "mpft": "several prototypes of each class, of your vectors",
@@ -147,5 +156,5 @@ def test_a_request_says_that_moments_of_vectors_leave() -> None:
 def test_images_are_no_vectors(sites: Sites) -> None:
     config = run_config(sites.folder, algo="gaussian", backbones="none", image_size=16)
     with pytest.raises(Exception, match="gaussian then takes vectors of features") as refused:
-        run_federation(config, 3)
+        run_federation(config, clients=3)
     assert "choose auto, or name backbones, for images" in str(refused.value)

@@ -58,7 +58,7 @@ CLIENTS, ROUNDS = 3, 2
 
 
 def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
-    """Five classes each, at least three samples of each."""
+    """Return the settings of clients with five classes each, and at least three samples of each."""
     data = {
         "dataset": "digits",
         "partition": "pathological",
@@ -69,23 +69,24 @@ def small_config(folder: Path, algo: str, **settings: Any) -> dict[str, Any]:
 
 
 def real_nodes(folder: Path, **node: Any) -> dict[int, dict[str, Any]]:
-    """Node configs of machines with operators, who have files of their own, too."""
+    """Return node configs of sites with operators; each has a folder of its own for its state."""
     return real_sites(CLIENTS, folder / "private-disk", **{"data-dir": "/srv/ours"} | node)
 
 
 def federation(folder: Path, algo: str, **settings: Any) -> Outcome:
-    """Three clients, each with a folder of its own."""
+    """Make a run of three sites, each with a folder of its own for its state."""
     return run_federation(small_config(folder, algo, **settings), nodes=real_nodes(folder))
 
 
 State = dict[str, torch.Tensor]
 Arrays = dict[str, np.ndarray]
 MODULES: dict[str, dict[str, State]] = {}
-"""Site -> its modules when it had packed its upload of the last round: its model, what it sends."""
+"""Site -> its modules (its model, and what it sends) as they were when it last packed its state."""
 
 
 @pytest.fixture(autouse=True)
 def _modules_are_noted(monkeypatch: Patch) -> None:
+    """Fill `MODULES` during each test: a client packs its state last after its upload is made."""
     packed_state = ClientAlgorithm.packed_state
 
     def noted(self: ClientAlgorithm[Any]) -> State:
@@ -105,9 +106,10 @@ def _modules_are_noted(monkeypatch: Patch) -> None:
 
 
 def assert_only_declared(algo: str, kind: str, number: int, text: bytes) -> dict[str, Arrays]:
-    """Find all that an algorithm declares, and nothing else, in a reply of an unprotected run.
+    """Check that a reply of a run without protections has all that its algorithm declares.
 
-    Returns the arrays of each record.
+    It must have nothing else. ``text`` are the bytes of the reply in round ``number``. Return the
+    arrays of each record.
     """
     found, arrays = read_anew(algo, kind, text)
     if kind == MessageType.QUERY:
@@ -118,7 +120,7 @@ def assert_only_declared(algo: str, kind: str, number: int, text: bytes) -> dict
         return {}
 
     wanted = set(DECLARED[algo].records)
-    if algo == "protofed" and number < ROUNDS:
+    if algo == "protofed" and number < ROUNDS:  # it sends prototypes in the last round only
         wanted.remove("prototypes")
     assert found == {"report", *wanted}
     record_name = DECLARED[algo].record
@@ -128,7 +130,7 @@ def assert_only_declared(algo: str, kind: str, number: int, text: bytes) -> dict
 
 
 def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
-    """There are neither the folders that the client uses, nor anything like a path in a text."""
+    """A reply has neither the folders that a client uses, nor anything like a path in a text."""
     cache = outcome.grid.run_config["cache-dir"]
     for place in (folder, Path.home(), Path.cwd(), cache, "private-disk", "/srv/ours"):
         assert str(place).encode() not in text, "a path"
@@ -141,8 +143,9 @@ def assert_no_local_paths(outcome: Outcome, folder: Path, text: bytes) -> None:
 
 def assert_stored_as_declared(state_dir: Path, declared: Declared, modules: Any) -> None:
     """A client stores its own model and what its algorithm keeps, and not what is averaged."""
-    files = list(state_dir.rglob("0*.safetensors"))
-    assert len(files) == (declared.keeps_model or bool(declared.keeps))
+    files = list(state_dir.rglob("0*.safetensors"))  # states are named by their round: 000002-…
+    keeps_anything = declared.keeps_model or bool(declared.keeps)
+    assert len(files) == (1 if keeps_anything else 0)
 
     kept_beside = tuple(f"{name}/" for name in declared.keeps)
     kept_beside += tuple(f"{name}:" for name in declared.keeps)
@@ -159,7 +162,7 @@ def assert_stored_as_declared(state_dir: Path, declared: Declared, modules: Any)
 
 @dataclass(frozen=True)
 class Own:
-    """What a client has, of which its upload may tell."""
+    """What a client has, and its upload may tell of."""
 
     features: np.ndarray
     """[N, D], of its training data under its last model."""
@@ -170,6 +173,7 @@ class Own:
 
 
 def own_of(outcome: Outcome, algo: str, index: int) -> Own:
+    """Return what the client ``index`` has after a run; check on the way what it has stored."""
     declared = DECLARED[algo]
     node = outcome.grid.nodes[1000 + index]
     site = client_of(outcome.grid.run_config, **node)
@@ -186,7 +190,7 @@ def own_of(outcome: Outcome, algo: str, index: int) -> Own:
     if not declared.frozen:
         with torch.no_grad():
             features = site.model.eval().body(features)
-    if algo in ("fedpcl", "fednh"):
+    if algo in ("fedpcl", "fednh"):  # their prototypes are of features of length 1
         features = features / features.norm(dim=1, keepdim=True)
 
     leaving = {}
@@ -206,7 +210,7 @@ def assert_means(arrays: Arrays, own: Own, algo: str) -> None:
     assert set(labels) == set(own.labels.tolist())
     for mean, label in zip(means, labels, strict=True):
         of_class = own.features[own.labels == label]
-        assert len(of_class) >= 3
+        assert len(of_class) >= 3  # or the mean could be that of one sample
         distances = np.abs(of_class - mean).max(axis=1)
         assert distances.min() > 1e-4 * np.abs(of_class).max(), "the feature of a single sample"
         if DECLARED[algo].several:  # a cluster's mean lies among its class
@@ -220,14 +224,18 @@ def assert_means(arrays: Arrays, own: Own, algo: str) -> None:
 
 
 def assert_outputs(arrays: Arrays, own: Own) -> None:
-    """They are means over the training, which their own script proves."""
+    """Outputs are shares that sum to 1; that they are means, their algorithm's own script proves.
+
+    They are means over all steps of the training, so the last model does not give them.
+    """
     assert set(arrays["labels"].tolist()) == set(own.labels.tolist())
     np.testing.assert_allclose(arrays["means"].sum(axis=1), 1, atol=1e-3)
 
 
 def assert_layer(arrays: Arrays, name: str, module: State) -> None:
-    """All of a module, or of its layer of this name, where it has one."""
-    keys = {key for key in module if key.startswith(f"{name}.")} or set(module)
+    """The arrays are a module's layer of this name, or all of a module without such a layer."""
+    of_layer = {key for key in module if key.startswith(f"{name}.")}
+    keys = of_layer or set(module)
     assert arrays.keys() == keys
     assert keys
     for key in keys:
@@ -245,7 +253,10 @@ def assert_weights(arrays: Arrays, own: Own, since: State | None) -> None:
 
 
 def assert_changes(arrays: Arrays, after: State, before: State) -> None:
-    """Changes are whole, or factors without the smallest singular values, of 5 % at most."""
+    """Changes of weights travel whole, or as two factors of a matrix of lower rank.
+
+    The singular values that these leave out have 5 % of the sum of squares at most.
+    """
     unread = dict(arrays)
     for name, value in after.items():
         change = (value - before[name]).numpy()
@@ -279,7 +290,10 @@ def assert_last_upload(arrays: dict[str, Arrays], outcome: Outcome, algo: str, i
 
 
 def assert_private(outcome: Outcome, folder: Path, algo: str) -> None:
-    """All of it holds for every reply of a run."""
+    """Every reply of a run has what its algorithm declares, no more, and no path.
+
+    In the last round every array must come from what the client has.
+    """
     kinds = []
     for message, reply in outcome.grid.log:
         kind = message.metadata.message_type
@@ -319,7 +333,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 def assert_found_out(honest: Outcome, kind: str, change: Change, found: str, folder: Path) -> None:
-    """With this change of a reply, what holds for every honest one does not hold."""
+    """`assert_private` fails for an honest run's reply with this change, and says ``found``."""
     message, reply = honest.exchanged(kind)[0]
     sent = change(message, Message(deepcopy(reply.content), reply_to=message))
     grid = SimpleNamespace(log=[(message, sent)], run_config=honest.grid.run_config)
@@ -331,10 +345,7 @@ def assert_found_out(honest: Outcome, kind: str, change: Change, found: str, fol
 def test_a_client_that_sends_more_is_found_out(
     kind: str, attack: str, honest: Outcome, tmp_path: Path
 ) -> None:
-    """This shows that the test above can fail.
-
-    The server refuses such a client, too (test_hostile).
-    """
+    """`assert_private` can fail. The server refuses such a client, too (`test_hostile.py`)."""
     change, _ = ATTACKS[kind][attack]
     assert_found_out(honest, kind, change, FOUND_BY_READING[kind, attack], tmp_path)
 
@@ -345,9 +356,11 @@ def test_a_path_in_an_introduction_is_found_out(honest: Outcome, tmp_path: Path)
 
 
 def test_a_sample_in_place_of_a_mean_is_found_out(tmp_path: Path, monkeypatch: Patch) -> None:
+    """`assert_private` fails for a run whose clients send one feature as a prototype."""
     local_prototypes = ClientAlgorithm.local_prototypes
 
     def with_a_sample(self: ClientAlgorithm[Any]) -> Prototypes:
+        """Return prototypes of which the first is the feature of one sample of its class."""
         true = local_prototypes(self)
         samples = self.client.train_set.inputs[self.client.train_set.labels == true.labels[0]]
         feature = self.model.body(samples[:1]).detach()
@@ -363,7 +376,7 @@ def test_a_sample_in_place_of_a_mean_is_found_out(tmp_path: Path, monkeypatch: P
 
 # -- every byte of every record under every protection is declared, too ---------------------------
 
-ASKED: dict[str, dict[str, Any]] = {
+ASKED: dict[str, dict[str, Any]] = {  # what a run asks for -> its settings
     "nothing": {"keep_best": True, "baselines": "local"},
     "validation": {"validation_fraction": 0.3, "metrics": "auc,recall", "min_class_samples": 3},
     "masks, an early end": {
@@ -381,7 +394,7 @@ METRICS = ("auc", *(f"recall/{label}" for label in range(10)))
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Runs of FedProto that ask for all that a client may tell."""
+    """Make the runs of `ASKED` with FedProto: together they ask for all that a client may tell."""
     small = {"models": "mlp-1", "feature_dim": 16, "test_samples": 20}
     outcomes = {}
     for name, settings in ASKED.items():
@@ -392,7 +405,10 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
 
 
 def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) -> None:
-    """A new handler, record or number fails here, or in its algorithm's test, until declared."""
+    """Runs with all protections have every kind of message and every record, and no other.
+
+    So a new handler, record or number fails here, or in its algorithm's test, until it is declared.
+    """
     seen: dict[str, set[str]] = {}
     for outcome in asked.values():
         for message, reply in outcome.grid.log:
@@ -420,6 +436,7 @@ def test_every_record_that_a_client_can_send_is_read(asked: dict[str, Outcome]) 
 def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
     what: str, present: list[int], uploaded: set[str], asked: dict[str, Outcome]
 ) -> None:
+    """An introduction names all classes, or none with secure aggregation; ledgers are by sample."""
     for message, reply in asked[what].grid.log:
         kind = message.metadata.message_type
         names, arrays = read_anew("fedproto", kind, bytes_of(reply.content))
@@ -430,7 +447,7 @@ def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
             assert not [name for name in report if name.startswith("losses")]
             assert ("epsilon" in report) == (what == "noise")
         if "prototypes" in arrays:
-            assert arrays["prototypes"]["counts"].sum() <= 40
+            assert arrays["prototypes"]["counts"].sum() <= 40  # the training samples
         if kind == MessageType.TRAIN:
             assert names == uploaded
 
@@ -445,7 +462,7 @@ def test_under_differential_privacy_replies_tell_no_losses_and_no_classes(
 
 
 def sent_means(outcome: Outcome) -> np.ndarray:
-    """All numbers of all prototypes that were sent in a run."""
+    """Return all numbers of all prototypes that were sent in a run."""
     numbers = []
     for _, reply in outcome.grid.log:
         if "prototypes" in reply.content:
@@ -456,14 +473,12 @@ def sent_means(outcome: Outcome) -> np.ndarray:
 def test_class_means_under_differential_privacy_are_not_the_true_ones(
     asked: dict[str, Outcome],
 ) -> None:
-    """They are not even near: with 40 samples a large ε still leaves much noise.
-
-    A few coordinates are equal by chance.
-    """
+    """With 40 samples even an ε of 50 leaves much noise in every number of a prototype."""
     true = sent_means(asked["nothing"])
     noisy = sent_means(asked["noise"])
 
     assert np.abs(noisy).mean() > 0.1
+    # a few numbers in float32 are equal by chance
     assert np.isin(noisy, true[true != 0]).mean() < 0.001
 
 
@@ -483,8 +498,8 @@ SAID: dict[Callable[[str], Exception], str] = {
 def test_an_error_says_its_kind_and_nothing_of_the_data(
     kind: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """Whatever fails in whatever part of a round, at a machine with an operator."""
-    # The checkout's own state-dir counts the refusals of a day.
+    """Whatever fails, in whatever part of a round, at a site with an operator."""
+    # the checkout's own state-dir would count the refusals of all tests of a day
     node = {"site-name": "north", "state-dir": str(tmp_path)}
     grid = LocalGrid(run_config(tmp_path), {7: node})
     name = "north" if kind == MessageType.QUERY else ""
@@ -500,10 +515,15 @@ def test_an_error_says_its_kind_and_nothing_of_the_data(
 def test_an_error_names_no_file_of_a_site_and_no_folder(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """An error of training quotes two paths: a site tells the server its kind alone.
+
+    A simulated client shortens paths to file names. The log has the whole text.
+    """
     text = f"cannot open {tmp_path}/private-disk-0/scans/a.png, nor '{Path.home()}/my scans/b.png'"
     monkeypatch.setattr(ClientAlgorithm, "fit", MagicMock(side_effect=OSError(text)))
 
     def reasons(folder: Path, **options: Any) -> set[str]:
+        """Return why the clients of a run fail."""
         rows = rows_without_a_reply(small_config(folder, "local"), CLIENTS, **options)
         found: set[str] = set()
         for row in rows:
@@ -524,7 +544,10 @@ def test_an_error_names_no_file_of_a_site_and_no_folder(
 def unequal(
     folder: Path, algo: str, least: int, node: dict[str, Any] | None = None, **settings: Any
 ) -> Outcome:
-    """Three clients with classes of one sample and of many."""
+    """Make a run of three sites that have some classes of one sample and some of many.
+
+    ``least`` is the run's min-class-samples, and ``node`` stands in every node config.
+    """
     data = {
         "dataset": "digits",
         "partition": "dirichlet",
@@ -542,7 +565,7 @@ def unequal(
 
 
 def client_asked(outcome: Outcome, message: Message) -> Any:
-    """The client of a message, with its data."""
+    """Return the client that a message was sent to, with its data."""
     node = outcome.grid.nodes[message.metadata.dst_node_id]
     return client_of(outcome.grid.run_config, **node)
 
@@ -551,9 +574,10 @@ def client_asked(outcome: Outcome, message: Message) -> Any:
     "algo", [algo for algo, one in DECLARED.items() if one.prototypes or one.label_counts]
 )
 def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) -> None:
-    """Neither introductions nor uploads tell of them, and clusters have as many samples, too.
+    """The sites demand six samples of a class, where the run asks for two only.
 
-    All else arrives.
+    Neither introductions nor uploads tell of smaller classes; of larger ones they tell. Where a
+    class has several prototypes, each is of a cluster of six samples or more.
     """
     least = 6
     outcome = unequal(tmp_path, algo, 2, {"min-class-samples": least})
@@ -566,9 +590,9 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
         client = client_asked(outcome, message)
         counts = np.bincount(client.data.train_labels, minlength=10)
         large = np.flatnonzero(counts >= least).tolist()
-        assert (counts[counts < least] > 0).any()
+        assert (counts[counts < least] > 0).any()  # each client has something to hide
 
-        # of all samples, or the difference would show how many are in small classes
+        # a number of all samples would show how many are in small classes
         assert sites[client.name]["train-samples"] == counts[large].sum()
         for item in recorddict_to_proto(reply.content).items:
             if item.key == "site":
@@ -577,10 +601,10 @@ def test_nothing_is_told_of_classes_with_few_samples(algo: str, tmp_path: Path) 
             if item.key in ("prototypes", "outputs"):
                 arrays = arrays_anew(item.array_record)[1]
                 labels = arrays["labels"]
-                clusters = np.bincount(labels, minlength=10)
+                prototypes_of_class = np.bincount(labels, minlength=10)
                 assert sorted(set(labels.tolist())) == large
                 assert (arrays.get("counts", counts[labels]) >= least).all()
-                assert (clusters <= counts // least).all()
+                assert (prototypes_of_class <= counts // least).all()
                 classes_told += len(large)
             if item.key == "label_counts":
                 told = arrays_anew(item.array_record)[1]["counts"]
@@ -613,6 +637,7 @@ def test_the_least_number_of_a_site_must_be_a_number(tmp_path: Path) -> None:
 
 
 def test_a_client_without_a_large_class_says_so_at_once(tmp_path: Path) -> None:
+    """With min-class-samples = 999 there is nothing that it may tell of."""
     config = run_config(tmp_path, min_class_samples=999)
     assert client_of(config, **{"site-name": "north"}).stated_samples == 0
     for algo in ("fedproto", "fedavg"):
@@ -622,12 +647,16 @@ def test_a_client_without_a_large_class_says_so_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("least", [3, 25])
 def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_path: Path) -> None:
-    """Fewer than 20, or than ``min-class-samples`` if that is more; those of more do."""
+    """Few are fewer than 20, or than ``min-class-samples`` if that is more.
+
+    Where all small classes together have so few, the smallest of the others is left out, too.
+    """
     sizes = {"total_samples": 1500, "test_samples": 240, "alpha": 0.3}
     outcome = unequal(tmp_path, "fedproto", least, metrics="recall,auc", **sizes)
 
     recalls_seen = 0
-    for message, reply in outcome.grid.log[CLIENTS:]:
+    introductions = CLIENTS  # come first
+    for message, reply in outcome.grid.log[introductions:]:
         report = reply.content["report"]
         told = {name.rpartition("/")[2] for name in report if "/recall/" in name}
         counts = np.bincount(client_asked(outcome, message).data.test_labels, minlength=10)
@@ -644,7 +673,10 @@ def test_recalls_of_classes_with_few_test_samples_do_not_leave(least: int, tmp_p
 def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
     least: int, test_samples: int, tmp_path: Path
 ) -> None:
-    """Fewer than 20, or than ``min-class-samples``; each of test and of validation samples."""
+    """Few are fewer than 20, or than ``min-class-samples``, of test and of validation samples each.
+
+    Without figures the run goes on to its end, and makes its report.
+    """
     settings = {
         "total_samples": 900,
         "test_samples": test_samples,
@@ -660,12 +692,10 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
     assert outcome.summary["accuracy"] == outcome.summary["metrics"] == {}
     assert (outcome.folder / "report.html").exists()
 
-    reports = [
-        reply.content["report"]
-        for _, reply in outcome.grid.log[CLIENTS:]
-        if "report" in reply.content
-    ]
-
+    reports = []
+    for _, reply in outcome.grid.log:
+        if "report" in reply.content:
+            reports.append(reply.content["report"])
     assert reports
 
     for report in reports:
@@ -675,8 +705,9 @@ def test_no_figure_of_few_samples_leaves_and_the_run_does_without(
 
 
 def test_classes_are_told_at_joining_only_where_uploads_will_tell_them(tmp_path: Path) -> None:
+    """Clients with five classes of ten introduce themselves with these, or with none."""
     for algo, declared in DECLARED.items():
-        site = client_of(small_config(tmp_path, algo), 1)
+        site = client_of(small_config(tmp_path, algo), partition=1)
         held = sorted(set(site.data.train_labels.tolist()))
         assert len(held) == 5
         assert list(card_of(site, 1, "").present) == (held if declared.tells_classes else [])

@@ -25,7 +25,10 @@ class Killed(BaseException):
 
 
 def on_message(kind: str, number: int) -> Tamper:
-    """The server dies when some clients have done their work of a round, and others have not."""
+    """Let the server die when the second reply to a message of this kind and round is ready.
+
+    Then some clients have done their work, and others have not.
+    """
     seen: list[Message] = []
 
     def tamper(message: Message, reply: Message) -> Message:
@@ -40,7 +43,10 @@ def on_message(kind: str, number: int) -> Tamper:
 
 @contextmanager
 def dying_call(owner: object, name: str, number: int, *, after: bool) -> Iterator[None]:
-    """The server dies in the place of a call for a round, or right after it."""
+    """Let the server die where it calls ``owner.name`` for round ``number``.
+
+    With ``after`` it dies right after the call, otherwise in its place.
+    """
     original: Callable[..., Any] = getattr(owner, name)
 
     def call(*arguments: Any) -> Any:
@@ -56,7 +62,7 @@ def dying_call(owner: object, name: str, number: int, *, after: bool) -> Iterato
 
 
 def round_of(arguments: tuple[Any, ...]) -> int:
-    """The round of a call, which is among its arguments."""
+    """Return the round of a call, which is the only whole number among its arguments."""
     (number,) = {one for one in arguments if type(one) is int}
     return number
 
@@ -74,7 +80,10 @@ PLACES = (TRAINING, *CALLS)
 
 
 def stop(config: dict[str, Any], place: str, number: int, run_id: int = 1) -> None:
-    """Run until the server dies at a place of a round, or of the final evaluation after so many."""
+    """Run until the server dies at one of `PLACES` of round ``number``.
+
+    At the place `FINAL` it dies in the final evaluation after so many rounds.
+    """
     if place in CALLS:
         owner, name, after = CALLS[place]
         with dying_call(owner, name, number, after=after), pytest.raises(Killed):
@@ -94,7 +103,7 @@ def on_round(number: int, node: int, change: Any) -> Tamper:
 
 
 def meanwhile(event: Callable[[], object]) -> Change:
-    """The honest reply arrives, and this has happened before."""
+    """Let something happen before the honest reply arrives."""
 
     def change(message: Message, reply: Message) -> Message:
         event()
@@ -106,7 +115,11 @@ def meanwhile(event: Callable[[], object]) -> Change:
 def a_round_late(
     grids: list[LocalGrid], rounds: str, asks: str = MessageType.TRAIN, node: int = 1001
 ) -> Tamper:
-    """In these rounds a node's reply arrives while the next round waits for another client."""
+    """Let a node's reply in these rounds arrive while the next round waits for another client.
+
+    ``rounds``: their digits, so ``"13"`` is rounds 1 and 3. ``grids`` has the grid of the run once
+    it has started. ``asks`` is the kind of the message during which the reply arrives.
+    """
     held: list[Message] = []
 
     def tamper(message: Message, reply: Message) -> Message | None:
@@ -115,7 +128,8 @@ def a_round_late(
         if is_slow and facts.group_id in rounds:
             held.append(reply)
             return None
-        if facts.message_type == asks and held and held[0].metadata.group_id != facts.group_id:
+        is_next_round = held and held[0].metadata.group_id != facts.group_id
+        if facts.message_type == asks and is_next_round:
             late = held.pop()
             grids[0]._ready[late.metadata.reply_to_message_id] = late
         return reply
@@ -127,7 +141,7 @@ fails = failing(0, "actor died")
 
 
 def flip_a_bit(path: Path, bit: int) -> None:
-    """What a bad disk does; a bit below 0 is counted from the end."""
+    """Flip a bit of a file, as a bad disk does; a negative number is counted from the end."""
     content = bytearray(path.read_bytes())
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)

@@ -123,7 +123,10 @@ for _algo, _declared in DECLARED.items():
 
 
 def left_behind(folder: Path, changes: dict[str, Any]) -> object:
-    """Everything that a run of ``SMALL`` with these settings leaves, but the time that it took."""
+    """Make a run of `SMALL` with these settings, and return all that must repeat in another.
+
+    These are its rows of metrics without times, and digests of the tensors that it leaves.
+    """
     settings = SMALL | changes
     clients = settings.pop("clients")
     outcome = run_federation(run_config(folder, **settings), clients)

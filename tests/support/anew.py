@@ -40,9 +40,11 @@ def bytes_of(content: RecordDict) -> bytes:
 def read_anew(
     algo: str, kind: str, text: bytes, metrics: tuple[str, ...] = ()
 ) -> tuple[set[str], dict[str, dict[str, np.ndarray]]]:
-    """Read the declared values of a reply, write them anew, and compare.
+    """Read the declared values of a reply, write them anew, and refuse it if the bytes differ.
 
-    Return the names of the records, and the arrays read.
+    ``text`` are the bytes of the reply to a message of this ``kind``, in a run of ``algo`` that
+    asks for ``metrics``. Return the names of its records, without the head of the audit log that
+    every reply of a site has, and record -> name -> array.
     """
     training = kind == MessageType.TRAIN
     message = proto.RecordDict.FromString(text)
@@ -51,7 +53,7 @@ def read_anew(
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for item in message.items:  # in the order found
         name = item.key
-        if name not in {*RECORDS[kind], "audit"}:
+        if name not in {*RECORDS[kind], "audit"}:  # left out here, it makes the bytes differ
             continue
         written = proto.RecordDict.Item(key=name)
         if name == "audit":
@@ -77,7 +79,7 @@ def read_anew(
 
 
 def head_anew(record: Any) -> Any:
-    """The head of a site's audit log, a SHA-256."""
+    """Return the record anew: the head of a site's audit log, a SHA-256, and nothing else."""
     (item,) = record.items
     assert item.key == "head"
     assert re.fullmatch("[0-9a-f]{64}", item.value.string)
@@ -85,7 +87,7 @@ def head_anew(record: Any) -> Any:
 
 
 def bytes_anew(size: int, record: Any) -> Any:
-    """So many bytes for each of several sites."""
+    """Return the record anew: ``size`` bytes for each of several sites."""
     anew = proto.ConfigRecord()
     for item in record.items:
         assert re.fullmatch(r"site-\d+", item.key), "an undeclared field"
@@ -99,14 +101,15 @@ def _config_item(key: str, **value: Any) -> Any:
 
 
 def arrays_anew(record: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    """Each array rebuilt from its numbers."""
+    """Return the record anew, each array rebuilt from its numbers, and name -> array."""
     anew = proto.ArrayRecord()
     arrays = {}
     for item in record.items:
         array = item.value
         dtype = {"float32": "<f4", "float64": "<f8", "int64": "<i8"}[array.dtype]
         shape = tuple(array.shape)
-        assert len(array.data) == int(dtype[2]) * math.prod(shape), "bytes beyond the shape"
+        bytes_a_number = int(dtype[-1])
+        assert len(array.data) == bytes_a_number * math.prod(shape), "bytes beyond the shape"
         values = np.frombuffer(array.data, dtype).reshape(shape)
         data = values.astype(dtype).tobytes()
         rebuilt = proto.Array(dtype=array.dtype, shape=values.shape, stype=RAW, data=data)
@@ -116,7 +119,7 @@ def arrays_anew(record: Any) -> tuple[Any, dict[str, np.ndarray]]:
 
 
 def report_anew(record: Any, allowed: set[str]) -> Any:
-    """Single numbers under declared names."""
+    """Return the record anew: single numbers under the ``allowed`` names."""
     anew = proto.MetricRecord()
     for item in record.items:
         assert item.key in allowed, f"an undeclared number {item.key}"
@@ -137,7 +140,7 @@ KINDS = {
 
 
 def site_anew(record: Any) -> Any:
-    """The declared fields of an introduction, all of them."""
+    """Return the record anew: the declared fields of an introduction, all of them, in order."""
     anew = proto.ConfigRecord()
     assert [item.key for item in record.items] == list(SITE), "an undeclared field"
     for item in record.items:

@@ -33,7 +33,7 @@ Change = Callable[[Message, Message], Message]
 
 
 def by(nodes: Mapping[int, Change], kind: str = MessageType.TRAIN) -> Tamper:
-    """Change every reply of this kind of these nodes."""
+    """Change every reply of this kind that comes from one of ``nodes``: node -> what it does."""
 
     def tamper(message: Message, reply: Message) -> Message:
         change = nodes.get(message.metadata.dst_node_id)
@@ -47,7 +47,7 @@ def by(nodes: Mapping[int, Change], kind: str = MessageType.TRAIN) -> Tamper:
 def when(
     change: Any, kind: str | None = None, node: int | None = None, number: int | None = None
 ) -> Tamper:
-    """Change the replies of this kind, node and round; None stands for any."""
+    """Change the replies of this kind, of this node and in this round; None stands for any."""
 
     def tamper(message: Message, reply: Message) -> Any:
         is_chosen = (
@@ -65,7 +65,7 @@ def both(first: Change, then: Change) -> Change:
 
 
 def everywhere(prototypes: Change, weights: Change) -> Change:
-    """Make each change where there is something to change."""
+    """Make the first change in replies with prototypes, and the second in those with weights."""
 
     def change(message: Message, reply: Message) -> Message:
         if "prototypes" in reply.content.array_records:
@@ -80,7 +80,10 @@ def everywhere(prototypes: Change, weights: Change) -> Change:
 def change_sent(
     monkeypatch: Patch, node: int | None, number: int, change: Callable[[Message], None]
 ) -> None:
-    """A hostile server changes what it sends to a node, or to all, in a round and after it."""
+    """Let a hostile server change what it sends from round ``number`` on.
+
+    It does so to one ``node``, or to all if that is None. Lasts as long as ``monkeypatch``.
+    """
     honest_push = MessageExchange._push
 
     def push(self: Any, messages: Any) -> None:
@@ -105,7 +108,7 @@ def empty(message: Message, reply: Message) -> Message:
 
 
 def interrupted(*_: object) -> Any:
-    """Whoever is asked is stopped from outside."""
+    """Stop whoever is asked, as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
@@ -130,7 +133,10 @@ def values_of(array: Array) -> np.ndarray:
 
 
 def in_place(edit: Callable[..., object]) -> Callable[..., Change]:
-    """Of a function that edits a reply, make one of its further arguments that gives a change."""
+    """Turn ``edit(message, reply, …)``, which edits a reply in its place, into a maker of changes.
+
+    The maker takes the arguments after the reply: ``scale(3)`` is then the change that scales by 3.
+    """
 
     @wraps(edit)
     def make_change(*values: Any, **named: Any) -> Change:
@@ -192,26 +198,27 @@ def scaled(factor: float, record_name: str = "prototypes") -> Change:
 
 
 def flipped(num_classes: int) -> Change:
-    """Every prototype is under another class's label: j -> C-1-j."""
+    """Send every prototype under another class's label: C − 1 − j for j, of C classes."""
     return prototypes_with(labels=lambda labels: num_classes - 1 - labels)
 
 
 @in_place
 def flooding(message: Message, reply: Message, rows: int) -> None:
-    """Send its prototypes again, a little different each time, until there are so many rows."""
+    """Send its prototypes again and again, each 5 % different, until there are so many rows."""
     record = reply.content.array_records["prototypes"]
     means = values_of(record["means"])
     labels = values_of(record["labels"])
 
-    copied = np.arange(rows) % len(labels)
+    row_copied = np.arange(rows) % len(labels)
     noise = np.random.default_rng(0).normal(1, 0.05, (rows, means.shape[1]))
 
-    record["means"] = raw((means[copied] * noise).astype(np.float32))
-    record["labels"] = raw(labels[copied])
+    record["means"] = raw((means[row_copied] * noise).astype(np.float32))
+    record["labels"] = raw(labels[row_copied])
 
 
 @in_place
 def weights_scaled(message: Message, reply: Message, factor: float, entry: str = "weights") -> None:
+    """Multiply all floating-point arrays of a record by ``factor``; counters stay as they are."""
     record = reply.content.array_records[entry]
     for name, array in record.items():
         if array.dtype.startswith("float"):
@@ -222,8 +229,8 @@ def weights_scaled(message: Message, reply: Message, factor: float, entry: str =
 
 @in_place
 def reversed_update(message: Message, reply: Message, factor: float) -> None:
-    """Weights w − factor · (w_i − w) instead of w_i, where w is what the client received."""
-    if reply.has_error():  # its own training may diverge from what it has done
+    """Send weights w − factor · (w_i − w) instead of its own w_i, where w are those it received."""
+    if reply.has_error():  # such weights may ruin the model, and with it this client's training
         return
     received = message.content.array_records["weights"]
     sent = reply.content.array_records["weights"]
@@ -236,7 +243,10 @@ def reversed_update(message: Message, reply: Message, factor: float) -> None:
 
 @in_place
 def flipped_head(message: Message, reply: Message, num_classes: int) -> None:
-    """Send the model of a client that has learnt j as C-1-j: its last layer's rows, reversed."""
+    """Send the model of a client that has learnt class j as C − 1 − j, of C classes.
+
+    That is its model with the rows of the last layer in reverse order.
+    """
     record = reply.content.array_records["weights"]
     for name, array in record.items():
         if name.startswith("head.") and array.shape[0] == num_classes:
@@ -247,7 +257,10 @@ def flipped_head(message: Message, reply: Message, num_classes: int) -> None:
 
 
 def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = None) -> Tamper:
-    """These nodes claim so many training samples each, and give each prototype to a wrong class."""
+    """Let these nodes claim so many training samples each, whenever they say a number of samples.
+
+    The uploads are changed by ``lie``, which by default gives each prototype to a wrong class.
+    """
     lie = lie or prototypes_with(means=lambda means: np.roll(means, 1, axis=0).copy())
 
     def share(counts: np.ndarray) -> np.ndarray:
@@ -268,10 +281,10 @@ def claims(samples: int, nodes: Collection[int] = (1003,), lie: Change | None = 
 
 
 class Colluding:
-    """Send what a round's honest clients send on average, less ``z`` standard deviations of theirs.
+    """Send the mean of what a round's honest clients send, less ``z`` of its standard deviations.
 
     Baruch et al., "A Little Is Enough", NeurIPS 2019: each number is one that an honest client
-    might have sent. It must hear the honest first.
+    might have sent. The attackers must reply after the honest clients, so they need the last nodes.
     """
 
     def __init__(self, nodes: Collection[int], z: float = 1.5) -> None:
@@ -281,6 +294,7 @@ class Colluding:
         """Round -> what the honest have sent in it."""
 
     def __call__(self, message: Message, reply: Message) -> Message:
+        """Note what honest clients send after training; change what the attackers send."""
         if message.metadata.message_type != MessageType.TRAIN or reply.has_error():
             return reply
         heard = self.heard.setdefault(message.metadata.group_id, [])
@@ -296,6 +310,7 @@ class Colluding:
         return reply
 
     def _below_the_mean(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Return mean − z · standard deviation of each number over the honest clients."""
         lower = np.mean(values, axis=0) - self.z * np.std(values, axis=0)
         return np.asarray(lower, np.float32)
 
@@ -305,14 +320,15 @@ class Colluding:
                 record[name] = raw(self._below_the_mean([values_of(one[name]) for one in honest]))
 
     def _lie_in_prototypes(self, record: ArrayRecord, honest: list[ArrayRecord]) -> None:
+        """Lie about each class that an honest client has; of several prototypes, use their mean."""
         means = values_of(record["means"]).copy()
         labels = values_of(record["labels"])
         for label in np.unique(labels):
-            votes = []
+            honest_means = []
             for one in honest:
                 is_of_class = values_of(one["labels"]) == label
                 if is_of_class.any():
-                    votes.append(values_of(one["means"])[is_of_class].mean(axis=0))
-            if votes:
-                means[labels == label] = self._below_the_mean(votes)
+                    honest_means.append(values_of(one["means"])[is_of_class].mean(axis=0))
+            if honest_means:
+                means[labels == label] = self._below_the_mean(honest_means)
         record["means"] = raw(means)

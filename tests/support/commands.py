@@ -15,7 +15,7 @@ SCHEMA = json.loads(_SCHEMA_FILE.read_text(encoding="utf-8"))
 
 
 def parsers_of(command: str) -> list[argparse.ArgumentParser]:
-    """The parser of a command, then those of its actions."""
+    """Return the parser of a command, then those of its actions."""
     parser = parser_of(command)
     found = [parser]
     for action in parser._actions:
@@ -25,21 +25,24 @@ def parsers_of(command: str) -> list[argparse.ArgumentParser]:
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: object, status: int = 0) -> Any:
-    """What a command prints, as ``out`` and ``err``; its exit status is this."""
-    capsys.readouterr()
+    """Run a command, which must end with this status; return what it prints (``out``, ``err``)."""
+    capsys.readouterr()  # forget what was printed before
     assert main([*map(str, words)]) == status, words
     return capsys.readouterr()
 
 
 def cells_of(printed: str) -> list[list[str]]:
-    """The rows of the tables that a command prints on a terminal."""
+    """Return the cells of each line that a command prints on a terminal, as between its borders."""
     lines = [line.strip("│┃").split("│") for line in printed.splitlines()]
     return [[cell.strip() for cell in line] for line in lines]
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    """With ``--json``, whatever its exit status: all of it is one object of the schema."""
-    capsys.readouterr()
+    """Run a command with ``--json``; return the object that it prints, which fits the schema.
+
+    Its exit status may be any.
+    """
+    capsys.readouterr()  # forget what was printed before
     main([*words, "--json"])
     content: dict[str, Any] = json.loads(capsys.readouterr().out)
     jsonschema.validate(content, SCHEMA)

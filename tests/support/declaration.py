@@ -49,7 +49,7 @@ class Declared:
 
     @property
     def records(self) -> set[str]:
-        """Names of the array records."""
+        """Return the names of the array records of the upload."""
         names = set(self.beside)
         if self.prototypes:
             names.add(self.record)
@@ -61,17 +61,18 @@ class Declared:
 
     @property
     def tells_classes(self) -> bool:
-        """Its upload shows which classes a client has."""
+        """True if the upload shows which classes a client has."""
         return bool(self.prototypes) or self.label_counts or "moments" in self.beside
 
     @property
     def averages_models(self) -> bool:
-        """Clients must have one architecture."""
-        return (self.weights or self.frozen) and self.of == "model" and "body." not in self.stays
+        """True if whole models, or their bodies, are averaged: clients need one architecture."""
+        sends_model = self.of == "model" and "body." not in self.stays
+        return (self.weights or self.frozen) and sends_model
 
     @property
     def keeps_model(self) -> bool:
-        """The client's own model, or a part of it, comes from nobody else, so it must be kept."""
+        """True if a client must keep its model, since nobody sends it all of it again."""
         if not self.trains:
             return False
         return not self.averages_models or self.own != self.of or bool(self.stays)

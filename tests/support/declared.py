@@ -67,7 +67,10 @@ SITE = {
 
 
 def report_names(algo: str, training: bool, metrics: tuple[str, ...] = ()) -> set[str]:
-    """The names that a report may have, in a run that asks for ``metrics``."""
+    """Return the names that a report may have, in a run that asks for ``metrics``.
+
+    With ``training`` it is the report after training, which also has the losses.
+    """
     asked: list[str] = []
     for inference in INFERENCES:
         asked += [f"{inference}/{metric}" for metric in metrics]

@@ -25,7 +25,11 @@ Accuracies = dict[str, dict[str, float]]
 
 
 def server_of(algo: str, classes: Iterable[Any] = "ab", **changes: Any) -> Any:
-    """The server's half of an algorithm, without a federation; feature-dim is 2 unless given."""
+    """Return the server's half of an algorithm, with all that it needs of a federation faked.
+
+    There is one site, with inputs of three numbers. Features have two unless ``changes``, which
+    are settings, say otherwise.
+    """
     config = default_run_config() | {"algo": algo, "feature-dim": 2, "models": "mlp-1"}
     for key, value in changes.items():
         config[key.replace("__", ".").replace("_", "-")] = value
@@ -43,18 +47,33 @@ def server_of(algo: str, classes: Iterable[Any] = "ab", **changes: Any) -> Any:
 
 
 def upload(site: str, samples: int = 10, **entries: Any) -> Upload:
-    """A site's valid upload in round 1, after training on so many samples."""
+    """Return a site's valid upload in round 1, after training on so many samples.
+
+    ``entries`` are those of its payload.
+    """
     return Upload(site, Payload(**entries), Report(1, samples, 0))
 
 
 def task(kind: TaskType, authority: str | None = None) -> ExecutionSpec:
-    """A task as Flower hands it out; insecure without the certificate of an ``authority``."""
-    insecure = authority is None
-    return ExecutionSpec(kind, "127.0.0.1:1", "token", insecure, authority, True, 1, False, 1)
+    """Return a task as Flower hands it out, insecure without an ``authority``'s certificate."""
+    return ExecutionSpec(
+        task_type=kind,
+        runtime_api_address="127.0.0.1:1",
+        token="token",
+        insecure=authority is None,
+        root_certificates_path=authority,
+        runtime_dependency_install=True,
+        parent_pid=1,
+        suppress_output=False,
+        task_id=1,
+    )
 
 
 def submission(run_id: int, sub_status: str = "failed", details: str = "", **config: Any) -> Any:
-    """A run that was submitted, as a SuperLink knows it: the larger its number, the later."""
+    """Return a run as a SuperLink lists it, submitted ``run_id`` seconds after ten o'clock.
+
+    ``config`` are the settings that it was submitted with.
+    """
     return SimpleNamespace(
         run_id=run_id,
         pending_at=f"2026-11-22T10:{run_id // 60:02}:{run_id % 60:02}+00:00",
@@ -75,10 +94,10 @@ def write_run(
     warnings: Iterable[str] = (),
     division: int = 1,
 ) -> None:
-    """A finished run; the last of ``evaluations`` is the final one.
+    """Write the folder of a finished run with these accuracies; the last are the final ones.
 
-    Site i of n has 10 · (i + 1) test samples. ``validation``: the same on validation data, of which
-    those sites have more that have fewer test samples.
+    The first site has 10 test samples, the second 20, and so on. ``validation`` are accuracies on
+    validation data, of which a site has the more samples the fewer test samples it has.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.toml").write_text("")
@@ -117,7 +136,7 @@ def write_run(
 
 
 def _evaluation(number: int, accuracies: Accuracies) -> dict[str, Any]:
-    """A row of ``metrics.jsonl`` with these accuracies."""
+    """Return a row of ``metrics.jsonl`` with these accuracies; all their summaries are the mean."""
     clients = {}
     kinds: set[str] = set()
     for index, (site, accuracy) in enumerate(accuracies.items()):
@@ -141,7 +160,10 @@ def _evaluation(number: int, accuracies: Accuracies) -> dict[str, Any]:
 
 
 def row(number: int, sites: list[str], kind: str = "round", **more: Any) -> dict[str, Any]:
-    """One row of ``metrics.jsonl``, with both accuracies rising from round to round."""
+    """Return a row of ``metrics.jsonl`` whose accuracies rise from round to round.
+
+    ``more`` are further entries, or others in the place of these.
+    """
     losses = {"total": 1 / number, "cross-entropy": 0.5 / number, "prototype": 0.5 / number}
     clients = {}
     shares = []
@@ -160,6 +182,7 @@ def row(number: int, sites: list[str], kind: str = "round", **more: Any) -> dict
     return {
         "kind": kind,
         "round": number,
+        # clients are evaluated before they train, and at the end once more
         "evaluated-after-round": number - 1 if kind == "round" else number,
         "accuracy": {"head": figures, "prototype": figures},
         "losses": losses,
@@ -182,7 +205,7 @@ def _json_lines(records: Iterable[object]) -> str:
 
 
 def write(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
-    """A run's folder with these rows."""
+    """Write a run's folder with these rows and settings, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {"algo": "fedtgp", "rounds": 9} | settings
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
@@ -194,13 +217,17 @@ def write(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
 def write_prototypes(
     folder: Path, sites: list[str], classes: list[str], rounds: int, **facts: Any
 ) -> None:
-    """What a run records beside its metrics: here random prototypes of 16 numbers."""
+    """Write what a run of FedTGP records of its prototypes, here random ones of 16 numbers.
+
+    ``facts`` are further entries of each site's introduction.
+    """
     rng = np.random.default_rng(0)
     number = len(classes)
 
     margins = []
     for round_number in range(1, rounds + 1):
         overall = rng.uniform(1, 2, number).tolist()
+        # None: no client has the first class
         clients = {site: [None, *rng.uniform(0, 2, number - 1).tolist()] for site in sites}
         margins.append({"round": round_number, "global": overall, "clients": clients})
     (folder / "prototypes.jsonl").write_text(_json_lines(margins), encoding="utf-8")

@@ -59,14 +59,18 @@ class LocalGrid(ProductGrid):
         self.run_config = run_config
         self.nodes = nodes
         self.tamper = tamper
-        self.of_sites: dict[str, Any] = {**CACHE, "approve": False}
+        self.of_sites: dict[str, Any] = {**CACHE, "approve": False}  # defaults of node configs
         if Path.cwd() == ROOT:  # whose folder runs/ would be that of all sites, of all tests
             self.of_sites["state-dir"] = tempfile.mkdtemp(dir=_CACHE.name)
-        self.log: list[tuple[Message, Message]] = []
-        self._sent: dict[str, Message] = {}
-        self._ready: dict[str, Message] = {}
+        self.log: list[tuple[Message, Message]] = []  # each message, and the honest reply to it
+        self._sent: dict[str, Message] = {}  # by the message's id
+        self._ready: dict[str, Message] = {}  # replies, by the id of the message they answer
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Answer messages at once, tamper with the replies, and keep them until they are pulled.
+
+        A message to a node that is gone gets no reply.
+        """
         ids = []
         for message in messages:
             message_id = str(uuid.uuid4())
@@ -89,12 +93,15 @@ class LocalGrid(ProductGrid):
         return ids
 
     def asked(self, message: Message) -> Message:
-        """The honest reply to one message."""
+        """Send one message, and return the honest reply to it."""
         self.push_messages([message])
         return self.log[-1][1]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """What has come; for a node that is gone the error that Flower's SuperLink makes."""
+        """Return replies that are ready, each once; for lost ones there is none.
+
+        For a node that is gone it is the error that Flower's SuperLink makes.
+        """
         replies = []
         for message_id in message_ids:
             if message_id in self._ready:
@@ -104,7 +111,7 @@ class LocalGrid(ProductGrid):
             if message.metadata.dst_node_id not in self.nodes:
                 gone = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
                 reply = Message(gone, reply_to=message)
-                set_sender(reply, 1)
+                set_sender(reply, 1)  # the SuperLink's own number
                 replies.append(reply)
         return replies
 
@@ -121,7 +128,10 @@ class Outcome:
     def exchanged(
         self, kind: str = MessageType.TRAIN, number: int | None = None
     ) -> list[tuple[Message, Message]]:
-        """The messages of a kind, or those of one round, each with its honest reply."""
+        """Return the messages of a kind, each with its honest reply.
+
+        With ``number``, only those of that round.
+        """
         pairs = []
         for message, reply in self.grid.log:
             if message.metadata.message_type != kind:
@@ -136,9 +146,10 @@ def _rows(file: Path) -> list[dict[str, Any]]:
 
 
 def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
-    """The defaults, small: clients with 30 training and 30 test samples of one domain each.
+    """Return the settings of a small run: two rounds, and 30 training and 30 test samples a client.
 
-    ``batch_size=4`` sets ``batch-size``, ``fedproto__lambda`` a dotted key.
+    Each client has samples of one domain. ``overrides`` are settings: ``batch_size=4`` is
+    ``batch-size``, and ``fedproto__lambda`` is ``fedproto.lambda``.
     """
     config = default_run_config() | {
         "rounds": 2,
@@ -152,7 +163,7 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
         "join-timeout": 20.0,
         "report": False,
     }
-    if "dataset" not in overrides:
+    if "dataset" not in overrides:  # the default data set's images are larger
         config["image-size"] = 16
     for key, value in overrides.items():
         config[key.replace("__", ".").replace("_", "-")] = value
@@ -160,35 +171,41 @@ def run_config(tmp_path: Path, **overrides: Any) -> dict[str, Any]:
 
 
 def settings_of(config: dict[str, Any], node: dict[str, Any] | None = None) -> Settings:
-    """The settings of a run at a node; the defaults where its configuration says nothing."""
+    """Return the settings of a run at a node; what ``config`` leaves out has its default."""
     return Settings.from_run_config(default_run_config() | config, node)
 
 
 def refusal(config: dict[str, Any], node: dict[str, Any] | None = None) -> str:
-    """What is said of settings that cannot be."""
+    """Return the error of settings that are refused."""
     with pytest.raises(SettingsError) as caught:
         settings_of(config, node)
     return str(caught.value)
 
 
 def instructions(number: int = 1, run_id: int = RUN_ID, **entries: Any) -> RecordDict:
-    """What a server says of a round to a site; its entries may be forged."""
+    """Return what a server tells a site about a round; ``entries`` forge some of it.
+
+    By default the run has not been resumed: its history is itself alone.
+    """
     honest = {"run_name": "mine", "run_history": str(run_id), "counted": 0, "part": 1.0}
     return RecordDict({"round": ConfigRecord({"round": number, **honest, **entries})})
 
 
 def reason_in(reply: Message) -> str:
-    """Why there is no reply, as the server reads it; "" where there is one."""
+    """Return why a client has refused, as the server reads it, or "" if it has not."""
     return refusal_in(reply).text if reply.has_error() else ""
 
 
 def rows_without_a_reply(
     config: dict[str, Any], clients: int = 4, **options: Any
 ) -> list[dict[str, Any]]:
-    """The rows of a run which fails because no client has sent a valid reply."""
+    """Make a run that fails because no client sends a valid reply; return the rows of its rounds.
+
+    ``options`` are those of `run_federation`.
+    """
     for_several = r"no client has sent one valid reply: .*; the first reason"
     for_one = r"all clients failed in round 1, for one reason"
-    error = rf"({for_several}|{for_one}): (?!none)"
+    error = rf"({for_several}|{for_one}): (?!none)"  # the reason is there, and is not None
     with pytest.raises(FederationError, match=error):
         run_federation(config, clients, **options)
     (file,) = Path(config["out-dir"]).glob("*/metrics.jsonl")
@@ -203,9 +220,10 @@ def run_federation(
     run_id: int = RUN_ID,
     on_grid: Callable[[LocalGrid], None] | None = None,
 ) -> Outcome:
-    """Run the ServerApp on ``clients`` in this process, or on ``nodes``.
+    """Run the ServerApp in this process, on so many simulated ``clients`` or on ``nodes``.
 
-    The folder of results must hold no other run but baselines.
+    ``on_grid`` is called with the grid before the run. The folder of results must hold no other
+    run but baselines.
     """
     if not nodes:
         nodes = {1000 + i: {"partition-id": i, "num-partitions": clients} for i in range(clients)}
@@ -224,6 +242,9 @@ def run_federation(
 def client_of(
     config: dict[str, Any], partition: int = 0, clients: int = 3, **node: Any
 ) -> Workshop:
-    """A client of a run with its data and model, simulated unless a node config is given."""
+    """Return a client of a run with its data and model.
+
+    It is simulated, with this ``partition`` of the data, unless ``node`` gives a node config.
+    """
     facts = node or {"partition-id": partition, "num-partitions": clients}
     return open_workshop(open_client(Context(RUN_ID, 7, facts, RecordDict(), config)))

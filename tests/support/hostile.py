@@ -28,7 +28,7 @@ FEATURES = raw(np.zeros((30, 64), np.float32))
 
 
 def rows(number: int) -> Change:
-    """So many prototypes of one class, in proper order."""
+    """Send so many prototypes, all of class 0 and of one sample each."""
     return prototypes_with(
         means=lambda means: np.ones((number, means.shape[1]), np.float32),
         labels=lambda _: np.zeros(number, np.int64),
@@ -43,16 +43,17 @@ def class_it_lacks(labels: np.ndarray) -> np.ndarray:
 
 
 def as_said(shape: tuple[int, ...]) -> Change:
-    """The honest bytes, which are said to be of this shape."""
+    """Send the honest bytes of the means, and say that they have this shape."""
     return prototypes_with(means=lambda means: Array("float32", shape, RAW, means.tobytes()))
 
 
 def with_truth_value(means: np.ndarray) -> Array:
+    """Return the honest means with ``True`` in their shape, which Python takes for a 1."""
     return Array("float32", (len(means), True * 64, True), RAW, means.tobytes())
 
 
 def with_bytes(values: bytes, stype: str = RAW) -> Change:
-    """These bytes in place of the means, which they are said to be."""
+    """Send these bytes, and say that they are the means, in the encoding ``stype``."""
     return prototypes_with(means=lambda means: Array("float32", means.shape, stype, values))
 
 

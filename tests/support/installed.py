@@ -14,7 +14,10 @@ def pyproject() -> dict[str, Any]:
 
 
 def install_into(folder: Path) -> Path:
-    """Make ``folder`` a site-packages that holds it: its modules, and its wheel's ``dist-info``."""
+    """Install the package into ``folder``, as into a site-packages, and return the folder.
+
+    That is its modules, and the ``dist-info`` that its wheel would have.
+    """
     content = pyproject()
     without_caches = shutil.ignore_patterns("__pycache__")
     for package in content["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:

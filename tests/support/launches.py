@@ -18,10 +18,13 @@ def none(run: Run) -> bool:
 class Launcher:
     """Notes each run that it gets, and calls ``finish``, which writes what a run leaves."""
 
-    damaged = False  # what is to be resumed cannot be
+    damaged = False  # True: a run that is to be resumed cannot be
 
     def __init__(self, broken: Which = none, interrupt_at: int = 0, **changes: Any) -> None:
-        """Runs that are ``broken`` fail; the n-th is stopped by Ctrl-C after a checkpoint."""
+        """Let runs fail that are ``broken``, and Ctrl-C stop the run number ``interrupt_at``.
+
+        0 stops none. That run leaves a checkpoint. ``changes`` are attributes, such as ``damaged``.
+        """
         self.runs: list[Run] = []
         self.resumed: list[str] = []
         self.broken = broken
@@ -35,6 +38,7 @@ class Launcher:
     def __call__(
         self, run: Run, folder: Path, resume: bool, on_round: Callable[[int], None]
     ) -> Failed | None:
+        """Take the place of what makes one run: return its failure, or None if it has finished."""
         run_folder = folder / run.name
         assert run_folder.exists() is resume
         self.runs.append(run)

@@ -33,7 +33,7 @@ class Block:
 
 
 def blocks_of(readme: Path) -> list[Block]:
-    """All ``sh`` blocks, in order."""
+    """Return all ``sh MACHINE`` blocks of a page, in order."""
     fenced = r"^```sh (\w+)( service)?\n(.*?)^```$"
     found = re.findall(fenced, readme.read_text(encoding="utf-8"), re.M | re.S)
     return [Block(machine, bool(service), text) for machine, service, text in found]
@@ -54,16 +54,16 @@ class Machines:
             copy_checkout(self.checkout(machine))
 
     def _ports(self) -> tuple[int, int]:
-        """Where the SuperLink and the door listen."""
+        """Return the ports of the SuperLink and of the door; without a door they are one."""
         superlink = free_port()
         if HAPROXY.exists():
             return superlink, free_port()
         return superlink, superlink
 
     def _substitutions(self, machine: str) -> dict[str, str]:
-        """Everything in which the blocks that are run differ from those that are read.
+        """Return text in the README's blocks -> what a test on one computer runs in its place.
 
-        A site's are those of north.
+        The README shows one site, north, so the other site runs north's blocks under its own name.
         """
         substitutions = {
             "superlink.example.org": "localhost",
@@ -95,7 +95,11 @@ class Machines:
         return env
 
     def script(self, machine: str, text: str) -> list[str]:
-        """The command that runs a block on a machine."""
+        """Return the command that runs a block on a machine, with that machine's names and ports.
+
+        On the SuperLink's machine the README's ``preamble`` block, which sets variables, goes
+        before each.
+        """
         for before, after in self.settings[machine].items():
             text = text.replace(before, after)
         if machine == "superlink":
@@ -110,15 +114,15 @@ class Machines:
     def run(
         self, machine: str, text: str, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
-        """A block as a step."""
+        """Run a block on a machine to its end."""
         place = {"cwd": self.checkout(machine), "env": self.environment(machine)}
         command = self.script(machine, text)
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **place)
 
     def serve(self, machine: str, text: str) -> None:
-        """A block as a service, whose log is ``<machine>-<number>.log``.
+        """Start a block as a service of a machine, whose log is ``<machine>-<number>.log``.
 
-        A door that is not installed does not run.
+        The block of the door is left out where HAProxy is not installed.
         """
         if str(HAPROXY) in text and not HAPROXY.exists():
             return
@@ -145,39 +149,42 @@ class Machines:
         self.wait_for(self.door)
 
     def end_of(self, machine: str, text: str, log: Path) -> tuple[int, str]:
-        """The exit status and the output of a service that should end by itself."""
+        """Return the exit status and the output of a service that ends by itself in a minute."""
         with self._started(machine, text, log) as service:
             status = service.wait(timeout=60)
         return status, log.read_text()
 
     def carry(self, source: str, target: str, name: str) -> None:
-        """A file from one machine to another."""
+        """Copy a file of ``certs`` from one machine to another."""
         goal = self.checkout(target) / "certs" / name
         goal.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(self.checkout(source) / "certs" / name, goal)
 
     def wait_for(self, port: int) -> None:
-        """Until a port of the SuperLink's machine answers ``/health``."""
+        """Wait until a port of the SuperLink's machine answers ``/health``."""
         check = f"HEALTH_URLS=https://127.0.0.1:{port}/health "
         check += "SSL_CERT_FILE=certs/ca.crt python docker/health.py"
         wait_until(lambda: self.run("superlink", check).returncode == 0, self.logs, timeout=60)
 
     def step(self, machine: str, text: str) -> None:
-        """A block as a step that must succeed."""
+        """Run a block on a machine; it must succeed."""
         done = self.run(machine, text)
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}\n{self.logs()}"
 
     def approve(self, site: str, study: str) -> None:
-        """What a site's operator types when a run waits for approval."""
+        """Type what a site's operator types when a run waits for approval."""
         self.step(site, f"protofl site approve {study} --node-config north.toml")
 
     def set_up(self) -> None:
-        """The README up to its chapter "A run"; each site has 300 images of its own."""
+        """Do what the README says up to its chapter "A run".
+
+        Each site has 300 images of its own.
+        """
         for number, site in enumerate(SITES):
             own_rows = slice(300 * number, 300 * (number + 1))
             write_digits(self.folder / "data" / site / "ward", own_rows)
 
-        *setup, _ = [block for block in blocks_of(README) if block.machine != "preamble"]
+        *setup, _run = [block for block in blocks_of(README) if block.machine != "preamble"]
         for block in setup:
             if block.machine == "north":
                 for site in SITES:
@@ -197,7 +204,8 @@ class Machines:
             self.serve(site, block.text)
         else:
             self.step(site, block.text)
-        if "--node " in block.text:
+        makes_node_key = "--node " in block.text
+        if makes_node_key:  # people send each other these two files
             self.carry("superlink", site, "ca.crt")
             self.carry(site, "superlink", f"nodes/{site}.pub")
 
@@ -208,7 +216,7 @@ class Machines:
 
 
 def copy_checkout(target: Path) -> None:
-    """What makes a checkout that can be run and submitted."""
+    """Copy those files of the project with which it can be run and submitted."""
     for name in ("client_app", "server_app", "protofl_common", "configs", "docker"):
         ignored = shutil.ignore_patterns("__pycache__", "extra")
         shutil.copytree(ROOT / name, target / name, ignore=ignored, dirs_exist_ok=True)
@@ -217,7 +225,10 @@ def copy_checkout(target: Path) -> None:
 
 
 def changed_checkout(target: Path) -> Path:
-    """A checkout in both of whose halves whoever submits it has added a line."""
+    """Copy a checkout to ``target``, and add to both halves a line that tells if they ever run.
+
+    The line makes the file ``was-here`` in the Flower home of the process that imports the half.
+    """
     copy_checkout(target)
     added = "\nimport os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], 'was-here').touch()\n"
     for half in ("client_app", "server_app"):
@@ -227,10 +238,11 @@ def changed_checkout(target: Path) -> Path:
 
 
 def write_digits(folder: Path, rows: slice, classes: int = 10) -> None:
-    """CLASS/image.png, enlarged."""
+    """Write these rows of scikit-learn's digits as ``CLASS/INDEX.png``, enlarged to 28×28."""
     digits = load_digits(n_class=classes)
     labels = digits.target[rows]
     for index, digit in enumerate(digits.images[rows]):
         path = folder / str(labels[index]) / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((digit * 15.9).astype(np.uint8)).resize((28, 28)).save(path)
+        pixels = (digit * 15.9).astype(np.uint8)  # 0 to 16 becomes 0 to 254
+        Image.fromarray(pixels).resize((28, 28)).save(path)

@@ -22,6 +22,7 @@ def settings(**changes: object) -> TrainingSettings:
 
 
 def some_data(n: int = 23) -> Samples:
+    """Return n random images of 8×8 pixels with labels of four classes, always the same."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(n, 1, 8, 8, generator=generator)
     labels = torch.randint(0, 4, (n,), generator=generator)
@@ -33,7 +34,7 @@ def some_model(arch: str = "cnn4") -> SplitModel:
 
 
 def linear(width: int = 2) -> SplitModel:
-    """z = w x with w = 0, from so many numbers to one."""
+    """Return the model z = w x with w = 0, from ``width`` numbers x to one."""
     body = nn.Linear(width, 1, bias=False)
     nn.init.zeros_(body.weight)
     return SplitModel(body, nn.Identity())
@@ -53,14 +54,15 @@ def dp_step(
     persons: Persons | None = None,
     **changes: object,
 ) -> PrivateStep:
-    """A private step of plain SGD with lr = 1, of so many samples, or persons.
+    """Return a private step of plain SGD with lr = 1, for training on so many samples.
 
-    ``noise`` takes the place of the least that keeps ε; ``changes`` are settings of privacy.
+    With ``persons``, ``samples`` is their number. ``noise`` takes the place of the least that
+    keeps ε; ``changes`` are settings of privacy.
     """
-    plan = plan_of(privacy(**changes), samples, batch_size, 1, (0,), 0)
+    plan = plan_of(privacy(**changes), samples, batch_size, epochs=1, tables=(0,), evaluate_every=0)
     if noise is not None:
-        plan = dataclasses.replace(plan)
-        plan.__dict__["noise"] = noise
+        plan = dataclasses.replace(plan)  # a copy: equal arguments get one plan for all tests
+        plan.__dict__["noise"] = noise  # is a cached property, which now is not computed
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     return PrivateStep([model], optimizer, loss, plan=plan, persons=persons)
 
@@ -86,13 +88,16 @@ def build(
 
 
 def assert_it_learns(model: SplitModel, x: Tensor, lr: float, steps: int) -> None:
-    """Steps of SGD lower the loss under one dropout mask, and move every parameter."""
+    """So many steps of SGD on the inputs x lower the loss, and move every parameter.
+
+    The labels are the classes in turn.
+    """
     y = torch.arange(len(x)) % model.head.out_features
     optimizer = torch.optim.SGD(model.train().parameters(), lr=lr)
     before = [p.clone() for p in model.parameters()]
 
     def loss() -> Tensor:
-        torch.manual_seed(0)
+        torch.manual_seed(0)  # one dropout mask for all steps, so that losses can be compared
         return nn.functional.cross_entropy(model(x), y)
 
     first_loss = loss().detach()

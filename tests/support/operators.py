@@ -16,7 +16,10 @@ PROTOFL = str(BIN / "protofl")
 
 @contextmanager
 def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]) -> Iterator[None]:
-    """The operators of sites with these state folders, who ``approve`` (site, id) what waits."""
+    """Let the operators of sites approve what waits for them, while the block lasts.
+
+    ``folders``: site -> its state folder. ``approve(site, study's id)`` does what an operator does.
+    """
 
     def approve_what_waits() -> None:
         for site, folder in folders.items():
@@ -29,7 +32,10 @@ def approving(folders: Mapping[str, Path], approve: Callable[[str, str], object]
 
 
 def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Those of sites with these node configs, whose state folders are named after them."""
+    """Let the operators of sites with these node configs approve what waits, during a block.
+
+    Each site's state is in ``folder/SITE/state``.
+    """
 
     def approve(site: str, study: str) -> None:
         done(folder, "approve", study, "--node-config", nodes[site])
@@ -38,9 +44,10 @@ def operators(folder: Path, nodes: Mapping[str, str]) -> AbstractContextManager[
 
 
 def study(folder: Path, name: str, sites: Mapping[str, str], **changes: Scalar) -> Path:
-    """A study that Jane has signed; its run ``name`` keeps what strict sites demand.
+    """Write a study that Jane has signed, and return its file.
 
-    Underscores in the ``changes`` of its settings stand for hyphens.
+    Its run, ``name``, keeps what strict sites demand. ``sites``: site -> ``name:public key``.
+    ``changes`` are settings, with underscores for hyphens.
     """
     settings: dict[str, Scalar] = {
         "study": name,
@@ -80,5 +87,5 @@ def study(folder: Path, name: str, sites: Mapping[str, str], **changes: Scalar) 
 
 
 def done(folder: Path, *words: str) -> str:
-    """The output of ``protofl site`` with these words."""
+    """Run ``protofl site`` with these words, and return what it prints; it must succeed."""
     return output_of([PROTOFL, "site", *words], environment(folder / "home"), folder)

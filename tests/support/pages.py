@@ -22,11 +22,11 @@ class Page(HTMLParser):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.source = path.read_text(encoding="utf-8")
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.open: list[str] = []  # tags that are not closed yet, the innermost last
+        self.tags: list[tuple[str, dict[str, str]]] = []  # with their attributes
         self.ids: list[str] = []
-        self.figures: dict[str, str] = {}
-        self.tables: list[list[list[str]]] = []
+        self.figures: dict[str, str] = {}  # id -> the texts in it
+        self.tables: list[list[list[str]]] = []  # rows of cells, the head first
         self.texts: list[str] = []
         self.feed(self.source)
         self.close()
@@ -34,6 +34,7 @@ class Page(HTMLParser):
         self.assert_self_contained()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag, and begin the figure, table, row or cell that it stands for."""
         values = {name: value or "" for name, value in attrs}
         self.tags.append((tag, values))
         if "id" in values:
@@ -70,30 +71,36 @@ class Page(HTMLParser):
 
     @property
     def sections(self) -> list[str]:
-        """Their anchors, in order."""
+        """Return the ids of the page's sections, in order."""
         return [attrs["id"] for tag, attrs in self.tags if tag == "section"]
 
     def svg(self, figure: str) -> str:
-        """The drawing of a figure."""
-        drawing = rf'<figure id="{re.escape(figure)}".*?(<svg.*?</svg>)'
-        return re.search(drawing, self.source, re.DOTALL)[1]
+        """Return the ``<svg>`` element of the figure with this id, as text."""
+        svg_in_figure = rf'<figure id="{re.escape(figure)}".*?(<svg.*?</svg>)'
+        return re.search(svg_in_figure, self.source, re.DOTALL)[1]
 
     def marks(self, figure: str) -> list[int]:
-        """How many marks each cloud of points of a figure has, in the order drawn."""
-        clouds = re.split(r'<g id="[^"]*PathCollection_\d+"', self.svg(figure))[1:]
+        """Return how many marks each scatter plot of a figure has, in the order drawn."""
+        _before, *clouds = re.split(r'<g id="[^"]*PathCollection_\d+"', self.svg(figure))
         numbers = []
         for cloud in clouds:
-            group = re.sub(r"<defs>.*?</defs>", "", cloud.split('<g id="')[0], flags=re.DOTALL)
+            until_next_group = cloud.split('<g id="')[0]
+            group = re.sub(r"<defs>.*?</defs>", "", until_next_group, flags=re.DOTALL)
+            # a marker that is defined once is drawn by <use>, any other as a <path> of its own
             numbers.append(group.count("<use ") or group.count("<path "))
         return numbers
 
     def table(self, *heads: str) -> list[list[str]]:
-        """The rows of the table whose head begins so."""
+        """Return the rows below the head of the one table whose head begins with ``heads``."""
         (found,) = [table for table in self.tables if tuple(table[0][: len(heads)]) == heads]
-        return found[1:]
+        _head, *rows = found
+        return rows
 
     def assert_self_contained(self) -> None:
-        """Nothing is loaded from anywhere, no script runs, no id twice; a figure has a caption."""
+        """Nothing is loaded from anywhere, no script runs, no id stands twice.
+
+        Every figure could be drawn and has a caption, and every drawing a text for screen readers.
+        """
         assert len(set(self.ids)) == len(self.ids), sorted(self.ids)
         for tag, attrs in self.tags:
             assert tag not in FORBIDDEN, tag
@@ -101,7 +108,7 @@ class Page(HTMLParser):
                 assert attrs["role"] == "img"
                 assert attrs["aria-label"]
             for name, value in attrs.items():
-                assert not name.startswith("on"), name
+                assert not name.startswith("on"), name  # onclick and the like run a script
                 self.assert_loads_nothing(name, value)
         (style,) = re.findall(r"<style>(.*?)</style>", self.source, re.DOTALL)
         assert "url(" not in style
@@ -111,11 +118,11 @@ class Page(HTMLParser):
         assert self.source.count(POLICY) == 1
 
     def assert_loads_nothing(self, name: str, value: str) -> None:
-        """An attribute refers to places of this page only, or is an image itself."""
+        """The addresses in an attribute's value are places of this page, or an image in itself."""
         places = []
         if name in LOADING and not value.startswith("data:image/png;base64,"):
             places.append(value)
-        if name != "aria-label":
+        if name != "aria-label":  # is read aloud only
             places += re.findall(r"url\(([^)]*)\)", value)
         for place in places:
             assert place.startswith("#"), place[:80]
@@ -125,9 +132,9 @@ class Page(HTMLParser):
 def drawn(
     function: Callable[[RecordedRun], Iterable[object]], folder: Path, chart: str
 ) -> list[Any]:
-    """What the figure of a ``function`` of the page shows: the arguments of its ``chart``.
+    """Return the positional arguments with which a ``function`` of the report draws its last chart.
 
-    ``chart``: ``line_chart`` or ``heat_map``.
+    The report is of the run in ``folder``, and ``chart`` is ``"line_chart"`` or ``"heat_map"``.
     """
     with patch.object(drawing, chart, wraps=getattr(drawing, chart)) as made:
         assert list(function(RecordedRun(folder)))

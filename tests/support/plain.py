@@ -81,12 +81,18 @@ class PlainClient:
     def batches(
         self, number: int, size: int = BATCH, passes: int = 1, what: str = "train"
     ) -> Iterator[list[int]]:
-        """Rows of the training data, in the order that round ``number`` sees them."""
+        """Yield rows of the training data, in the order in which round ``number`` sees them.
+
+        ``what`` is the purpose that the system names when it seeds this order.
+        """
         generator = torch.Generator().manual_seed(derive_seed(self.seed, what, self.name, number))
         yield from minibatches(len(self.y), size, passes, generator)
 
     def sgd(self, number: int, module: nn.Module | None = None, loss: Loss | None = None) -> None:
-        """A round's steps on the loss of a batch, the model's cross-entropy unless one is given."""
+        """Take a round's steps of SGD on the loss of each batch.
+
+        Without ``module`` and ``loss`` it trains the client's model by cross-entropy.
+        """
         module = (module or self.model).train()
         loss = loss or self.cross_entropy
         velocity = zeros(module)
@@ -103,7 +109,7 @@ class PlainClient:
     def cross_entropy_and(
         self, batch: list[int], term: Callable[[Tensor, int], Tensor | float]
     ) -> Tensor:
-        """The cross-entropy, and the batch's mean of a term of a sample's features and label."""
+        """Return the cross-entropy plus the mean over the batch of ``term(features, label)``."""
         labels = self.labels(batch)
         z = self.model.body(self.x[batch])
         terms = [term(features, label) for features, label in zip(z, labels, strict=True)]
@@ -123,7 +129,7 @@ class PlainClient:
         return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
 
     def accuracy(self, logits: Tensor) -> float:
-        """The share of test samples whose label has the largest of their logits."""
+        """Return the share of test samples whose largest logit is that of their label."""
         hits = [row == label for row, label in zip(logits.argmax(1), self.y_test, strict=True)]
         return float(sum(hits)) / len(hits)
 
@@ -135,9 +141,11 @@ class PlainClient:
         towards: Iterable[Tensor] = (),
         pull: float = 0,
     ) -> None:
-        """v ← μ v + ∇ + λ (θ − w); θ ← θ − η v.
+        """One step of SGD with momentum: v ← μ v + ∇ + λ (θ − w); θ ← θ − η v.
 
-        The weights w are those ``towards`` which θ is pulled, if any, and λ is ``pull``.
+        θ are the model's parameters, ∇ the gradient of the loss, v the ``velocity``, μ the momentum
+        and η the learning rate. The weights w are those ``towards`` which θ is pulled, if any, and
+        λ is ``pull``.
         """
         parameters = list(model.parameters())
         gradients = torch.autograd.grad(loss, parameters)
@@ -161,17 +169,18 @@ class SharingClient(PlainClient):
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Return the cosine of two vectors, 0 for features ``a`` that are all zero."""
     lengths = a.norm().clamp(min=1e-12) * b.norm()
     return (a * b).sum() / lengths
 
 
 def zeros(model: nn.Module) -> list[Tensor]:
-    """One for each of its parameters."""
+    """Return a tensor of zeros for each parameter: the velocity of SGD at its start."""
     return [torch.zeros_like(p) for p in model.parameters()]
 
 
 def cross_entropy(logits: Tensor, labels: list[int]) -> Tensor:
-    """−log softmax at the label, averaged, row by row."""
+    """Return −log softmax at the label, averaged over the rows of ``logits`` [N, C]."""
     logp = torch.log_softmax(logits, dim=1)
     return -sum(logp[row, label] for row, label in enumerate(labels)) / len(labels)
 
@@ -179,7 +188,7 @@ def cross_entropy(logits: Tensor, labels: list[int]) -> Tensor:
 def minibatches(
     count: int, size: int, epochs: int, generator: torch.Generator
 ) -> Iterator[list[int]]:
-    """Rows of so many samples, shuffled anew in every epoch."""
+    """Yield batches of row numbers below ``count``, which are shuffled anew in every epoch."""
     for _ in range(epochs):
         order = torch.randperm(count, generator=generator).tolist()
         for start in range(0, count, size):
@@ -187,7 +196,7 @@ def minibatches(
 
 
 def descend(loss: Tensor, parameters: Sequence[Tensor], lr: float) -> None:
-    """θ ← θ − η ∇."""
+    """One step of plain SGD: θ ← θ − η ∇, with the learning rate η."""
     gradients = torch.autograd.grad(loss, parameters)
     with torch.no_grad():
         for p, g in zip(parameters, gradients, strict=True):
@@ -195,7 +204,7 @@ def descend(loss: Tensor, parameters: Sequence[Tensor], lr: float) -> None:
 
 
 def averaged(states: list[State], sizes: list[int]) -> State:
-    """Σ n_i w_i / Σ n_i."""
+    """Return the mean of weights w_i by sizes n_i, Σ n_i w_i / Σ n_i."""
     shares = [n / sum(sizes) for n in sizes]
     mean = {}
     for name in states[0]:
@@ -208,8 +217,11 @@ def mean_by_samples(clients: Sequence[PlainClient], states: list[State]) -> Stat
 
 
 def by_class(sets: Iterable[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
-    """Class -> what each client that holds it has sent, in the order of classes."""
-    pairs = chain.from_iterable(one.items() for one in sets)
+    """Return class -> what each client that holds it has sent, in ascending order of classes.
+
+    ``sets``: for each client, class -> what it sends of it.
+    """
+    pairs = chain.from_iterable(sent.items() for sent in sets)
     held: dict[Any, list[Any]] = {}
     for label, value in sorted(pairs, key=lambda pair: pair[0]):
         held.setdefault(label, []).append(value)
@@ -217,7 +229,10 @@ def by_class(sets: Iterable[Mapping[Any, Any]]) -> dict[Any, list[Any]]:
 
 
 def class_averages(sets: Iterable[Mapping[Any, tuple[Any, int]]]) -> dict[Any, Any]:
-    """Σ n_i C_i / Σ n_i of each class, over those who hold it."""
+    """Return the mean of each class over the clients that hold it, Σ n_i C_i / Σ n_i.
+
+    ``sets``: for each client, class -> (its prototype C_i, its number of samples n_i).
+    """
     averages = {}
     for label, held in by_class(sets).items():
         total = sum(n for _, n in held)
@@ -226,14 +241,18 @@ def class_averages(sets: Iterable[Mapping[Any, tuple[Any, int]]]) -> dict[Any, A
 
 
 def after_rounds(clients: Sequence[Any], weights: State, rounds: int = 2) -> State:
-    """Each client trains on the weights, whose mean by samples the next round begins with."""
+    """Return the global weights after so many rounds of averaging.
+
+    In each, every client trains from the global weights, and the mean of what they send, by
+    samples, takes their place.
+    """
     for number in range(1, rounds + 1):
         weights = mean_by_samples(clients, [client.train(number, weights) for client in clients])
     return weights
 
 
 def copied(model: nn.Module) -> State:
-    """Its weights as they are now."""
+    """Return a copy of the model's weights, which later training does not change."""
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -242,22 +261,23 @@ def tensors(record: ArrayRecord) -> State:
 
 
 def assert_equal(found: State, wanted: State) -> None:
-    """To the last bit."""
+    """Both have the same tensors, to the last bit."""
     assert found.keys() == wanted.keys()
-    assert [name for name, value in wanted.items() if not torch.equal(found[name], value)] == []
+    different = [name for name, value in wanted.items() if not torch.equal(found[name], value)]
+    assert different == []
 
 
 def assert_close(found: State, wanted: State) -> None:
-    """All of them, up to the rounding of float32."""
+    """Both have the same tensors, up to the rounding of float32."""
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def model_left(folder: Path, site: str) -> State:
-    """The weights of the model that a client leaves after the run."""
+    """Return the weights of the model that a client leaves after the run in ``folder``."""
     (path,) = folder.rglob(f"{site}/model.safetensors")
     weights = {}
     for name, value in load_file(path).items():
-        if name.startswith("model."):
+        if name.startswith("model."):  # the file has other state of the client beside it
             weights[name.removeprefix("model.")] = value
     return weights
 
@@ -268,7 +288,7 @@ def weights_left(outcome: Outcome) -> State:
 
 
 def server_state_left(outcome: Outcome) -> State:
-    """What the server's last checkpoint has."""
+    """Return the tensors of the server's last checkpoint, which has the highest number."""
     return load_file(max((outcome.folder / "checkpoints").glob("*.safetensors")))
 
 
@@ -282,7 +302,11 @@ def assert_models_left(
     common: State | None = None,
     own: str = "model",
 ) -> None:
-    """Each client's ``own`` model after the run, of which the last merge has made a part common."""
+    """Each client has left the script's model, except for the weights that are ``common``.
+
+    These are what the last merge made of a part of all models. ``own`` is the attribute of the
+    script's client that is its model.
+    """
     _runs, folder, *_ = outcome.folder.parents  # in which sites have a folder of their own
     for client in clients:
         wanted = copied(getattr(client, own)) | (common or {})
@@ -290,8 +314,11 @@ def assert_models_left(
 
 
 def assert_accuracy(outcome: Outcome, client: PlainClient, **wanted: float) -> None:
-    """By the ways to predict; a borderline sample may fall to the other side."""
-    one_sample = 1.01 / len(client.y_test)
+    """A client's final accuracy by each way to predict (``head``, ``prototype``) is as wanted.
+
+    It may differ by one test sample, since rounding can put one on the other side of a border.
+    """
+    one_sample = 1.01 / len(client.y_test)  # with a margin for the comparison of floats
     assert outcome.summary["accuracy-of-clients"][client.name] == pytest.approx(
         wanted, abs=one_sample
     )
@@ -300,7 +327,7 @@ def assert_accuracy(outcome: Outcome, client: PlainClient, **wanted: float) -> N
 def assert_prototypes_left(
     outcome: Outcome, wanted: Mapping[int, Any], rtol: float = 1e-3, atol: float = 1e-4
 ) -> None:
-    """One global prototype of each class after the run."""
+    """The run has left one global prototype of each class, and these are as wanted."""
     found = load_file(outcome.folder / "prototypes.safetensors")
     assert found["labels"].tolist() == sorted(wanted)
     means = np.stack([np.asarray(wanted[label]) for label in sorted(wanted)])
@@ -314,9 +341,10 @@ def side_by_side(
     number: int = CLIENTS,
     **settings: Any,
 ) -> tuple[Outcome, list[Any]]:
-    """A run, and a script's clients of the same settings, in which features have 16 numbers.
+    """Make a run, and return it with a script's clients of the same settings, not yet trained.
 
-    ``archs``: the architecture of all clients, or one for each.
+    Features have 16 numbers unless the settings say otherwise. ``kind`` is the class of the
+    script's clients; ``archs`` is the architecture of all clients, or a list with one for each.
     """
     config = run_config(folder, **{"feature_dim": 16} | settings)
     if isinstance(archs, str):
@@ -333,10 +361,12 @@ def side_by_side(
 def runs(
     folder: Path, algos: Sequence[str], number: int = CLIENTS, **settings: Any
 ) -> list[Outcome]:
-    """One of each algorithm."""
-    return [
-        run_federation(run_config(folder / algo, algo=algo, **settings), number) for algo in algos
-    ]
+    """Make one run of each algorithm, with the same settings."""
+    outcomes = []
+    for algo in algos:
+        config = run_config(folder / algo, algo=algo, **settings)
+        outcomes.append(run_federation(config, number))
+    return outcomes
 
 
 UNEQUAL: dict[str, Any] = {
@@ -345,20 +375,26 @@ UNEQUAL: dict[str, Any] = {
     "total_samples": 150,
     "train_samples": 0,
 }
-"""Clients of other sizes and classes."""
+"""Settings under which clients differ in their numbers of samples and in their classes."""
 TINY: dict[str, Any] = {"train_samples": 25, "test_samples": 20, "feature_dim": 16, "lr": 0.02}
 HETEROGENEOUS = ("cnn4", "htcnn-3", "htcnn-1")
 """Three architectures, none with dropout, so that script and system draw the same numbers."""
 
 
 def on_sites(folder: Path, archs: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """Nodes 50, 51, … with an architecture each."""
+    """Return the node configs of nodes 50, 51, …, each with its own architecture.
+
+    Their states are in one folder beside the runs, where `assert_models_left` looks for them.
+    """
     place = {"num-partitions": len(archs), "state-dir": f"{folder}/site"}
     return {50 + i: {"partition-id": i, "arch": arch, **place} for i, arch in enumerate(archs)}
 
 
 def assert_only_weights_travel(outcome: Outcome, names: Collection[str]) -> None:
-    """Down to training and the final evaluation, and up from training: these, and nothing else."""
+    """No arrays travel but weights of these names.
+
+    The server sends them for training and for the final evaluation, and clients after training.
+    """
     for message, reply in outcome.grid.log:
         kind = message.metadata.message_type
         down = [] if kind == MessageType.QUERY else ["weights"]

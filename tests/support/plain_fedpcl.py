@@ -35,7 +35,11 @@ class FedPCLClient(PlainClient):
         )
 
     def train(self, number: int, overall: Table, sets: list[Table]) -> None:
-        """Eq. 8 to 10, with the global prototypes and the sets of all clients."""
+        """Train for a round: Eq. 8 to 10.
+
+        The first term contrasts with the global prototypes, ``overall``, which are empty in the
+        first round; the second is the mean over the ``sets`` of prototypes of all clients.
+        """
         body = self.model.train().body
         velocity = [torch.zeros_like(p) for p in body.parameters()]
         for batch in self.batches(number):
@@ -51,7 +55,10 @@ class FedPCLClient(PlainClient):
             self.step(sum(losses) / len(losses), body, velocity)
 
     def contrast(self, z: Tensor, label: int, table: Table) -> Tensor:
-        """−log [ exp(z·C^y/τ) / Σ_{a ≠ y} exp(z·C^a/τ) ]."""
+        """−log [ exp(z·C^y/τ) / Σ_{a ≠ y} exp(z·C^a/τ) ], where y is the label.
+
+        z and the prototypes C are unit vectors; τ is the temperature.
+        """
         similarities = {}
         for c, prototype in table.items():
             unit = prototype / np.linalg.norm(prototype)
@@ -61,19 +68,25 @@ class FedPCLClient(PlainClient):
         return -torch.log(similarities[label] / others)
 
     def projected(self, r: Tensor) -> np.ndarray:
-        """z of representations, float64 [N, D], in the model's present mode."""
+        """Return the projections z of representations r, float64 [N, D].
+
+        The mode of the model (training or evaluation) is left as it is.
+        """
         with torch.no_grad():
             return self.model.body(r).double().numpy()
 
     def prototypes(self) -> Table:
-        """Eq. 5, of unit vectors."""
+        """Return class -> the mean of its samples' projections, as unit vectors (Eq. 5)."""
         self.model.eval()
         z = self.projected(self.r)
         z /= np.linalg.norm(z, axis=1, keepdims=True)
         return {label: z[rows].mean(0) for label, rows in self.rows_of().items()}
 
     def nearest(self) -> float:
-        """The share of test samples whose nearest own prototype by cosine is of their class."""
+        """Return the share of test samples whose nearest own prototype by cosine is of their class.
+
+        `prototypes` puts the model into evaluation mode.
+        """
         own = self.prototypes()
         hits = 0
         for z, label in zip(self.projected(self.r_test), self.y_test, strict=True):

@@ -5,7 +5,10 @@ from finch import FINCH
 
 
 def coarsest_clusters(rows: np.ndarray) -> list[np.ndarray]:
-    """The means of the clusters of FINCH's last partition; a single row is one."""
+    """Return the means of the clusters of FINCH's last partition, which has the fewest.
+
+    A single row, which FINCH cannot take, is a cluster of its own.
+    """
     cluster_of_row = np.zeros(1)
     if len(rows) > 1:
         partitions, *_ = FINCH(rows, verbose=False)

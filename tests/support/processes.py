@@ -24,7 +24,7 @@ FLOWER = ("flower-supernode",)
 
 
 def free_port() -> int:
-    """A port nobody listens on.
+    """Return a port nobody listens on, from 10,000 to 29,999.
 
     It is below those that the system hands out to connections (on Linux from 32768): the system's
     own choice can be taken by any connection before a process binds it.
@@ -37,7 +37,10 @@ def free_port() -> int:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """A private Flower home, no telemetry, this virtual environment's commands."""
+    """Return the environment of a Flower process, and make the folder of its home.
+
+    It has a private Flower home, no telemetry, and this virtual environment's commands.
+    """
     home.mkdir(parents=True, exist_ok=True)
     return {
         **os.environ,
@@ -50,7 +53,10 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def output_of(words: Sequence[str], env: dict[str, str] | None = None, cwd: Path = ROOT) -> str:
-    """What a command prints, which must succeed; with this process's environment, or another."""
+    """Run a command, which must succeed in 15 minutes, and return what it prints.
+
+    Without ``env`` it has this process's environment.
+    """
     ended = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, f"{words}\n{ended.stdout}{ended.stderr}"
     return ended.stdout
@@ -79,7 +85,10 @@ def wait_until(
 
 @contextmanager
 def repeated(action: Callable[[], object], seconds: float) -> Iterator[None]:
-    """Do something again and again while the block runs, each time after so many seconds."""
+    """Do something again and again in a thread while the block runs, at first after a pause.
+
+    The pause has so many seconds.
+    """
     over = threading.Event()
 
     def repeat() -> None:
@@ -96,7 +105,7 @@ def repeated(action: Callable[[], object], seconds: float) -> Iterator[None]:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody does on a port of this machine."""
+    """True if a process accepts connections on a port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -110,7 +119,10 @@ def wait_for(port: int, started: subprocess.Popen[bytes], log: Path) -> None:
 def process(
     command: list[str], env: dict[str, str], log: Path, cwd: Path = ROOT
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A background process in a group of its own, ended with its children."""
+    """Run a process in the background during the block, in a group of its own.
+
+    At the end it is asked to stop, with its children, and after 15 seconds it is killed.
+    """
     with log.open("wb") as out:
         places = {"cwd": cwd, "env": env, "stdout": out, "stderr": out}
         started = subprocess.Popen(command, start_new_session=True, **places)
@@ -126,7 +138,7 @@ def process(
 
 
 def name_superlink(home: Path, port: int) -> None:
-    """Let ``here`` be the SuperLink on a port, for the `flwr` with this home."""
+    """Let `flwr` with this home find the SuperLink on a port under the name ``here``."""
     (home / "config.toml").write_text(f"""[superlink]
 default = "here"
 
@@ -140,7 +152,10 @@ insecure = true
 def superlink(
     folder: Path, *options: str, env: dict[str, str] | None = None, cwd: Path = ROOT
 ) -> Iterator[Connection]:
-    """A SuperLink on loopback and a connection to it."""
+    """Run a SuperLink on loopback during the block, and yield how to reach it.
+
+    ``options`` are further words of its command.
+    """
     port = free_port()
     env = env or environment(folder / "home")
     name_superlink(Path(env["FLWR_HOME"]), port)
@@ -167,7 +182,7 @@ def supernode(
     program: Sequence[str] = FLOWER,
     cwd: Path = ROOT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A SuperNode of a site, with a Flower home of its own."""
+    """Run a site's SuperNode during the block, with a Flower home and its log in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     command = supernode_command(program, connection.port, node_config)
     with process(command, environment(folder / "home"), folder / "supernode.log", cwd) as started:
@@ -182,24 +197,27 @@ class Connection:
         self.env = env
 
     def _flwr(self, words: Sequence[str], timeout: float) -> subprocess.CompletedProcess[str]:
-        """``flwr`` with these words, to its end."""
+        """Run ``flwr`` with these words to its end."""
         context = {"cwd": ROOT, "env": self.env, "timeout": timeout}
         return subprocess.run(["flwr", *words], capture_output=True, text=True, **context)
 
     def run(self, *options: str, timeout: float = 300, app: Path = ROOT) -> tuple[str, str]:
-        """``flwr run APP here --stream``: its output, and the status of the last run.
+        """Do ``flwr run APP here --stream``; return its output, and the status of the last run.
 
-        The status is ``refused`` if there is no run.
+        The status is ``refused`` if the SuperLink has no run.
         """
         done = self._flwr(["run", str(app), "here", "--stream", *options], timeout)
-        output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+        output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)  # without colours
         listed = self._flwr(["ls", "here", "--format", "json"], timeout=60)
         assert listed.returncode == 0, output + listed.stdout + listed.stderr
         runs = json.loads(listed.stdout)["runs"]
         return output, runs[0]["status"] if runs else "refused"
 
     def simulate(self, clients: int, config: Mapping[str, object], timeout: float = 600) -> str:
-        """Run the app with so many simulated clients, to its end; what it prints."""
+        """Run the app with so many simulated clients to its end, and return what it prints.
+
+        The run must succeed.
+        """
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         federation = f"num-supernodes={clients} client-resources-num-cpus=1"
         options = ["--federation-config", federation, "--run-config", text]
@@ -209,8 +227,8 @@ class Connection:
 
 
 def hear_ctrl_c() -> None:
-    """As a terminal's child does.
+    """Let Ctrl-C interrupt this process, as it does in a terminal.
 
-    A shell's background jobs, and so what tests run in, may ignore SIGINT.
+    A shell lets its background jobs ignore SIGINT, and tests may run in one.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,11 +11,11 @@ CHUNK = 1024  # bytes; at 64 kbit/s an eighth of a second
 
 
 class Relay:
-    """Passes on what comes to its port, late and slowly; who connects may be cut off.
+    """Passes on to the port ``target`` what comes to its own, late and slowly.
 
     ``delay`` is in seconds each way. ``rate`` is in bytes per second, of all connections together,
-    each way. ``idle`` is the time after which a connection that is silent both ways is closed, as a
-    door does. 0 is no limit.
+    each way. ``idle`` is the number of seconds after which a connection that is silent both ways is
+    closed, as a door does. 0 is no limit. `cut` closes all connections.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Relay:
         self._loop.call_soon_threadsafe(self._abort_all)
 
     def has_sent(self, number: int) -> bool:
-        """Return whether more bytes than that have come up the line."""
+        """True if more than so many bytes have come from sites to the SuperLink."""
         return self.bytes_up > number
 
     # -- in the thread of the loop ---------------------------------------------------------------
@@ -64,7 +64,7 @@ class Relay:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result(timeout=10)
 
     async def _end(self) -> None:
-        """Accept nobody any more, and close what is open."""
+        """Accept nobody any more, and close all connections."""
         self._server.close()
         self._abort_all()
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -73,11 +73,13 @@ class Relay:
         await asyncio.gather(*others, return_exceptions=True)
 
     def _abort_all(self) -> None:
-        self.cuts += len(self._open) > 0
+        if self._open:
+            self.cuts += 1
         for writer in self._open:
             writer.transport.abort()
 
     async def _accept(self, site: asyncio.StreamReader, to_site: asyncio.StreamWriter) -> None:
+        """Connect a site to the SuperLink until one of them closes the connection."""
         self.connections += 1
         ends = {to_site}
         self._open |= ends
@@ -101,13 +103,13 @@ class Relay:
     async def _pass(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: str
     ) -> None:
-        """Pass on one way until it ends; what is on its way arrives first."""
+        """Pass on what ``source`` sends until it ends; what is under way arrives before that."""
         on_its_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=64)
         arriving = asyncio.ensure_future(self._arrive(on_its_way, sink))
         try:
             while not arriving.done():
                 data = await asyncio.wait_for(source.read(CHUNK), self.idle or None)
-                if self.rate:
+                if self.rate:  # the line is busy until this chunk is through
                     now = self._loop.time()
                     self._free_at[way] = max(now, self._free_at[way]) + len(data) / self.rate
                     await asyncio.sleep(self._free_at[way] - now)
@@ -124,6 +126,7 @@ class Relay:
     async def _arrive(
         self, on_its_way: "asyncio.Queue[tuple[float, bytes]]", sink: asyncio.StreamWriter
     ) -> None:
+        """Write each chunk to ``sink`` when it is due; an empty one is the end."""
         with suppress(OSError):
             while True:
                 due, data = await on_its_way.get()

@@ -15,7 +15,7 @@ Models = dict[str, dict[str, torch.Tensor]]
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows as far as they must repeat: without seconds."""
+    """Return rows of metrics without the seconds in them, which two equal runs do not share."""
     return [_without_times(row) for row in rows]
 
 
@@ -26,7 +26,10 @@ def _without_times(value: Any) -> Any:
 
 
 def assert_same(found: Outcome, wanted: Outcome) -> None:
-    """Both runs left the same: global results, rows but for times, and all that clients keep."""
+    """Both runs left the same files to the bit, except for times.
+
+    These are global results, rows of metrics, and all that clients keep.
+    """
     for name in ("prototypes.jsonl", "sites.json"):
         assert _text(found.folder / name) == _text(wanted.folder / name), name
     for name in ("prototypes.safetensors", "client-prototypes.safetensors", "weights.safetensors"):
@@ -52,7 +55,7 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def metrics(outcome: Outcome) -> list[tuple[Any, ...]]:
-    """Accuracies and cross-entropy of every client in every round."""
+    """Return (kind of row, site, accuracies, cross-entropy) of every client in every row."""
     figures = []
     for row in outcome.rows:
         for site, client in row["clients"].items():
@@ -62,12 +65,13 @@ def metrics(outcome: Outcome) -> list[tuple[Any, ...]]:
 
 
 def models_left(outcome: Outcome) -> Models:
-    """The models that the sites of a run leave."""
+    """Return the models that the sites of a run leave in its folder."""
     sites = [path.parent.name for path in outcome.folder.glob("clients/*/model.safetensors")]
     return {site: model_left(outcome.folder, site) for site in sites}
 
 
 def assert_same_models(found: Models, wanted: Models) -> None:
+    """Every client of a usual run has the same model in both, to the bit."""
     assert len(wanted) == CLIENTS
     assert found.keys() == wanted.keys()
     for site, model in wanted.items():
@@ -75,7 +79,7 @@ def assert_same_models(found: Models, wanted: Models) -> None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """A digest of each global tensor and each of a client's model, by its file and name."""
+    """Return ``FILE:TENSOR`` -> SHA-256, for each global tensor and each of a client's model."""
     files = sorted([*folder.glob("*.safetensors"), *folder.glob("clients/*/model.safetensors")])
     found = {}
     for file in files:

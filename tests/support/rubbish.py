@@ -34,9 +34,9 @@ WRONG_SHAPES = st.sampled_from([(2, DIM), (-1, DIM), (10**9, DIM), (2**62, 2**62
 
 @st.composite
 def arrays(draw: st.DrawFn) -> Array:
-    """Any array, or one whose description does not fit its bytes."""
+    """Draw any array, or one whose dtype, shape and encoding need not fit its bytes."""
     fits = draw(st.booleans())
-    if fits:
+    if fits:  # a few random bytes, repeated until the shape is full
         numbers = np.frombuffer(draw(st.binary(min_size=1, max_size=8)), np.uint8)
         values = np.resize(numbers, draw(SHAPES)).astype(draw(DTYPES))
         return Array(str(values.dtype), values.shape, RAW, values.tobytes())
@@ -48,10 +48,11 @@ def arrays(draw: st.DrawFn) -> Array:
 
 
 def floats(draw: st.DrawFn, shape: tuple[int, ...]) -> np.ndarray:
-    """Mostly ordinary ones, sometimes with one that is not."""
+    """Draw normal float32 numbers; in one array of five, one may be NaN, infinite or huge."""
     seed = draw(st.integers(0, 2**32 - 1))
     values = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-    if values.size and draw(st.integers(0, 4)) == 0:
+    spoil_one = values.size and draw(st.integers(0, 4)) == 0
+    if spoil_one:
         place = draw(st.integers(0, values.size - 1))
         values.flat[place] = draw(st.floats(width=32))
     return values

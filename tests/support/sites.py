@@ -18,6 +18,7 @@ from tests.support.harness import CACHE, LocalGrid, Tamper, run_config, run_fede
 
 
 def images(folder: Path, *names: str) -> Path:
+    """Write random images of 8×8 pixels under these names; return the folder."""
     for index, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(index).integers(0, 255, (8, 8, 3), dtype=np.uint8)
@@ -26,14 +27,19 @@ def images(folder: Path, *names: str) -> Path:
 
 
 NAMES = ("east", "north", "south")
+EAST = 1
+NORTH = 2
+SOUTH = 3
+"""The nodes of the sites with these names in `Three`."""
 CLASSES = ("benign", "malignant")
-
-
 FILES = [f"benign/{i}.png" for i in range(4)] + [f"malignant/{i}.png" for i in range(4)]
 
 
 class Three:
-    """Sites with eight images each; something is done to south before a run."""
+    """Three sites, unless ``names`` says others, with eight images each.
+
+    Tests do something to the site south before a run.
+    """
 
     def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
         self.folder = folder
@@ -68,20 +74,23 @@ NODE += 'cache-dir="cache" state-dir="state" allow-algorithms="fedproto"'
 
 
 def found(*options: str, node: str = NODE, **asked: str | int) -> list[Finding]:
-    supernode = parser_of("site").parse_args(["check", "--node-config", node, *options])
+    """Return what ``protofl site check`` finds about a run with the settings ``asked``."""
+    arguments = parser_of("site").parse_args(["check", "--node-config", node, *options])
     run_settings = {key.replace("_", "-"): value for key, value in asked.items()}
-    return findings(supernode, node_config(supernode.node_config), run_settings)
+    return findings(arguments, node_config(arguments.node_config), run_settings)
 
 
 def level_of(said: list[Finding], text: str) -> str:
+    """Return the level (`WRONG`, `WARNING` or `FACT`) of the one finding that holds a text."""
     (level,) = [finding.level for finding in said if text in f"{finding.topic} {finding.text}"]
     return level
 
 
 def real_sites(number: int, disk: Path | None = None, **more: Any) -> dict[int, dict[str, Any]]:
-    """Machines with operators that divide a data set: no simulated clients.
+    """Return the node configs of sites 1000, 1001, … that divide a data set among them.
 
-    Each has its state on ``disk``-n.
+    A node with a name is a site with an operator, and no simulated client. The n-th keeps its
+    state in the folder ``disk``-n, if one is given. ``more`` stands in every node config.
     """
     nodes = {}
     for n in range(number):
@@ -96,7 +105,10 @@ JANE = Ed25519PrivateKey.from_private_bytes(b"j" * 32)
 
 
 def named(**folders: Path) -> str:
-    """The setting study-sites for sites with these state folders."""
+    """Return the setting study-sites, ``name:public key,…``, for sites with these state folders.
+
+    A site that has no key yet makes one.
+    """
     sites = []
     for site, folder in folders.items():
         key = site_key(folder, make=True).public_key()
@@ -105,7 +117,10 @@ def named(**folders: Path) -> str:
 
 
 def signed(config: dict[str, Any], **study: Any) -> dict[str, Any]:
-    """The settings as a study that Jane has signed."""
+    """Return the settings as those of the study "heart", which Jane has signed.
+
+    ``study`` are further settings of the study, without their prefix.
+    """
     config = {**config, "study": "heart", "study-by": f"jane:{key_as_text(JANE.public_key())}"}
     for key, value in study.items():
         config[f"study-{key}"] = value

@@ -31,7 +31,7 @@ class Standing:
         processes.name_superlink(folder / "home", self.port)
 
     def start(self, part: str, command: list[str]) -> None:
-        """A part; its log is ``<part>-<number>.log``."""
+        """Start a part in a process group of its own; its log is ``<part>-<number>.log``."""
         number = len(list(self.folder.glob(f"{part}-*.log")))
         env = processes.environment(self.folder / f"home-{part}") | {"OMP_NUM_THREADS": "1"}
         log = self.folder / f"{part}-{number}.log"
@@ -45,7 +45,7 @@ class Standing:
         self.wait(lambda: processes.listens(self.port), timeout=60)
 
     def start_worker(self, program: str = "flower-superexec") -> None:
-        """What runs the server's half of each run."""
+        """Start the worker, which runs the server's half of each run."""
         address = f"127.0.0.1:{self.port}"
         command = [*program.split(), "--insecure", "--runtime-api-address", address]
         self.start("worker", command)
@@ -59,9 +59,10 @@ class Standing:
         program: str = "flower-supernode",
         port: int = 0,
     ) -> None:
-        """A SuperNode; its state is kept in ``state``, or under the federation's folder.
+        """Start the SuperNode of a site that has partition ``partition`` of ``partitions``.
 
-        ``port`` is where it finds the SuperLink, if that is a relay's.
+        Its state is kept in ``state``, or under the federation's folder. ``port`` is where it
+        finds the SuperLink: a relay's, or 0 for the SuperLink's own.
         """
         state = state or self.folder / "state"
         facts = f'site-name="{site}" partition-id={partition} num-partitions={partitions}'
@@ -70,7 +71,7 @@ class Standing:
         self.start(site, command)
 
     def kill(self, part: str) -> None:
-        """SIGKILL for all processes of a part."""
+        """Send SIGKILL to all processes of a part, and wait until they are gone."""
         family = self.family(part)
         for member in family:
             with suppress(psutil.NoSuchProcess):
@@ -79,7 +80,10 @@ class Standing:
         self.groups.pop(part).wait(timeout=20)
 
     def family(self, part: str, named: str = "") -> list[psutil.Process]:
-        """The processes of a part, descendants first, whose command line holds ``named``."""
+        """Return the processes of a part, descendants first.
+
+        With ``named``, only those whose command line holds it. A part that has ended has none.
+        """
         try:
             head = psutil.Process(self.groups[part].pid)
             family = [*head.children(recursive=True), head]
@@ -88,6 +92,7 @@ class Standing:
         return [member for member in family if named in _command_line(member)]
 
     def flwr(self, *arguments: str) -> str:
+        """Run ``flwr``, and return what it prints without colours, whether it succeeds or not."""
         context = {"cwd": ROOT, "env": self.env, "timeout": 120}
         done = subprocess.run(["flwr", *arguments], capture_output=True, text=True, **context)
         return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
@@ -108,7 +113,7 @@ class Standing:
         }
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         output = self.flwr("run", ".", "here", "--run-config", text)
-        assert "uccessfully started run" in output, output + self.logs()
+        assert "Successfully started run" in output, output + self.logs()
 
     def runs(self) -> list[dict[str, Any]]:
         return list(json.loads(self.flwr("ls", "here", "--format", "json"))["runs"])
@@ -117,12 +122,12 @@ class Standing:
         return str(self.runs()[0]["status"])
 
     def rows(self, run: str) -> list[dict[str, Any]]:
-        """The run's metrics so far; a line that is being written is left out."""
+        """Return the rows of a run's metrics so far; a line that is being written is left out."""
         metrics = self.folder / "runs" / run / "metrics.jsonl"
         if not metrics.exists():
             return []
-        *lines, _ = metrics.read_text().split("\n")
-        return [json.loads(line) for line in lines]
+        *whole_lines, _unfinished = metrics.read_text().split("\n")
+        return [json.loads(line) for line in whole_lines]
 
     def wait(self, condition: Callable[[], Any], timeout: float = 240, pause: float = 0.1) -> Any:
         return processes.wait_until(condition, self.logs, timeout, pause)
@@ -132,12 +137,12 @@ class Standing:
         self.wait(lambda: self.acknowledged(run) >= number, timeout, pause=0.05)
 
     def acknowledged(self, run: str) -> int:
-        """How many rounds a run's newest checkpoint holds."""
-        found = RunFolder(self.folder / "runs" / run).checkpoints()
-        return Checkpoint.read(found[0]).round if found else 0
+        """Return how many rounds a run's newest checkpoint holds, 0 without one."""
+        newest_first = RunFolder(self.folder / "runs" / run).checkpoints()
+        return Checkpoint.read(newest_first[0]).round if newest_first else 0
 
     def wait_for_client(self, site: str) -> psutil.Process:
-        """The client process that a site starts next."""
+        """Wait for the client process that a site starts next, and return it."""
         before = set(self.clients(site))
 
         def started() -> set[psutil.Process]:
@@ -147,32 +152,39 @@ class Standing:
         return new.pop()
 
     def wait_for_upload(self, run: str, site: str, number: int) -> None:
-        """Wait until a site has trained in round ``number``, and is about to send its reply."""
+        """Wait until a site has trained in round ``number``, and is about to send its reply.
+
+        A site writes its audit log before it replies.
+        """
         log = self.folder / "state" / "sites" / site / "audit.jsonl"
         self.wait_for_rounds(run, number - 1)
 
         def is_in_log() -> bool:
-            lines = [json.loads(line) for line in log.read_text().split("\n")[:-1]]
+            *whole_lines, _unfinished = log.read_text().split("\n")
+            entries = [json.loads(line) for line in whole_lines]
             return any(
-                line.get("round") == number and line.get("kind") == "train" for line in lines
+                entry.get("round") == number and entry.get("kind") == "train" for entry in entries
             )
 
         self.wait(is_in_log, pause=0.005)
 
     def clients(self, site: str) -> list[psutil.Process]:
-        """The client processes of a site: Flower's, or those that `protofl site run` has forked."""
+        """Return a site's processes of client code.
+
+        They are Flower's, or those that a process of `protofl site run` has forked from itself.
+        """
         flowers = self.family(site, "flwr-clientapp")
-        parts = self.family(site, "client_process.py")
-        forked = [member for member in parts if _parent(member) in parts]
-        return flowers + forked
+        parents_and_forks = self.family(site, "client_process.py")
+        forks = [member for member in parents_and_forks if _parent(member) in parents_and_forks]
+        return flowers + forks
 
     def finished(self, timeout: float = 300) -> str:
-        """The status of the last run once it is over."""
+        """Wait until the last run is over, and return its status."""
         self.wait(lambda: self.status().startswith("finished"), timeout, pause=1)
         return self.status()
 
     def printed(self) -> str:
-        """What the server's half of all runs has printed."""
+        """Return what the server's half has printed in all runs, the oldest first."""
         oldest_first = reversed(self.runs())
         return "".join(self.flwr("log", run["run-id"], "here", "--show") for run in oldest_first)
 

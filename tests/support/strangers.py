@@ -31,15 +31,20 @@ class Strangers:
     """What they do at the same time, and what they are answered."""
 
     def __init__(self, door: int, authority: Path) -> None:
+        """Let strangers come to the port ``door``, whose certificate is of this authority."""
         self.door = door
         self.answers = Counter[tuple[str, str]]()
         """Counts (kind, status), with the status "" where they were cut off."""
         self.tls = ssl.create_default_context(cafile=str(authority))
         self.tls.check_hostname = False
+        # each of 25 addresses keeps below the door's limit of 100 connections from one
         self.hosts = cycle(f"127.1.0.{number}" for number in range(1, 26))
 
     async def press(self) -> None:
-        """1,000 idle connections, 100 slow requests, bodies of 1 GB; the refused begin again."""
+        """Hold 1,000 idle connections, make 100 slow requests, and send two bodies of 1 GB.
+
+        Whoever is refused begins again.
+        """
         requests = [self.ask("idle", b"", b"", tls=False) for _ in range(IDLE)]
         for kind, start in SLOW_REQUESTS.items():
             of_each = SLOW // len(SLOW_REQUESTS) + 1
@@ -51,9 +56,9 @@ class Strangers:
     async def ask(
         self, kind: str, start: bytes, then: bytes, times: int = 10**9, tls: bool = True
     ) -> None:
-        """Send ``start``, and then ``then`` every second, or ``times`` without a pause if long.
+        """Send ``start`` and then ``then`` up to ``times``, until an answer comes; begin again.
 
-        Begin again once there is an answer.
+        A ``then`` of a single byte, or of none, is sent every second, a longer one without a pause.
         """
         while True:
             with suppress(OSError):
@@ -63,6 +68,7 @@ class Strangers:
     async def _ask_once(
         self, kind: str, start: bytes, then: bytes, times: int, tls: ssl.SSLContext | None
     ) -> None:
+        """Make one connection to the door, and count its answer."""
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", self.door, ssl=tls, local_addr=(next(self.hosts), 0)
         )
@@ -76,7 +82,7 @@ class Strangers:
                 await asyncio.wait([answer], timeout=pause)
                 if answer.done():
                     break
-            status = (await answer)[9:].decode()
+            status = (await answer)[len("HTTP/1.1 ") :].decode()
             self.answers[kind, status] += 1
         finally:
             answer.cancel()
@@ -85,7 +91,7 @@ class Strangers:
 
 @contextmanager
 def strangers_at(door: int, authority: Path) -> Iterator[Counter[tuple[str, str]]]:
-    """They press while the block lasts."""
+    """Let strangers press at a door while the block lasts; yield what they are answered so far."""
     strangers = Strangers(door, authority)
     loop = asyncio.new_event_loop()
     pressing = loop.create_task(strangers.press())

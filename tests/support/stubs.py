@@ -80,7 +80,11 @@ class Crew:
         return {}
 
     def reply(self, name: str, message: Message, run_config: dict[str, Any]) -> Message:
-        """Answer a message as the site ``name``."""
+        """Answer a message as the site ``name``.
+
+        With `copies` only the first message of a kind and round is answered by our client code;
+        every later site sends a copy under its own name. Errors are not copied.
+        """
         about = message.metadata
         question = (about.message_type, about.group_id)
         with self.lock:
@@ -152,7 +156,10 @@ class Stub:
         push_object: Any,
         confirm: Any,
     ) -> bool:
-        """Fetch and answer a message as a SuperNode does; return whether there was one."""
+        """Fetch and answer a message as a SuperNode does; return whether there was one.
+
+        The arguments are what Flower's connection to the SuperLink consists of, in its order.
+        """
         received = receive()
         if received is None:
             return False
@@ -160,7 +167,7 @@ class Stub:
         run_id = about.metadata.run_id
         if run_id not in self.run_configs:
             run = get_run(run_id)
-            get_fab(run.fab_hash, run_id)
+            get_fab(run.fab_hash, run_id)  # unused here, but a SuperNode downloads the app
             self.run_configs[run_id] = default_run_config() | run.override_config
         message = pull_and_inflate_object_from_tree(
             tree, partial(pull_object, run_id), partial(confirm, run_id), return_type=Message

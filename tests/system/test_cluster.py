@@ -24,7 +24,7 @@ CLIENTS = 4
 
 @contextmanager
 def ray_node(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A node for one client at a time, which stores all that it has in ``folder``."""
+    """Run a Ray node for one client at a time during the block; all its files are in ``folder``."""
     copies = folder / "copies"
     copies.mkdir(parents=True)
     env = environment(folder / "home") | {"TMPDIR": str(copies), "RAY_USAGE_STATS_ENABLED": "0"}
@@ -46,6 +46,7 @@ def kill_at_once(started: subprocess.Popen[bytes]) -> None:
 
 
 def rows_and_digests(run: Path) -> Any:
+    """Return what two equal runs must have in common."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return without_times(rows), digests(run)
 
@@ -53,6 +54,7 @@ def rows_and_digests(run: Path) -> Any:
 def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(
     short: str, tmp_path: Path
 ) -> None:
+    """One of two nodes is killed after round 1, and the run leaves what one process leaves."""
     settings = {"algo": "fedproto", "models": "mlp-1", "rounds": 3, "run-name": "mine"}
     settings |= {"dataset": "digits", "partition": "iid", "report": False, **CACHE}
     config = default_run_config() | settings
@@ -79,6 +81,7 @@ def test_a_killed_node_changes_no_bit_of_what_one_machine_computes(
                 kill_at_once(second)
         errors = run.stderr.read()
         assert run.wait() == 0, errors
+        # a node keeps no copies of the clients' folders
         assert list((tmp_path / "first" / "copies").glob("protofl-*/*/*")) == []
 
     said = "\n".join(event.get("text", "") for event in events)

@@ -19,6 +19,7 @@ TINY = ("algo=local", "dataset=digits", "partition=iid", "local-epochs=1", "--cl
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
+    """Start ``protofl`` with these words, as from a terminal."""
     return subprocess.Popen(
         [sys.executable, str(BIN / "protofl"), *arguments],
         cwd=ROOT,
@@ -30,22 +31,29 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 def ended(number: int) -> bool:
-    """Whether there is no such process, or only its exit status."""
+    """True if there is no process with this number any more, or only its exit status is left."""
     try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].startswith("Z")
+        _name, _, state_and_more = Path(f"/proc/{number}/stat").read_text().rpartition(") ")
     except OSError:
         return True
+    return state_and_more.startswith("Z")  # a zombie
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_or_killed_leaves_no_process(
+    kind: signal.Signals, tmp_path: Path
+) -> None:
+    """Stopped in its second round it ends at once, with the usual status and how to go on.
+
+    The processes that simulate its clients end as well, even if it is killed.
+    """
     process = start("run", *TINY, "rounds=100000", f"out-dir={tmp_path}")
     said = ""
     while not re.search(r"round +2/", said):
         line = process.stdout.readline()
         assert line, said
         said += line
-    # they simulate its clients
+    # these simulate the run's clients
     children = [child.pid for child in psutil.Process(process.pid).children()]
 
     start_of_end = time.monotonic()
@@ -54,7 +62,8 @@ def test_one_that_is_stopped_or_killed_leaves_nothing(kind: signal.Signals, tmp_
 
     assert process.returncode == (-kind if kind == signal.SIGKILL else 130), said + rest
     if kind != signal.SIGKILL:
-        assert time.monotonic() - start_of_end < 5  # one on a machine with nothing else to do
+        # seconds; one on a machine with nothing else to do
+        assert time.monotonic() - start_of_end < 5
         (file,) = tmp_path.glob("*/resume.toml")
         resume = re.search(r"to go on: (.*)", rest)
         assert resume[1] == f"{program()} run --recipe {file}"

@@ -30,9 +30,9 @@ SITES = {
 
 
 def make(target: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A target of the Makefile, in a compose project of the test's own.
+    """Run a target of the Makefile, in a compose project of the test's own.
 
-    BUILD_OPTIONS and the like are the caller's.
+    Variables that the caller's environment has, such as BUILD_OPTIONS, are passed on.
     """
     return subprocess.run(
         ["make", target],
@@ -50,6 +50,7 @@ def docker(*arguments: str) -> str:
 
 
 def of_the_project(*arguments: str) -> list[str]:
+    """Return what a command of docker lists of the test's own compose project."""
     return docker(*arguments, "--filter", f"label=com.docker.compose.project={PROJECT}").split()
 
 
@@ -61,7 +62,7 @@ def container(service: str) -> str:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[str]:
-    """The output of ``make demo``; the federation is still there."""
+    """Run ``make demo`` and leave its federation there; yield what it prints."""
     done = make("demo", KEEP="1")
     try:
         assert done.returncode == 0, done.stdout[-5000:]
@@ -71,6 +72,7 @@ def demo() -> Iterator[str]:
 
 
 def test_the_demo_shows_what_was_learnt(demo: str) -> None:
+    """Each site's network, domain and accuracy; of ten classes a tenth is right by chance."""
     assert re.search(r"run \d+: finished:completed", demo)
     for site, (arch, domain) in SITES.items():
         assert re.search(rf"{site} +{arch} +{domain} .*prototype 0\.\d+", demo)
@@ -79,12 +81,14 @@ def test_the_demo_shows_what_was_learnt(demo: str) -> None:
 
 
 def address(service: str) -> str:
-    """Of a service that is in one network only."""
+    """Return the IP address of a service that is in one network only."""
     addresses = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     return docker("inspect", "--format", addresses, container(service)).strip()
 
 
 def test_sites_meet_only_the_door(demo: str) -> None:
+    """From a site's container one reaches the door, and neither the SuperLink nor other sites."""
+    # connects to a host and port within three seconds, or fails
     look = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
     docker("exec", container("worker"), "python", "-c", look, address("superlink"), "8000")
     for site in SITES:
@@ -96,7 +100,7 @@ def test_sites_meet_only_the_door(demo: str) -> None:
 
 
 def await_health(service: str) -> None:
-    """Until the engine calls it healthy."""
+    """Wait until docker calls a service healthy."""
     inspect = ("inspect", "--format", "{{.State.Health.Status}}", container(service))
     wait_until(lambda: docker(*inspect).strip() == "healthy", lambda: service, timeout=60, pause=1)
 
@@ -108,6 +112,7 @@ def test_nobody_is_root_and_everyone_is_healthy(demo: str) -> None:
 
 
 def test_the_sites_machines_pass_their_own_check(demo: str) -> None:
+    """Each container's own command, with ``site check`` for ``site run``, finds no fault."""
     for site in SITES:
         command = docker("inspect", "--format", "{{json .Config.Cmd}}", container(site))
         *_, script = json.loads(command)
@@ -119,6 +124,7 @@ def test_the_sites_machines_pass_their_own_check(demo: str) -> None:
 
 
 def test_health_is_that_of_the_way_to_the_superlink(demo: str) -> None:
+    """A site's check of its health fails while the door is paused."""
     check = ("exec", container("north"), "python", "/app/docker/health.py")
     docker(*check)
     docker("pause", container("gate"))
@@ -127,10 +133,11 @@ def test_health_is_that_of_the_way_to_the_superlink(demo: str) -> None:
             docker(*check)
     finally:
         docker("unpause", container("gate"))
-        await_health("gate")  # the engine holds a pause against it
+        await_health("gate")  # docker calls it unhealthy after a pause
 
 
 def test_a_failed_run_fails_the_demo_which_cleans_up(demo: str) -> None:
+    """A partition by domains cannot divide digits, which have none; no container is left."""
     failed = make("demo", SKIP_BUILD="1", RUN_CONFIG='algo="fedtgp" num-clients=3 dataset="digits"')
     assert failed.returncode != 0
     assert "demo: the run failed" in failed.stdout, failed.stdout

@@ -22,7 +22,10 @@ TEN = ("--federation-config", "num-supernodes=10 client-resources-num-cpus=1")
 def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_flower(
     simulation: Connection, tmp_path: Path
 ) -> None:
-    """One run has all others as its baselines; each trains two rounds on few samples."""
+    """A run of one algorithm has all others as its baselines; each trains for two rounds.
+
+    `flwr run` and `protofl run` leave the same rows and tensors.
+    """
     first, *others = CATALOG
     settings: dict[str, Scalar] = {
         "algo": first,
@@ -44,7 +47,7 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
             run = tmp_path / engine / "mine"
             if algo != first:
                 run = baseline_folder(run, algo)
-            check(run, 2, 2)
+            assert_complete(run, rounds=2, clients=2)
             results.append((without_times(RunFolder(run).rows()), digests(run)))
         assert results[0] == results[1], algo
 
@@ -55,15 +58,17 @@ def test_all_work_on_flowers_own_two_supernodes_and_give_the_same_bits_without_f
 def test_the_defaults_work(
     algo: str, clients: int, options: tuple[str, ...], simulation: Connection, tmp_path: Path
 ) -> None:
+    """Each algorithm runs with all its defaults, on Flower's own 2 SuperNodes and on 10."""
     config = f'algo="{algo}" out-dir="{tmp_path}" run-name="mine"'
     output, status = simulation.run(*options, "--run-config", config, timeout=600)
     assert status == "finished:completed", output
-    accuracy = check(tmp_path / "mine", 20, clients)["accuracy"]
+    accuracy = assert_complete(tmp_path / "mine", rounds=20, clients=clients)["accuracy"]
+    # of ten classes a tenth is right by chance
     assert min(figures["mean"] for figures in accuracy.values()) > 0.15, accuracy
 
 
-def check(folder: Path, rounds: int, clients: int) -> Summary:
-    """The summary of a run that lost no reply."""
+def assert_complete(folder: Path, rounds: int, clients: int) -> Summary:
+    """A run has made so many rounds with so many clients, and lost no reply; return its summary."""
     summary: Summary = json.loads((folder / "summary.json").read_text())
     assert summary["rounds"] == rounds
     assert len(summary["clients"]) == clients
@@ -72,6 +77,7 @@ def check(folder: Path, rounds: int, clients: int) -> Summary:
 
 
 def test_a_wrong_setting_reaches_the_person_at_once(simulation: Connection) -> None:
+    """Two wrong settings are both named before the first round."""
     output, status = simulation.run(*TWO, "--run-config", 'lr="abc" dataset="mnst"')
     assert status == "finished:failed"
     assert "lr = 'abc': must be a number above 0" in output
@@ -80,7 +86,7 @@ def test_a_wrong_setting_reaches_the_person_at_once(simulation: Connection) -> N
 
 
 def test_flower_refuses_an_unknown_key_without_naming_it(simulation: Connection) -> None:
-    """Hence `protofl doctor --recipe`; when Flower learns to name it, the README can say so."""
+    """So `protofl doctor --recipe` names it; when Flower does, the README can say so."""
     output, _ = simulation.run(*TWO, "--run-config", "roundz=3 rounds=1")
     assert "Invalid run configuration" in output
     assert "round 1/" not in output

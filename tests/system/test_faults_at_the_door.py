@@ -23,9 +23,10 @@ CLOCK = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
 class Site:
-    """A machine's folder, and how its SuperNode is started."""
+    """A site with a folder of its own, and how its SuperNode is started."""
 
     def __init__(self, machines: Machines, name: str) -> None:
+        """Write 60 images for the site; its keys are made by the fixture `logs`."""
         self.machines = machines
         self.name = name
         self.folder = machines.folder / name
@@ -37,6 +38,7 @@ class Site:
 
     @property
     def command(self) -> list[str]:
+        """The words of ``protofl site run`` at this site, with its whole node config."""
         key = self.machines.checkout("superlink") / "certs" / "nodes" / self.name
         facts = f'site-name="{self.name}" data-dir="{self.data}" state-dir="{self.state}"'
         facts += f' cache-dir="{self.folder / "cache"}" arch="cnn4" device="cpu" approve=false'
@@ -47,7 +49,7 @@ class Site:
         return command
 
     def start(self) -> None:
-        """It runs until the machines stop."""
+        """Start the SuperNode, which runs until the machines stop."""
         env = self.machines.environment("superlink") | {"HOME": str(self.folder)} | self.environment
         started = process(self.command, env, self.folder / "log", cwd=self.folder)
         self.machines.running.enter_context(started)
@@ -59,11 +61,15 @@ class Site:
 
 # -- what is done to a site ----------------------------------------------------------------------
 def set_the_clock_wrong(site: Site) -> None:
+    """Let the site's clock be ten minutes ahead: libfaketime answers questions for the time."""
     site.environment |= {"LD_PRELOAD": str(CLOCK[0]), "FAKETIME": "+10m"}
 
 
 def keep_an_old_certificate(site: Site) -> None:
-    """Of the same authority, and the same key, but it has ended."""
+    """Let the site have a certificate of the authority that ended yesterday.
+
+    It has the authority's name and key, and is otherwise like the present one.
+    """
     certs = site.authority.parent
     old = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
     key = serialization.load_pem_private_key((certs / "ca.key").read_bytes(), None)
@@ -79,12 +85,13 @@ def keep_an_old_certificate(site: Site) -> None:
 
 
 def renew_the_key(site: Site) -> None:
+    """Make a new key for the site, which nobody registers at the SuperLink."""
     renew = f"python docker/certificates.py certs --node {site.name} --renew {site.name}"
     site.machines.step("superlink", renew)
 
 
 def run_older_code(site: Site) -> None:
-    """Which does not know a setting that the run has."""
+    """Let the site run a copy of the code that does not know the run's setting trim-fraction."""
     checkout = site.folder / "old"
     copy_checkout(checkout)
     remove_line(checkout / "pyproject.toml", "trim-fraction =")
@@ -97,6 +104,7 @@ def run_older_code(site: Site) -> None:
 
 
 def remove_line(file: Path, part: str) -> None:
+    """Remove all lines of a file that hold ``part``."""
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(line for line in lines if part not in line))
 
@@ -107,11 +115,13 @@ class Fault:
 
     strike: Callable[[Site], None]
     at_server: str
-    """What the operator of the SuperLink reads of the site."""
+    """A pattern of what the operator of the SuperLink reads of the site."""
     at_site: str
-    """What the site's own log says."""
+    """A pattern of what the site's own log says."""
     gets_in: bool = True
+    """Its SuperNode is connected, so that the run waits for it and refuses it by name."""
     possible: bool = True
+    """This machine has what it takes to strike."""
 
 
 FAULTS = {
@@ -131,7 +141,7 @@ FAULTS = {
     "new-key": Fault(
         renew_the_key,
         at_server=r"new-key +\d+ +registered +no reply yet",
-        at_site="2004",
+        at_site="2004",  # Flower's number of an authentication that fails
         gets_in=False,
     ),
     "old-code": Fault(
@@ -140,7 +150,7 @@ FAULTS = {
         at_site="other defaults; install the same version",
     ),
 }
-"""By the name of the site."""
+"""Name of a site -> what is wrong there."""
 POSSIBLE = [name for name, fault in FAULTS.items() if fault.possible]
 INSIDE = [*SITES, *(name for name in POSSIBLE if FAULTS[name].gets_in)]
 RUN = f"""flwr run . federation --stream \
@@ -160,9 +170,9 @@ for name in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two sites without a fault (docker/README.md) and one for each fault.
+    """Make a run of the two sites of docker/README.md and one site for each possible fault.
 
-    The log of each of these, and of the run as "operator".
+    Return site -> its log, and under "operator" what the run and `protofl status` print.
     """
     with ExitStack() as running:
         machines = Machines(tmp_path_factory.mktemp("faults"), running)
@@ -175,15 +185,15 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         command = machines.script("superlink", RUN)
         env = machines.environment("superlink")
         with process(command, env, log, machines.checkout("superlink")) as run:
-            sites = [_start(Site(machines, name)) for name in POSSIBLE]
+            sites = [_strike_and_start(Site(machines, name)) for name in POSSIBLE]
             run.wait(timeout=600)
         logs = {site.name: site.log for site in sites}
         logs["operator"] = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text())
         return logs
 
 
-def _start(site: Site) -> Site:
-    """With its fault; until its log names that, or for three minutes."""
+def _strike_and_start(site: Site) -> Site:
+    """Start a site with its fault, and wait until its log names that, for three minutes at most."""
     fault = FAULTS[site.name]
     fault.strike(site)
     site.start()
@@ -201,7 +211,8 @@ def test_a_fault_is_named_with_its_site_on_both_sides(name: str, logs: dict[str,
     assert re.search(FAULTS[name].at_server, logs["operator"]), logs["operator"]
 
 
-def test_the_others_go_on(logs: dict[str, str]) -> None:
+def test_sites_without_a_fault_go_on_without_those_that_have_one(logs: dict[str, str]) -> None:
+    """The run waits for all sites that get in, and goes on with the two that have no fault."""
     assert f"going on with 2 of {len(INSIDE)} clients" in logs["operator"]
     assert "finished:completed" in logs["operator"], logs["operator"]
     for site in SITES:

@@ -38,33 +38,25 @@ class Hosts(Machines):
     """Machines with their own addresses, and so with the README's own ports."""
 
     def __init__(self, folder: Path, running: ExitStack) -> None:
+        """Make a network namespace for each host and for a switch, and cables between them."""
         self.name = f"protofl{os.getpid()}"
         self._namespace("switch", running)
         ip("-n", f"{self.name}-switch", "link", "add", "bridge", "type", "bridge")
         ip("-n", f"{self.name}-switch", "link", "set", "bridge", "up")
         for host, address in ADDRESSES.items():
             self._namespace(host, running)
-            here, there = f"{self.name}-{host}", f"{self.name}-switch"
-            ip(
-                "-n",
-                here,
-                "link",
-                "add",
-                "uplink",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                host,
-                "netns",
-                there,
-            )
+            here = f"{self.name}-{host}"
+            there = f"{self.name}-switch"
+            # a cable: its end at the host is called uplink, its end at the switch as the host
+            cable = f"link add uplink type veth peer name {host} netns {there}"
+            ip("-n", here, *cable.split())
             ip("-n", here, "address", "add", f"{address}/24", "dev", "uplink")
             ip("-n", here, "link", "set", "uplink", "up")
             ip("-n", there, "link", "set", host, "master", "bridge", "up")
         super().__init__(folder, running)
 
     def _namespace(self, host: str, running: ExitStack) -> None:
+        """Make a network namespace, with loopback, until the test ends."""
         ip("netns", "add", f"{self.name}-{host}")
         running.callback(ip, "netns", "delete", f"{self.name}-{host}")
         ip("-n", f"{self.name}-{host}", "link", "set", "lo", "up")
@@ -73,6 +65,7 @@ class Hosts(Machines):
         return 8001, 8000
 
     def _substitutions(self, machine: str) -> dict[str, str]:
+        """Return fewer changes of the README's blocks: ports and addresses are its own here."""
         substitutions = {
             "superlink.example.org": ADDRESSES["superlink"],
             "rounds=2": "rounds=4 threads=1",
@@ -87,13 +80,13 @@ class Hosts(Machines):
         return ["ip", "netns", "exec", f"{self.name}-{machine}"]
 
     def link(self, host: str, state: str) -> None:
-        """``up`` or ``down``, at the switch's end of the cable."""
+        """Set a host's link ``up`` or ``down``, at the switch's end of the cable."""
         ip("-n", f"{self.name}-switch", "link", "set", host, state)
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """The README up to its chapter "A run"."""
+    """Do what the README says up to its chapter "A run"; yield the hosts."""
     with ExitStack() as running:
         hosts = Hosts(tmp_path_factory.mktemp("hosts"), running)
         hosts.set_up()
@@ -101,52 +94,47 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 def status_of_the_run(hosts: Hosts) -> str:
-    """What ``flwr ls`` says of the last run."""
-    return str(
-        json.loads(hosts.run("superlink", "flwr ls federation --format json").stdout)["runs"][0][
-            "status"
-        ]
-    )
+    """Return the status that ``flwr ls`` gives the last run."""
+    listed = hosts.run("superlink", "flwr ls federation --format json")
+    newest, *_ = json.loads(listed.stdout)["runs"]
+    return str(newest["status"])
 
 
 def test_a_cut_link_does_not_end_the_run(hosts: Hosts) -> None:
+    """South has no link for 20 seconds from round 1 on, and counts in the end."""
     config = 'algo="fedtgp" rounds=4 threads=1 partition="own" image-size=28 num-clients=2'
     hosts.step("superlink", f"flwr run . federation --run-config '{config} run-name=\"cut\"'")
     metrics = hosts.checkout("superlink") / "runs" / "cut" / "metrics.jsonl"
 
     def rounds() -> list[dict[str, Any]]:
-        return (
-            [json.loads(line) for line in metrics.read_text().splitlines()]
-            if metrics.exists()
-            else []
-        )
+        if not metrics.exists():
+            return []
+        return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+    def is_finished() -> bool:
+        return status_of_the_run(hosts).startswith("finished")
 
     wait_until(rounds, hosts.logs)
     hosts.link("south", "down")
     time.sleep(CUT)
-    during = len(rounds())
+    rounds_before_link = len(rounds())
     hosts.link("south", "up")
-    wait_until(
-        lambda: status_of_the_run(hosts).startswith("finished"), hosts.logs, timeout=500, pause=2
-    )
+    wait_until(is_finished, hosts.logs, timeout=500, pause=2)
     assert status_of_the_run(hosts) == "finished:completed", hosts.logs()
-    assert during <= 2  # the round waited for the site, or went on without it
-    assert [row["valid"] for row in rounds()][-1] == len(SITES)
+    assert rounds_before_link <= 2  # the round waited for the site, or went on without it
+    *_, final = rounds()
+    assert final["valid"] == len(SITES)
     print([(row["round"], row["valid"], row["seconds"]["total"]) for row in rounds()])
 
 
 def test_sites_reach_only_the_door(hosts: Hosts) -> None:
     """The SuperLink itself listens on its own machine's loopback interface."""
     check = "SSL_CERT_FILE=certs/ca.crt python docker/health.py"
-    assert (
-        hosts.run(
-            "north", f"HEALTH_URLS=https://superlink.example.org:8000/health {check}"
-        ).returncode
-        == 0
-    )
-    assert (
-        hosts.run(
-            "north", f"HEALTH_URLS=https://superlink.example.org:8001/health {check}"
-        ).returncode
-        == 1
-    )
+
+    def status_at(port: int) -> int:
+        """Return the exit status of north's check of a port of the SuperLink's machine."""
+        url = f"https://superlink.example.org:{port}/health"
+        return hosts.run("north", f"HEALTH_URLS={url} {check}").returncode
+
+    assert status_at(8000) == 0
+    assert status_at(8001) == 1

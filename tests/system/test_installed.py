@@ -29,13 +29,14 @@ class Clean:
     """An environment with the dependencies alone, and an empty folder in which commands run."""
 
     def __init__(self, folder: Path, temporary: str) -> None:
+        """Make the environment; its dependencies are those that this process has installed."""
         self.folder = folder / "empty"
         self.bin = folder / "env" / "bin"
         self.folder.mkdir()
         venv.create(folder / "env", with_pip=False)
         (packages,) = (folder / "env").glob("lib/*/site-packages")
         elsewhere = [path for path in sys.path if path.endswith("site-packages")]
-        # the .pth files of these are not read
+        # their own .pth files, of which one leads to this checkout, are not read from there
         (packages / "dependencies.pth").write_text("\n".join(elsewhere))
         for point in distribution("flwr").entry_points.select(group="console_scripts"):
             script = self.bin / point.name
@@ -56,6 +57,7 @@ class Clean:
         return output_of(words, self.environment, self.folder)
 
     def finds(self, module: str) -> bool:
+        """True if the environment's Python can import a module."""
         code = f"import importlib.util; print(importlib.util.find_spec({module!r}) is not None)"
         return self.run("python", "-c", code).strip() == "True"
 
@@ -66,6 +68,10 @@ def clean(tmp_path: Path, short: str) -> Clean:
 
 
 def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> None:
+    """Installed from its wheel, the project has its halves inside of protofl_common alone.
+
+    It makes a run by a recipe's name, and plans a table of the project's.
+    """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
@@ -80,7 +86,7 @@ def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> No
     tiny = ("rounds=1", "local-epochs=1", "run-name=first", "--clients", "2")
     clean.run("protofl", "run", "--recipe", "digit-domains", *tiny)
     clean.run("protofl", "export", "runs/first", "--site", "site-0", "--out", "model")
-    seven = (load_digits().images[7] * 15.9).astype(np.uint8)
+    seven = (load_digits().images[7] * 15.9).astype(np.uint8)  # 0 to 16 becomes 0 to 254
     Image.fromarray(seven).save(clean.folder / "seven.png")
     predicted = clean.run("protofl", "predict", "model", "seven.png", "--json")
     assert json.loads(predicted)["name"] in "0123456789"
@@ -89,6 +95,7 @@ def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> No
 
 
 def test_the_bundle_runs(clean: Clean, tmp_path: Path) -> None:
+    """What `flwr build` packs is unpacked in an empty folder, and `flwr run` simulates it."""
     copy_checkout(tmp_path / "protofl")
     clean.run("flwr", "build", "--app", str(tmp_path / "protofl"))
     (bundle,) = clean.folder.glob("*.fab")

@@ -28,7 +28,10 @@ class Sites(Standing):
         self.relays: dict[str, Relay] = {}
 
     def begin(self, lines: dict[str, dict[str, float]], **config: Any) -> None:
-        """Start everything, and a run that waits for all sites in each round."""
+        """Start everything, and a run that waits for all sites.
+
+        ``lines``: site -> how its line to the SuperLink is, by the arguments of `Relay`.
+        """
         self.start_superlink()
         self.start_worker()
         for number, (site, line) in enumerate(lines.items()):
@@ -40,6 +43,7 @@ class Sites(Standing):
         self.submit({**waiting, **config})
 
     def finish(self, timeout: float) -> list[dict[str, Any]]:
+        """Wait until the run has completed, and return its rows."""
         assert self.finished(timeout) == "finished:completed", self.logs()
         return self.rows("links")
 
@@ -51,9 +55,9 @@ def sites(tmp_path: Path) -> Iterator[Sites]:
 
 
 def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
-    """One site is far away, one has a narrow line, one is cut off every two seconds.
+    """Four sites: far away, on a narrow line, cut off every two seconds, and slow to train.
 
-    One trains for longer than its door's time-out.
+    The slow one is stopped for three times as long as its door waits for a word of it.
     """
     lines = {
         "far": {"delay": 0.2},
@@ -70,6 +74,7 @@ def test_no_reply_is_lost_on_bad_links(sites: Sites) -> None:
         client.resume()
         rows = sites.finish(timeout=600)
 
+    # three rounds and the final evaluation
     assert [row["valid"] for row in rows] == [4, 4, 4, 4], sites.printed()
     assert sites.relays["broken"].cuts > 5
     training = rows[1]["seconds"]["total"]
@@ -87,12 +92,16 @@ def test_prototypes_of_a_large_network_pass_a_line_of_64_kbit(sites: Sites) -> N
 
 
 def test_a_reply_in_mid_push_outlives_the_superlink(sites: Sites) -> None:
+    """The SuperLink is killed when south has sent a part of its reply of round 2, and comes back.
+
+    South's line is narrow meanwhile, so that there is time to kill it.
+    """
     sites.begin({"north": {}, "south": {}}, algo="fedavg", rounds=3)
     relay = sites.relays["south"]
     sites.wait_for_rounds("links", 1)
     relay.rate = MBIT
     sites.wait_for_upload("links", "south", 2)
-    sites.wait(partial(relay.has_sent, relay.bytes_up + MBIT))
+    sites.wait(partial(relay.has_sent, relay.bytes_up + MBIT))  # for about a second
     sites.kill("superlink")
     sites.start_superlink()
     rows = sites.finish(timeout=600)

@@ -15,6 +15,10 @@ pytestmark = pytest.mark.system
 def test_make_run_shows_prototypes_ahead_of_fedavg_and_of_training_alone(
     tmp_path: Path, short: str
 ) -> None:
+    """`make run` runs the recipe first-run, whose last line and report say the result.
+
+    The three figures are accuracies in percent, prototypes' 20 points above those alone.
+    """
     env = os.environ | {"TMPDIR": short, "PATH": f"{BIN}:{os.environ['PATH']}"}
     make = ("make", "-o", f"{BIN}/.installed", "run", f"VENV={sys.prefix}")
     lines = output_of((*make, "--dry-run"), env).splitlines()  # below another make there are more

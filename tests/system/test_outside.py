@@ -35,7 +35,7 @@ CLASSES = ["horizontal", "rising", "falling"]
 
 @pytest.fixture(autouse=True)
 def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What every process that is started here can import; this one cannot."""
+    """Install the package for every process that is started here; this one cannot import it."""
     folder = install_into(tmp_path / "site-packages")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     return folder
@@ -47,7 +47,7 @@ def env(short: str) -> dict[str, str]:
 
 
 def command_of_the_page() -> list[str]:
-    """The words of `protofl run` in docs/extend.md."""
+    """Return the words of `protofl run` in docs/extend.md, which stands on several lines."""
     text = PAGE.read_text(encoding="utf-8")
     command = re.search(r"^protofl run (?:[^\n]*\\\n)*[^\n]*", text, re.MULTILINE)
     return shlex.split(command[0].replace("\\\n", " "))
@@ -56,7 +56,10 @@ def command_of_the_page() -> list[str]:
 def stop_in_round_2(
     words: list[str], folder: Path, site_packages: Path, env: dict[str, str]
 ) -> None:
-    """Run a command, and end it with Ctrl-C once it has made its second round."""
+    """Run a command, and end it with Ctrl-C while its callback for round 2 holds it up.
+
+    The round's checkpoint is then not written, so the run can be resumed after round 1.
+    """
     held = site_packages / "held"
     (site_packages / "holding.py").write_text(HOLDING)
     command = [sys.executable, str(BIN / words[0]), *words[1:]]
@@ -86,6 +89,7 @@ def stop_in_round_2(
 def test_the_pages_command_resumes_and_predicts(
     tmp_path: Path, site_packages: Path, env: dict[str, str]
 ) -> None:
+    """The run of docs/extend.md is stopped and resumed, and its model is exported and predicts."""
     folder = tmp_path / "runs" / RUN
     stop_in_round_2(command_of_the_page(), folder, site_packages, env)
     assert not (folder / "summary.json").exists()
@@ -109,6 +113,7 @@ def test_the_pages_command_resumes_and_predicts(
     assert card["algorithm"] == "my-moon"
     assert card["arch"] == "outside_moon.net:TinyViT"
     assert card["classes"] == CLASSES
+    # another process can import the package, and writes one of its images
     draw = "import sys, outside_moon.data; from PIL import Image; "
     draw += "Image.fromarray(outside_moon.data.stripes('')['inputs'][0, 0]).save(sys.argv[1])"
     output_of((sys.executable, "-c", draw, str(image)), env)

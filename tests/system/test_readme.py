@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 
 
 def commands(heading: str, kind: str) -> list[str]:
-    """The blocks of a chapter, ``sh`` or ``sh service``."""
+    """Return the blocks of a kind, ``sh`` or ``sh service``, in a chapter of the README."""
     chapter = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return [text for found, text in BLOCK.findall(chapter) if found == kind]
 
@@ -58,18 +58,19 @@ class Desk:
         }
 
     def script(self, text: str) -> list[str]:
+        """Return the command that runs a block, with the ports and folders of this desk."""
         for before, after in self.substitutions.items():
             text = text.replace(before, after)
         return ["sh", "-euc", text]
 
     def run(self, text: str) -> str:
-        """The output of a block, which must succeed."""
+        """Run a block, which must succeed, and return what it prints."""
         return output_of(self.script(text), self.environment, self.folder)
 
     def serve(self, text: str, running: ExitStack) -> None:
-        """A block as a service.
+        """Start a block as a service, and wait until the SuperLink listens.
 
-        The first is the SuperLink, whose port a person sees open before typing on.
+        The SuperLink is the first service, and a person waits for it before typing on.
         """
         log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
         service = process(self.script(text), self.environment, log, cwd=self.folder)
@@ -82,21 +83,23 @@ def desk(tmp_path: Path, short: str) -> Desk:
 
 
 def test_every_block_is_run_or_make() -> None:
+    """Every block of the README is run by a test here, or has only targets of make."""
     blocks = BLOCK.findall(README)
     assert README.count("```") == 2 * len(blocks)
 
-    run = []
+    run_by_tests = []
     for chapter in ("Quick start", "Your own data", "Separate machines"):
-        run += commands(chapter, "sh") + commands(chapter, "sh service")
+        run_by_tests += commands(chapter, "sh") + commands(chapter, "sh service")
     for kind, text in blocks:
         if kind:
-            run.remove(text)
+            run_by_tests.remove(text)
         else:
             assert all(line.startswith("make ") for line in text.splitlines())
-    assert run == []
+    assert run_by_tests == []
 
 
-def test_the_quick_start(desk: Desk) -> None:
+def test_the_readmes_quick_start(desk: Desk) -> None:
+    """A run, its report, its exported model, and a prediction for the user's photo."""
     Image.new("RGB", (28, 28), "white").save(desk.folder / "photo.png")
     (block,) = commands("Quick start", "sh")
     output = desk.run(block)
@@ -106,11 +109,12 @@ def test_the_quick_start(desk: Desk) -> None:
     assert "FedTGP" in output
 
 
-def test_your_own_data(desk: Desk) -> None:
-    """The first command; all of them run in `tests/federation/test_first_run.py`."""
+def test_the_readmes_first_command_for_ones_own_data(desk: Desk) -> None:
+    """It uses all 150 photos. All commands run in `tests/federation/test_first_run.py`."""
     write_digits(desk.folder / "photos", slice(150), classes=3)
     (block,) = commands("Your own data", "sh")
-    told = desk.run(block.splitlines()[0])
+    first_command, *_ = block.splitlines()
+    told = desk.run(first_command)
     line = r"^samples: 150 found · (\d+) for training · (\d+) for testing · none left out$"
     found = re.search(line, told, re.M)
     assert found, told
@@ -118,7 +122,8 @@ def test_your_own_data(desk: Desk) -> None:
     assert len(list(desk.folder.glob("runs/*/summary.json"))) == 1
 
 
-def test_separate_machines(desk: Desk) -> None:
+def test_the_readmes_separate_machines(desk: Desk) -> None:
+    """A first block writes files; services are started, and a last block makes a run on them."""
     for number, site in enumerate(("north", "south")):
         rows = slice(150 * number, 150 * (number + 1))
         write_digits(desk.folder / "data" / site, rows, classes=3)

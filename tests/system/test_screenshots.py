@@ -62,7 +62,10 @@ CONTRAST = r"""
 
 
 def chromium(*arguments: str) -> str:
-    """What it prints; it needs no display, and as root no sandbox."""
+    """Run headless Chromium without a network, and return what it prints.
+
+    As root it runs only without its sandbox.
+    """
     assert CHROMIUM is not None
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", *arguments]
@@ -70,6 +73,7 @@ def chromium(*arguments: str) -> str:
     return ended.stdout
 
 
+# The script of a page, which writes what it has measured into the page as JSON.
 IN_THE_COPY = """<script>
 const measure = () => {{{script}}};
 addEventListener("load", () => setTimeout(() => {{
@@ -79,6 +83,7 @@ addEventListener("load", () => setTimeout(() => {{
   document.body.append(text);
 }}, 300));
 </script></body>"""
+# A page that shows another one in a frame, and takes what that has measured out of it.
 AROUND_IT = """<!DOCTYPE html><body>
 <iframe src="{name}" style="width:{width}px;height:{height}px;border:0"></iframe>
 <script>
@@ -90,8 +95,9 @@ addEventListener("load", () => setTimeout(() => {{
 
 
 def measured(page: Path, script: str, width: int, height: int, *, dark: bool = False) -> Any:
-    """What ``script`` returns about a page on a screen of that size.
+    """Return what a ``script`` returns about a page on a screen of that size.
 
+    The script runs in a copy of the page, from which the policy that forbids scripts is taken out.
     Chromium's window is at least 500 pixels wide with --dump-dom; a frame of the wanted size
     stands in for it.
     """
@@ -143,9 +149,12 @@ MEASURE = """
   }
   return found;
 """
-"""Overlaps are of the boxes of texts inside a drawing.
+"""What a page's layout is, in pixels.
 
-Names of classes in a t-SNE may lie where they must.
+``asked`` and ``wide``: the width of the screen, and of the page. ``out``: what sticks out of the
+screen, and texts that stick out of their drawing. ``overlaps``: pairs of texts of a drawing whose
+boxes overlap; names of classes in a t-SNE may lie where they must. ``small``: texts that cannot be
+read. ``shown``: figure -> the width and height of its drawing.
 """
 
 
@@ -167,12 +176,21 @@ FIRST_SCREEN = (
   return found;
 """
 )
-"""Texts of too little contrast, and where the comparison and its first columns end."""
+"""What the first screen shows.
+
+``pale``: texts of too little contrast. ``wide``: the width of the page. ``page``: how light its
+background is, from 0 to 1. ``verdict``, ``table``: where the sentence of the comparison and its
+table end, from the top. ``columns``, ``edge``: where the table's first three columns, and the
+table, end at the right.
+"""
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """FedTGP with 20 clients; FedPLVM on four domains; FedPCL with its backbones."""
+    """Make the reports of three runs: algorithm -> its page.
+
+    FedTGP has 20 clients, FedPLVM four domains, FedPCL backbones.
+    """
     folder = tmp_path_factory.mktemp("pages")
     mixed = {"dataset": "digits", "partition": "dirichlet", "alpha": 0.3, "train_samples": 0}
     runs = {
@@ -189,14 +207,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("device", WIDTHS)
 @pytest.mark.parametrize("algo", ["fedtgp", "fedplvm", "fedpcl"])
-def test_the_page_fits_the_screen(algo: str, device: str, pages: dict[str, Path]) -> None:
+def test_a_report_fits_the_screen(algo: str, device: str, pages: dict[str, Path]) -> None:
+    """Nothing sticks out or overlaps, texts are not too small, and drawings can be seen."""
     found = measured(pages[algo], MEASURE, WIDTHS[device], 900)
     assert found["asked"] == WIDTHS[device]
     assert found["wide"] == WIDTHS[device]
     assert found["out"] == []
     assert found["overlaps"] == []
     assert found["small"] == []
-    assert len(found["shown"]) >= 8
+    assert len(found["shown"]) >= 8  # figures
     assert all(width > 250 and height > 100 for width, height in found["shown"].values())
 
 
@@ -205,8 +224,12 @@ def test_the_page_fits_the_screen(algo: str, device: str, pages: dict[str, Path]
 def test_a_screenshot_is_not_blank(
     algo: str, device: str, pages: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Every screenful of the upper 4,000 pixels has something on it, in several colours."""
-    width, height = WIDTHS[device], 4000
+    """Every screenful of the upper 4,000 pixels has something on it, in several colours.
+
+    More than 1 % of its pixels differ from the background, in more than 20 of 512 shades.
+    """
+    width = WIDTHS[device]
+    height = 4000
     picture = tmp_path / "page.png"
     size = f"--window-size={width},{height}"
     chromium(f"--screenshot={picture}", size, pages[algo].as_uri())
@@ -223,7 +246,7 @@ def test_a_screenshot_is_not_blank(
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run with the baselines of `make run`."""
+    """Make the report of a run with the baselines of `make run`, and return it."""
     config = run_config(
         tmp_path_factory.mktemp("compared"),
         algo="fedproto-avg",
@@ -243,6 +266,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_screen_shows_the_comparison(
     width: int, height: int, scheme: str, compared: Path
 ) -> None:
+    """On a telephone and on a desk, light and dark, without scrolling in either direction."""
     found = measured(compared, FIRST_SCREEN, width, height, dark=scheme == "dark")
     assert (found["page"] < 0.1) == (scheme == "dark")
     assert found["pale"] == []
@@ -271,10 +295,17 @@ SHOWN = (
   };
 """
 )
+"""How a page of the documents is shown.
+
+``pale``, ``wide``, ``page``: as on the first screen of a report. ``unreachable``: boxes that scroll
+and cannot be reached by the keyboard. ``unnamed``: images without a text for screen readers.
+``equations``: those that are drawn. ``raw``: whether one stands there as LaTeX.
+"""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the documents' site, and return its folder."""
     pytest.importorskip("material")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
@@ -286,9 +317,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 @pytest.mark.parametrize("device", WIDTHS)
 @pytest.mark.parametrize(("page", "has_equations"), [("index", False), ("algorithms/fedtgp", True)])
-def test_a_page_fits_and_can_be_read(
+def test_a_page_of_the_documents_fits_and_can_be_read(
     page: str, has_equations: bool, device: str, scheme: str, site: Path
 ) -> None:
+    """Light and dark: all texts have contrast, every box can be scrolled, equations are drawn."""
     found = measured(site / f"{page}.html", SHOWN, WIDTHS[device], 900, dark=scheme == "dark")
     assert (found["page"] < 0.1) == (scheme == "dark")
     assert found["wide"] <= WIDTHS[device]

@@ -30,7 +30,7 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """The README up to its chapter "A run"."""
+    """Do what the README says up to its chapter "A run"; yield the machines."""
     with ExitStack() as running:
         machines = Machines(tmp_path_factory.mktemp("machines"), running)
         machines.set_up()
@@ -43,6 +43,7 @@ def test_the_readme_says_who_runs_each_block() -> None:
 
 
 def test_private_files_are_private(federation: Machines) -> None:
+    """Keys, the secret and the database are for their owner alone; no site has another's key."""
     certs = federation.checkout("superlink") / "certs"
     private = [certs / name for name in ("ca.key", "server.key", "superexec.secret")]
     private.append(federation.checkout("superlink") / "superlink.db")
@@ -58,6 +59,7 @@ def test_private_files_are_private(federation: Machines) -> None:
 def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
     federation: Machines,
 ) -> None:
+    """The README's last block makes a run, which loses no reply."""
     *_, run = blocks_of(README)
     with press(federation):
         done = federation.run("superlink", run.text, timeout=240)
@@ -94,17 +96,19 @@ OF_EVERY_ROUND = (
 
 
 def requests_in_log(machines: Machines) -> set[tuple[str, str]]:
-    """The status and the path of each request in the door's log."""
+    """Return (status, path) of each request in the door's log."""
     line = r' (\d{3}) \d+ [^"]*"[A-Z]+ (\S+) HTTP/1.1"'
-    logs = [log.read_text() for log in machines.folder.glob("superlink-*.log")]
-    return {request for log in logs for request in re.findall(line, log)}
+    requests: set[tuple[str, str]] = set()
+    for log in machines.folder.glob("superlink-*.log"):
+        requests.update(re.findall(line, log.read_text()))
+    return requests
 
 
 @contextmanager
 def press(machines: Machines) -> Iterator[None]:
-    """Strangers are at the door meanwhile, if there is one.
+    """Let strangers press at the door during the block, if there is a door.
 
-    They are refused, and nobody's memory grows by it.
+    They are refused with the right status, and neither the door nor the SuperLink has had 400 MB.
     """
     if not HAPROXY.exists():
         yield
@@ -114,14 +118,16 @@ def press(machines: Machines) -> Iterator[None]:
         yield
         memory = {name: peak_memory(name) for name in ("haproxy", "flower-superlink")}
     print(answers, memory)
+    # slow requests take too long (408), large ones are too large (413)
     refused = {("head", "408"), ("body", "408"), ("length", "413"), ("chunks", "413")}
-    after_a_while = {("idle", ""), ("upload", "504")}  # 30 s, and 5 minutes
+    # the door closes idle connections after 30 s, and slow uploads after 5 minutes
+    after_a_while = {("idle", ""), ("upload", "504")}
     assert refused <= set(answers) <= refused | after_a_while
     assert max(memory.values()) < 400, memory
 
 
 def peak_memory(program: str) -> float:
-    """The most MB that a program, which this process has started, has had so far."""
+    """Return the most MB that a program, which this process has started, has had so far."""
     pids = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -132,7 +138,7 @@ def peak_memory(program: str) -> float:
     return int(kilobytes) / 1000
 
 
-REFUSED = {
+REFUSED = {  # 2004 and 2001 are Flower's numbers
     "unregistered key": ("certs/ca.crt", "stranger/nodes/stranger", "2004"),
     "no key": ("certs/ca.crt", "", "2001"),
     "another authority": ("stranger/ca.crt", "certs/nodes/north", "CERTIFICATE_VERIFY_FAILED"),
@@ -141,9 +147,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("authority", "key", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_supernode_is_refused(
+def test_a_supernode_without_the_right_key_or_authority_is_refused(
     authority: str, key: str, reason: str, federation: Machines, tmp_path: Path
 ) -> None:
+    """It ends with the reason, and is not listed as a node."""
     stranger = "python docker/certificates.py stranger --node stranger --server localhost"
     federation.step("north", stranger)
 
@@ -165,6 +172,11 @@ def test_a_supernode_is_refused(
     not HAPROXY.exists(), reason=f"the door needs {HAPROXY} (apt-get install haproxy)"
 )
 def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
+    """It answers 404 to all but health and the paths of SuperNodes, whatever their spelling.
+
+    The SuperLink itself, which only its own machine can reach, knows the other paths. What the door
+    passes on and the SuperLink refuses is in the door's log.
+    """
     assert ask(federation, federation.door, "/health") == 200
     for path in (
         "/v1/control/start-run",
@@ -185,7 +197,10 @@ def test_the_door_is_for_supernodes_only(federation: Machines) -> None:
 
 
 def ask(machines: Machines, port: int, path: str, data: bytes | None = None) -> int:
-    """The status with which a port of the SuperLink's machine answers."""
+    """Return the status with which a port of the SuperLink's machine answers a request.
+
+    It is a POST with ``data``, or a GET.
+    """
     authority = machines.checkout("superlink") / "certs" / "ca.crt"
     context = ssl.create_default_context(cafile=str(authority))
     opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
@@ -205,7 +220,7 @@ def test_a_worker_without_the_secret_gets_nothing(federation: Machines, tmp_path
 
 # -- docs/operations.md, on what stands ------------------------------------------------------------
 def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
-    """Site -> (node, state), as `protofl status` shows them."""
+    """Return site -> (node, state), as `protofl status` shows them."""
     shown = machines.run("superlink", "protofl status federation", timeout=240)
     assert shown.returncode in (0, 3), shown.stderr  # 3: a site is offline, or the last run failed
     found = {}
@@ -219,7 +234,7 @@ def nodes(machines: Machines) -> dict[str, tuple[str, str]]:
 def shown_once(
     machines: Machines, wanted: Callable[[dict[str, tuple[str, str]]], bool]
 ) -> dict[str, tuple[str, str]]:
-    """What is shown once it is so."""
+    """Wait until `nodes` are as ``wanted`` says, and return them."""
 
     def found() -> dict[str, tuple[str, str]]:
         shown = nodes(machines)
@@ -250,15 +265,18 @@ def test_the_operators_page(federation: Machines) -> None:
     assert now["south"] == before["south"]
 
 
-def chapter(title: str, of: str = "sh superlink") -> list[str]:
-    """The blocks of that kind in a chapter of the page."""
+def chapter(title: str, kind: str = "sh superlink") -> list[str]:
+    """Return the blocks of a kind in a chapter of the operators' page."""
     page = OPERATIONS.read_text(encoding="utf-8")
     (text,) = re.findall(rf"(?ms)^## {title}\n(.*?)(?=^## |\Z)", page)
-    return re.findall(rf"(?ms)^```{of}\n(.*?)^```", text)
+    return re.findall(rf"(?ms)^```{kind}\n(.*?)^```", text)
 
 
 def stopped_run(machines: Machines) -> str:
-    """The number of the README's run, made of eight rounds, which is in its second."""
+    """Start the README's run with eight rounds; return its number once it is in its second.
+
+    The test then stops it.
+    """
     *_, run = blocks_of(README)
     folder = machines.checkout("superlink") / "runs" / "first"
     shutil.rmtree(folder, ignore_errors=True)
@@ -272,7 +290,7 @@ def stopped_run(machines: Machines) -> str:
 
 
 def upgrade(machines: Machines) -> None:
-    """The new code leaves a trace wherever a client's half has run it."""
+    """Give all machines newer code, which makes the file ``newer`` where a client runs it."""
     for machine in machines.services:
         copy_checkout(machines.checkout(machine))
         with (machines.checkout(machine) / "client_app" / "app.py").open("a") as code:
@@ -281,11 +299,13 @@ def upgrade(machines: Machines) -> None:
 
 @pytest.mark.long
 def test_what_else_the_operators_page_says(federation: Machines) -> None:
-    """A run is stopped; the SuperLink loses its database, and all get newer code; the run goes on.
+    """The chapters on stopping, backup, certificates, upgrade and erasure, in one story.
 
-    Then a site forgets, and one goes.
+    A run is stopped; the SuperLink loses its database and gets the backup's, in which a guest is
+    not registered; all get newer code; the run goes on. Then north erases what it keeps, and
+    south's key is revoked for good.
     """
-    (stopping,) = chapter("Stop and resume", of="sh superlink stopping")
+    (stopping,) = chapter("Stop and resume", kind="sh superlink stopping")
     stop, resume = stopping.splitlines()
     renew, rotate = chapter("Certificates and keys")
     number = stopped_run(federation)
@@ -298,7 +318,7 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
     assert "guest" in nodes(federation)
 
     def meanwhile() -> None:
-        federation.step("superlink", *chapter("Backup and restore", of="sh superlink restoring"))
+        federation.step("superlink", *chapter("Backup and restore", kind="sh superlink restoring"))
         federation.step("superlink", renew)
         upgrade(federation)
 
@@ -307,7 +327,7 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
     shown = ssl.get_server_certificate(("127.0.0.1", federation.door))
     assert (checkout / "certs" / "server.crt").read_text().startswith(shown.strip())
     assert set(nodes(federation)) == set(SITES)
-    federation.step("north", *chapter("Upgrade", of="sh north upgrading"))
+    federation.step("north", *chapter("Upgrade", kind="sh north upgrading"))
 
     done = federation.run("superlink", resume, timeout=400)
     summary = json.loads((checkout / "runs" / "first" / "summary.json").read_text())
@@ -320,7 +340,7 @@ def test_what_else_the_operators_page_says(federation: Machines) -> None:
         assert (federation.checkout(site) / "newer").exists()
     assert "round 1/8" in federation.run("superlink", f"flwr log {number} federation --show").stdout
 
-    federation.step("north", *chapter("Retention and erasure", of="sh north purging"))
+    federation.step("north", *chapter("Retention and erasure", kind="sh north purging"))
     assert list((federation.checkout("south") / "state").rglob("*.safetensors"))
     assert not list((federation.checkout("north") / "state").rglob("*.safetensors"))
 

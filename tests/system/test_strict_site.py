@@ -20,7 +20,10 @@ SITES = ("east", "north", "south")
 
 
 def facts(folder: Path, site: str) -> str:
-    """The node config of a site, as its operator types it; its patients are of one ward."""
+    """Write a table of 60 patients, and return the site's node config as its operator types it.
+
+    It has every key but peers and those of partitions.
+    """
     values = np.random.default_rng(SITES.index(site)).normal(size=(60, 3))
     lines = ["label,client,x,y,z"]
     for i, (x, y, z) in enumerate(values):
@@ -50,7 +53,10 @@ def facts(folder: Path, site: str) -> str:
 
 
 def strange_folder(folder: Path) -> Path:
-    """A folder with modules of the same names as the project's, which leave a trace."""
+    """Make a folder with modules of the same names as the project's, which leave a trace.
+
+    Python would import them first if it looked for modules in the working directory.
+    """
     for module in ("protofl_common", "client_app"):
         (folder / module).mkdir(parents=True)
         code = "import pathlib; pathlib.Path('was-here').touch()"
@@ -66,7 +72,7 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
         keys[site] = done(tmp_path, "key", "--node-config", node).strip()
     nodes = {site: f'{node} peers="{",".join(keys.values())}"' for site, node in nodes.items()}
     assert {*node_config(nodes["north"]), *PARTITION_KEYS} == {*NODE_KEYS}
-    # east has a file
+    # east's operator gives a file in the place of words
     file = tmp_path / "node.toml"
     lines = [f"{key} = {json.dumps(value)}" for key, value in node_config(nodes["east"]).items()]
     file.write_text("\n".join(lines))
@@ -99,11 +105,11 @@ def test_sites_with_all_keys_and_both_demands_take_part_in_what_is_approved(tmp_
     settings += "local-epochs=1 batch-size=16 eval-batch-size=64"
     checked = done(tmp_path, "check", *settings.split(), "--node-config", nodes["north"])
     assert "WRONG" not in checked
-    assert "12 test samples, 2 classes: sick, well" in checked
+    assert "12 test samples, 2 classes: sick, well" in checked  # a fifth of 60
 
 
 def assert_what_the_operator_sees(folder: Path, site: str, node: str, run: Path) -> None:
-    """The ledgers and the log tell of the run, and what it keeps can be purged."""
+    """The ledgers and the log tell of the run; what it keeps can be purged, but not the ledgers."""
     ledgers = list((folder / site / "state" / "privacy").glob("*.json"))
     assert len(ledgers) == 2  # of the site's name, and of its data
     for ledger in ledgers:

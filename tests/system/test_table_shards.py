@@ -25,7 +25,7 @@ against: Local
 
 
 def table(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    """`protofl table`. Its clients die with it."""
+    """Start `protofl table` on `TABLE`, with results in ``folder``; its clients die with it."""
     file = folder / "mine.yaml"
     file.write_text(TABLE, encoding="utf-8")
     command = [sys.executable, str(BIN / "protofl"), "table", str(file), "--out", str(folder)]
@@ -34,7 +34,7 @@ def table(folder: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 def kill_within_a_run(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Kill it once it has added a checkpoint of a round to a run that is not finished."""
+    """Kill the process once it has stored a checkpoint of a run that is not finished."""
     start = time.time()
 
     def is_within() -> bool:
@@ -52,7 +52,7 @@ def kill_within_a_run(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """The table's files, without what they say of costs: seconds differ from run to run."""
+    """Return the table's files by name, without costs: seconds differ from run to run."""
     files = {file.name: file.read_bytes() for file in folder.glob("mine.*")}
     assert b"\\bottomrule" in files.pop("mine.costs.tex")
     files["mine.md"], costs, _ = files["mine.md"].partition(b"## What it costs")  # it comes last
@@ -61,6 +61,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path: Path) -> None:
+    """Two processes make one half of the runs each; the first is killed twice before.
+
+    A last process finds all runs made, and writes the same files.
+    """
     whole = tmp_path / "whole"
     parts = tmp_path / "parts"
     whole.mkdir()
@@ -71,7 +75,7 @@ def test_a_sharded_table_that_is_killed_twice_equals_an_undisturbed_one(tmp_path
     jobs = [table(parts, "--shard", shard) for shard in ("1/2", "2/2")]
     for process in (undisturbed, *jobs):
         assert process.wait(600) == 0
-    assert len(list((parts / "runs").glob("*/summary.json"))) == 4
+    assert len(list((parts / "runs").glob("*/summary.json"))) == 4  # two rows with two seeds
     kinds = ("yaml", "md", "tex", "against.tex", "csv", "json")
     assert set(files_of(whole)) == {f"mine.{kind}" for kind in kinds}
     assert files_of(parts) == files_of(whole), "the last one that ends knows all runs"

@@ -39,7 +39,10 @@ class Federation:
             running.enter_context(supernode(self.link, folder / site, facts, program))
 
     def run(self, name: str, *program: str) -> tuple[str, str]:
-        """Submit the changed app while a worker is there; its output and status."""
+        """Submit the changed app while a worker, this ``program``, is there.
+
+        Return what the run prints, and its status.
+        """
         command = [*program, "--insecure", "--runtime-api-address", f"127.0.0.1:{self.link.port}"]
         settings = 'dataset="digits" partition="iid" models="cnn4" train-samples=20 threads=1'
         settings += f' rounds=1 local-epochs=1 num-clients=2 run-name="{name}"'
@@ -51,17 +54,17 @@ class Federation:
         return (self.folder / site / "supernode.log").read_text()
 
     def home(self, name: str) -> Path:
-        """The Flower home of a site, or of a run's worker, in which bundles are unpacked."""
+        """Return the Flower home of a site, or of a run's worker, in which bundles are unpacked."""
         return self.folder / name / "home"
 
     def came(self, name: str) -> bool:
-        """Whether the changed code ran there."""
+        """True if the changed code has run at a site, or at a run's worker."""
         return (self.home(name) / "was-here").exists()
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """It stands for all tests."""
+    """Start one federation for all tests of this file."""
     with ExitStack() as running:
         yield Federation(tmp_path_factory.mktemp("sites"), running)
 
@@ -69,6 +72,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_protofl(
     federation: Federation,
 ) -> None:
+    """East is a `protofl site run`, south Flower's SuperNode, which runs whatever is submitted."""
     results = federation.folder / "results"
     output, status = federation.run("ours", PROTOFL, "worker", "--out-dir", str(results))
 
@@ -86,9 +90,10 @@ def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_prot
     assert modes == {0o700, 0o600}
 
 
-def test_it_runs_at_flowers_own_worker_and_changed_defaults_are_refused_where_the_sites_own_count(
+def test_changed_code_runs_at_flowers_worker_and_changed_defaults_are_refused_by_site_run(
     federation: Federation,
 ) -> None:
+    """The submitted app has another default of lr: east, which runs its own code, refuses that."""
     settings = federation.changed / "pyproject.toml"
     before = settings.read_text()
     settings.write_text(before.replace("\nlr = ", "\nlr = 1"))

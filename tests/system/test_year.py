@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.system, pytest.mark.long]
 FOUR = ("east", "north", "south", "west")
 SITES = (*FOUR, "fifth")
 OF_FIFTH = 3
-"""How often this site evaluates a model for one study."""
+"""How often the fifth site evaluates models for one study (max-evaluations)."""
 Rows = list[dict[str, Any]]
 
 
@@ -44,6 +44,7 @@ class Year:
         self.running: dict[str, ExitStack] = {}
 
     def _facts(self, site: str) -> str:
+        """Write a table of 60 patients, and return the site's node config without peers."""
         values = np.random.default_rng(SITES.index(site)).normal(size=(60, 3))
         lines = ["label,x,y,z"]
         for i, (x, y, z) in enumerate(values):
@@ -77,11 +78,12 @@ class Year:
             self.running.pop(site).close()
 
     def approve(self, site: str, study_id: str) -> None:
+        """Decide about a study at a site: it is approved unless the site is one that denies."""
         decision = "denied" if site in self.denied else "approved"
         decide(node_config(self.nodes[site]), study_id, decision, key_file=None)
 
     def submit(self, pool: ThreadPoolExecutor, name: str, sites: tuple[str, ...], **settings: Any):  # type: ignore[no-untyped-def]
-        """Submit a run of a study of these sites: its output and status, once it has ended."""
+        """Submit a run of a study of these sites; return the future of its output and status."""
         keys = {site: self.keys[site] for site in sites}
         usual = {"min_clients": 3, "join_timeout": 60.0, "min_wait": 4.0}
         file = study(self.folder, name, keys, **NO_NOISE | usual | settings)
@@ -97,7 +99,7 @@ class Year:
         return "\n".join(log.read_text()[-3000:] for log in self.folder.glob("*/supernode.log"))
 
     def result(self, name: str, run: Future[tuple[str, str]]) -> Rows:
-        """The rows of a run, which has ended with a result."""
+        """Wait until a run has ended, with a sum in every round, and return its rows."""
         output, status = run.result(timeout=400)
         assert status == "finished:completed", output + self.logs()
         rows = self.rows(name)
@@ -112,6 +114,7 @@ NO_NOISE: Mapping[str, Any] = {"dp": "none", "dp_epsilon": 8.0, "norm": "batch"}
 
 @contextmanager
 def hospitals(folder: Path) -> Iterator[tuple[Year, ThreadPoolExecutor]]:
+    """Run a SuperLink and operators who decide during the block; sites are started in it."""
     with superlink(folder) as link, ThreadPoolExecutor() as pool:
         year = Year(folder, link)
         folders = {site: folder / site / "state" / "sites" / site for site in SITES}
@@ -127,6 +130,7 @@ def valid(rows: Rows) -> list[int]:
 
 
 def test_every_run_of_a_year_ends_with_a_result(tmp_path: Path) -> None:
+    """The numbers are of sites whose replies count, in each round and in the final evaluation."""
     with hospitals(tmp_path) as (year, pool):
         year.start(*FOUR)
 
