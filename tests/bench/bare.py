@@ -26,7 +26,7 @@ from protofl_common.experiment.settings import Settings
 
 LOOP_BATCH = 10
 LOOP_LR = 0.01
-HIDDEN = {
+HIDDEN_LAYERS = {
     "1": (),
     "2": (),
     "3": (512,),
@@ -36,25 +36,26 @@ HIDDEN = {
     "7": (1024, 512),
     "8": (1024, 512),
 }
+"""Number of a network of HtCNN8 -> the widths of its linear layers before the features."""
 
 
 def plain_htcnn(arch: str, dim: int, classes: int) -> tuple[nn.Sequential, nn.Linear]:
-    """Body and head of one of HtCNN8's networks for 1×28×28 images."""
+    """Return body and head of one of HtCNN8's networks for 1×28×28 images."""
     number = arch.removeprefix("htcnn-")
     layers: list[nn.Module] = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2)]
     width = 32 * 12 * 12
-    if int(number) % 2 == 0:
+    if int(number) % 2 == 0:  # networks of even numbers have a second convolution
         layers += [nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
         width = 64 * 4 * 4
     layers.append(nn.Flatten())
-    for out in (*HIDDEN[number], dim):
+    for out in (*HIDDEN_LAYERS[number], dim):
         layers += [nn.Linear(width, out), nn.ReLU()]
         width = out
     return nn.Sequential(*layers), nn.Linear(dim, classes)
 
 
 def normalised(data: ClientData, images: np.ndarray) -> Tensor:
-    """Images of one channel as float tensors, by the mean and the deviation of the data set."""
+    """Return images of one channel as float tensors, by the data set's mean and deviation."""
     return (torch.from_numpy(images).float() / 255 - data.mean[0]) / data.std[0]
 
 
@@ -71,6 +72,7 @@ class BareClient:
 
     @classmethod
     def open(cls, settings: Settings, index: int, clients: int) -> BareClient:
+        """Open the client's data and build the network that its settings name."""
         data = open_client_data(
             settings.data, seed=settings.run.seed, partition=index, num_partitions=clients
         )
@@ -88,7 +90,11 @@ class BareClient:
     def round(
         self, table: Tensor | None, held: Tensor | None, lr: float, batch_size: int
     ) -> tuple[Tensor, Tensor]:
-        """Train, class means, evaluate; the means [C, D] and counts [C]."""
+        """Train an epoch, and return the class means [C, D] and counts [C] after it.
+
+        ``table`` has the global prototypes [C, D], and ``held`` [C] is 1 for the classes that have
+        one; None before there are any. Evaluation is done for its time: nobody reads the hits.
+        """
         optimizer = torch.optim.SGD([*self.body.parameters(), *self.head.parameters()], lr=lr)
         order = torch.randperm(len(self.y))
         for batch in order.split(batch_size):
@@ -114,28 +120,29 @@ class BareClient:
 
 
 def _work(settings: Settings, clients: int, jobs: Queue, done: Queue) -> None:
+    """Open all clients, and do their rounds as they come in ``jobs``, until a job is None."""
     torch.set_num_threads(1)
-    held = [BareClient.open(settings, index, clients) for index in range(clients)]
+    opened = [BareClient.open(settings, index, clients) for index in range(clients)]
     done.put("ready")
+    training = settings.training
     while (job := jobs.get()) is not None:
-        index, table, mask = job
-        means, counts = held[index].round(
-            table, mask, settings.training.lr, settings.training.batch_size
-        )
+        index, table, held = job
+        means, counts = opened[index].round(table, held, training.lr, training.batch_size)
         done.put((means.numpy(), counts.numpy()))
 
 
 def averages(means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
-    """FedProto's server: the mean of each class over the clients' samples, [C, D]."""
-    return (means_NCD * counts_NC[:, :, None]).sum(0) / counts_NC.sum(0).clamp(min=1)[:, None]
+    """Merge as FedProto's server does: the mean of each class over the clients' samples, [C, D]."""
+    sums_CD = (means_NCD * counts_NC[:, :, None]).sum(0)
+    return sums_CD / counts_NC.sum(0).clamp(min=1)[:, None]
 
 
 def loop(
     start: TrainedPrototypes, samples_PD: Tensor, labels_P: Tensor, margin: float, epochs: int
 ) -> None:
-    """Minibatches of 10 as in the paper, by autograd through `torch.cdist`.
+    """Train FedTGP's server in place, on minibatches of 10 as in the paper.
 
-    Trains ``start`` in place.
+    Gradients are autograd's, through `torch.cdist`.
     """
     optimizer = torch.optim.SGD([start.vectors_CD, *start.transform.parameters()], lr=LOOP_LR)
     for _ in range(epochs):
@@ -159,6 +166,7 @@ class TrainedPrototypes:
         self.transform = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim))
 
     def __call__(self, means_NCD: Tensor, counts_NC: Tensor) -> Tensor:
+        """Train the prototypes on the clients' class means, with the margin, and return them."""
         is_sent_NC = counts_NC > 0
         samples_PD = means_NCD[is_sent_NC]
         labels_P = is_sent_NC.nonzero()[:, 1]
@@ -174,7 +182,7 @@ class TrainedPrototypes:
 
 
 class BareFederation:
-    """Two workers that live as long as this does."""
+    """Two worker processes, each with all clients' data and models; they live until `close`."""
 
     def __init__(self, settings: Settings, clients: int, workers: int = 2) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -203,7 +211,7 @@ class BareFederation:
         self.held: Tensor | None = None
 
     def round(self) -> float:
-        """One round of all clients; its wall-clock seconds."""
+        """Do one round of all clients; return its wall-clock seconds."""
         start = time.perf_counter()
         for index in self.order:
             self.jobs.put((index, self.table, self.held))

@@ -49,7 +49,10 @@ SETTING = {
 
 
 def write_arrays(file: Path, options: argparse.Namespace, division: str, seed: int) -> None:
-    """The first samples of every class, with the client and the part that the generator gives."""
+    """Write the first samples of every class, divided by PFLlib's generator.
+
+    Beside inputs and labels the file has the client of each sample, and its part.
+    """
     with np.load(options.images) as packed:
         images = packed["x_train"]
         labels = packed["y_train"].astype(np.int64)
@@ -61,11 +64,12 @@ def write_arrays(file: Path, options: argparse.Namespace, division: str, seed: i
     utils = importlib.import_module("dataset_utils")
     np.random.seed(seed)  # noqa: NPY002 -- the generator's scripts draw from it
     chosen = {"niid": True, "partition": DIVISIONS[division], "class_per_client": 2}
+    # in the place of images the generator divides their rows
     dealt, of_clients, _ = utils.separate_data((rows, labels[rows]), CLIENTS, 10, **chosen)
-    parts = dict(zip(("train", "test"), utils.split_data(dealt, of_clients), strict=True))
+    train, test = utils.split_data(dealt, of_clients)
     order: list[int] = []
     columns: dict[str, list[str]] = {"client": [], "split": []}
-    for part, owners in parts.items():
+    for part, owners in (("train", train), ("test", test)):
         for client, own in enumerate(owners):
             order += own["x"].tolist()
             columns["client"] += [f"{client:02}"] * len(own["x"])
@@ -76,7 +80,7 @@ def write_arrays(file: Path, options: argparse.Namespace, division: str, seed: i
 def curves(
     options: argparse.Namespace, division: str, seed: int, method: str
 ) -> dict[str, list[float]]:
-    """Engine -> accuracy after rounds 1, 2, …"""
+    """Return for each engine the accuracies after rounds 1, 2, …"""
     folder = options.out / f"{division}-{seed}"
     file = folder / "division.npz"
     config = default_run_config() | SETTING | METHODS[method]
@@ -112,9 +116,9 @@ def curves(
 
 
 def table(done: dict[str, dict[str, list[float]]], rounds: list[int]) -> None:
-    """Mean ± standard deviation over the seeds.
+    """Print mean ± standard deviation over the seeds, after ``rounds`` and in the best round.
 
-    By rounds, of the best round, and of the differences seed by seed.
+    The rows are the two engines, and their differences seed by seed.
     """
     chosen = [number - 1 for number in rounds]
     rows = []

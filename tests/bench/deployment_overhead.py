@@ -48,7 +48,7 @@ IMPORTS = {
 
 
 class Timed(Machines):
-    """The README's federation, if wanted as it would be without our settings."""
+    """The README's federation; ``stock``: as it would be without our settings."""
 
     stock = False
     start_method = "fork"
@@ -59,11 +59,14 @@ class Timed(Machines):
         return super()._substitutions(machine) | (less if self.stock else method)
 
     def environment(self, machine: str) -> dict[str, str]:
-        """With all of Flower's log."""
+        """Return the environment with all of Flower's log."""
         return {**super().environment(machine), "FLWR_LOG_LEVEL": "INFO"}
 
     def processor_of_sites(self) -> float:
-        """CPU seconds of all that the sites have started, which still runs or was waited for."""
+        """Return the CPU seconds of all that the sites have started.
+
+        It still runs, or has ended and was waited for by its parent.
+        """
         places = {str(self.checkout(site)) for site in SITES}
         total = 0.0
         for one in psutil.Process().children(recursive=True):
@@ -74,7 +77,7 @@ class Timed(Machines):
 
 
 class Stamps(threading.Thread):
-    """When each line of a log appeared."""
+    """Follows a log, and notes when each of the `LINES` appears in it."""
 
     def __init__(self, log: Path) -> None:
         super().__init__(daemon=True)
@@ -82,19 +85,21 @@ class Stamps(threading.Thread):
         self.events: list[tuple[str, float]] = []
 
     def run(self) -> None:
+        """Follow the log and note when each of LINES appears in it."""
         with self.log.open(encoding="utf-8", errors="replace") as lines:
             while True:
                 while line := lines.readline():
-                    self.events += [
-                        (name, time.monotonic())
-                        for name, sign in LINES.items()
-                        if sign.search(line)
-                    ]
+                    for name, sign in LINES.items():
+                        if sign.search(line):
+                            self.events.append((name, time.monotonic()))
                 time.sleep(0.01)
 
 
 def parts_of_rounds(events: list[tuple[str, float]], work: list[float]) -> list[dict[str, float]]:
-    """Seconds of each part, by round; ``work`` is what the client reported for each."""
+    """Return the seconds of each of the `PARTS` in each round.
+
+    ``work``: what the client has reported for each round.
+    """
     rounds: list[dict[str, float]] = []
     times: dict[str, float] = {}
     for name, moment in events:  # introduction and final evaluation are sent as well
@@ -104,20 +109,20 @@ def parts_of_rounds(events: list[tuple[str, float]], work: list[float]) -> list[
         if name == "sent" and "sending" in times:
             rounds.append(times)
             times = {"sent": moment}
-    return [
-        {
-            "asking": t["received"] - t["before"],
-            "starting": t["started"] - t["received"],
-            "around": t["sending"] - t["started"] - own,
+    parts = []
+    for moments, own in zip(rounds, work, strict=True):
+        parts.append({
+            "asking": moments["received"] - moments["before"],
+            "starting": moments["started"] - moments["received"],
+            "around": moments["sending"] - moments["started"] - own,
             "work": own,
-            "sending": t["sent"] - t["sending"],
-        }
-        for t, own in zip(rounds, work, strict=True)
-    ]
+            "sending": moments["sent"] - moments["sending"],
+        })  # fmt: skip
+    return parts
 
 
 def measure(rounds: int, folder: Path) -> None:
-    """One run; the first round is left out."""
+    """Make a run, and print the seconds of its rounds; the first round is left out."""
     with ExitStack() as running:
         machines = Timed(folder, running)
         machines.set_up()
@@ -137,7 +142,8 @@ def measure(rounds: int, folder: Path) -> None:
         metrics = machines.checkout("superlink") / "runs" / "bench" / "metrics.jsonl"
         if not metrics.exists():
             sys.exit(done.stdout + done.stderr + machines.logs())
-        processor = (machines.processor_of_sites() - before) / (rounds + 2) / len(SITES)
+        messages = rounds + 2  # introduction and final evaluation as well
+        processor = (machines.processor_of_sites() - before) / messages / len(SITES)
         rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     rows = [row for row in rows if row["kind"] == "round"]
     seconds = [row["seconds"]["total"] for row in rows[1:]]
@@ -153,25 +159,22 @@ def measure(rounds: int, folder: Path) -> None:
     for name, meaning in PARTS.items():
         print(f"  {statistics.mean(collected[name]):6.2f}  {meaning}")
     phases = [row["seconds"]["clients"] for row in rows[1:]]
-    means = {
-        name: statistics.mean(phase[name] for phase in phases) / len(SITES) for name in phases[0]
-    }
-    print("  of the work:", ", ".join(f"{name} {seconds:.2f}" for name, seconds in means.items()))
+    of_work = []
+    for name in phases[0]:
+        mean_of_site = statistics.mean(phase[name] for phase in phases) / len(SITES)
+        of_work.append(f"{name} {mean_of_site:.2f}")
+    print("  of the work:", ", ".join(of_work))
 
 
 def time_imports() -> None:
-    """What each process pays before it can work: CPU seconds, the least of three."""
-    script = "import time\n" + "\n".join(
-        f"{line}\nprint(time.process_time())" for line in IMPORTS.values()
-    )
+    """Print what each process pays before it can work: CPU seconds, the least of three."""
+    steps = [f"{line}\nprint(time.process_time())" for line in IMPORTS.values()]
+    command = [sys.executable, "-c", "\n".join(["import time", *steps])]
     laps = []
     for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        )
-        laps.append(
-            [after - before for before, after in pairwise([0.0, *map(float, done.stdout.split())])]
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        moments = [0.0, *map(float, done.stdout.split())]
+        laps.append([after - before for before, after in pairwise(moments)])
     print("CPU seconds of a process's imports:")
     for name, *each in zip(IMPORTS, *laps, strict=True):
         print(f"  {min(each):6.2f}  {name}")

@@ -37,8 +37,10 @@ class Trial:
     """One run of a federation, and the strokes that it gets."""
 
     def __init__(self, folder: Path, running: ExitStack, times: int) -> None:
-        self.standing, self.times = Standing(folder, running), times
-        self.site_program, self.worker_program = "flower-supernode", "flower-superexec"
+        self.standing = Standing(folder, running)
+        self.times = times
+        self.site_program = "flower-supernode"
+        self.worker_program = "flower-superexec"
         self.ports: dict[str, int] = {}  # Site -> the port of its relay, if it has one
         self.config: dict[str, Any] = {
             "rounds": times + 1,
@@ -49,6 +51,7 @@ class Trial:
         self.run = folder / "runs" / "trial"
 
     def begin(self, sites: int = 2, **changes: Any) -> None:
+        """Start a SuperLink, its worker and the sites, and submit a run with these changes."""
         self.config |= {key.replace("_", "-"): value for key, value in changes.items()}
         self.standing.start_superlink()
         self.worker()
@@ -64,7 +67,10 @@ class Trial:
         self.standing.start_site(site, *place, self.ports.get(site, 0))
 
     def training(self, number: int, after: float = 1.0) -> Any:
-        """The client process of the south in round ``number``, a moment after it began."""
+        """Wait for the south's client process in round ``number``, and ``after`` seconds more.
+
+        Return the process.
+        """
         self.standing.wait_for_rounds("trial", number - 1)
         client = self.standing.wait_for_client("south")
         time.sleep(after)
@@ -77,11 +83,13 @@ class Trial:
         return [row for row in self.standing.rows("trial") if row["kind"] == "round"]
 
     def prototypes(self) -> str:
-        """A digest of the final global prototypes; "" without any."""
-        if not (self.run / "prototypes.safetensors").exists():
+        """Return a digest of the final global prototypes; "" without any."""
+        file = self.run / "prototypes.safetensors"
+        if not file.exists():
             return ""
-        arrays = load_file(self.run / "prototypes.safetensors")
-        return hashlib.sha256(b"".join(arrays[key].tobytes() for key in sorted(arrays))).hexdigest()
+        arrays = load_file(file)
+        content = b"".join(arrays[key].tobytes() for key in sorted(arrays))
+        return hashlib.sha256(content).hexdigest()
 
 
 def undisturbed(trial: Trial) -> Tries:
@@ -90,9 +98,9 @@ def undisturbed(trial: Trial) -> Tries:
 
 
 def killed(*parts: str) -> Callable[[Trial], Tries]:
-    """These parts are killed and started again, from the second round on, in each a little later.
+    """Return a fault that kills these parts in every round from the second, and starts them again.
 
-    It costs nothing.
+    They are killed a little later in each round. It costs nothing.
     """
 
     def fault(trial: Trial) -> Tries:
@@ -118,9 +126,9 @@ def killed(*parts: str) -> Callable[[Trial], Tries]:
 
 @contextmanager
 def held(trial: Trial) -> Iterator[None]:
-    """All client processes of the south are stopped meanwhile, also those that it starts.
+    """Stop all client processes of the south, also those that it starts meanwhile.
 
-    Afterwards they go on.
+    After the block they go on.
     """
     caught: dict[int, psutil.Process] = {}
 
@@ -140,7 +148,7 @@ def held(trial: Trial) -> Iterator[None]:
 
 
 def slow(trial: Trial, **changes: Any) -> Tries:
-    """In every other round, stopped until the round is over."""
+    """In every other round the south's client is stopped until the round is over."""
     trial.begin(rounds=2 * trial.times + 1, round_timeout=DEADLINE, **changes)
     struck = range(2, 2 * trial.times + 1, 2)
     for number in struck:
@@ -151,7 +159,7 @@ def slow(trial: Trial, **changes: Any) -> Tries:
 
 
 def silent(trial: Trial) -> Tries:
-    """Stopped for ever."""
+    """From the second round on the south's client is stopped for ever."""
     trial.begin(round_timeout=DEADLINE)
     struck = range(2, trial.times + 2)
     trial.standing.wait_for_rounds("trial", 1)
@@ -160,7 +168,7 @@ def silent(trial: Trial) -> Tries:
 
 
 def client_killed(trial: Trial) -> Tries:
-    """In every other round, as the kernel does where memory is short.
+    """In every other round the south's client is killed, as by the kernel where memory is short.
 
     Flower starts it again after half a minute.
     """
@@ -173,7 +181,10 @@ def client_killed(trial: Trial) -> Tries:
 
 
 def worker_crashed(trial: Trial) -> Tries:
-    """Killed and started again, as `protofl worker`; nobody resumes the run. It costs nothing."""
+    """The worker, `protofl worker`, is killed and started again, and nobody resumes the run.
+
+    It costs nothing.
+    """
     trial.worker_program = f"protofl worker --out-dir {trial.standing.folder / 'runs'}"
     trial.begin()
     for number in range(2, trial.times + 2):
@@ -185,7 +196,10 @@ def worker_crashed(trial: Trial) -> Tries:
 
 
 def frozen(trial: Trial) -> Tries:
-    """In every other round, stopped until the round is over, each time a little later."""
+    """In every other round the south's client is stopped at its start, until the round is over.
+
+    It is stopped a little later each time.
+    """
     trial.site_program = "protofl site run"
     trial.begin(rounds=2 * trial.times + 1, round_timeout=PATIENCE)
     struck = range(2, 2 * trial.times + 1, 2)
@@ -200,7 +214,10 @@ def frozen(trial: Trial) -> Tries:
 
 
 def killed_while_it_uploads(trial: Trial) -> Tries:
-    """In every other round, once the site's log has what is sent: 45 MB, for a second or more."""
+    """In every other round the client is killed once the site's log says what it sends.
+
+    That are 45 MB, which take a second or more.
+    """
     trial.site_program = "protofl site run"
     large = {"algo": "fedavg", "models": "resnet18"}
     trial.begin(rounds=2 * trial.times + 1, round_timeout=PATIENCE, **large)
@@ -215,7 +232,10 @@ def killed_while_it_uploads(trial: Trial) -> Tries:
 
 
 def superlink_killed_in_mid_push(trial: Trial) -> Tries:
-    """By a slow line it is seen when a part of the reply is there. It costs nothing."""
+    """The SuperLink is killed when it has a part of a reply, and started again. It costs nothing.
+
+    A relay makes the line of the south slow, and tells how much has passed.
+    """
     trial.site_program = "protofl site run"
     trial.ports["south"] = free_port()
     relay = Relay(trial.standing.port, trial.ports["south"])
@@ -233,7 +253,10 @@ def superlink_killed_in_mid_push(trial: Trial) -> Tries:
 
 
 def back_in_the_next(trial: Trial, struck: range) -> Tries:
-    """For faults of one reply: what became of it is told, and the site's next reply counts."""
+    """Return the tries of a fault of one reply.
+
+    It is right if the run tells what became of the reply, and the site's next one counts.
+    """
     tries = lost_replies(trial, struck, "missing", "failed")
     rows = {row["round"]: row for row in trial.rows()}
     for one, number in zip(tries, struck, strict=True):
@@ -242,14 +265,18 @@ def back_in_the_next(trial: Trial, struck: range) -> Tries:
 
 
 def full_disk(trial: Trial) -> Tries:
-    """A file system of 20 MB, filled up before the state is written. Needs root."""
+    """The south's state is on a file system of 20 MB, filled up before it is written. Needs root.
+
+    A try is right if the state of the round before is still there, whole.
+    """
     disk = trial.standing.folder / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)], check=True)
     trial.standing.running.callback(subprocess.run, ["umount", "-l", str(disk)], check=True)
     trial.begin(sites=1)
     trial.site("south", disk)
-    struck, kept = range(2, trial.times + 2), []
+    struck = range(2, trial.times + 2)
+    kept = []
     for number in struck:
         trial.standing.wait_for_rounds("trial", number - 1)
         before = contents(disk)
@@ -259,14 +286,14 @@ def full_disk(trial: Trial) -> Tries:
                 pass
         trial.standing.wait_for_rounds("trial", number)
         filler.unlink(missing_ok=True)
-        kept.append(
-            max(before) in contents(disk) and contents(disk)[max(before)] == before[max(before)]
-        )
+        newest = max(before)
+        kept.append(contents(disk).get(newest) == before[newest])
     tries = lost_replies(trial, struck, "failed")
     return [one | {"state": not whole} for one, whole in zip(tries, kept, strict=True)]
 
 
 def contents(disk: Path) -> dict[str, bytes]:
+    """Return the content of each state, by its file's name, which begins with the round."""
     return {path.name: path.read_bytes() for path in disk.rglob("*.safetensors")}
 
 
@@ -278,48 +305,50 @@ def late(trial: Trial) -> Tries:
         trial.standing.wait_for_rounds("trial", index + 1)
         trial.standing.start_site(name, index, trial.times)
     trial.standing.finished(timeout=900)
-    first = {
-        name: next((row for row in trial.rows() if name in row["clients"]), None) for name in guests
-    }
-    return [
-        {
-            "replies": sum(row["asked"] - row["valid"] for row in trial.rows()),
-            "rounds": 0,
-            "state": False,
-            "right": row is not None and "prototype" in row["clients"][name]["accuracy"],
-        }
-        for name, row in first.items()
-    ]
+    rows = trial.rows()
+    lost = sum(row["asked"] - row["valid"] for row in rows)
+    tries = []
+    for name in guests:
+        first = next((row for row in rows if name in row["clients"]), None)
+        # it has received prototypes before its first reply
+        is_right = first is not None and "prototype" in first["clients"][name]["accuracy"]
+        tries.append({"replies": lost, "rounds": 0, "state": False, "right": is_right})
+    return tries
 
 
 def lost_replies(trial: Trial, struck: range, *kinds: str) -> Tries:
-    """For faults that may cost a reply.
+    """Return the tries of a fault that may cost a reply, in the rounds in which it ``struck``.
 
-    What became of it is told, and the round went on with the others.
+    It is right if the north's reply counts, and the south's does or is told as one of ``kinds``.
     """
     trial.standing.finished(timeout=600)
     rows = {row["round"]: row for row in trial.rows()}
-    return [
-        {
-            "replies": rows[number]["asked"] - rows[number]["valid"],
-            "rounds": int(rows[number]["void"]),
+    tries = []
+    for number in struck:
+        row = rows[number]
+        is_told = any("south" in row[kind] for kind in ("clients", *kinds))
+        tries.append({
+            "replies": row["asked"] - row["valid"],
+            "rounds": int(row["void"]),
             "state": False,
-            "right": "north" in rows[number]["clients"]
-            and any("south" in rows[number][kind] for kind in ("clients", *kinds)),
-        }
-        for number in struck
-    ]
+            "right": "north" in row["clients"] and is_told,
+        })  # fmt: skip
+    return tries
 
 
 def exact(trial: Trial) -> Tries:
-    """For faults that should cost nothing: the prototypes are those of the undisturbed run."""
+    """Return the tries of a fault that should cost nothing.
+
+    The state is None: `table` compares the prototypes with those of the undisturbed run.
+    """
     trial.standing.finished(timeout=600)
-    lost = [row["asked"] - row["valid"] for row in trial.rows()]
-    voids = [int(row["void"]) for row in trial.rows()]
-    return [
-        {"replies": lost[at], "rounds": voids[at], "state": None}
-        for at in range(1, trial.times + 1)
-    ]
+    tries = []
+    rows = trial.rows()
+    for number in range(2, trial.times + 2):  # the rounds in which it struck
+        row = rows[number - 1]
+        lost = row["asked"] - row["valid"]
+        tries.append({"replies": lost, "rounds": int(row["void"]), "state": None})
+    return tries
 
 
 DEADLINE = 45.0
@@ -331,7 +360,9 @@ They are several times what it takes on a free machine.
 PATIENCE = 300.0
 """Seconds that a round may take where the site itself has to find that a process is lost."""
 
-FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
+Fault = tuple[Callable[[Trial], Tries], str, str]
+"""What it does, in words, and a pattern of the line in which the run tells of it ("": none)."""
+FAULTS: dict[str, Fault] = {
     "undisturbed": (undisturbed, "", ""),
     "supernode": (killed("south"), "SuperNode killed in mid-round, started again", r"back: .*"),
     "superlink": (
@@ -374,18 +405,17 @@ FAULTS: dict[str, tuple[Callable[[Trial], Tries], str, str]] = {
 
 
 def try_fault(name: str, times: int) -> dict[str, Any]:
-    """A run with the fault; what came of it."""
+    """Make a run with the fault; return what came of it."""
     what, _, line = FAULTS[name]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="protofl-faults-") as folder, ExitStack() as running:
         trial = Trial(Path(folder), running, times)
         tries = what(trial)
         status = trial.standing.finished(timeout=600)
-        said = (
-            [found[0].strip() for found in re.finditer(line, trial.standing.printed())]
-            if line
-            else []
-        )
+        said = []
+        if line:
+            printed = trial.standing.printed()
+            said = [found[0].strip() for found in re.finditer(line, printed)]
         return {
             "tries": tries,
             "status": status,
@@ -398,36 +428,38 @@ def try_fault(name: str, times: int) -> dict[str, Any]:
 
 
 def table(out: Path) -> str:
-    results = {
-        key: json.loads((out / f"{key}.json").read_text())
-        for key in FAULTS
-        if (out / f"{key}.json").exists()
-    }
+    """Return the table of all results in this folder, a row for each fault."""
+    results = {}
+    for name in FAULTS:
+        file = out / f"{name}.json"
+        if file.exists():
+            results[name] = json.loads(file.read_text())
     wanted = results.get("undisturbed", {}).get("prototypes")
+
     rows = []
     for name, result in results.items():
-        if not (tries := result["tries"]):
+        tries = result["tries"]
+        if not tries:
             continue
-        same = result["prototypes"] == wanted
-        exactly = all(one["state"] is None for one in tries)
-        right = same if exactly else all(one["right"] for one in tries)
-        outcome = (
-            ("the same prototypes, bit for bit" if exactly else "goes on") if right else "NOT RIGHT"
-        )
-        outcome = outcome if result["status"] == "finished:completed" else result["status"]
-        state = (
-            ("none" if same else "?") if exactly else (sum(one["state"] for one in tries) or "none")
-        )
+        costs_nothing = all(one["state"] is None for one in tries)
+        if costs_nothing:
+            is_right = result["prototypes"] == wanted
+            outcome = "the same prototypes, bit for bit"
+            state: int | str = "none" if is_right else "?"
+        else:
+            is_right = all(one["right"] for one in tries)
+            outcome = "goes on"
+            state = sum(one["state"] for one in tries) or "none"
+        if not is_right:
+            outcome = "NOT RIGHT"
+        if result["status"] != "finished:completed":
+            outcome = result["status"]
         lost = [sum(one[key] for one in tries) or "none" for key in ("replies", "rounds")]
         said = f"`{result['line']}`" if result["line"] else ""
         rows.append([FAULTS[name][1], str(len(tries)), outcome, *map(str, (*lost, state)), said])
-    return (
-        markdown(
-            ("fault", "times", "outcome", "replies lost", "rounds lost", "state lost", "it says"),
-            rows,
-        )
-        + "\n"
-    )
+
+    heads = ("fault", "times", "outcome", "replies lost", "rounds lost", "state lost", "it says")
+    return markdown(heads, rows) + "\n"
 
 
 def main() -> None:
@@ -438,7 +470,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in arguments.only:
-        if (kept := arguments.out / f"{name}.json").exists():
+        kept = arguments.out / f"{name}.json"
+        if kept.exists():
             continue
         print(f"{name} …", flush=True)
         result = try_fault(name, arguments.times)

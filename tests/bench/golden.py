@@ -55,18 +55,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def figures(algo: str, settings: dict[str, Any]) -> Any:
-    """Metrics of a run, and a digest of each tensor of the files it leaves."""
+    """Run an algorithm; return metrics and a digest of each tensor of the files it leaves.
+
+    They are as they will be read from a file of JSON, with which they are compared.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        outcome = run_federation(
-            run_config(Path(folder), algo=algo, image_size=0, **settings) | LONG, clients=4
-        )
+        config = run_config(Path(folder), algo=algo, image_size=0, **settings) | LONG
+        outcome = run_federation(config, clients=4)
         tensors = digests(outcome.folder)
-        summary = {key: value for key, value in outcome.summary.items() if "accuracy" in key}
-        return json.loads(
-            json.dumps(
-                {"rows": without_times(outcome.rows), "summary": summary, "tensors": tensors}
-            )
-        )
+    summary = {key: value for key, value in outcome.summary.items() if "accuracy" in key}
+    found = {"rows": without_times(outcome.rows), "summary": summary, "tensors": tensors}
+    return json.loads(json.dumps(found))
 
 
 def main() -> int:
@@ -93,6 +92,7 @@ def main() -> int:
 
 
 def _first_difference(before: Any, after: Any, path: str = "") -> str:
+    """Return where two figures first differ, as keys and positions, and both values there."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before | after:
             if before.get(key) != after.get(key):

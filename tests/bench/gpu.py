@@ -39,10 +39,12 @@ from tests.support.fakes import server_of
 
 SHAPES = {"htcnn8": ((1, 28, 28), 10), "htfe8": ((3, 32, 32), 100)}
 """Group -> the shape of an input, and the number of classes."""
-DIM, BATCH = 512, 10
+DIM = 512
+BATCH = 10
 
 
 def settings_of(device: str, **changes: object) -> Settings:
+    """Return the settings of a small network on this device, with these changes."""
     small = {
         "batch-size": BATCH,
         "feature-dim": DIM,
@@ -56,52 +58,53 @@ def settings_of(device: str, **changes: object) -> Settings:
 def client(
     group: str, arch: str, device: torch.device, steps: int
 ) -> tuple[SplitModel, Samples, Loss]:
-    """A network, data for so many steps, and FedProto's loss with a prototype of every class."""
+    """Return a network, data for so many steps, and FedProto's loss.
+
+    There is a prototype of every class.
+    """
     shape, classes = SHAPES[group]
-    model = build_model(arch, input_shape=shape, num_classes=classes, feature_dim=DIM, seed=1).to(
-        device
-    )
+    model = build_model(arch, input_shape=shape, num_classes=classes, feature_dim=DIM, seed=1)
+    model = model.to(device)
     labels = torch.randint(0, classes, (steps * BATCH,), device=device)
     prototypes = torch.randn(classes, DIM, device=device)
     held = torch.ones(classes, dtype=torch.bool, device=device)
 
     def loss(batch: Batch) -> LossTerms:
-        return {
-            "cross-entropy": functional.cross_entropy(batch.logits, batch.labels),
-            "prototype": prototype_alignment(
-                batch.features, batch.labels, prototypes, held, "mse", "sample"
-            ),
-        }
+        cross_entropy = functional.cross_entropy(batch.logits, batch.labels)
+        features, labels = batch.features, batch.labels
+        alignment = prototype_alignment(features, labels, prototypes, held, "mse", "sample")
+        return {"cross-entropy": cross_entropy, "prototype": alignment}
 
     return model, Samples(torch.randn(len(labels), *shape, device=device), labels), loss
 
 
 def bare(model: SplitModel, data: Samples, loss: Loss, settings: TrainingSettings) -> None:
-    """An epoch, as one would write it."""
+    """Train an epoch as one would write it in plain PyTorch."""
     optimizer = make_optimizer((model,), settings)
     for rows in torch.randperm(len(data)).to(data.labels.device).split(BATCH):
-        inputs, labels = data.in_memory[rows], data.labels[rows]
+        inputs = data.in_memory[rows]
+        labels = data.labels[rows]
         features = model.body(inputs)
-        total = torch.stack(
-            list(loss(Batch(inputs, labels, rows, features, model.head(features))).values())
-        ).sum()
+        terms = loss(Batch(inputs, labels, rows, features, model.head(features)))
+        total = torch.stack(list(terms.values())).sum()
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
 
 
 def ours(model: SplitModel, data: Samples, loss: Loss, settings: TrainingSettings) -> None:
-    """An epoch, as a client trains."""
+    """Train an epoch as our clients do."""
     train(Step((model,), make_optimizer((model,), settings), loss), data, settings, seed=1)
 
 
 def speed(epoch: Callable[..., None], group: str, name: str, steps: int) -> float:
-    """Steps per second over the networks of a group."""
-    settings, seconds = settings_of(name), []
+    """Return the steps per second of ``epoch`` over the networks of a group, on this device."""
+    settings = settings_of(name)
+    seconds = []
     device = open_device(name, settings.machine.precision)
     for arch in GROUPS[group]:
         parts = client(group, arch, device, steps)
-        for _ in range(2):
+        for _ in range(2):  # the first epoch warms up, and the second counts
             wait(device)
             began = time.perf_counter()
             epoch(*parts, settings.training)
@@ -111,38 +114,42 @@ def speed(epoch: Callable[..., None], group: str, name: str, steps: int) -> floa
 
 
 def wait(device: torch.device) -> None:
+    """Wait until the device has done what it was told; a GPU works behind the program's back."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def worker(group: str, device: str, steps: int, begin: object, results: object) -> None:
-    """One of several processes that train at once."""
+    """Be one of several processes that train at once: warm up, ``begin`` with all, and report."""
     speed(ours, group, device, 20)  # imports, kernels and the device's context
     begin.wait()  # type: ignore[attr-defined]
     results.put(speed(ours, group, device, steps))  # type: ignore[attr-defined]
 
 
 def at_once(group: str, device: str, steps: int, processes: int) -> float:
-    """The sum of the steps per second of processes that share the device."""
+    """Return the sum of the steps per second of processes that share the device."""
     context = multiprocessing.get_context("spawn")
-    begin, results = context.Barrier(processes), context.Queue()
-    found = [
-        context.Process(target=worker, args=(group, device, steps, begin, results))
-        for _ in range(processes)
-    ]
-    for one in found:
-        one.start()
-    total = sum(results.get() for _ in found)
-    for one in found:
-        one.join()
+    begin = context.Barrier(processes)
+    results = context.Queue()
+    arguments = (group, device, steps, begin, results)
+    workers = [context.Process(target=worker, args=arguments) for _ in range(processes)]
+    for process in workers:
+        process.start()
+    total = sum(results.get() for _ in workers)
+    for process in workers:
+        process.join()
     return total
 
 
 def speed_of_htfllib(library: Path, group: str, device: str, steps: int) -> float:
-    """Steps per second of its FedProto clients, one of each network, over two of its rounds."""
+    """Return the steps per second of HtFLlib's FedProto clients, one of each network.
+
+    It makes two rounds, of which the first does not count.
+    """
     shape, classes = SHAPES[group]
+    networks = GROUPS[group]
     with tempfile.TemporaryDirectory() as name:
-        folder, networks = Path(name), GROUPS[group]
+        folder = Path(name)
         for number in range(len(networks)):
             for part, samples in (("train", steps * BATCH), ("test", BATCH)):
                 labels = torch.randint(0, classes, (samples,))
@@ -154,19 +161,20 @@ def speed_of_htfllib(library: Path, group: str, device: str, steps: int) -> floa
 
 
 def server_seconds(device: str, classes: int) -> float:
-    """A round of FedTGP's server: 100 epochs, 20 clients with all prototypes, as after a ReLU."""
+    """Return the seconds of a round of FedTGP's server: 100 epochs, 20 clients.
+
+    Each client has prototypes of all classes, as after a ReLU. The first of two rounds warms up.
+    """
     labels = torch.arange(classes)
     centres_CD = torch.randn(classes, DIM)
-    sets = [
-        Prototypes((centres_CD + torch.randn(DIM) + torch.randn(classes, DIM)).relu(), labels)
-        for _ in range(20)
-    ]
-    uploads = [
-        Upload(f"site-{i}", Payload(prototypes=one), Report(1, 1, 0)) for i, one in enumerate(sets)
-    ]
-    server = server_of(
-        "fedtgp", range(classes), feature_dim=DIM, device=device, fedtgp__server_epochs=100
-    )
+    uploads = []
+    for number in range(20):
+        of_client_D = torch.randn(DIM)
+        means_CD = (centres_CD + of_client_D + torch.randn(classes, DIM)).relu()
+        payload = Payload(prototypes=Prototypes(means_CD, labels))
+        uploads.append(Upload(f"site-{number}", payload, Report(1, 1, 0)))
+    settings = {"feature_dim": DIM, "device": device, "fedtgp__server_epochs": 100}
+    server = server_of("fedtgp", range(classes), **settings)
     server.merge(uploads)
     began = time.perf_counter()
     server.merge(uploads)
@@ -202,11 +210,10 @@ def main() -> None:
             )
         print(f"{group}, steps per second")
         for name, rate in found.items():
-            ratios = [
-                f"{rate / found[other]:6.2f} × {other}"
-                for other in ("bare", "HtFLlib")
-                if other in found
-            ]
+            ratios = []
+            for other in ("bare", "HtFLlib"):
+                if other in found:
+                    ratios.append(f"{rate / found[other]:6.2f} × {other}")
             print(f"  {name:<24} {rate:8.0f} {'  '.join(ratios)}", flush=True)
     for name in dict.fromkeys(("cpu", options.device)):
         seconds = server_seconds(name, options.classes)

@@ -39,35 +39,31 @@ OPTIONS = {"dataset": DATASET, "goal": DATASET, "eval_gap": 1}
 def write_samples(
     folder: Path, part: str, client: int, inputs: ArrayLike, labels: ArrayLike
 ) -> None:
-    """A client's ``train`` or ``test`` samples, compressed as its own scripts do."""
+    """Write a client's ``train`` or ``test`` samples as HtFLlib's own scripts do, compressed."""
     path = folder / "dataset" / DATASET / part
     path.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path / f"{client}.npz", data={"x": np.asarray(inputs), "y": np.asarray(labels)}
-    )
+    samples = {"x": np.asarray(inputs), "y": np.asarray(labels)}
+    np.savez_compressed(path / f"{client}.npz", data=samples)
 
 
 def write_division(folder: Path, settings: Settings, clients: int) -> None:
-    """The samples that these clients have in our runs, normalised as ours."""
+    """Write the samples that these clients have in our runs, normalised as ours."""
+    cpu = torch.device("cpu")
     for client in range(clients):
         data = open_client_data(
             settings.data, seed=settings.run.seed, partition=client, num_partitions=clients
         )
-        for part, images, labels in (
-            ("train", data.train_inputs, data.train_labels),
-            ("test", data.test_inputs, data.test_labels),
-        ):
-            write_samples(
-                folder,
-                part,
-                client,
-                normalised(images, data.mean, data.std, torch.device("cpu")),
-                labels,
-            )
+        train = normalised(data.train_inputs, data.mean, data.std, cpu)
+        test = normalised(data.test_inputs, data.mean, data.std, cpu)
+        write_samples(folder, "train", client, train, data.train_labels)
+        write_samples(folder, "test", client, test, data.test_labels)
 
 
 def network(arch: str, channels: int = 1, side: int = 28) -> str:
-    """HtFLlib's expression for a network of HtCNN8, for images of this shape, or of HtFE8."""
+    """Return HtFLlib's Python expression for one of our networks, of HtCNN8 or HtFE8.
+
+    ``channels`` and ``side`` are those of the images; those of HtFE8 are fixed in HtFLlib.
+    """
     if arch == "cnn4":
         return "FedAvgCNN(in_features=3, num_classes=args.num_classes, dim=1600)"
     if arch in CNN_PLANS:
@@ -80,9 +76,9 @@ def network(arch: str, channels: int = 1, side: int = 28) -> str:
 
 
 def defaults(library: Path) -> dict[str, Any]:
-    """Option -> its default on HtFLlib's command line.
+    """Return the defaults of HtFLlib's command line.
 
-    It is what its main.py tells its parser, without what else main.py does.
+    Of its main.py only the calls ``parser.add_argument(…)`` are run, as it does more than parse.
     """
     file = library / "system" / "main.py"
     parser = argparse.ArgumentParser()
@@ -95,9 +91,9 @@ def defaults(library: Path) -> dict[str, Any]:
 def seconds(
     library: Path, folder: Path, settings: Settings, clients: int, rounds: int, **changes: Any
 ) -> list[float]:
-    """Wall clock of each round after the first, in which clients have no prototypes yet.
+    """Return the seconds of each round after the first, in which clients have no prototypes yet.
 
-    See `finished`.
+    The arguments are those of `finished`.
     """
     return finished(library, folder, settings, clients, rounds, **changes)["seconds"][1:]
 
@@ -111,64 +107,53 @@ def finished(
     threads: int = 0,
     **changes: Any,
 ) -> dict[str, list[float]]:
-    """The ``seconds`` of each round of a run on the samples in ``folder``.
+    """Run HtFLlib on the samples in ``folder``; return the ``seconds`` of each of its rounds.
 
-    And the ``accuracy`` before it. Its process takes as many threads as torch chooses (0), whatever
-    this one is allowed, or these. ``changes`` are of its options.
+    Beside them stands the ``accuracy`` before each round. Its process takes so many ``threads``,
+    or, with 0, as many as PyTorch chooses, whatever this process is allowed. ``changes`` are of
+    HtFLlib's options.
     """
-    hparams, training = settings.hparams, settings.training
-    options = (
-        {
-            "algorithm": settings.run.algo,
-            "num_clients": clients,
-            "global_rounds": rounds,
-            "device": "cpu",
-        }
-        | {
-            "models": [
-                network(architecture_of(settings.model.models, client)) for client in range(clients)
-            ]
-        }
-        | {
-            "num_classes": 10,
-            "feature_dim": settings.model.feature_dim,
-            "batch_size": training.batch_size,
-        }
-        | {
-            "local_epochs": training.local_epochs,
-            "local_learning_rate": training.lr,
-            "lamda": hparams.lambda_,
-        }
-        | {"server_epochs": getattr(hparams, "server_epochs", 0)}
-        | {"margin_threthold": getattr(hparams, "margin_threshold", 0.0)}
-    )
-    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | {
+    hparams = settings.hparams
+    training = settings.training
+    archs = [architecture_of(settings.model.models, client) for client in range(clients)]
+    options = {
+        "algorithm": settings.run.algo,
+        "num_clients": clients,
+        "global_rounds": rounds,
+        "device": "cpu",
+        "models": [network(arch) for arch in archs],
+        "num_classes": 10,
+        "feature_dim": settings.model.feature_dim,
+        "batch_size": training.batch_size,
+        "local_epochs": training.local_epochs,
+        "local_learning_rate": training.lr,
+        "lamda": hparams.lambda_,  # HtFLlib's own spelling, here and below
+        "server_epochs": getattr(hparams, "server_epochs", 0),
+        "margin_threthold": getattr(hparams, "margin_threshold", 0.0),
+    }
+    environment = os.environ | {
         "PYTHONPATH": os.pathsep.join((str(library.resolve() / "system"), str(ROOT))),
         "PYTHONDONTWRITEBYTECODE": "1",
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # it stores whole modules
     }
-    environment |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
-    (folder / "system").mkdir(exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "tests.bench.htfllib",
-        json.dumps(defaults(library) | OPTIONS | options | changes),
-    ]
-    done = subprocess.run(
-        command, cwd=folder / "system", env=environment, capture_output=True, text=True
-    )
+    environment.pop("OMP_NUM_THREADS", None)
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    place = folder / "system"
+    place.mkdir(exist_ok=True)
+    text = json.dumps(defaults(library) | OPTIONS | options | changes)
+    command = [sys.executable, "-m", "tests.bench.htfllib", text]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def run(options: dict[str, Any]) -> dict[str, list[float]]:
-    """In HtFLlib's own process: a run's seconds by round, and the test accuracy before each."""
+    """Be HtFLlib's process: return a run's seconds by round, and the test accuracy before each."""
     sys.modules["h5py"] = MagicMock()  # for its file of results, which is not needed
     module, name = SERVERS[options["algorithm"]]
-    server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)(
-        SimpleNamespace(**options), 0
-    )
+    kind = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
+    server = kind(SimpleNamespace(**options), 0)  # 0: the number of the repetition
     server.train()
     return {"seconds": server.Budget, "accuracy": server.rs_test_acc}
 

@@ -37,6 +37,7 @@ class Curve:
 
     @classmethod
     def of(cls, accuracies: Sequence[float]) -> "Curve":
+        """Average each accuracy with those before it; find the best mean, and what came after."""
         means = []
         for last in range(IN_A_ROW, len(accuracies) + 1):
             means.append(statistics.fmean(accuracies[last - IN_A_ROW : last]))

@@ -102,6 +102,7 @@ def verdict(figures: Figures, theirs: float, deviation: float) -> str:
 
 
 def read_measured() -> dict[tuple[str, str, int], Figures]:
+    """Return what is in the file, by row, column and seed."""
     if not MEASURED.exists():
         return {}
     types = {field.name: field.type for field in fields(Figures)}
@@ -115,6 +116,7 @@ def read_measured() -> dict[tuple[str, str, int], Figures]:
 
 
 def write_measured(measured: Iterable[Figures]) -> None:
+    """Write the file anew, with accuracies to two decimals."""
     with MEASURED.open("w", encoding="utf-8", newline="") as file:
         names = [field.name for field in fields(Figures)]
         writer = csv.DictWriter(file, names, lineterminator="\n")
@@ -143,6 +145,7 @@ def update(cells: Iterable[Cell], runs: Path) -> dict[tuple[str, str, int], Figu
 
 
 def written(table: TableFile, measured: dict[tuple[str, str, int], Figures]) -> str:
+    """Return a heading and a Markdown table for each column."""
     parts = []
     for column in table.columns:
         lines = []
@@ -154,6 +157,7 @@ def written(table: TableFile, measured: dict[tuple[str, str, int], Figures]) -> 
 
 
 def cells_of(figures: Figures | None, theirs: str) -> list[str]:
+    """Return the cells of one line; a dash stands for what was not measured or published."""
     if figures is None:
         return [theirs or "–", *["–"] * (len(HEADS) - 2)]
     difference = judged = "–"

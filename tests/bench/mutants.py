@@ -36,19 +36,23 @@ class Mutant:
     """What is made wrong, and which tests should fail."""
 
     name: str
-    place: str  # "path", or "path::function" or "path::Class.method"
-    right: (
-        str  # an expression, a keyword argument or statements; of a file that is no Python: a text
-    )
+    place: str
+    """A path, or "path::function" or "path::Class.method"."""
+    right: str
+    """An expression, a keyword argument or statements; in a file that is no Python: a text."""
     wrong: str
-    tests: str  # arguments of pytest
+    tests: str
+    """Arguments of pytest."""
 
     @property
     def file(self) -> str:
         return self.place.partition("::")[0]
 
     def applied_to(self, source: str) -> str:
-        """``source`` with the wrong code; LostMutant if the right one is not in it exactly once."""
+        """Return ``source`` with the wrong code in the place of the right one.
+
+        LostMutant if the right one is not in it exactly once.
+        """
         if not self.file.endswith(".py"):
             return self._replaced_once(source)
         tree = ast.parse(source)
@@ -66,7 +70,7 @@ class Mutant:
         return text.replace(self.right, self.wrong)
 
     def _scope(self, tree: ast.Module) -> ast.AST:
-        """The node of the function, method or class that `place` names, or the whole module."""
+        """Return the node of what `place` names: a function, method or class, or all the module."""
         scope: ast.AST = tree
         _, _, path = self.place.partition("::")
         for name in filter(None, path.split(".")):
@@ -88,7 +92,7 @@ class Span:
 
 
 def spans_of(code: str, scope: ast.AST) -> list[Span]:
-    """Every place in ``scope`` of the same code, however it is laid out."""
+    """Return every place in ``scope`` where this code stands, however it is laid out."""
     wanted = parsed(code)
     shapes = [ast.dump(node) for node in wanted]
     found = []
@@ -100,10 +104,10 @@ def spans_of(code: str, scope: ast.AST) -> list[Span]:
 
 
 def parsed(code: str) -> list[ast.AST]:
-    """The nodes of an expression, of a keyword argument, or of one or more statements."""
+    """Return the nodes of an expression, of a keyword argument, or of one or more statements."""
     try:
         statements = ast.parse(textwrap.dedent(code)).body
-    except SyntaxError:
+    except SyntaxError:  # a keyword argument stands only in a call
         (call,) = ast.parse(f"f({code})").body
         (keyword,) = call.value.keywords
         return [keyword]
@@ -113,7 +117,10 @@ def parsed(code: str) -> list[ast.AST]:
 
 
 def runs_of_siblings(scope: ast.AST, length: int) -> list[list[ast.AST]]:
-    """Each node of ``scope`` that has a place, or each run of so many statements in one block."""
+    """Return each run of so many statements that follow one another in a block of ``scope``.
+
+    For a ``length`` of 1 return each node that has a place, expressions too.
+    """
     nodes = [node for node in ast.walk(scope) if hasattr(node, "lineno")]
     if length == 1:
         return [[node] for node in nodes]
@@ -127,7 +134,7 @@ def runs_of_siblings(scope: ast.AST, length: int) -> list[list[ast.AST]]:
 
 
 def with_span_replaced(source: str, span: Span, code: str) -> str:
-    """``source`` with ``code`` in the place of the span, indented as its first line is."""
+    """Return ``source`` with ``code`` in the place of the span, indented as its first line is."""
     lines = [line.encode() for line in source.splitlines(keepends=True)]
     before = b"".join(lines[: span.line - 1]) + lines[span.line - 1][: span.column]
     after = lines[span.end_line - 1][span.end_column :] + b"".join(lines[span.end_line :])
@@ -137,7 +144,7 @@ def with_span_replaced(source: str, span: Span, code: str) -> str:
 
 
 def read() -> list[Mutant]:
-    """The mutants of `mutants.yaml`."""
+    """Return the mutants of `mutants.yaml`."""
     return [Mutant(**entry) for entry in yaml.safe_load(FILE.read_text(encoding="utf-8"))]
 
 
@@ -160,7 +167,10 @@ def main() -> int:
 
 
 def is_noticed(mutant: Mutant) -> bool:
-    """True if a test fails for it, in a copy of all tracked files."""
+    """Return whether a test fails for the mutant, in a copy of all tracked files.
+
+    SystemExit if pytest could not run them.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         copy_tracked_files(copy)
@@ -176,7 +186,7 @@ def is_noticed(mutant: Mutant) -> bool:
             text=True,
             check=False,
         )
-    if done.returncode not in (0, 1):
+    if done.returncode not in (0, 1):  # 0: all passed, 1: some failed
         output = done.stdout[-2000:] + done.stderr
         raise SystemExit(f"{mutant.name}: pytest ended with {done.returncode}\n{output}")
     print(f"{'killed  ' if done.returncode else 'SURVIVES'}  {mutant.name}", flush=True)
@@ -184,6 +194,7 @@ def is_noticed(mutant: Mutant) -> bool:
 
 
 def copy_tracked_files(target: Path) -> None:
+    """Copy what Git tracks, as it is in the working tree."""
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -27,7 +27,8 @@ from tests.bench.printing import markdown, of_seeds, parser_of
 TABLES = Path(__file__).parents[2] / "configs" / "tables"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = 10
-"""Of 14, as FLamby: without slope, ca and thal, which are mostly missing, and the label."""
+"""The first of 14, as FLamby has them: without slope, ca and thal, which are mostly missing, and
+the label."""
 CATEGORIES = {2: (2, 3, 4), 6: (1, 2)}
 """Chest pain and ECG: a column for each value but the first."""
 MOST_DOMAINS = 4
@@ -35,21 +36,24 @@ MOST_DOMAINS = 4
 
 
 def heart(data_dir: str) -> dict[str, Any]:
-    """UCI's four files as FLamby's Fed-Heart-Disease: columns, rows, division (sklearn, 43)."""
+    """Return UCI's four files as FLamby's Fed-Heart-Disease has them.
+
+    Columns, rows and the division, by scikit-learn with the seed 43, are FLamby's.
+    """
     from sklearn.model_selection import train_test_split
 
     parts = {name: complete_rows(Path(data_dir) / f"processed.{name}.data") for name in HOSPITALS}
     columns: dict[str, list[Any]] = {"inputs": [], "labels": [], "client": [], "split": []}
     for name, rows in parts.items():
         labels = (rows[:, -1] > 0).astype(np.int64)
-        both = min(np.bincount(labels, minlength=2)) > 2
+        has_both_classes = min(np.bincount(labels, minlength=2)) > 2  # of enough patients
         numbers = np.arange(len(rows))
         _, test = train_test_split(
             numbers,
             test_size=1 - 0.66,
             train_size=0.66,
             random_state=43,
-            stratify=labels if both else None,
+            stratify=labels if has_both_classes else None,
         )
         columns["inputs"] += [with_categories(row[:COLUMNS]) for row in rows]
         columns["labels"] += labels.tolist()
@@ -62,14 +66,14 @@ def heart(data_dir: str) -> dict[str, Any]:
 
 
 def complete_rows(file: Path) -> np.ndarray:
-    """[N, 11]: the columns that FLamby keeps and the label, of the rows without a missing value."""
+    """Return the rows without a gap, [N, 11]: the columns that FLamby keeps, and the label."""
     rows = [line.split(",") for line in file.read_text().split()]
     kept = [row[:COLUMNS] + row[-1:] for row in rows]
     return np.array([row for row in kept if "?" not in row], dtype=np.float64)
 
 
 def with_categories(row: np.ndarray) -> list[float]:
-    """The numbers of a row, and for each category a column of 0 or 1."""
+    """Return the numbers of a row, and behind them 0 or 1 for each category."""
     numbers = [value for column, value in enumerate(row) if column not in CATEGORIES]
     for column, values in CATEGORIES.items():
         numbers += [float(row[column] == value) for value in values]
@@ -102,7 +106,7 @@ def main() -> None:
 
 
 def shown(runs: dict[str, list[RunFolder]]) -> Iterator[list[str]]:
-    """The table's head and rows, of the last evaluation of each seed's run."""
+    """Yield the table's head and then its rows, of the last evaluation of each seed's run."""
     last = {name: [run.rows()[-1] for run in of_row] for name, of_row in runs.items()}
     sites = dict(sorted(runs["Local"][0].finished_summary()["clients"].items()))
     measured = last["Local"][0]["metrics"]
@@ -126,7 +130,7 @@ def shown(runs: dict[str, list[RunFolder]]) -> Iterator[list[str]]:
 
 
 def by_head(rows: list[RoundRow], sites: Iterable[str]) -> np.ndarray:
-    """[seeds, sites]: accuracies."""
+    """Return the accuracies by head, [seeds, sites]."""
     return np.array([[row["clients"][site]["accuracy"]["head"] for site in sites] for row in rows])
 
 

@@ -37,7 +37,7 @@ Images = np.ndarray[Any, Any]
 
 
 def views(image: Images, draw: np.random.Generator) -> list[Images]:
-    """The image of a person, and four more views of it."""
+    """Return the image of a person, and four more views of it."""
     images = [image]
     for _ in range(IMAGES - 1):
         shift = tuple(draw.integers(-3, 4, size=2))
@@ -47,7 +47,10 @@ def views(image: Images, draw: np.random.Generator) -> list[Images]:
 
 
 def write_site(folder: Path, site: int, data_dir: str, seed: int, names_persons: bool) -> None:
-    """The images of one site's persons, and beside them a part of the test images."""
+    """Write the images of one site's persons, and beside them a part of the test images.
+
+    ``names_persons``: the file has a column ``client``, which says whose an image is.
+    """
     draw = np.random.default_rng([seed, site])
     people = MNIST(data_dir, train=True)
     chosen = np.random.default_rng(seed).permutation(len(people))[site::SITES][:PERSONS]
@@ -98,17 +101,17 @@ def exact_accuracy(settings: dict[str, Any], data_dir: str, seed: int) -> float:
 
 
 def of_a_person(sample_epsilon: float) -> float:
-    """ε of a person with `IMAGES` images in a run in which ε of one of them is this.
+    """Return ε of a person with `IMAGES` images, where ε of one of them is ``sample_epsilon``.
 
-    Nothing in the run is sampled (q = 1), so it costs as much as one sum with some noise σ; and
-    what is told of a person is told by σ / `IMAGES`.
+    Nothing in the run is sampled (q = 1), so it costs as much as one sum with some noise σ; all
+    images of a person together are protected by σ / `IMAGES` only.
     """
     noise = least_noise(lambda noise: [Mechanism(1.0, noise, 1)], DELTA, sample_epsilon, "ε")
     return epsilon([Mechanism(1.0, noise / IMAGES, 1)], DELTA)
 
 
 def of_a_sample(person_epsilon: float) -> float:
-    """ε of one image with which a person has this ε."""
+    """Return which ε of one image gives a person with `IMAGES` images ``person_epsilon``."""
     noise = least_noise(lambda noise: [Mechanism(1.0, noise, 1)], DELTA, person_epsilon, "ε")
     return epsilon([Mechanism(1.0, noise * IMAGES, 1)], DELTA)
 

@@ -36,6 +36,7 @@ WEIGHTS = "first.pt"
 
 
 def ours(run: Run, changes: dict[str, Any], what: str) -> list[float]:
+    """Run our engine; return the accuracies of this kind after rounds 1, 2, …"""
     outcome = run_federation(default_run_config() | run.config | changes, CLIENTS)
     accuracies = []
     for row in outcome.rows:
@@ -47,7 +48,7 @@ def ours(run: Run, changes: dict[str, Any], what: str) -> list[float]:
 def theirs(library: Path, folder: Path, name: str, settings: Settings, draw: int) -> list[float]:
     """Run PFLlib's server in a process of its own, from our first weights.
 
-    ``draw`` seeds the order of its batches.
+    Return the accuracies after rounds 1, 2, … ``draw`` seeds the order of its batches.
     """
     htfllib.write_division(folder, settings, CLIENTS)
     model = build_model(
@@ -75,7 +76,7 @@ def theirs(library: Path, folder: Path, name: str, settings: Settings, draw: int
 
 
 def run_theirs(options: dict[str, Any]) -> list[float]:
-    """Return the test accuracy before each round, and after the last."""
+    """Be PFLlib's process: return the test accuracy before each round, and after the last."""
     for name in ("h5py", "utils.dlg"):  # for its file of results, and an attack on gradients
         sys.modules[name] = MagicMock()
     models = importlib.import_module("flcore.trainmodel.models")
@@ -84,7 +85,7 @@ def run_theirs(options: dict[str, Any]) -> list[float]:
         mine.data.copy_(first)
     torch.manual_seed(options["draw"])
     name = options["algorithm"]
-    if name == "FedProto":
+    if name == "FedProto":  # which wants body and head apart
         head = model.fc
         model.fc = torch.nn.Identity()
         model = models.BaseHeadSplit(model, head)

@@ -8,7 +8,7 @@ from protofl_common.runs.figures import Table
 
 
 def parser_of(about: str | None) -> argparse.ArgumentParser:
-    """A parser of options, whose help shows the module's text as it stands."""
+    """Return a parser of options, whose help shows the module's text as it stands."""
     raw = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(description=about, formatter_class=raw)
 

@@ -42,25 +42,24 @@ FEW = 8
 
 
 def pages() -> dict[str, str]:
-    """A file in ``docs`` -> its content."""
-    made = {"settings": settings(), "choices": choices(), "commands": commands()}
-    whole = {f"reference/{name}.md": lines for name, lines in made.items()}
-    ends = {f"algorithms/{name}.md": algorithm(name, row) for name, row in CATALOG.items()}
-    ends["algorithms/index.md"] = iter(
-        [_between(_written("index"), TRAVELS, _what_travels()).rstrip()]
-    )
-    ends["data.md"] = iter([_data().rstrip()])
-    ends["security.md"] = iter([_security().rstrip()])
-    ends["../pyproject.toml"] = iter([_pyproject().rstrip()])
-    drawings = {
-        f"algorithms/travels/{name}.svg": [drawing(row, _stays(name))]
-        for name, row in CATALOG.items()
+    """Return the content of each file that is made, whole or in part, by its path in ``docs``."""
+    made: dict[str, Iterable[str]] = {
+        "reference/settings.md": settings(),
+        "reference/choices.md": choices(),
+        "reference/commands.md": commands(),
+        "algorithms/index.md": [_between(_written("index"), TRAVELS, _what_travels()).rstrip()],
+        "data.md": [_data().rstrip()],
+        "security.md": [_security().rstrip()],
+        "../pyproject.toml": [_pyproject().rstrip()],
     }
-    return {file: "\n".join(lines) + "\n" for file, lines in (whole | ends | drawings).items()}
+    for name, row in CATALOG.items():
+        made[f"algorithms/{name}.md"] = algorithm(name, row)
+        made[f"algorithms/travels/{name}.svg"] = [drawing(row, _stays(name))]
+    return {file: "\n".join(lines) + "\n" for file, lines in made.items()}
 
 
 def settings() -> Iterator[str]:
-    """Every general setting, by section."""
+    """Yield the lines of the page of all general settings, by section."""
     yield from _head("Settings", "Every key of a run's configuration, with its default.")
     yield (
         "*Changes* says what a setting changes: "
@@ -76,12 +75,14 @@ def settings() -> Iterator[str]:
 
 
 def algorithm(name: str, row: Algorithm) -> Iterator[str]:
-    """The page of an algorithm, its drawing in words, and below it settings and code."""
-    written = _written(name).partition(MADE)[0]
+    """Yield the page of an algorithm as it is written, and below it settings and code.
+
+    In what is written, the drawing's words and the comparison with others are made anew.
+    """
+    written, _, _ = _written(name).partition(MADE)
     image = f"](travels/{name}.svg)"
-    written = re.sub(
-        rf"!\[.*{re.escape(image)}", lambda _: f"![{alternative(row, _stays(name))}{image}", written
-    )
+    in_words = f"![{alternative(row, _stays(name))}{image}"
+    written = re.sub(rf"!\[.*{re.escape(image)}", lambda _: in_words, written)
     written = _between(written, BESIDE, _beside_others(row.title))
     yield from (written.rstrip(), "", MADE, "", "## Settings", "")
     if fields(row.hparams):
@@ -99,52 +100,60 @@ def _written(name: str) -> str:
 
 
 def _between(text: str, mark: str, lines: Iterable[str], end: str = END) -> str:
-    """``text`` with these lines from ``mark`` to the next ``end``."""
-    return re.sub(
-        f"{mark}.*?{end}", lambda _: "\n".join((mark, *lines, end)), text, flags=re.DOTALL
-    )
+    """Return ``text`` with these lines from ``mark`` to the next ``end``."""
+    made = "\n".join((mark, *lines, end))
+    return re.sub(f"{mark}.*?{end}", lambda _: made, text, flags=re.DOTALL)
 
 
 def _what_travels() -> Iterator[str]:
-    """The table of all algorithms in ``index.md``: rows of the catalog, and what stays."""
+    """Yield the table of all algorithms in ``index.md``: rows of the catalog, and what stays."""
+    _, explained = lists()["algorithms"]
     rows = []
     for name, row in CATALOG.items():
-        down, up = in_words(row.exchange.down), in_words(row.exchange.up)
-        differ = re.findall(r"Different networks: (\w+)\.", lists()["algorithms"][1][name])[0]
-        shorter = re.sub(
-            r" \(.*?\)", lambda said, down=down: "" if said[0] in down else said[0], up
-        )
-        goes_up = "the same" if up == down else shorter
+        down = in_words(row.exchange.down)
+        up = in_words(row.exchange.up)
+        (differ,) = re.findall(r"Different networks: (\w+)\.", explained[name])
+        goes_up = "the same"
+        if up != down:
+            goes_up = up
+            for brackets in re.findall(r" \(.*?\)", up):
+                if brackets in down:  # and so explained there
+                    goes_up = goes_up.replace(brackets, "")
         rows.append((f"[`{name}`]({name}.md)", _paper(name), differ, down, goes_up, _stays(name)))
     return _table(("`algo`", "paper", "different networks", "down", "up", "stays"), rows)
 
 
 def _beside_others(title: str) -> Iterator[str]:
-    """An algorithm's accuracies in four situations, between training alone and FedAvg."""
-    measured = (
-        (DOCS / "notebook" / "2026-11-which.md")
-        .read_text(encoding="utf-8")
-        .partition("<!-- measured -->")[2]
-    )
+    """Yield an algorithm's accuracies in four situations, between training alone and FedAvg."""
+    page = (DOCS / "notebook" / "2026-11-which.md").read_text(encoding="utf-8")
+    _, _, measured = page.partition("<!-- measured -->")
     first = re.search(r"(?m)(^\|.*\n)+", measured)
-    final = re.sub(
-        r" \(\d+\.\d\)", "", first[0] if first else ""
-    )  # without the accuracies after ten rounds
-    rows = [[cell.strip() for cell in line.split("|")[1:6]] for line in final.splitlines()]
-    shown = [row if row[0] == title else [cell.partition(" ±")[0] for cell in row] for row in rows]
-    yield from _table(
-        tuple(rows[0]), (tuple(row) for row in shown if row[0] in ("Local", "FedAvg", title))
-    )
+    first_table = first[0] if first else ""
+    final = re.sub(r" \(\d+\.\d\)", "", first_table)  # without accuracies after ten rounds
+
+    names_and_situations = slice(1, 6)  # cells of a line, before which there is an empty one
+    heads, *rows = [line.split("|")[names_and_situations] for line in final.splitlines()]
+    shown = []
+    for cells in rows:
+        cells = [cell.strip() for cell in cells]
+        if cells[0] == title:
+            shown.append(tuple(cells))
+        elif cells[0] in ("Local", "FedAvg"):  # without deviations
+            shown.append(tuple(cell.partition(" ±")[0] for cell in cells))
+    yield from _table(tuple(cell.strip() for cell in heads), shown)
 
 
 def _paper(name: str) -> str:
-    """An algorithm's paper, with the link of its page where that has one."""
+    """Return an algorithm's paper, with the link of its page if that has one."""
     link = re.search(r"\]\((https://(?:arxiv|doi|openaccess)[^)]*)\)", _written(name))
     return f"[{CATALOG[name].paper}]({link[1]})" if link else CATALOG[name].paper
 
 
 def _stays(name: str) -> str:
-    """What never leaves a client, as the words of the drawing on its page say at their end."""
+    """Return what never leaves a client, as the words of the drawing on the page say at their end.
+
+    AssertionError if the page has no such drawing.
+    """
     stays = re.search(rf"At the client stays: (.*)\.\]\(travels/{name}\.svg\)", _written(name))
     wanted = f"![… At the client stays: ….](travels/{name}.svg)"
     assert stays, f"docs/algorithms/{name}.md lacks its drawing: {wanted}"
@@ -152,7 +161,7 @@ def _stays(name: str) -> str:
 
 
 def _data() -> str:
-    """The page of data with its tables of data sets in files, and of partitions."""
+    """Return the page of data with its tables of data sets in files, and of partitions."""
     text = (DOCS / "data.md").read_text(encoding="utf-8")
     names: dict[str, str] = {}
     for name, row in DATASETS.items():
@@ -164,29 +173,21 @@ def _data() -> str:
 
 
 def choices() -> Iterator[str]:
-    """Every name that a setting can take."""
+    """Yield the page of all names that a setting can take."""
     yield from _head("Names that settings take", "What `protofl list` prints.")
     for name, (setting, entries) in lists().items():
-        if (
-            name != "algorithms"
-        ):  # they have a page, and here those of other packages would stand, too
-            yield from (
-                "",
-                f"## {name.capitalize()}",
-                "",
-                f"`{setting.partition(':')[0].partition(';')[0]}`",
-                "",
-            )
-            yield from _table(
-                ("name", ""), ((f"`{choice}`", _plain(said)) for choice, said in entries.items())
-            )
+        if name == "algorithms":  # they have a page; other packages' would stand here, too
+            continue
+        key = re.split("[:;]", setting)[0]
+        yield from ("", f"## {name.capitalize()}", "", f"`{key}`", "")
+        rows = [(f"`{choice}`", _plain(said)) for choice, said in entries.items()]
+        yield from _table(("name", ""), rows)
 
 
 def commands() -> Iterator[str]:
-    """Every subcommand with its arguments."""
-    yield from _head(
-        "Command line", "What `protofl COMMAND --help` prints, beside `--help` itself."
-    )
+    """Yield the page of all subcommands with their arguments."""
+    what = "What `protofl COMMAND --help` prints, beside `--help` itself."
+    yield from _head("Command line", what)
     for name in COMMANDS:
         parser, *actions = parsers_of(name)
         yield from _command("##", parser)
@@ -205,37 +206,44 @@ def _head(title: str, source: str) -> tuple[str, ...]:
 
 
 def _options(section: type, prefix: str, changes: bool = True) -> Iterator[str]:
+    """Yield the table of a section's settings; ``changes``: with the column of that name."""
     hints = get_type_hints(section)
+    heads = ["key", "default", "values", "meaning"]
+    if changes:
+        heads.insert(-1, "changes")
     rows = []
     for field in fields(section):
         key = prefix + key_of(field.name)
-        value = _values(hints[field.name], field.metadata)
-        affects = (field.metadata["affects"] + " ✓" * bool(field.metadata["site"]),) * changes
-        default = f"`{json.dumps(field.default)}`"
-        rows.append((f"`{key}`", default, value, *affects, _plain(_meaning(key, field))))
-    return _table(("key", "default", "values", *("changes",) * changes, "meaning"), rows)
+        values = _values(hints[field.name], field.metadata)
+        row = [f"`{key}`", f"`{json.dumps(field.default)}`", values, _plain(_meaning(key, field))]
+        if changes:
+            of_sites_too = " ✓" if field.metadata["site"] else ""
+            row.insert(-1, field.metadata["affects"] + of_sites_too)
+        rows.append(tuple(row))
+    return _table(tuple(heads), rows)
 
 
 def _values(kind: type, legal: Any) -> str:
+    """Return which values a setting takes; ``legal`` is the metadata of its field."""
     if legal["choices"] is None:
-        return TYPES[kind] + range_text(legal).replace("at least", "≥").replace(
-            "at most", "≤"
-        ).replace("above", ">")
+        text = TYPES[kind] + range_text(legal)
+        for words, sign in (("at least", "≥"), ("at most", "≤"), ("above", ">")):
+            text = text.replace(words, sign)
+        return text
     if len(legal["choices"]) > FEW:
-        return "[a name](../reference/choices.md)" + f", or {legal['or_words']}" * bool(
-            legal["or_words"]
-        )
+        others = f", or {legal['or_words']}" if legal["or_words"] else ""
+        return f"[a name](../reference/choices.md){others}"
     return ", ".join(f"`{choice}`" for choice in legal["choices"])
 
 
 def _meaning(key: str, setting: Field[Any]) -> str:
-    """The help of a setting, after the names of the partitions that alone read it."""
+    """Return the help of a setting, after the names of the partitions that alone read it."""
     readers = ", ".join(partitions_that_read(key))
     return ": ".join(filter(None, (readers, setting.metadata["help"])))
 
 
 def _security() -> str:
-    """The page of security with its table of all keys of a node config."""
+    """Return the page of security with its table of all keys of a node config."""
     rows = []
     for key, row in NODE_ROWS.items():
         default = "" if row.default is None else f"`{json.dumps(row.default)}`"
@@ -250,7 +258,7 @@ def _security() -> str:
 
 
 def _pyproject() -> str:
-    """pyproject.toml with every key of a run's configuration, its default and its meaning."""
+    """Return pyproject.toml with every key of a run's configuration, its default and meaning."""
     lines = ["[tool.flwr.app.config]"]
     for section in SECTIONS.values():
         lines += [f"# -- {str(section.__doc__).rstrip('.')}", *_toml(section, "")]
@@ -262,11 +270,11 @@ def _pyproject() -> str:
 
 
 def _toml(section: type, prefix: str) -> Iterator[str]:
-    """The lines of a section in TOML."""
+    """Yield the lines of a section in TOML, with their comments in one column."""
     for field in fields(section):
         key = key_of(field.name)
-        default = json.dumps(field.default, ensure_ascii=False)
-        yield f"{f'{key} = {default}':28} # {_meaning(prefix + key, field)}"
+        assignment = f"{key} = {json.dumps(field.default, ensure_ascii=False)}"
+        yield f"{assignment:28} # {_meaning(prefix + key, field)}"
 
 
 def _facts(row: Algorithm) -> Iterator[str]:
@@ -277,7 +285,7 @@ def _facts(row: Algorithm) -> Iterator[str]:
 
 
 def _merged(row: Algorithm) -> Iterator[str]:
-    """What a median or a trimmed mean of ``merging`` means for an algorithm."""
+    """Yield what the setting ``merging`` does in an algorithm."""
     entries = row.exchange.up.values()
     sends_vectors = any(isinstance(entry, Vectors) for entry in entries)
     averaged = ["weights"] if any(isinstance(entry, Weights) for entry in entries) else []
@@ -295,15 +303,15 @@ def _merged(row: Algorithm) -> Iterator[str]:
 
 
 def _argument(action: argparse.Action) -> tuple[str, str]:
+    """Return an argument's names with its value, and its help or else its choices."""
     value = "" if action.nargs == 0 else str(action.metavar or action.dest.upper())
     named = " ".join(filter(None, (", ".join(action.option_strings), value)))
-    return f"`{_plain(named)}`", _plain(
-        (action.help or "").replace("%%", "%") or ", ".join(action.choices or ())
-    )
+    explained = (action.help or "").replace("%%", "%") or ", ".join(action.choices or ())
+    return f"`{_plain(named)}`", _plain(explained)
 
 
 def _plain(text: str) -> str:
-    """``text`` where a table takes it as it stands."""
+    """Return ``text`` as a cell of a table that shows it as it stands."""
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 

@@ -32,7 +32,7 @@ FLIPPED_AND_LONG = attacks.both(LABELS, everywhere(attacks.scaled(5), attacks.re
 
 
 def always(change: Change) -> Callable[[Collection[int]], Tamper]:
-    """The same change of each training reply."""
+    """Return an attack in which the hostile clients change each training reply like this."""
     return lambda nodes: attacks.by(dict.fromkeys(nodes, change))
 
 
@@ -65,7 +65,7 @@ def attacked(
     hostile: Iterable[int] = HOSTILE,
     **settings: Any,
 ) -> Outcome:
-    """One run: ten clients, of which two are hostile (if there is an attack)."""
+    """Make one run of ten clients, of which two are hostile if there is a ``change``."""
     tamper = attacks.by(dict.fromkeys(hostile, change)) if change else None
     return federation(folder, tamper, merging=merging, **settings)
 
@@ -79,7 +79,7 @@ def federation(folder: Path, tamper: Tamper | None, **settings: Any) -> Outcome:
 def honest_accuracy(
     outcome: Outcome, kind: str = "prototype", hostile: int = len(HOSTILE)
 ) -> float:
-    """Mean over those that are always honest, after the last round, in per cent."""
+    """Return the mean accuracy of the honest clients after the last round, in percent."""
     accuracies = outcome.summary["accuracy-of-clients"]
     honest = [accuracies[f"site-{index}"][kind] for index in range(CLIENTS - hostile)]
     return 100 * statistics.mean(honest)
@@ -88,7 +88,11 @@ def honest_accuracy(
 def tried(
     algo: str, attack: str, hostile: int, seed: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """The honest clients' accuracies, and how many the server ever refused or took for failed."""
+    """Make a run with an attack by the last ``hostile`` clients.
+
+    Return the honest clients' mean accuracy, and how many of them the server ever refused or took
+    for failed.
+    """
     nodes = range(1000 + CLIENTS - hostile, 1000 + CLIENTS)
     kind = "prototype"
     rate = {}
@@ -107,7 +111,10 @@ def tried(
 
 
 def table(results: Iterable[dict[str, Any]]) -> str:
-    """Mean and standard deviation over the seeds; the reference is the run without the hostile."""
+    """Return the table of mean and standard deviation over the seeds, a column for each attack.
+
+    The first column is the reference: the same runs without the hostile clients.
+    """
     rows: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for one in results:
         row = rows.setdefault((one["algo"], one["hostile"], one["settings"]), {})

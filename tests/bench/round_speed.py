@@ -50,17 +50,20 @@ The clients' term is the samples' mean square, of weight 1.
 
 
 def federated(connection: Connection, folder: Path, name: str, **changes: Any) -> list[RoundRow]:
-    """The rows of one `flwr run`."""
-    connection.simulate(
-        CLIENTS, SETTING | {"out-dir": str(folder), "run-name": name} | changes, timeout=3600
-    )
+    """Make a run by `flwr run`; return the rows of its rounds."""
+    config = SETTING | {"out-dir": str(folder), "run-name": name} | changes
+    connection.simulate(CLIENTS, config, timeout=3600)
     return [row for row in RunFolder(folder / name).rows() if row["kind"] == "round"]
 
 
 def compare_rounds(
     connection: Connection, folder: Path, method: str, options: argparse.Namespace
 ) -> None:
-    """(a), (b) and (c): a steady round's wall clock, what the engine adds to a client's round."""
+    """Print how long a method's round takes beside the other loops.
+
+    (a) is the ratio to the bare one, (b) what a client's round is made of, (c) the ratio to
+    HtFLlib's. First rounds, in which nobody has prototypes, do not count.
+    """
     changes = METHODS[method] | {"data-dir": options.data_dir, "total-samples": options.samples}
     settings = Settings.from_run_config(default_run_config() | SETTING | changes)
 
@@ -72,9 +75,11 @@ def compare_rounds(
     bare = BareFederation(settings, CLIENTS)
     bare.round()  # without prototypes yet
     bare_seconds = [bare.round() for _ in range(options.rounds)]
-    rows, theirs = ours("before"), []
+    rows = ours("before")
+    theirs = []
     if options.htfllib:
-        if not (place := folder / "htfllib").exists():
+        place = folder / "htfllib"
+        if not place.exists():
             htfllib.write_division(place, settings, CLIENTS)
         theirs = htfllib.seconds(options.htfllib, place, settings, CLIENTS, options.rounds)
         rows += ours("after")
@@ -94,7 +99,7 @@ def compare_rounds(
 
 
 def print_phases(rows: list[RoundRow]) -> None:
-    """(b): what a client's round is made of."""
+    """Print (b): what a client's round is made of, as means over the rounds."""
     phases: dict[str, float] = {}
     for row in rows:
         for phase, seconds in row["seconds"]["clients"].items():
@@ -102,11 +107,10 @@ def print_phases(rows: list[RoundRow]) -> None:
     work = sum(phases[phase] for phase in ("train", "evaluate", "prototypes"))
     per_client = {phase: 1000 * seconds / CLIENTS for phase, seconds in phases.items()}
     total = statistics.mean(row["seconds"]["total"] for row in rows)
-    rest = 1000 * (2 * total - sum(phases.values())) / CLIENTS
-    print(
-        "(b) per client and round, ms: "
-        + ", ".join(f"{phase} {ms:.0f}" for phase, ms in per_client.items())
-    )
+    actors = 2  # at work at the same time
+    rest = 1000 * (actors * total - sum(phases.values())) / CLIENTS
+    listed = ", ".join(f"{phase} {ms:.0f}" for phase, ms in per_client.items())
+    print(f"(b) per client and round, ms: {listed}")
     print(
         f"    engine, wire and waiting for the last client {rest:.0f} ms; "
         f"work {1000 * work / CLIENTS:.0f} ms"
@@ -119,7 +123,7 @@ def print_phases(rows: list[RoundRow]) -> None:
 
 
 def spread(seconds: list[float]) -> str:
-    """``median (min … max)``."""
+    """Return ``median (min … max)``."""
     return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} … {max(seconds):.2f})"
 
 

@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def note(row: dict[str, Any]) -> None:
-    """In the server's process, after each round: the time, and what the process has used."""
+    """Note the time and what the server's process has used; it calls this after each round."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     line = {"time": time.time(), "cpu": time.process_time(), "memory": memory, "kind": row["kind"]}
     line |= {
@@ -58,18 +58,19 @@ def note(row: dict[str, Any]) -> None:
 
 
 def made_up_images(file: Path) -> None:
-    """60,000 grey images of 28×28, of ten classes."""
+    """Write 60,000 grey images of 28×28: that of one of ten classes, with noise."""
     rng = np.random.default_rng(0)
     labels = np.arange(60_000) % 10
-    images = rng.integers(0, 128, (10, 1, 28, 28))[labels] + rng.integers(
-        0, 128, (len(labels), 1, 28, 28)
-    )
+    of_classes = rng.integers(0, 128, (10, 1, 28, 28))
+    noise = rng.integers(0, 128, (len(labels), 1, 28, 28))
+    images = of_classes[labels] + noise
     np.savez(file, inputs=images.astype(np.uint8), labels=labels)
 
 
 def measured(
     connection: Connection, folder: Path, clients: int, participation: float, rounds: int
 ) -> str:
+    """Make a run; return its line of the table, of all rounds after the first."""
     notes = Path(os.environ[NOTES])
     notes.unlink(missing_ok=True)
     config = SETTING | {

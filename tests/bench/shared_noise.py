@@ -36,6 +36,7 @@ NOISES: dict[str, dict[str, Any]] = {
 
 
 def data_sets(data_dir: str) -> dict[str, dict[str, Any]]:
+    """Return the settings of each data set; Fashion-MNIST only if its folder is given."""
     sets: dict[str, dict[str, Any]] = {
         "digits of five looks": {
             "dataset": "digit-domains",
@@ -67,6 +68,7 @@ def exact_accuracy(settings: dict[str, Any]) -> float:
 
 
 def hits(model: torch.nn.Module, part: Samples) -> torch.Tensor:
+    """Return for each sample whether the model predicts its label."""
     with torch.inference_mode():
         return model(part.in_memory.double()).argmax(1) == part.labels
 

@@ -40,6 +40,7 @@ class Server(Machines):
     """The README's SuperLink and worker, and stubs in place of the sites."""
 
     def serve_all(self) -> None:
+        """Do the README's steps on the SuperLink's machine, and wait until it answers."""
         *setup, _ = blocks_of(README)
         for block in setup:
             if block.machine != "superlink" or "supernode register" in block.text:
@@ -59,7 +60,10 @@ class Server(Machines):
         return [json.loads(line) for line in lines]
 
     def stubs(self, names: Sequence[str], copies: bool) -> multiprocessing.process.BaseProcess:
-        """A process that is these sites."""
+        """Start a process that is these sites, until the run has ended.
+
+        ``copies``: all replies are copies of one that was really computed.
+        """
         node = {
             "data-dir": str(self.folder / "data"),
             "dataset": "domain-folder",
@@ -79,19 +83,19 @@ class Server(Machines):
         return process
 
     def messages(self) -> list[dict[str, Any]]:
-        """What the stubs have noted of each message."""
+        """Return what the stubs have noted of each message."""
         texts = [file.read_text() for file in self.folder.glob("site-*.jsonl")]
         return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 def part_of(process: psutil.Process) -> str:
-    """The part that a process belongs to; "" for none."""
+    """Return the part that a process belongs to; "" for none."""
     words = process.cmdline()
     names = [Path(word).name for word in words[:4]]
     if "flower-superlink" in names:
         return "SuperLink"
     if "worker.py" in names:
-        parent = process.parent()
+        parent = process.parent()  # of which a ServerApp is a copy
         is_forked = parent is not None and words == parent.cmdline()
         return "ServerApp" if is_forked else "worker"
     if "protofl" in names and "worker" in names:
@@ -108,6 +112,7 @@ class Load(threading.Thread):
         self.samples: list[tuple[float, dict[str, float]]] = []  # when, part -> CPU seconds so far
 
     def run(self) -> None:
+        """Note the CPU time and the largest memory of each part, twice a second."""
         of_process: dict[int, tuple[str, float]] = {}
         while True:
             memory: dict[str, float] = defaultdict(float)
@@ -125,17 +130,17 @@ class Load(threading.Thread):
             time.sleep(0.5)
 
     def between(self, begin: float, end: float) -> dict[str, float]:
-        """The CPU seconds of each part in a span of time."""
+        """Return the CPU seconds of each part in a span of time."""
         before = max((sample for sample in self.samples if sample[0] <= begin), key=lambda s: s[0])
         after = max((sample for sample in self.samples if sample[0] <= end), key=lambda s: s[0])
         return {part: after[1][part] - before[1][part] for part in PARTS}
 
 
 def measure(sites: int, secagg: bool, folder: Path, settings: str) -> list[str]:
-    """A run with so many sites; the cells of its row in the table."""
+    """Make a run with so many sites; return the cells of its row in the table."""
     write_digits(folder / "data" / "ward", slice(0, 60))
     names = [f"site-{number}" for number in range(sites)]
-    doomed = [] if secagg else names[: sites * 3 // 10]
+    doomed = [] if secagg else names[: sites * 3 // 10]  # 30 %, which are killed
     config = (
         f'algo="fedproto" partition="own" image-size=28 rounds={ROUNDS} local-epochs=1 threads=1'
         f' num-clients={sites} join-timeout=1800.0 round-timeout=1200.0 run-name="sites"'
@@ -174,7 +179,7 @@ def measure(sites: int, secagg: bool, folder: Path, settings: str) -> list[str]:
         print(f"  a stub answered: {error}")
     asked = [message["asked"] for message in messages if message["kind"] == "query"]
     trained = [message["asked"] for message in messages if message["kind"] == "train"]
-    calm = rows[1 : KILL_IN - 1]
+    calm = rows[1 : KILL_IN - 1]  # rounds after the first in which nobody is killed
     seconds = statistics.mean(row["seconds"]["total"] for row in calm) - SECONDS
     used = load.between(ends[0], ends[len(calm)])
     return [

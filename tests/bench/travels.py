@@ -44,7 +44,8 @@ def drawing(row: Algorithm, stays: str) -> str:
     """Return the SVG of one row of the catalog; ``stays`` says what never leaves a client."""
     arrows = [("up", name, entry.words) for name, entry in row.exchange.up.items()]
     arrows += [("down", name, entry.words) for name, entry in row.exchange.down.items()]
-    y, middle = 42, list[str]()
+    middle: list[str] = []
+    y = 42  # of the next arrow, in pixels from the top
     for direction, name, words in arrows:
         explained = wrap(words, 38)
         middle += _arrow(y, direction, name, explained)
@@ -53,25 +54,21 @@ def drawing(row: Algorithm, stays: str) -> str:
     height = max(y - 12, 72 + 16 * len(stay), 92)
     lines = [HEAD.format(height=height, title=escape(f"{row.title}. {alternative(row, stays)}"))]
     for x, width, name in ((10, 150, "client"), (450, 80, "server")):
-        lines += [
-            f'<rect class="box" x="{x}" y="10" width="{width}" height="{height - 20}" rx="6"/>'
-        ]
-        lines += [f'<text class="strong" x="{x + 12}" y="34">{name}</text>']
-    lines += [
-        f'<text class="small" x="22" y="{56 + 16 * i}">{escape(text)}</text>'
-        for i, text in enumerate(stay)
-    ]
+        size = f'width="{width}" height="{height - 20}"'
+        lines.append(f'<rect class="box" x="{x}" y="10" {size} rx="6"/>')
+        lines.append(f'<text class="strong" x="{x + 12}" y="34">{name}</text>')
+    for i, text in enumerate(stay):
+        lines.append(f'<text class="small" x="22" y="{56 + 16 * i}">{escape(text)}</text>')
     if not arrows:
         middle = ['<text x="305" y="50" text-anchor="middle">nothing travels</text>']
     return "\n".join([*lines, *middle, "</svg>"])
 
 
 def _arrow(y: int, direction: str, name: str, explained: list[str]) -> list[str]:
-    line = (
-        f"M166 {y} H442 m-8 -5 l8 5 l-8 5"
-        if direction == "up"
-        else f"M444 {y} H168 m8 -5 l-8 5 l8 5"
-    )
+    """Return an arrow at this height, with its name above and the explanation below."""
+    line = f"M444 {y} H168 m8 -5 l-8 5 l8 5"
+    if direction == "up":
+        line = f"M166 {y} H442 m-8 -5 l8 5 l-8 5"
     named = f'<tspan class="strong">{escape(name.replace("_", " "))}</tspan>'
     lines = [
         f'<path class="{direction}" d="{line}"/>',
@@ -82,11 +79,9 @@ def _arrow(y: int, direction: str, name: str, explained: list[str]) -> list[str]
 
 
 def in_words(declared: Declared) -> str:
-    """Each entry by its name and, unless it is as usual, its words."""
-    text = (
-        ", ".join(f"{name.replace('_', ' ')} ({entry.words})" for name, entry in declared.items())
-        or "nothing"
-    )
+    """Return each entry by its name and, unless it is as usual, its words."""
+    entries = [f"{name.replace('_', ' ')} ({entry.words})" for name, entry in declared.items()]
+    text = ", ".join(entries) or "nothing"
     for words, short in USUAL.items():
         text = text.replace(f" ({words})", short)
     return text

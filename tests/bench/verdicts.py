@@ -197,7 +197,10 @@ def interval_of(plus: Sequence[Sample], less: Sequence[Sample] = ()) -> Interval
 
 
 def verdict_on_difference(ours: Interval, claimed: float | None) -> str:
-    """Apply the rule to a difference; ``claimed`` None: the paper says its sign, which is plus."""
+    """Apply the rule of docs/papers.md to a difference: yes, in direction, no or undecided.
+
+    ``claimed``: the paper's difference; None if it tells only that there is one, above 0.
+    """
     reach = abs(claimed) / 2 if claimed is not None else 0.0
     if claimed is not None and claimed - reach <= ours.low and ours.high <= claimed + reach:
         return "yes"
@@ -210,6 +213,7 @@ def verdict_on_difference(ours: Interval, claimed: float | None) -> str:
 
 
 def verdict_on_number(ours: Interval, paper: float, effect: float) -> str:
+    """Apply the rule to a number: yes within half of the ``effect`` that the paper reports."""
     low, high = paper - effect / 2, paper + effect / 2
     if low <= ours.low and ours.high <= high:
         return "yes"
@@ -260,7 +264,7 @@ def lines_of(claim: Claim, measured: Measured) -> Iterator[Line]:
 def best(
     claim: Claim, column: str, of_paper: Mapping[str, float], cells: Mapping[Cell, Sample]
 ) -> Line:
-    """Judge the lead over the best other row, here and there."""
+    """Judge the lead of ``claim.best`` over the best other row, in the paper and in our cells."""
     others = [row for row in claim.rows or of_paper if row != claim.best]
     found = {row: cells[row, column] for row in others if (row, column) in cells}
     missing = [row for row in others if row not in found]

@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def measure(data_dir: str, seed: int, situations: Sequence[str], part: int, parts: int) -> None:
-    """Every ``parts``-th cell of these situations, from ``part`` on."""
+    """Run every ``parts``-th cell of these situations, from ``part`` on, that is not yet done."""
     cells = [
         cell for file in TABLES for cell in plan(read_table(file), data_dir=data_dir, seeds=(seed,))
     ]
@@ -113,16 +113,17 @@ def measure(data_dir: str, seed: int, situations: Sequence[str], part: int, part
         done = {(row["situation"], row["algorithm"], row["seed"]) for row in measured()}
         chosen = [cell for cell in cells if cell.column == column][part::parts]
         todo = [cell for cell in chosen if (column, cell.row, str(seed)) not in done]
-        for cell in todo[:1]:
+        for cell in todo[:1]:  # fills the caches; its seconds do not count
             run(cell.runs[seed], rounds=1)
         for cell in todo:
             write([column, cell.row, seed, *run(cell.runs[seed])])
 
 
 def run(run: Run, **changed: int) -> list[str]:
-    """[accuracy by head in percent, by prototypes, after `EARLY` rounds, bytes up, down, CPU s].
+    """Make a run; return the cells of its line behind the seed, as `COLUMNS` names them.
 
-    "": none.
+    They are accuracies in percent by head, by prototypes, and after `EARLY` rounds ("" for none),
+    bytes up and down, and CPU seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         here = {"out-dir": folder, "report": False, "device": "cpu", "threads": 1}
@@ -155,6 +156,7 @@ def measured() -> list[dict[str, str]]:
 
 
 def write(values: list[object]) -> None:
+    """Append a line to the file, which other processes may be writing too."""
     with MEASURED.open("a", encoding="utf-8", newline="") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         writer = csv.writer(file, lineterminator="\n")
@@ -164,7 +166,7 @@ def write(values: list[object]) -> None:
 
 
 def points_of(situation: str) -> dict[str, Point]:
-    """Algorithm -> what was measured."""
+    """Return what was measured of each algorithm in a situation."""
     rows = [row for row in measured() if row["situation"] == situation]
     alone = {row["seed"]: float(row["seconds"]) for row in rows if row["algorithm"] == "Local"}
     found = {}
@@ -182,7 +184,7 @@ def points_of(situation: str) -> dict[str, Point]:
 
 
 def table(points: dict[str, dict[str, Point]]) -> str:
-    """A row per algorithm, in the figure's groups; the best of a situation is bold."""
+    """Return the table: an algorithm a row, in the figure's groups; a situation's best is bold."""
     with_bytes = [situation for situation in ("label shift", "few samples") if situation in points]
     best = {}
     for situation, found in points.items():
@@ -207,7 +209,7 @@ def table(points: dict[str, dict[str, Point]]) -> str:
 
 
 def draw(points: dict[str, dict[str, Point]]) -> None:
-    """A column per situation; accuracy over bytes above, over CPU time below."""
+    """Draw which.svg: a column for each situation, accuracy over bytes above, over time below."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -238,7 +240,7 @@ def draw(points: dict[str, dict[str, Point]]) -> None:
             axis.margins(0.15, 0.08)
             names = sorted(named(found), key=lambda name: found[name].accuracy)
             for name in names:
-                least = 1e4 if across == "bytes" else 0
+                least = 1e4 if across == "bytes" else 0  # the left edge, for those without bytes
                 where = (max(getattr(found[name], across), least), found[name].accuracy)
                 is_above = name == names[-1] or name in GROUPS["class vectors alone"]
                 apart = (0, 5 if is_above else -12)
@@ -262,7 +264,7 @@ def draw(points: dict[str, dict[str, Point]]) -> None:
 
 
 def named(found: dict[str, Point]) -> list[str]:
-    """FedAvg, and the most accurate algorithm of each group."""
+    """Return which algorithms have their names in the figure: FedAvg, and each group's best."""
     groups = [[name for name in group if name in found] for group in GROUPS.values()]
     best = [max(names, key=lambda name: found[name].accuracy) for names in groups if names]
     return list(dict.fromkeys([*best, *({"FedAvg"} & found.keys())]))

@@ -66,7 +66,7 @@ def module_of(path: Path) -> str:
 
 
 def twins(algo: str) -> tuple[str, str]:
-    """The files of the client's and the server's half, whether they are there or not."""
+    """Return the files of the client's and the server's half, whether they are there or not."""
     name = algo.replace("-", "_")
     return f"client_app/algorithms/{name}.py", f"server_app/strategies/{name}.py"
 
@@ -113,7 +113,10 @@ def test_every_half_is_of_an_algorithm_of_the_catalog() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_neither_side_nor_shared_code_imports_what_it_must_not(package: str) -> None:
-    """The mathematics imports no Flower, either."""
+    """Client and server do not import each other, nor the tools, nor the simulation.
+
+    Of the shared code only `FLOWER_ROOMS` import Flower; the mathematics does not.
+    """
     for path in files_of(package):
         if TOOLS in path.parents:
             continue
@@ -128,6 +131,7 @@ def test_neither_side_nor_shared_code_imports_what_it_must_not(package: str) -> 
 
 
 def test_only_two_files_import_what_flower_does_not_export() -> None:
+    """Names as texts count too, from which `import_module` could import."""
     public = set(PUBLIC)
     for module in PUBLIC:
         public |= {f"{module}.{name}" for name in import_module(module).__all__}
@@ -162,7 +166,7 @@ NOT_BY_LABELS = {
 
 
 def test_tasks_alone_decide_what_a_label_means() -> None:
-    """Others ask the `Task`: for a loss, for what is predicted, for the classes of samples."""
+    """Other code asks the `Task` for a loss, for what is predicted, for the classes of samples."""
     found = set()
     for path in files_of(*PACKAGES):
         if COMMON / "tasks" in path.parents:
@@ -173,10 +177,10 @@ def test_tasks_alone_decide_what_a_label_means() -> None:
 
 
 def graph_without_circle(part_of: Callable[[str], str]) -> dict[str, set[str]]:
-    """Part of the packages -> the parts that its modules import; CycleError names a circle.
+    """Return for each part of the packages the parts that its modules import.
 
-    Imports inside functions and under TYPE_CHECKING count: a circle that works because of their
-    order is a circle.
+    CycleError names a circle. Imports inside functions and under TYPE_CHECKING count: a circle that
+    works because of their order is a circle. ``part_of`` maps a module to its part.
     """
     files = {module_of(path): path for path in files_of(*PACKAGES)}
     graph: dict[str, set[str]] = {}
@@ -199,7 +203,7 @@ def test_no_room_imports_one_that_imports_it() -> None:
 
 
 def test_no_folder_imports_one_that_imports_it() -> None:
-    """The files beside folders are a room of their own."""
+    """A file belongs to the folder that it lies in, and the files beside folders to the package."""
     folders = {module_of(path): module_of(path.parent) for path in files_of(*PACKAGES)}
     graph = graph_without_circle(folders.__getitem__)
     for folder in ("client_app.learning", "server_app.run"):
@@ -208,7 +212,7 @@ def test_no_folder_imports_one_that_imports_it() -> None:
 
 
 def test_what_no_site_runs_is_imported_by_no_client() -> None:
-    """A change of it asks no operator."""
+    """The code in `NOT_AT_A_SITE` may change without asking a site's operator again."""
     files = {module_of(path): path for path in files_of(*PACKAGES)}
     reached: set[str] = set()
     to_read = {name for name, path in files.items() if path.is_relative_to(ROOT / "client_app")}

@@ -37,6 +37,7 @@ def text_of(path: Path) -> str:
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """``--strict`` makes every warning of MkDocs an error."""
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict"]
@@ -49,7 +50,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
-    """The site checks the links of all pages, this one too; here that needs no site."""
+    """Building the site checks the links of all pages, this one too; here no site is built."""
     text = text_of(ROOT / "README.md")
     assert len(text.splitlines()) <= 150
 
@@ -60,6 +61,7 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
 
 
 def test_the_files_that_say_the_version_agree() -> None:
+    """They are pyproject.toml, CITATION.cff, the entry for BibTeX in tasks.md, the changelog."""
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     cited = yaml.safe_load(text_of(ROOT / "CITATION.cff"))
     version = project["version"]
@@ -72,7 +74,7 @@ def test_the_files_that_say_the_version_agree() -> None:
 
 
 def commands_of(program: str) -> list[list[str]]:
-    """The words of every command of a program that stands in a block of a page."""
+    """Return the words of every command of a program that stands in a code block of a page."""
     text = "\n".join(text_of(page) for page in PAGES)
     blocks = re.findall(r"(?ms)^```\w*[^\n]*\n(.*?)^```", text)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
@@ -81,6 +83,7 @@ def commands_of(program: str) -> list[list[str]]:
 
 
 def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser takes it, and knows its settings; what it would do is not done."""
     acted: list[argparse.Namespace] = []
 
     def act(arguments: argparse.Namespace) -> int:
@@ -91,19 +94,20 @@ def test_every_protofl_command_of_the_pages_is_one(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(f"protofl_common.tools.cli.{command}.act", act)
     commands = commands_of("protofl")
 
-    for words in commands:
-        assert main(words[1:]) == 0, words
+    for _protofl, *words in commands:
+        assert main(words) == 0, words
 
-    assert len(acted) == len(commands) > 20
+    assert len(acted) == len(commands) > 20  # more than 20 stand there, so they were found
 
     for arguments in acted:
         settings = read_assignments(getattr(arguments, "settings", []))
-        ours = {key for key in settings if not key.startswith("my-moon.")}  # a package's
+        # my-moon is the example of a package of somebody else's
+        ours = {key for key in settings if not key.startswith("my-moon.")}
         assert ours <= set(known_keys())
 
 
 def test_every_file_that_the_pages_name_exists() -> None:
-    tops = (ROOT, *ROOT.iterdir())
+    tops = (ROOT, *ROOT.iterdir())  # pages may leave out the name of the top folder
     for page in PAGES:
         files = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|toml|yaml|sh))`", text_of(page))
         for file in files:
@@ -124,6 +128,7 @@ def test_every_target_of_make_is_explained_and_those_of_the_pages_exist() -> Non
 
 
 def test_every_mutant_is_of_code_that_is_there() -> None:
+    """The code that it changes stands exactly once at its place."""
     lost = []
     for mutant in mutants.read():
         try:
@@ -134,7 +139,7 @@ def test_every_mutant_is_of_code_that_is_there() -> None:
 
 
 def test_every_mutant_uses_names_that_its_file_has() -> None:
-    """An unknown name would end every test in a NameError, so that nothing would be tried."""
+    """An unknown name would end every test in a NameError, so that the mutant proves nothing."""
     unknown = []
     for mutant in mutants.read():
         if mutant.file.endswith(".py"):
@@ -161,6 +166,7 @@ def unknown_names(source: str) -> set[str]:
 
 
 def test_every_mutant_names_tests_that_are_there() -> None:
+    """It names files of tests, and may choose among a file's tests by a word (``-k``)."""
     for mutant in mutants.read():
         files, _, word = mutant.tests.partition(" -k ")
         for file in files.split():

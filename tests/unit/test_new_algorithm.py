@@ -14,7 +14,7 @@ PROVED = {
     "local": "tests/federation/test_identities.py",
     "fedproto-avg": "tests/unit/reference/test_fedavg.py",
 }
-"""Instead of a script of their own name; no new algorithm may be added here."""
+"""The scripts of these algorithms have other names than theirs; add no new algorithm here."""
 
 
 def text_of(path: str) -> str:
@@ -24,11 +24,12 @@ def text_of(path: str) -> str:
 
 
 def file_of(half: str) -> str:
+    """Return the file of a half that a row names as MODULE:CLASS."""
     return half.partition(":")[0].replace(".", "/") + ".py"
 
 
 def forgotten(algo: str) -> list[str]:
-    """The places that lack something."""
+    """Return the places that lack something of an algorithm."""
     row = CATALOG[algo]
     keys = set(keys_of(row.hparams, f"{algo}.")) - NEED_AN_EARLIER_RUN
     without_case = keys - CASES.keys()
@@ -52,6 +53,7 @@ def test_a_new_algorithm_is_complete(algo: str) -> None:
 
 
 def test_what_is_forgotten_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new row has nothing else: halves, script, its declaration and the page are missing."""
     row = replace(
         CATALOG["fedprox"],
         client="client_app.algorithms.brand_new",

@@ -16,7 +16,7 @@ from hatchling.builders.wheel import WheelBuilder
 from protofl_common.config.backbones import EMBEDDED
 from tests.support import ROOT
 
-STRAY = (
+STRAY_FILES = (
     "patients.json",
     "secrets.yaml",
     "mydata/patients.json",
@@ -38,21 +38,22 @@ def code_of(*packages: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """As Flower makes it of a checkout in which somebody keeps files of their own."""
+    """The bundle that Flower makes of a checkout in which somebody keeps files of their own."""
     copy = tmp_path_factory.mktemp("checkout") / "protofl"
     for name in (*PACKAGES, "configs", "docker", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, copy)
-    for name in STRAY:
+    for name in STRAY_FILES:
         (copy / name).parent.mkdir(exist_ok=True)
         (copy / name).write_text("{}")
     return zipfile.ZipFile(io.BytesIO(build_fab_from_disk(copy)))
 
 
 def test_the_bundle_holds_the_app_and_nothing_of_the_operators(bundle: zipfile.ZipFile) -> None:
+    """The three packages go to every site; the tools and stray files do not."""
     names = set(bundle.namelist())
-    assert not names & set(STRAY)
+    assert not names & set(STRAY_FILES)
 
     tops = {name.partition("/")[0] for name in names}
     assert tops == {*PACKAGES, "pyproject.toml", "README.md", "LICENSE", ".info"}
@@ -75,6 +76,7 @@ def test_an_unpacked_bundle_is_the_same_app(bundle: zipfile.ZipFile, tmp_path: P
 def test_every_module_loads_from_the_bundle_with_the_embedded_data(
     bundle: zipfile.ZipFile, tmp_path: Path
 ) -> None:
+    """All modules are imported in a process that starts in the unpacked bundle."""
     bundle.extractall(tmp_path)
     # Packages of methods import it.
     shutil.copytree(ROOT / "protofl_common/tools/protofl", tmp_path / "protofl")
@@ -101,6 +103,7 @@ for name in ("digits", "digit-domains"):
 
 
 def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
+    """client_app and server_app lie inside protofl_common, beside what the app needs."""
     wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
     names = set(zipfile.ZipFile(wheel).namelist())
 
@@ -117,7 +120,10 @@ def test_a_wheel_brings_no_package_of_a_general_name(tmp_path: Path) -> None:
 
 
 def copied_into_the_image(dockerfile: str) -> list[str]:
-    """Sources of every COPY and ADD of the last stage that are files of the build's context."""
+    """Return what the last stage of a Dockerfile copies from the folder that is built.
+
+    That are the sources of every COPY and ADD in it, without what comes from an earlier stage.
+    """
     lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
     text = "\n".join(lines).replace("\\\n", " ")
     last = re.split(r"(?mi)^FROM ", text)[-1]
@@ -125,7 +131,8 @@ def copied_into_the_image(dockerfile: str) -> list[str]:
     for arguments in re.findall(r"(?mi)^(?:COPY|ADD)\s+(.*)$", last):
         words = shlex.split(arguments)
         if not any(word.startswith("--from=") for word in words):
-            sources += [word for word in words if not word.startswith("--")][:-1]
+            *copied, _target = [word for word in words if not word.startswith("--")]
+            sources += copied
     return sources
 
 

@@ -73,6 +73,7 @@ def plugin(mark: Path, tmp_path: Path, monkeypatch: Patch) -> Iterator[Path]:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
+    """A folder that a stranger's file would remove if its code ran."""
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter").write_text("years of work")
@@ -80,6 +81,7 @@ def precious(tmp_path: Path) -> Path:
 
 
 def foreign_model(arch: str) -> TrainedModel:
+    """Return a model without weights, whose card names an architecture."""
     card = ModelCard(
         run="run",
         flower_run="",
@@ -108,7 +110,7 @@ def foreign_model(arch: str) -> TrainedModel:
 
 
 def write_run(folder: Path, settings: str) -> None:
-    """Write what of a run is read to predict with it."""
+    """Write the files of a run that ``protofl predict`` reads."""
     site = folder / "clients/site-0"
     site.mkdir(parents=True)
     (folder / "settings.toml").write_text(settings)
@@ -119,6 +121,7 @@ NOT_NAMED = "which you did not name"
 
 
 def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed) -> None:
+    """A model whose card names an architecture of a module is refused unless that is allowed."""
     foreign_model("planted.vision:Net").export(tmp_path / "model", 1.0)
     np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
 
@@ -130,7 +133,7 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed
     assert "--allow-python planted.vision" in refused
     assert not mark.exists()
 
-    # Once it is allowed it is imported and built.
+    # Once it is allowed it is imported and built, and only its weights do not fit.
     with pytest.raises(SettingsError, match="the weights are not of the network"):
         Predictor.load("model", allow_python="planted")
     assert mark.exists()
@@ -141,6 +144,7 @@ def test_a_models_card_names_no_code(mark: Path, tmp_path: Path, capsys: Printed
 def test_a_recipe_a_run_and_a_table_name_no_code(
     precious: Path, mark: Path, tmp_path: Path, capsys: Printed
 ) -> None:
+    """Each file names code: a function that removes a folder, or a module that leaves a mark."""
     remove = f'dataset = "shutil:rmtree"\ndata-dir = "{precious}"\n'
     calls = 'dataset = "wine"\ncallback = "planted.vision:data"\n'
     nets = 'arch = "planted.vision:Net"\nmodels = "othernets:Net"\n'
@@ -180,6 +184,7 @@ REFUSED = (
 def test_a_recipe_a_run_and_a_table_name_no_method_of_a_package(
     plugin: Path, tmp_path: Path, capsys: Printed
 ) -> None:
+    """The method "theirs" is of an installed package, and is imported only if it is allowed."""
     recipe = f'algo = "theirs"\n{SMALL}'
     (tmp_path / "theirs.toml").write_text(recipe)
     write_run(tmp_path / "run", recipe)
@@ -224,6 +229,7 @@ def _fresh_processes() -> Iterator[None]:
 def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """What was allowed or typed once is not allowed the next time."""
     (tmp_path / "mine.toml").write_text(f'algo = "theirs"\n{SMALL}')
     command = ["run", "--recipe", "mine.toml", "--clients", "2", "--quiet"]
 
@@ -240,6 +246,7 @@ def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
 
 
 def test_a_site_imports_a_method_that_its_operator_named(plugin: Path) -> None:
+    """The node config's ``allow-python`` names the package."""
     config = default_run_config() | {"algo": "theirs"}
     with pytest.raises(SettingsError, match=NOT_NAMED):
         Settings.from_run_config(config)
@@ -254,7 +261,7 @@ def test_a_site_imports_a_method_that_its_operator_named(plugin: Path) -> None:
 
 
 def forget_what_was_named() -> None:
-    """As in a process of its own."""
+    """Forget which modules were allowed and imported, as a new process does not know of them."""
     _ALLOWED.set(frozenset())
     algorithm_named.cache_clear()
     sys.modules.pop("planted.method")
@@ -262,6 +269,7 @@ def forget_what_was_named() -> None:
 
 @pytest.mark.usefixtures("mark")
 def test_what_a_person_has_typed_is_loaded() -> None:
+    """A name that stands in an argument KEY=VALUE is allowed, and no other one."""
     with pytest.raises(SettingsError, match=NOT_NAMED):
         load("planted.vision:Net", "arch")
 
@@ -273,9 +281,11 @@ def test_what_a_person_has_typed_is_loaded() -> None:
 
 @pytest.mark.usefixtures("mark")
 def test_a_module_that_is_allowed_lends_no_object_of_another() -> None:
+    """What the module has imported from elsewhere is not its own."""
     allow(["planted"])
     assert callable(load("planted.vision:data", "dataset"))
 
+    # names that the module has imported -> how the refusal goes on
     homes = {"rmtree": "; it lies in shutil", "Path": "; it lies in pathlib", "torch": "$"}
     for name, home in homes.items():
         with pytest.raises(SettingsError, match=f"no function or class of planted.vision{home}"):

@@ -44,12 +44,13 @@ JOBS = {
     "all": Job(100, 500, 100, rounds=7, batch=50),
 }
 WARM_UP = 2
+"""Rounds that do not count."""
 
 
 def dealt(settings: DataSettings, job: Job, file: Path) -> None:
     """Write the job's images as a file that all engines read.
 
-    It has a user's images, and the official test images dealt to all.
+    It has as many images of each user as the job says, and the official test images, dealt to all.
     """
     data = open_data(settings)
     draw = np.random.default_rng(0)
@@ -91,7 +92,7 @@ def can_run(engine: str) -> bool:
 
 
 def timed(engine: str, python: str, job: Job, file: Path) -> dict[str, Any]:
-    """Run an engine once; its seconds a round without warm-up, accuracy and megabytes."""
+    """Run an engine once; return its median seconds a round, its accuracy and megabytes."""
     script = HERE / ("bare.py" if engine == "bare" else f"with_{engine}.py")
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     with TemporaryDirectory() as home:
@@ -133,12 +134,12 @@ def main() -> None:
     settings = Settings.from_run_config(config, {}).data
     for name in options.jobs:
         job = replace(JOBS[name], rounds=options.rounds or JOBS[name].rounds)
+        runs = []
         with TemporaryDirectory() as folder:
-            dealt(settings, job, file := Path(folder, "job.npz"))
-            runs = [
-                {each: timed(each, pythons[each], job, file) for each in pythons}
-                for _ in range(options.repeat)
-            ]
+            file = Path(folder, "job.npz")
+            dealt(settings, job, file)
+            for _ in range(options.repeat):
+                runs.append({each: timed(each, pythons[each], job, file) for each in pythons})
         titles = f"{'engine':10} {'ms a visit':>10} {'x bare':>7} {'accuracy':>9} {'MB':>6}"
         print(f"\n{name}: {job}\n{titles}")
         for engine in pythons:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-SIDE, CLASSES, FEATURES = 28, 10, 50
+CLASSES = 10
+FEATURES = 50
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Job:
 
 
 class Data:
-    """A user's part of the file: inputs float32 [n, 1, 28, 28], labels int64 [n]."""
+    """The job's file; `of` gives a user's inputs float32 [n, 1, 28, 28] and labels int64 [n]."""
 
     def __init__(self, file: str) -> None:
         with np.load(file) as stored:
@@ -45,13 +46,12 @@ class Data:
             )
         pixels = torch.from_numpy(inputs).float().div(255)
         self.inputs = (pixels - pixels.mean()) / pixels.std()
-        self.labels, train = torch.from_numpy(labels).long(), split == "train"
-        users = np.unique(client)
-        self.rows = {
-            user: torch.from_numpy(np.flatnonzero(train & (client == user)))
-            for user in users.tolist()
-        }
-        self.test_rows = torch.from_numpy(np.flatnonzero(~train))
+        self.labels = torch.from_numpy(labels).long()
+        is_train = split == "train"
+        self.rows = {}
+        for user in np.unique(client).tolist():
+            self.rows[user] = torch.from_numpy(np.flatnonzero(is_train & (client == user)))
+        self.test_rows = torch.from_numpy(np.flatnonzero(~is_train))
 
     def of(self, user: int) -> tuple[Tensor, Tensor]:
         rows = self.rows[f"user-{user:05d}"]
@@ -96,7 +96,7 @@ class Network(nn.Module):
 
 
 def train(network: Network, inputs: Tensor, labels: Tensor, job: Job) -> None:
-    """One epoch of plain SGD, as a bare script does it."""
+    """Train one epoch of plain SGD, as a bare script does it."""
     optimizer = torch.optim.SGD(network.train().parameters(), lr=job.lr)
     for rows in torch.randperm(len(labels)).split(job.batch):
         optimizer.zero_grad()
@@ -105,13 +105,13 @@ def train(network: Network, inputs: Tensor, labels: Tensor, job: Job) -> None:
 
 
 def arguments() -> tuple[Job, Data, str]:
-    """What `compare` hands to each engine: the job, the data and the folder for what it writes."""
+    """Return what `compare` hands to an engine: the job, the data, a folder for what it writes."""
     torch.set_num_threads(1)
     return Job(**json.loads(sys.argv[1])), opened(sys.argv[2]), sys.argv[3]
 
 
 class Clock:
-    """The time at the end of each round, for `report`."""
+    """Notes the time at the end of each round, and reports what `compare` reads."""
 
     def __init__(self) -> None:
         self.times = [time.perf_counter()]
@@ -121,9 +121,6 @@ class Clock:
 
     def report(self, accuracy: float) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(
-            "RESULT",
-            json.dumps(
-                {"seconds": np.diff(self.times).tolist(), "accuracy": accuracy, "megabytes": peak}
-            ),
-        )
+        seconds = np.diff(self.times).tolist()
+        result = {"seconds": seconds, "accuracy": accuracy, "megabytes": peak}
+        print("RESULT", json.dumps(result))

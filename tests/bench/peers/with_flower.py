@@ -19,6 +19,7 @@ ask = {"num_cpus": 1, "num_gpus": 0.0}
 
 @client.train()
 def fit(message: Message, context: Context) -> Message:
+    """Train the user's network and return its weights; every user counts alike."""
     torch.set_num_threads(1)
     network = Network()
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())  # type: ignore[union-attr]
@@ -32,6 +33,7 @@ def fit(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
+    """Average the users' weights for all rounds, and report the times and the accuracy."""
     network = Network()
     evaluate: Callable[..., MetricRecord] = lambda *_: clock.tick() or MetricRecord()  # noqa: E731
     strategy = FedAvg(

@@ -38,6 +38,7 @@ class FedProto:
 
 @pytest.mark.slow
 def test_options_that_nobody_lists_have_their_defaults(tmp_path: Path) -> None:
+    """The stand-in's seconds of a round are its rounds and the run's λ."""
     library = tmp_path / "library"
     servers = library / "system" / "flcore" / "servers"
     servers.mkdir(parents=True)
@@ -50,6 +51,6 @@ def test_options_that_nobody_lists_have_their_defaults(tmp_path: Path) -> None:
     assert seconds == [4.0, 0.25]
 
 
-def test_a_folder_without_it_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_the_library_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"main\.py"):
         htfllib.defaults(tmp_path)

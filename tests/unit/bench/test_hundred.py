@@ -15,6 +15,7 @@ def test_every_method_that_takes_more_than_a_round_has_a_row() -> None:
 
 
 def test_a_fall_is_from_the_best_to_the_lowest_after_it_of_means_over_five_evaluations() -> None:
+    """A cell has the best mean, the fall and the end; a fall of many points is bold."""
     rising = Curve.of([10.0] * 5 + [90.0] * 5)
 
     assert (rising.best, rising.lowest_after, rising.end) == (90.0, 90.0, 90.0)
@@ -22,7 +23,7 @@ def test_a_fall_is_from_the_best_to_the_lowest_after_it_of_means_over_five_evalu
 
     one_bad_round = Curve.of([90.0] * 5 + [80.0] + [90.0] * 5)
 
-    assert one_bad_round.lowest_after == 88.0
+    assert one_bad_round.lowest_after == 88.0  # (4 · 90 + 80) / 5
     assert not one_bad_round.falls
 
     broken_down = Curve.of([90.0] * 5 + [70.0] * 5 + [89.0] * 5)

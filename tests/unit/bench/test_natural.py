@@ -32,7 +32,11 @@ DIAGNOSES = {
 
 
 def test_patients_are_divided_as_flamby_divides_them(tmp_path: Path) -> None:
-    """A third of each hospital; as many ill in both parts, unless a class has hardly anybody."""
+    """A third of each hospital is for testing, drawn with scikit-learn as FLamby does it.
+
+    The two parts have the same proportion of ill patients, except in Switzerland, where hardly
+    anybody is well.
+    """
     for name, nums in DIAGNOSES.items():
         write(tmp_path, name, nums, gaps=2)
 
@@ -51,6 +55,7 @@ def test_patients_are_divided_as_flamby_divides_them(tmp_path: Path) -> None:
 
 
 def test_categories_become_columns_and_gaps_leave(tmp_path: Path) -> None:
+    """Four hospitals have ten patients each, and one more with a gap, who is left out."""
     for name in HOSPITALS:
         write(tmp_path, name, [0, 1] * 5, gaps=1)
     inputs = heart(str(tmp_path))["inputs"]

@@ -25,7 +25,7 @@ def test_every_setting_has_a_line_with_its_meaning() -> None:
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_every_algorithm_has_a_page_of_one_shape(algo: str) -> None:
-    """Whether to use it, what travels, equations, results, deviations, settings, both halves."""
+    """It says when to use it and what travels, and has four sections in order and both halves."""
     page = MADE[f"algorithms/{algo}.md"]
     assert len(page.splitlines()) <= 200
     assert page.count("\n$$\n") >= 2

@@ -12,11 +12,13 @@ from tests.bench.verdicts import Claim, Interval, Sample, interval_of, lines_of
 
 
 def of_seeds(*values: float) -> Sample:
+    """Return a sample whose values are known, of the seeds 1, 2, …"""
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     return Sample(dict(enumerate(values, 1)), statistics.fmean(values), deviation, len(values))
 
 
 def of_means(mean: float, deviation: float, seeds: int = 3) -> Sample:
+    """Return a sample of which only mean and deviation are known."""
     return Sample({}, mean, deviation, seeds)
 
 
@@ -27,7 +29,7 @@ def test_the_pages_are_what_the_script_writes(page: str, exploration: bool) -> N
 
 
 def test_every_cell_that_is_measured_names_a_page_of_the_notebook() -> None:
-    lines = verdicts.MEASURED.read_text("utf-8").splitlines()[1:]
+    _heads, *lines = verdicts.MEASURED.read_text("utf-8").splitlines()
     pages = {line.rsplit(",", 1)[1] for line in lines}
     assert [page for page in pages if not (verdicts.EXPLORATION.parent / page).exists()] == []
 
@@ -48,7 +50,14 @@ def test_every_cell_that_is_measured_names_a_page_of_the_notebook() -> None:
         (-math.inf, math.inf, 2.0, "undecided"),
     ],
 )
-def test_a_difference(low: float, high: float, claimed: float | None, verdict: str) -> None:
+def test_the_verdict_on_a_difference_follows_from_our_interval_and_the_claim(
+    low: float, high: float, claimed: float | None, verdict: str
+) -> None:
+    """Our interval is from ``low`` to ``high``; ``claimed`` is None for "larger" without a number.
+
+    "yes" if all of the interval is within half of the claim around it; "in direction" if all of it
+    has the claim's sign; "no" if all of it has the other sign.
+    """
     half_width = (high - low) / 2
     mean = 0.0 if math.isinf(half_width) else (low + high) / 2
     ours = Interval(mean, half_width, seeds=3)
@@ -60,7 +69,10 @@ def test_a_difference(low: float, high: float, claimed: float | None, verdict: s
     ("mean", "half_width", "verdict"),
     [(50.0, 0.9, "yes"), (50.0, 1.1, "undecided"), (52.0, 0.9, "no"), (51.5, 0.6, "undecided")],
 )
-def test_a_number(mean: float, half_width: float, verdict: str) -> None:
+def test_the_verdict_on_a_number_follows_from_our_interval(
+    mean: float, half_width: float, verdict: str
+) -> None:
+    """The paper's number is 50; a difference of half of ``effect`` = 2 does not matter."""
     assert verdicts.verdict_on_number(Interval(mean, half_width, 3), 50.0, effect=2.0) == verdict
 
 
@@ -86,7 +98,11 @@ def test_two_seeds_give_no_interval_and_what_is_counted_needs_none() -> None:
 
 
 def test_a_row_that_was_not_measured_leaves_best_undecided_unless_it_is_refuted() -> None:
-    """FedPLVM's Office-10, whose numbers stand in the table's own file: it leads FedFA by 1.66."""
+    """In the paper's Office-10 FedPLVM leads FedFA by 1.66 points, and is the best of all rows.
+
+    FedFA is not measured first; then FedPLVM leads clearly, then by as much as in the paper, and in
+    the end FPL is ahead of it.
+    """
     claim = Claim("best", table="fedplvm-office10", columns=["average"], best="FedPLVM")
     cells = {("FedPLVM", "average"): of_seeds(60.0, 61.0, 62.0)}
     names = ("FedAvg", "FedProx", "FedProto", "FedPCL", "FPL")

@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {"train_samples": 20, "test_samples": 20}
 def algorithm(
     tmp_path: Path, algo: str = "local", client: int = 1, **changes: Any
 ) -> ClientAlgorithm[Any]:
-    """One client of five, in round 2."""
+    """Return one client's half, of five clients, in round 2."""
     config = run_config(tmp_path, algo=algo, **changes)
     return client_half(CATALOG[algo])(client_of(config, client, 5), 2)
 
@@ -38,10 +38,14 @@ def algorithm(
 def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
     algo: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """`restore` is before `receive`, and is left out where there is nothing to restore."""
+    """`restore` comes before `receive`, and is left out where there is nothing to restore.
+
+    After two rounds the final evaluation restores and receives once more; what follows evaluates.
+    """
     calls: list[tuple[str, int, int | None]] = []  # of one client: hook, round, its last round
 
     def watch(name: str) -> None:
+        """Note the rounds at every call of this method on site-1."""
         original = getattr(ClientAlgorithm, name)
 
         def noted(self: ClientAlgorithm[Any], *rest: Any) -> Any:
@@ -60,8 +64,9 @@ def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
     second = [("restore", 2, None), *((name, 2, 1) for name in of_a_round)]
     final_evaluation = [("restore", 2, None), ("receive", 2, 2)]
 
-    assert calls[:11] == [*first, *second, *final_evaluation]
-    assert {name for name, _, _ in calls[11:]} == {"evaluation_model"}
+    expected = [*first, *second, *final_evaluation]
+    assert calls[: len(expected)] == expected
+    assert {name for name, _, _ in calls[len(expected) :]} == {"evaluation_model"}
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -70,6 +75,7 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
     found = algorithm(tmp_path, algo, models="resnet4-imagenet-stem", **SMALL)
 
     def tensors() -> dict[str, torch.Tensor]:
+        """Return copies of all that the algorithm would keep."""
         kept = {}
         for number, module in enumerate((found.model, *found.modules)):
             for name, value in module.state_dict().items():
@@ -88,7 +94,7 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
 def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The one in which it trained before, however many it was not asked in."""
+    """It is the one in which the client trained before, however many rounds it was not asked in."""
     seen: dict[str, list[tuple[int, int | None]]] = {}  # client -> (round, its last round)
     fit = ClientAlgorithm.fit
 
@@ -104,13 +110,14 @@ def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
     rounds_of = {name: [number for number, _ in of_client] for name, of_client in seen.items()}
 
     for name, of_client in seen.items():
-        assert [last for _, last in of_client] == [None, *rounds_of[name][:-1]]
+        *earlier_rounds, _last = rounds_of[name]
+        assert [last for _, last in of_client] == [None, *earlier_rounds]
     assert any(rounds != [1, 2, 3, 4, 5] for rounds in rounds_of.values())
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedrep", "ditto", "pfedme"])
 def test_every_optimizer_has_the_learning_rate_of_its_round(algo: str, tmp_path: Path) -> None:
-    """In the second round half of the first one's, for an optimizer that lives on too."""
+    """In round 2 it is half of round 1's, also in an optimizer that lives on over rounds."""
     settings = {
         "lr_schedule": "step",
         "lr_step": 1,
@@ -164,7 +171,8 @@ def test_fedavg_keeps_an_optimizer_when_asked_and_nothing_else(
 
 def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
     """One that was restored from its packed state trains to the same weights, to the bit."""
-    lived, fresh = (algorithm(tmp_path, momentum=0.9, keep_optimizer=True) for _ in "ab")
+    lived = algorithm(tmp_path, momentum=0.9, keep_optimizer=True)
+    fresh = algorithm(tmp_path, momentum=0.9, keep_optimizer=True)
     lived.fit()
     fresh.restore(lived.packed_state(), 1)
 
@@ -180,7 +188,7 @@ def test_a_client_goes_on_as_it_was(tmp_path: Path) -> None:
 # -- what trains -------------------------------------------------------------------------
 @pytest.mark.parametrize("algo", [algo for algo, row in CATALOG.items() if not row.one_shot])
 def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_path: Path) -> None:
-    """Excepted are those whose loss looks at the weights, or uses the head twice."""
+    """Four do not: their loss looks at the weights, or uses the head twice."""
     plain = {"fedprox", "fedgen", "fedsa", "feddbe"}
     kind = Step if algo in plain else FusedStep
 
@@ -188,6 +196,7 @@ def test_the_algorithms_of_the_catalog_train_by_the_fused_step(algo: str, tmp_pa
 
 
 def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_path: Path) -> None:
+    """A fused step uses up the gradients of wide layers inside backward; a plain one keeps them."""
     site = algorithm(tmp_path, models="htcnn-1", feature_dim=512).client
     plain = ClientAlgorithm(site, 1)
     plain.needs_gradients = True
@@ -199,6 +208,7 @@ def test_a_loss_that_needs_gradients_gets_the_plain_step_with_all_of_them(tmp_pa
 
     linear = [layer for layer in site.model.modules() if isinstance(layer, torch.nn.Linear)]
 
+    # so wide that a fused step would update it inside backward
     assert max(layer.weight.numel() for layer in linear) > 2**17
 
     data = site.train_set
@@ -244,7 +254,10 @@ def test_both_accuracies_equal_plain_code_at_any_batch_size() -> None:
 def test_own_prototypes_are_those_of_the_training_classes(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """A class without a test sample has one, too: who predicts does not know what is tested."""
+    """A class without a test sample has one too: who predicts does not know what is tested.
+
+    Each of three clients has four classes, and two test samples.
+    """
     seen: list[tuple[Samples, Prototypes | None]] = []
 
     def noted(
@@ -266,33 +279,38 @@ def test_own_prototypes_are_those_of_the_training_classes(
         "models": "mnist-cnn",
     }
     run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
-    *_, (tested, first), (_, second), (_, third) = seen  # the final evaluation of the three clients
+    final_evaluations = seen[-3:]  # of the three clients
 
-    for known in (first, second, third):
+    for tested, known in final_evaluations:
+        assert known is not None
         assert len(known.labels) == 4
-    assert len(tested.labels.unique()) < 4
+        assert len(tested.labels.unique()) < 4
 
 
 # -- a warm-up of the alignment --------------------------------------------------------------
 @pytest.mark.parametrize("algo", [name for name, row in CATALOG.items() if row.aligning])
 def test_what_aligns_has_a_part_of_its_weight_during_the_warm_up(algo: str, tmp_path: Path) -> None:
-    """A quarter in the second round of a warm-up of four; all other terms are as without it."""
+    """A quarter in the second round of a warm-up of four; all other terms are as without it.
+
+    In the first round nothing is aligned yet, so that the models of the second do not differ.
+    """
     settings = {"algo": algo, "rounds": 2, "local_steps": 1, "batch_size": 20, **SMALL}
 
-    told = {}
+    losses_of_round_2 = {}
     for warmup in (0, 4):
         config = run_config(tmp_path / str(warmup), alignment_warmup=warmup, **settings)
         rows = run_federation(config, clients=2).rows
-        told[warmup] = rows[1]["clients"]["site-1"]["losses"]
+        losses_of_round_2[warmup] = rows[1]["clients"]["site-1"]["losses"]
+    without, with_warmup = losses_of_round_2.values()
 
     for name in CATALOG[algo].aligning:
-        assert told[0][name] > 0
+        assert without[name] > 0
 
-    if algo != "fedsa":  # which aligns in the first round, too, so that the models differ
-        for name, value in told[0].items():
+    if algo != "fedsa":  # which aligns in the first round too, so that the models differ
+        for name, value in without.items():
             part = 0.25 if name in CATALOG[algo].aligning else 1.0
             if name != "total":
-                assert told[4][name] == pytest.approx(part * value, rel=1e-5)
+                assert with_warmup[name] == pytest.approx(part * value, rel=1e-5)
 
 
 def test_a_method_that_aligns_nothing_refuses_a_warm_up() -> None:

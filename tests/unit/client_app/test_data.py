@@ -21,6 +21,7 @@ CPU = torch.device("cpu")
 
 
 def some_data(labels: list[int]) -> ClientData:
+    """Return a client's images of two channels, the same ones for training and for testing."""
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 2, 4, 4), dtype=np.uint8)
     numbers = np.array(labels)
     return ClientData(
@@ -57,6 +58,7 @@ def test_bytes_become_normalised_floats() -> None:
 
 
 def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are() -> None:
+    """PyTorch warns of tensors that share the memory of such an array; here it is copied."""
     data = some_data([0, 1, 2])
     before = data.test_inputs.copy()
     data.test_inputs.flags.writeable = False
@@ -71,6 +73,7 @@ def test_read_only_arrays_serve_without_a_warning_and_stay_as_they_are() -> None
 
 
 def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_touched() -> None:
+    """A label of -1 stands for none; samples that all have labels are passed on as they are."""
     data = some_data([1, -1, 0, -1, 2])
     whole = to_device(data.train_inputs, np.zeros(5, np.int64), data, CPU).inputs
     found = to_device(data.train_inputs, data.train_labels, data, CPU)
@@ -95,7 +98,7 @@ def test_samples_without_a_label_stand_apart_in_their_order_and_others_are_not_t
 
 
 def some_signals() -> np.ndarray:
-    """[40, 2, 5], of which the second channel is constant."""
+    """Return 40 signals of two channels and five steps; the second channel is constant."""
     signals = np.random.default_rng(0).normal(3, 2, (40, 2, 5)).astype(np.float32)
     signals[:, 1] = 7
     return signals
@@ -137,6 +140,7 @@ def test_tokens_stay_as_they_are() -> None:
 
 
 BLACK = torch.tensor([-1.5, -2.0]).view(-1, 1, 1)
+"""What 0 becomes in each of two channels when pixels are normalised."""
 
 
 def images(many: int, height: int = 5, width: int = 7) -> Tensor:
@@ -144,10 +148,12 @@ def images(many: int, height: int = 5, width: int = 7) -> Tensor:
 
 
 def augmented(kinds: set[str], batch: Tensor, seed: int = 3) -> Tensor:
+    """Return the images of a batch as they are changed to train on: "flip", "rotate"."""
     return Augment(frozenset(kinds), BLACK)(batch, torch.Generator().manual_seed(seed))
 
 
 def test_half_of_the_images_are_flipped() -> None:
+    """Each of 400 images is flipped left to right, or is not."""
     before = images(400)
 
     after = augmented({"flip"}, before)
@@ -158,13 +164,17 @@ def test_half_of_the_images_are_flipped() -> None:
         assert is_flipped != torch.equal(one, original)
         flipped += is_flipped
 
-    assert 160 < flipped < 240
+    assert 160 < flipped < 240  # of 400: 200, and four deviations of 10
 
 
 def test_the_generator_alone_says_how_images_are_changed() -> None:
+    """Two batches with the seed 1 are changed alike, one with the seed 2 in another way."""
     before = images(30)
 
-    once, again, other = (augmented({"flip", "rotate"}, before, seed) for seed in (1, 1, 2))
+    both_changes = {"flip", "rotate"}
+    once = augmented(both_changes, before, seed=1)
+    again = augmented(both_changes, before, seed=1)
+    other = augmented(both_changes, before, seed=2)
 
     assert torch.equal(once, again)
     assert not torch.equal(once, other)
@@ -180,7 +190,7 @@ def test_a_quarter_of_a_turn_moves_every_pixel_of_a_square(turns: int) -> None:
 
 
 def test_images_turn_by_thirty_degrees_at_most_with_black_corners() -> None:
-    """On images of ones, a bar of fives from the middle to the right shows by how much."""
+    """Images of ones have a bar of fives from the middle to the right, which shows the angle."""
     before = torch.ones(300, 2, 21, 21)
     before[:, :, 10, 11:] = 5.0
 
@@ -188,11 +198,12 @@ def test_images_turn_by_thirty_degrees_at_most_with_black_corners() -> None:
 
     is_old = after.isclose(torch.tensor(1.0)) | after.isclose(torch.tensor(5.0))
 
+    # no pixel is mixed of others; what comes from outside is black
     assert bool((is_old | after.isclose(BLACK)).all())
 
     angles = []
     for image in after[:, 0]:
-        from_middle = np.argwhere(image.numpy() > 4) - 10
+        from_middle = np.argwhere(image.numpy() > 4) - 10  # the bar's pixels: (down, right)
         end_of_bar = from_middle[np.abs(from_middle).max(1) > 5]
         down, right = end_of_bar.mean(0)
         angles.append(np.degrees(np.arctan2(down, right)))
@@ -216,6 +227,7 @@ def test_a_turned_image_is_not_stretched() -> None:
 
 
 def test_batches_to_train_on_are_changed_and_the_samples_stay() -> None:
+    """An image of a batch is the sample of its row, or that flipped."""
     augment = Augment(frozenset({"flip"}), BLACK)
     samples = Samples(images(8), torch.arange(8), augment=augment)
 
@@ -235,7 +247,10 @@ def test_unlabelled_samples_are_changed_as_the_others_are() -> None:
 
 
 def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) -> None:
-    """FedRep's accuracy of the first row is that of its head, its losses are of the body."""
+    """FedRep's head trains on features of unchanged images, its body on images that are flipped.
+
+    The accuracy of the first row is that of its head, and the losses are of the body.
+    """
     first_rows = []
     for kind in ("flip", "none"):
         config = run_config(
@@ -251,6 +266,7 @@ def test_a_head_that_trains_on_features_sees_images_as_they_are(tmp_path: Path) 
 
 @pytest.mark.parametrize("frozen", [{"algo": "fedpcl"}, {"backbones": "glyphs"}])
 def test_images_before_a_frozen_backbone_are_not_changed(frozen: dict[str, str]) -> None:
+    """FedPCL has a frozen backbone unless ``backbones`` is "none"."""
     said = "augment = 'flip': frozen backbones see every image once, as it is"
 
     with pytest.raises(SettingsError, match=said):

@@ -35,9 +35,10 @@ TRIES = 40
 
 
 def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:
-    """Features [N, 2], labels [N] and owners [N]; so many rows at the front are without the last.
+    """Yield features [N, 2], labels [N] and owners [N] of seven persons, and a number of rows.
 
-    Half of the time the last one's samples all pull in one direction, as strongly as they can.
+    So many rows at the front are of the first six persons. Half of the time the samples of the
+    last one all pull in one direction, as strongly as they can.
     """
     for seed in range(TRIES):
         draw = np.random.default_rng(seed)
@@ -46,7 +47,7 @@ def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:
         labels = np.repeat(draw.integers(CLASSES, size=6), sizes)
         owners = np.repeat(np.arange(6), sizes)
 
-        number = int(draw.integers(1, 3 * SAMPLES_OF_A_PERSON))
+        number = int(draw.integers(1, 3 * SAMPLES_OF_A_PERSON))  # often more than may count
         more = draw.normal(size=(number, 2)) * 10.0 ** draw.integers(-2, 4)
         more_labels = draw.integers(CLASSES, size=number)
         if seed % 2:
@@ -62,6 +63,8 @@ def neighbours() -> Iterator[tuple[Tensor, Tensor, np.ndarray[Any, Any], int]]:
 
 @pytest.fixture
 def without_noise(monkeypatch: Patch) -> None:
+    """Let no noise be drawn, and no counts be bounded, so that sums can be compared."""
+
     def nothing(deviation: float, shape: tuple[int, ...], draw: np.random.Generator) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64)
 
@@ -71,7 +74,10 @@ def without_noise(monkeypatch: Patch) -> None:
 
 
 def protection(owners: np.ndarray[Any, Any]) -> DifferentialPrivacy:
-    """The protection of a client whose ledger was charged for one table."""
+    """Return the protection of a client whose ledger was charged for one table.
+
+    ``owners`` says whose each sample is.
+    """
     released = Released("fedproto", "person")
     released.allow("table", 1)
     settings = SimpleNamespace(privacy=privacy(dp="person", dp_feature_clip=CLIP))
@@ -85,7 +91,7 @@ def protection(owners: np.ndarray[Any, Any]) -> DifferentialPrivacy:
 
 @pytest.mark.usefixtures("without_noise")
 def test_a_person_adds_to_class_sums_and_counts_as_one_sample() -> None:
-    """The sums behind the means, before anything is made of them, are what has noise."""
+    """The sums behind the means get the noise; with the count, one sample has a length of √2."""
     for features, labels, owners, before in neighbours():
         tables = []
         counts = []
@@ -106,6 +112,7 @@ def test_a_person_adds_to_class_sums_and_counts_as_one_sample() -> None:
 @pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("head", ["lda", "qda", "naive-bayes"])
 def test_a_person_adds_to_moments_as_one_sample(head: str) -> None:
+    """A sample's counts, sum and second moments, weighted by `MOMENT_PARTS`, have length 1."""
     for features, labels, owners, before in neighbours():
         sums = []
         for rows in (slice(before), slice(None)):
@@ -124,10 +131,15 @@ def test_a_person_adds_to_moments_as_one_sample(head: str) -> None:
 @pytest.mark.usefixtures("without_noise")
 @pytest.mark.parametrize("at_once", [1, 2**24])
 def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Patch) -> None:
-    """What is cut is the mean gradient of a person's samples, in whole steps."""
+    """The mean gradient of a person's samples is cut, and rounded to whole steps.
+
+    With one person more the sum moves by the length C at most. ``at_once``: how many numbers fit
+    into memory.
+    """
     monkeypatch.setattr(private_step, "NUMBERS_AT_ONCE", at_once)
 
     def step_of(features: Tensor, owners: np.ndarray[Any, Any]) -> Tensor:
+        """Return the sum of gradients in a step in which every person is drawn."""
         persons = Persons(owners)
         model = linear()
         one = dp_step(model, len(persons), len(persons), persons=persons, dp="person")
@@ -135,8 +147,9 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Pat
         start = model.body.weight.detach().clone()
         for batch in one.batches(samples, 10, torch.Generator().manual_seed(0), drop_last=False):
             one(*batch)
-        moved: Tensor = (start - model.body.weight.detach()).double() * len(persons)
-        return moved
+        # the step is the sum of the gradients, divided by the persons
+        sum_of_gradients: Tensor = (start - model.body.weight.detach()).double() * len(persons)
+        return sum_of_gradients
 
     for features, _, owners, before in neighbours():
         without = step_of(features[:before], owners[:before])
@@ -145,7 +158,10 @@ def test_a_person_adds_to_gradients_as_one_sample(at_once: int, monkeypatch: Pat
 
 
 def test_what_leaves_of_persons_is_whole_numbers_of_steps_too() -> None:
-    """With all noise: the lowest bits of a mean over a person's samples are not in it."""
+    """The lowest bits of the mean over a person's samples are not in what is sent, with its noise.
+
+    Numbers are multiples of the grid's step, divided by the eight persons of a batch.
+    """
     width = 2000
     persons = Persons(np.repeat(np.arange(8), 3))
     model = linear(width)
@@ -162,7 +178,10 @@ def test_what_leaves_of_persons_is_whole_numbers_of_steps_too() -> None:
 
 
 def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples() -> None:
-    """q · N of 100 persons are expected, and none comes without the others of the same person."""
+    """20 of 100 persons are expected in a batch, each drawn with probability 0.2.
+
+    A person comes with all samples, or with `SAMPLES_OF_A_PERSON` of them if there are more.
+    """
     sizes = np.array([1, 40] + [3] * 98)
     owners = np.repeat(np.arange(100), sizes)
     np.random.default_rng(0).shuffle(owners)
@@ -184,29 +203,37 @@ def test_persons_are_drawn_each_by_itself_with_all_or_some_of_their_samples() ->
 
             assert counts.tolist() == wanted.tolist()
 
+    variance = 100 * 0.2 * 0.8
     assert np.mean(numbers) == pytest.approx(20, abs=1.5)
-    assert np.std(numbers) == pytest.approx(16**0.5, rel=0.25)
+    assert np.std(numbers) == pytest.approx(variance**0.5, rel=0.25)
 
 
 def test_parts_of_a_batch_do_not_divide_a_person() -> None:
+    """Persons with these numbers of samples are taken in parts of about four samples."""
     assert [*sizes_in_groups([1, 1, 1, 5, 2, 2], 4)] == [[1, 1, 1], [5], [2, 2]]
     assert [*sizes_in_groups([3], 1)] == [[3]]
 
 
 def test_each_sample_of_a_person_is_drawn_as_often() -> None:
+    """Of each of three persons one sample is drawn, 3,000 times."""
     persons = Persons(np.array([7, 2, 7, 7, 2, 5]))
     draw = np.random.default_rng(0)
     times = np.zeros(6)
     for _ in range(3000):
         times[persons.one_of_each(draw)] += 1
 
+    # of person 7 three samples, of 2 two, of 5 one
     np.testing.assert_allclose(times / 3000, [1 / 3, 1 / 2, 1 / 3, 1 / 3, 1 / 2, 1], atol=0.04)
 
 
 def test_a_person_is_evaluated_once_and_changes_nobody_else() -> None:
-    """Whatever is predicted, one more person changes one number of right predictions by one."""
+    """One more person adds one test sample, and so changes the right predictions by one at most.
+
+    Who has test and validation samples counts in the test part alone.
+    """
 
     def rows_of(owners: Share) -> list[list[int]]:
+        """Return which samples are tested and validated on; ``owners``: whose they are."""
         rows = Share(*(np.arange(len(part)) for part in owners))
         inputs = [part[:, None].astype(np.float32) for part in rows]
         data = ClientData(

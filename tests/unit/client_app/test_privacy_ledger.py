@@ -21,6 +21,7 @@ from protofl_common.privacy.plan import Mechanism, epsilon
 STEPS = (0.1, 2.0, "sample")
 TABLE = (1.0, 5.0, "sample")
 OF_PERSONS = (0.1, 2.0, "person")
+"""Sampling rate, noise multiplier, and whom the noise is for: the keys of what was spent."""
 LEDGER = {
     "heart 1": Counter({STEPS: 4, TABLE: 1}),
     "heart 2": Counter({STEPS: 2}),
@@ -39,10 +40,12 @@ LEDGER = {
 def test_a_new_name_and_a_new_flower_run_are_no_new_budget(
     run_name: str, run_id: int, wanted: dict[tuple[float, float, str], int]
 ) -> None:
+    """An entry "NAME NUMBER" of the ledger counts for runs of that name, or of that number."""
     assert spent_by(LEDGER, run_name, run_id) == wanted
 
 
 def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path: Path) -> None:
+    """Its ε is that of all charges together; a file of other content is an error."""
     file = tmp_path / "privacy" / "north.json"
 
     assert read_ledger(file) == {}
@@ -52,6 +55,7 @@ def test_a_ledger_is_on_the_disk_as_it_was_written(tmp_path: Path) -> None:
     assert read_ledger(file) == LEDGER
     assert charges_in(LEDGER) == 4 + 1 + 2 + 3 + 100 + 100
 
+    # the steps and the tables of all runs
     mechanisms = [Mechanism(0.1, 2.0, 6), Mechanism(1.0, 5.0, 204)]
 
     assert epsilon_of(total(LEDGER), 1e-5) == pytest.approx(epsilon(mechanisms, 1e-5))

@@ -28,7 +28,10 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def private_gradient(inputs: Tensor) -> Floats:
-    """ḡ [WIDTH] of a step from zero weights: with lr = 1 and without momentum, what is sent."""
+    """Return the private gradient ḡ [WIDTH] of a step from zero weights.
+
+    With lr = 1 and without momentum it is what is sent, but for the sign.
+    """
     model = linear(WIDTH)
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     step = dp_step(model, EXPECTED, EXPECTED, noise=NOISE, dp_clip=CLIP)
@@ -39,14 +42,14 @@ def private_gradient(inputs: Tensor) -> Floats:
 
 
 def sample(above_threshold: bool) -> Tensor:
-    """The attacked sample: a gradient in every weight, of length 1, or none."""
+    """Return the attacked sample: a gradient in every weight, of length 1, or in none."""
     return torch.full((1, WIDTH), 1 / math.sqrt(WIDTH) if above_threshold else 0.0)
 
 
 def float32_noise(
     self: PrivateStep, weights: Mapping[str, Any], sums: Mapping[str, Tensor]
 ) -> None:
-    """What a step did before its noise was whole: draw float32 numbers, and add them."""
+    """Draw noise as float32 numbers, and add it: the planted failure."""
     for name, weight in weights.items():
         drawn = self.draw.standard_normal(tuple(weight.shape), dtype=np.float32)
         exact = (sums[name] / STEPS * CLIP).float()
@@ -55,9 +58,12 @@ def float32_noise(
 
 
 def widths_of_layers() -> Floats:
-    """2^-23 · x_i of the 256 layers of NumPy's ziggurat: its float32 numbers are multiples."""
-    x = 3.6541528853610088
-    area = 0.00492867323399
+    """Return 2^-23 · x_i of the 256 layers of NumPy's ziggurat, which draws normal numbers.
+
+    A float32 number that it draws is a whole multiple of one of them.
+    """
+    x = 3.6541528853610088  # where the tail begins
+    area = 0.00492867323399  # of each layer
     widths = [area / math.exp(-x * x / 2)]
     while len(widths) < 256:
         widths.append(x)
@@ -67,7 +73,11 @@ def widths_of_layers() -> Floats:
 
 
 def share_that_can_be_float32_noise(gradient: Floats) -> float:
-    """The part of the `SMALLEST` numbers that float32 noise alone could have made."""
+    """Return the part of the `SMALLEST` numbers that float32 noise alone could have made.
+
+    A number is tried as a multiple of each layer's width, one more or less for rounding, and
+    computed forwards as `float32_noise` does: it must come out to the bit.
+    """
     smallest = gradient[np.abs(gradient).argsort()[:SMALLEST]]
     drawn = np.abs(smallest)[:, None] * EXPECTED / (NOISE * CLIP)
     widths = widths_of_layers()
@@ -81,7 +91,10 @@ def share_that_can_be_float32_noise(gradient: Floats) -> float:
 
 
 def answers_of_the_attack() -> list[bool]:
-    """For a sample below the threshold, and for one above: does it look like noise alone?"""
+    """Return for a sample below the threshold, and for one above: does it look like noise alone?
+
+    It does if float32 noise could have made more than 0.8 of the smallest numbers.
+    """
     answers = []
     for above_threshold in (False, True):
         gradient = private_gradient(sample(above_threshold))
@@ -99,12 +112,14 @@ def test_every_number_of_a_private_gradient_is_a_whole_number_of_steps() -> None
 
 
 def test_the_lowest_bits_are_as_likely_with_a_sample_as_without_it() -> None:
+    """The three lowest bits of the numbers sent have the same frequencies, up to chance."""
     step = CLIP / STEPS / EXPECTED
     counts = []
     for above_threshold in (False, True):
         whole = np.rint(private_gradient(sample(above_threshold)).astype(np.float64) / step)
         whole = whole[np.abs(whole) < 2**23].astype(np.int64)  # exact in float32
         counts.append(np.bincount(whole % 8, minlength=8) / len(whole))
+    # the deviation of the difference of two frequencies of 1/8
     spread = math.sqrt(2 * 1 / 8 * 7 / 8 / WIDTH)
 
     assert np.abs(counts[0] - counts[1]).max() < 5.5 * spread

@@ -50,7 +50,10 @@ ROUNDED = 3e-4
 def test_protections_follow_from_settings_and_node(
     node: Any, settings: Any, wanted: Any, tmp_path: Path
 ) -> None:
-    """Screen and page name each that a setting asks for, but the noise that protects nothing."""
+    """Screen and page name each protection that a setting asks for.
+
+    They do not name a paper's noise, which follows from a seed and protects nothing.
+    """
     config = run_config(tmp_path, algo="fedproto", **settings)
     client = client_of(config, **node)
 
@@ -65,7 +68,7 @@ def test_protections_follow_from_settings_and_node(
 def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_acts(
     tmp_path: Path,
 ) -> None:
-    """The last two in this order: the one sees all that leaves, and the other hides it."""
+    """The last two have this order: the first sees all that leaves, and the second hides it."""
     for path in Path(protections.__file__).parent.glob("*.py"):
         import_module(f"client_app.protections.{path.stem}")
 
@@ -96,9 +99,10 @@ def test_every_protection_has_its_place_and_says_what_it_is_called_and_when_it_a
 def test_numbers_of_right_predictions_are_multiples_of_k(
     right: int, rounded: int, tmp_path: Path
 ) -> None:
-    """Here of 10; never more than samples, and under dp as they are: noise is for a sample.
+    """Here k is 10. They are never more than the samples.
 
-    With fewer than 20 test samples nothing is sent.
+    Under ``dp`` they are sent as they are, as noise covers each sample already. With fewer than 20
+    test samples nothing is sent.
     """
     for privacy_settings, sent in (({}, rounded), (PRIVATE, right)):
         config = run_config(tmp_path, algo="fedproto", min_class_samples=10, **privacy_settings)
@@ -112,14 +116,15 @@ def test_numbers_of_right_predictions_are_multiples_of_k(
 
 
 def test_metrics_tell_of_no_single_sample_under_min_class_samples() -> None:
-    """With k = 4 a metric is rounded to 4 samples of those that it is taken over.
+    """With k = 4 a metric is rounded to a multiple of what 4 samples can change.
 
-    A recall is over its class's samples; of other metrics nobody knows, and the largest class is
-    taken.
+    A recall is over its class's samples. Any other metric is taken for a mean over the classes:
+    here a sample of the smaller one adds 1 / (2 · 20) to it.
     """
     labels_N = np.array(40 * [0] + 20 * [1])
     exact = {"recall/0": 0.65, "recall/1": 0.65, "auc": 0.9, "mine": 7.3}
-    steps = {"recall/0": 4 / 40, "recall/1": 4 / 20, "auc": 4 / 40, "mine": 4 / 40}
+    of_any_other = 4 / (2 * 20)
+    steps = {"recall/0": 4 / 40, "recall/1": 4 / 20, "auc": of_any_other, "mine": of_any_other}
 
     rounded = rounded_metrics(exact, labels_N, 4)
 
@@ -132,7 +137,7 @@ def test_metrics_tell_of_no_single_sample_under_min_class_samples() -> None:
 
 
 def batch(*inputs: list[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """These inputs, a label of 0 for each, and their rows."""
+    """Return these inputs, a label of 0 for each, and their rows."""
     labels = torch.zeros(len(inputs), dtype=torch.int64)
     return torch.tensor(inputs), labels, torch.arange(len(inputs))
 
@@ -149,7 +154,10 @@ def test_gradients_are_cut_sample_by_sample() -> None:
 
 
 def network_of(kind: str) -> SplitModel:
-    """A network of inputs [N, 3, 5]; PyTorch takes gradients of samples at once but of GRUs."""
+    """Return a network for inputs [N, 3, 5].
+
+    PyTorch can take the gradients of all samples at once, but not those of a GRU ("recurrent").
+    """
     body: nn.Module = Recurrent(5, 6)
     if kind == "convolution":
         body = nn.Sequential(nn.Conv1d(3, 4, 2), nn.GroupNorm(2, 4), nn.Flatten(), nn.LazyLinear(6))
@@ -161,7 +169,7 @@ def network_of(kind: str) -> SplitModel:
 def test_the_sum_is_that_of_samples_taken_one_by_one(
     network: str, at_once: int, monkeypatch: Patch
 ) -> None:
-    """Whether or not PyTorch can take them at once, and how many fit into memory."""
+    """So it is whether or not PyTorch can take them at once, and how many fit into memory."""
     torch.manual_seed(0)
     model = network_of(network)
     inputs = torch.randn(7, 3, 5)
@@ -176,7 +184,7 @@ def test_the_sum_is_that_of_samples_taken_one_by_one(
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         length = torch.cat([gradient.flatten() for gradient in gradients]).norm()
         for total, gradient in zip(sums, gradients, strict=True):
-            total += gradient * min(1.0, 0.5 / length)
+            total += gradient * min(1.0, 0.5 / length)  # cut to the length 0.5
 
     monkeypatch.setattr("client_app.protections.private_step.NUMBERS_AT_ONCE", at_once)
     step = dp_step(model, 7, noise=1e-9, loss=cross_entropy, dp_clip=0.5)
@@ -192,9 +200,9 @@ class Recurrent(nn.GRU):
 
 
 def test_no_sample_shapes_anothers_gradient() -> None:
-    """A loss over the batch's mean would let it.
+    """In a plain batch it would: the loss is of means over the batch.
 
-    Without the third sample the sum differs by that sample's gradient, and by no more.
+    Without the third sample the sum differs by that sample's gradient, of length 0.5 at most.
     """
 
     def together(batch: Batch) -> LossTerms:
@@ -215,7 +223,10 @@ ODD = [float("nan"), float("inf"), -float("inf"), 1e38, 3e38]
 
 @pytest.mark.parametrize("odd", ODD)
 def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(odd: float) -> None:
-    """In one number, in all, and in a loss that overflows: the other samples' step is left."""
+    """The odd sample's numbers are odd, or one of them, or its loss overflows.
+
+    The step of the other sample stays what it was, but for a length of 0.5 at most.
+    """
 
     def squared(batch: Batch) -> LossTerms:
         return {"x": (batch.features + batch.inputs.sum(1, keepdim=True)).square().sum()}
@@ -237,9 +248,9 @@ def test_a_gradient_that_is_not_finite_counts_as_zero_and_a_huge_one_is_bounded(
 
 @pytest.mark.parametrize("odd", ODD)
 def test_training_says_nothing_of_a_loss_that_is_not_finite(odd: float) -> None:
-    """Differential privacy forbids it.
+    """Whether a loss is finite would tell of a single sample, which differential privacy forbids.
 
-    Without it training says in which epoch the loss diverged.
+    Without it, training raises an error that says in which epoch the loss diverged.
     """
     model = linear()
     data = Samples(torch.full((20, 2), odd), torch.zeros(20, dtype=torch.int64))
@@ -250,7 +261,7 @@ def test_training_says_nothing_of_a_loss_that_is_not_finite(odd: float) -> None:
 
 
 class Counting(nn.Linear):
-    """Changes a buffer whenever it trains, as batch normalisation does."""
+    """A layer that changes a buffer whenever it trains, as batch normalisation does."""
 
     def __init__(self) -> None:
         super().__init__(2, 1)
@@ -273,9 +284,9 @@ def test_a_network_that_changes_buffers_while_it_trains_is_refused() -> None:
 def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is_drawn(
     empty: bool,
 ) -> None:
-    """Each of 20,000 weights has its own noise.
+    """Each of 20,000 weights has its own noise: σ is 3, C is 0.2, and five samples are expected.
 
-    The stand-in sample of an empty batch does not count.
+    If nobody is drawn a stand-in sample is passed on, which does not count.
     """
     body = nn.Linear(20_000, 1, bias=False)
     nn.init.zeros_(body.weight)
@@ -291,7 +302,7 @@ def test_the_noise_is_sigma_times_c_over_the_expected_batch_even_where_nobody_is
 
 
 def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
-    """No seed says how a drawn sample is changed, or which of its features are dropped, either.
+    """No seed says either how a drawn sample is changed, or which of its features are dropped.
 
     Of 200 samples each is drawn with probability 0.1, in ten batches of each of twenty epochs.
     """
@@ -299,7 +310,7 @@ def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
     seeds: set[int] = set()
 
     def epoch() -> list[list[int]]:
-        """The rows of each batch."""
+        """Return the rows of each batch."""
         private = dp_step(linear(), 200, batch_size=20)
         generator = torch.Generator().manual_seed(1)
         batches = private.batches(data, 20, generator, drop_last=False)
@@ -322,7 +333,7 @@ def test_samples_are_drawn_each_by_itself_and_by_no_seed() -> None:
 
 
 class Routed(nn.Module):
-    """Sends each batch to one of two parts, by its first number."""
+    """A body that sends each batch to one of two parts, by the batch's first number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +345,10 @@ class Routed(nn.Module):
 
 
 def test_a_part_of_the_network_that_nobody_drawn_goes_through_has_the_noise_all_the_same() -> None:
-    """Else it would stay as it was sent, and say so. Weights that do not train stay."""
+    """Otherwise it would stay as it was sent, and tell that nobody was drawn who goes through it.
+
+    Weights that do not train stay.
+    """
     model = SplitModel(Routed(), nn.Linear(1, 1).requires_grad_(False))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     data = Samples(torch.ones(30, 2), torch.zeros(30, dtype=torch.int64))
@@ -347,7 +361,10 @@ def test_a_part_of_the_network_that_nobody_drawn_goes_through_has_the_noise_all_
 
 
 def test_batch_normalisation_is_refused_by_the_setting_that_replaces_it() -> None:
-    """In its place 48 channels have 16 groups, and a sample's features are its own."""
+    """Group normalisation in its place has 16 groups of 48 channels.
+
+    With it a sample's features do not depend on the others.
+    """
     body = nn.Sequential(nn.Conv2d(1, 48, 3), nn.BatchNorm2d(48), nn.Flatten())
     model = SplitModel(body, nn.LazyLinear(4))
     model(torch.zeros(2, 1, 8, 8))  # the lazy layer gets its shape

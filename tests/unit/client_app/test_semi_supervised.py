@@ -19,7 +19,7 @@ FEW: dict[str, Any] = {"positive_rate": 0.34, "models": "htcnn-1", "feature_dim"
 
 
 def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientAlgorithm[Any]:
-    """Site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
+    """Return the half of site 1 of 5 in round 2, with global prototypes of classes 0 … 4."""
     site = client_of(run_config(tmp_path, algo=algo, **{**FEW, **changes}), 1, 5)
     client = client_half(CATALOG[algo])(site, 2)
     if "prototypes" in site.settings.row.exchange.down:
@@ -29,7 +29,10 @@ def algorithm(tmp_path: Path, algo: str = "fedproto", **changes: Any) -> ClientA
 
 
 def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
-    """Rows of the training samples as the loop gives them: 0 … 9 labelled, 10 … 29 unlabelled."""
+    """Return rows of the training samples as the loop gives them.
+
+    Rows 0 … 9 are labelled and 10 … 29 unlabelled.
+    """
     data = client.client.train_set.with_unlabelled()
     inputs = data.inputs[rows]
     index = torch.arange(len(data))[rows]
@@ -38,7 +41,10 @@ def batch(client: ClientAlgorithm[Any], rows: slice = slice(None)) -> Batch:
 
 
 def batch_loss(client: ClientAlgorithm[Any], some: Batch) -> LossTerms:
-    """The terms that the training loop asks for, which `labelled_loss` makes."""
+    """Return the terms of the loss that the training loop asks for.
+
+    They must be those of `labelled_loss`.
+    """
     made = client.labelled_loss(some)
     asked_for = client.step().loss(some)
     assert_same_terms(asked_for, made)
@@ -46,7 +52,7 @@ def batch_loss(client: ClientAlgorithm[Any], some: Batch) -> LossTerms:
 
 
 def assert_same_terms(found: LossTerms, wanted: LossTerms) -> None:
-    """The same names in the same order, and values to the last bit."""
+    """Demand the same names in the same order, and values that are equal to the last bit."""
     assert list(found) == list(wanted)
     for name, value in wanted.items():
         assert torch.equal(found[name], value)
@@ -71,7 +77,7 @@ def test_the_training_set_is_what_is_labelled(tmp_path: Path) -> None:
 def test_an_algorithms_own_loss_sees_the_labelled_samples_alone(algo: str, tmp_path: Path) -> None:
     """A batch has five labelled and five unlabelled samples; the latter have no gradient."""
     client = algorithm(tmp_path, algo)
-    some = batch(client, slice(5, 15))
+    some = batch(client, slice(5, 15))  # five labelled rows, then five unlabelled ones
     labelled = Batch(
         some.inputs[:5], some.labels[:5], some.index[:5], some.features[:5], some.logits[:5]
     )
@@ -112,8 +118,10 @@ def test_the_unlabelled_samples_have_a_term_of_their_own(
     assert (gradient[5:].abs().sum(1) > 0).all()
 
 
-def test_a_batch_without_any_label(tmp_path: Path) -> None:
-    """It has no loss at all, or the unlabelled samples' alone if they have a weight."""
+def test_a_batch_without_any_label_has_the_loss_of_unlabelled_samples_or_none(
+    tmp_path: Path,
+) -> None:
+    """It has a loss only if unlabelled samples have a weight."""
     unlabelled = slice(12, 16)
     without = algorithm(tmp_path)
 
@@ -128,7 +136,7 @@ def test_a_batch_without_any_label(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
 def test_when_all_is_labelled_the_loss_is_the_algorithms_own(algo: str, tmp_path: Path) -> None:
-    """Whatever the weight: to the last bit, and in the same order of samples."""
+    """Whatever weight unlabelled samples have, it is that to the last bit, in the same order."""
     client = algorithm(tmp_path, algo, positive_rate=1.0, pu_weight=1.0)
     train_set = client.client.train_set
 

@@ -17,11 +17,13 @@ FIRST = RunHistory(11)
 
 
 def some_state(round_number: int = 3) -> tuple[int, str, dict[str, torch.Tensor]]:
+    """Return the arguments of `StateFolder.save`; the weights are the round's number."""
     model = {"model/w": torch.full((3, 2), float(round_number)), "model/n": torch.tensor(4)}
     return round_number, "cnn4", {**model, "optimizer/0.m": torch.ones(2)}
 
 
 def folder(path: Path, run_history: RunHistory = FIRST, wary: bool = False) -> StateFolder:
+    """Return the states of site-1 below ``path``; a real site is ``wary``, a simulated one not."""
     return StateFolder(path, "site-1", run_history, is_site=wary)
 
 
@@ -32,7 +34,7 @@ def saved(states: StateFolder, *rounds: int) -> StateFolder:
 
 
 def loaded(states: StateFolder, before: int) -> int:
-    """The round whose state a client would start from in round ``before``."""
+    """Return the round whose state a client would start from in round ``before``."""
     tensors, number = states.load(before, "cnn4", CPU)
     assert float(tensors["model/w"][0, 0]) == number
     return number
@@ -43,6 +45,7 @@ def names(path: Path) -> list[str]:
 
 
 def test_a_state_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    """The file's name has the round, and the Flower run."""
     states = folder(tmp_path / "new" / "folder")
 
     assert states.load(4, "cnn4", CPU) is None
@@ -72,7 +75,7 @@ def test_a_round_starts_from_the_last_state_before_it(tmp_path: Path) -> None:
 def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(
     wary: bool, tmp_path: Path
 ) -> None:
-    """A real site is wary: it keeps what a server's claims alone would have it remove."""
+    """The half one is a temporary file. A real site (``wary``) keeps as many of its states."""
     states = saved(StateFolder(tmp_path, "site-1", FIRST, is_site=wary), 1)
     (tmp_path / "site-1" / "000002-11.safetensors.77.tmp" / "half").mkdir(parents=True)
 
@@ -96,6 +99,7 @@ def test_three_states_are_kept_and_half_a_one_of_a_killed_client_goes(
 def test_a_resumed_run_does_not_use_what_the_stopped_one_left_of_rounds_that_do_not_count(
     tmp_path: Path,
 ) -> None:
+    """Run 12 goes on from round 5 of run 11, whose round 6 does not count."""
     saved(folder(tmp_path), 4, 5, 6)  # the server died before it could merge round 6
     again = folder(tmp_path, FIRST.continued_by(12, 5))
 
@@ -149,6 +153,7 @@ def test_a_state_of_another_network_or_algorithm_is_an_error(
 def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """One bit is flipped in the first case; in the second the file is something else."""
     of_round_3 = tmp_path / "site-1" / "000003-11.safetensors"
     states = saved(folder(tmp_path), 3)
     flip_a_bit(of_round_3, -3)
@@ -164,13 +169,13 @@ def test_a_damaged_file_is_an_error_unless_there_is_a_state_before_it(
     assert "000003-11.safetensors cannot be read" in capsys.readouterr().err
 
 
-MISSING = r"site-1: .*/site-1/000004-\*, its state after round 4, is missing; "
+IS_MISSING = r"site-1: .*/site-1/000004-\*, its state after round 4, is missing; "
 
 
 def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path: Path) -> None:
-    """The last argument of `load`: in which round the server last counted this client.
+    """``counted``, the last argument of `load`: the round in which the server last counted a reply.
 
-    By a server's word alone a site does not lose its state.
+    A real site (``wary``) does not take its state for lost by a server's word alone.
     """
     states = saved(folder(tmp_path), 2, 3)
 
@@ -179,9 +184,9 @@ def test_a_state_older_than_the_round_that_counted_last_is_lost(tmp_path: Path) 
 
     newest = r"the newest is of round 3\. Put this folder"
 
-    with pytest.raises(LostStateError, match=MISSING + newest):
+    with pytest.raises(LostStateError, match=IS_MISSING + newest):
         states.load(5, "cnn4", CPU, 4)
-    with pytest.raises(LostStateError, match=MISSING + "there is none"):
+    with pytest.raises(LostStateError, match=IS_MISSING + "there is none"):
         folder(tmp_path / "elsewhere").load(5, "cnn4", CPU, 4)
 
     assert folder(tmp_path, wary=True).load(5, "cnn4", CPU, 4)[1] == 3
@@ -209,7 +214,7 @@ def test_a_damaged_state_that_counted_is_lost_though_there_is_an_older_one(tmp_p
 def test_a_site_removes_nothing_of_other_flower_runs_whatever_run_history_the_server_tells(
     earlier: tuple[tuple[int, int], ...], tmp_path: Path
 ) -> None:
-    """``earlier``: the runs that run 12 is said to go on from, each with its last round."""
+    """``earlier``: the Flower runs that run 12 is said to go on from, each with its last round."""
     saved(folder(tmp_path, RunHistory(4711)), 1, 2)
 
     states = StateFolder(tmp_path, "site-1", RunHistory(12, earlier), is_site=True)
@@ -228,6 +233,7 @@ def full_disk(*args: object, **kwargs: object) -> None:
     "where", ["os.replace", "protofl_common.basics.tensorfile.save_file", "os.fsync"]
 )
 def test_a_full_disk_leaves_the_old_state(where: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Writing fails at the place ``where``."""
     is_site = where == "os.fsync"  # simulated clients wait for no disk
     states = saved(folder(tmp_path, wary=is_site), 2, 3)
 

@@ -34,7 +34,10 @@ from tests.support.models import cross_entropy, settings, some_data, some_model
 def step_of(
     model: SplitModel, loss: Loss, chosen: TrainingSettings, kind: type[Step] = FusedStep
 ) -> Step:
-    """The fused one, as the algorithms of the catalog use it, unless told otherwise."""
+    """Return a step of training: a fused one, as most algorithms have it, unless ``kind`` differs.
+
+    ``chosen`` are the settings of training.
+    """
     return kind([model], make_optimizer([model], chosen), loss)
 
 
@@ -42,7 +45,7 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
     """``batch.index`` says it in every epoch; what the model makes of them stands beside it."""
     data = some_data()
     model = some_model()
-    chosen = settings(local_epochs=3, lr=1e-9)
+    chosen = settings(local_epochs=3, lr=1e-9)  # so that the model stays what it is
     seen: list[int] = []
 
     def watching(batch: Batch) -> LossTerms:
@@ -68,12 +71,12 @@ def test_a_batch_says_which_samples_of_the_training_set_it_has() -> None:
 def step_of_two(
     model: SplitModel, other: torch.nn.Module, loss: Loss, chosen: TrainingSettings
 ) -> Step:
-    """As for a second loop in a round: one optimizer over two modules."""
+    """Return a step with one optimizer over two modules, as for a second loop in a round."""
     return Step([model, other], make_optimizer([model, other], chosen), loss)
 
 
-def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
-    """Three epochs of two batches, in the place of the one of the settings."""
+def test_an_algorithm_may_choose_its_epochs_and_every_module_of_the_step_trains() -> None:
+    """It chooses three epochs of two batches, where the settings have one epoch."""
     model = some_model()
     other = torch.nn.Linear(4, 4).eval()
     before = other.weight.detach().clone()
@@ -91,7 +94,7 @@ def test_epochs_may_be_told_and_every_module_of_the_step_trains() -> None:
 
 
 def test_every_module_of_the_step_is_checked() -> None:
-    """A buffer that no loss looks at is checked, too."""
+    """A buffer that becomes NaN is found, though no loss looks at it."""
     model = some_model()
     other = torch.nn.Linear(4, 4)
     other.register_buffer("spoilt", torch.zeros(1))
@@ -130,7 +133,10 @@ def test_a_network_with_batch_normalisation_trains_on_eleven_samples() -> None:
 
 
 def test_losses_are_means_over_the_samples_that_were_seen() -> None:
-    """Three samples of 23 are left out in each epoch; a term of 1 has a mean of 1 all the same."""
+    """Three samples of 23 are left out in each epoch; a term of 1 has a mean of 1 all the same.
+
+    The total is the sum of the terms.
+    """
     chosen = settings(drop_last=True, local_epochs=3)
     constant = {"one": torch.tensor(1.0), "two": torch.tensor(2.0)}
 
@@ -148,7 +154,7 @@ def test_losses_are_means_over_the_samples_that_were_seen() -> None:
 
 
 def test_a_weight_that_is_not_finite_is_an_error_that_says_what_to_try() -> None:
-    """A gradient of NaN in the last step, which no loss sees."""
+    """The gradient of the last step is NaN, as that of √x at 0, and no loss follows to show it."""
     chosen = settings(batch_size=100, local_epochs=1)
 
     def finite_with_a_bad_gradient(batch: Batch) -> LossTerms:
@@ -174,9 +180,9 @@ def test_a_loss_that_explodes_is_an_error_that_says_when_and_what_to_try() -> No
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided: str) -> None:
-    """Also where gradients are not laid out in memory as the weights.
+    """It does so too where gradients and weights are not laid out in memory alike.
 
-    ``strided``: which of the two have their channels last.
+    ``strided``: which of the two have their channels last ("" for neither).
     """
     chosen = settings(optimizer=optimizer, momentum=0.9, weight_decay=1e-3, local_epochs=2, lr=0.05)
     data = some_data()
@@ -217,9 +223,10 @@ def test_training_equals_a_plain_loop(optimizer: str, kind: type[Step], strided:
 
 
 def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew() -> None:
-    """As those of Ditto's other model, or of a layer that another package's method trains too.
+    """So must those of Ditto's other model, or of a layer that another package's method trains.
 
-    The gradient of this term is 1, and each of two steps moves it by half of one, not of two.
+    The gradient of the term is 1, and each of two steps moves it by 0.5. If gradients were added
+    up, the second step would move it by 1.
     """
     model = some_model()
     other = torch.nn.Parameter(torch.ones(()))
@@ -234,6 +241,8 @@ def test_gradients_of_what_the_optimizer_trains_beside_the_modules_begin_anew() 
 
 @pytest.mark.parametrize("others", [{}, {"a": torch.zeros(())}])
 def test_a_term_that_is_no_single_number_is_named(others: LossTerms) -> None:
+    """It is named whether or not the loss has other terms beside it."""
+
     def loss(batch: Batch) -> LossTerms:
         return others | {"mine": batch.logits.square().mean(0)}
 
@@ -250,6 +259,7 @@ def test_a_loss_that_is_no_dictionary_is_refused() -> None:
 
 
 def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
+    """The seeds are 4, 4 and 5; dropout draws random numbers while the model trains."""
     trained = []
     for seed in (4, 4, 5):
         model = some_model("mnist-cnn")  # which has dropout
@@ -270,7 +280,7 @@ def test_the_same_seed_gives_the_same_model_with_dropout_too() -> None:
 def test_as_many_local_steps_as_batches_are_as_many_epochs(
     samples: int, drop_last: bool, batches_of_an_epoch: int, epochs: int
 ) -> None:
-    """The same losses and weights, to the last bit; local-epochs counts no more."""
+    """Losses and weights are the same to the last bit; local-epochs has no effect then."""
     steps = epochs * batches_of_an_epoch
     trained = []
     for changes in ({"local_epochs": epochs}, {"local_epochs": 5, "local_steps": steps}):
@@ -287,7 +297,7 @@ def test_as_many_local_steps_as_batches_are_as_many_epochs(
 
 
 def sizes_of_batches(chosen: TrainingSettings) -> list[int]:
-    """Of a training on 23 samples."""
+    """Return the sizes of the batches of a training on 23 samples."""
     sizes: list[int] = []
 
     def watching(batch: Batch) -> LossTerms:
@@ -317,7 +327,10 @@ def test_epochs_that_an_algorithm_asks_for_itself_are_whole_in_spite_of_local_st
 def test_the_learning_rate_is_a_function_of_the_rounds_number(
     schedule: dict[str, Any], wanted: list[float]
 ) -> None:
-    """``wanted``: in each of six rounds, as a part of the first one's. Nothing else changes."""
+    """``wanted``: the rate of each of six rounds as a part of the first one's.
+
+    No other setting changes with the round.
+    """
     run = Settings.from_run_config(default_run_config() | schedule | {"lr": 0.5, "rounds": 6})
 
     parts = [in_round(run, number).lr / 0.5 for number in range(1, 7)]
@@ -376,6 +389,10 @@ epoch()
 
 @pytest.mark.slow
 def test_an_epoch_over_twice_the_memory_is_the_same_as_with_enough(tmp_path: Path) -> None:
+    """A process trains without a limit, with too little memory, and with inputs on the disk.
+
+    The limit is half of the images' bytes, the last two times.
+    """
     images = np.random.default_rng(0).integers(0, 256, (16000, 3, 32, 32), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", inputs=images, labels=np.arange(len(images)) % 2)
     command = [sys.executable, "-c", OF_STORED_INPUTS, str(tmp_path), str(images.nbytes // 2)]

@@ -27,10 +27,10 @@ result = program("result")
 
 
 class Answers(BaseHTTPRequestHandler):
-    """The path is the status."""
+    """A server that answers every request with the status in its path, such as /503."""
 
     def do_GET(self) -> None:
-        self.send_response(int(self.path[1:]))
+        self.send_response(int(self.path.removeprefix("/")))
         self.end_headers()
 
     def log_message(self, *_: object) -> None: ...
@@ -38,6 +38,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
+    """The address of a server that `Answers`."""
     with HTTPServer(("127.0.0.1", 0), Answers) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -62,7 +63,7 @@ def test_every_address_must_answer(
     assert expected in capsys.readouterr().out
 
 
-def test_the_result_names_each_site(tmp_path: Path, capsys: Printed) -> None:
+def test_the_result_names_each_site_with_its_accuracy(tmp_path: Path, capsys: Printed) -> None:
     summary = {
         "algorithm": "FedTGP",
         "dataset": "digit-domains",
@@ -80,12 +81,10 @@ def test_the_result_names_each_site(tmp_path: Path, capsys: Printed) -> None:
 
     assert result.main(tmp_path) == 0
 
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1:3] == [
-        "FedTGP on digit-domains, 3 rounds",
-        "  north  cnn4      scanned   head 0.750",
-    ]
-    assert lines[4:] == [
+    _empty, heading, north, _south, *of_the_run = capsys.readouterr().out.splitlines()
+    assert heading == "FedTGP on digit-domains, 3 rounds"
+    assert north == "  north  cnn4      scanned   head 0.750"
+    assert of_the_run == [
         "mean accuracy, head: 0.750",
         "seconds per round: 6.0",
         "trouble: {'failed': 0}",
@@ -124,7 +123,9 @@ def status(text: str) -> str:
 
 
 @pytest.mark.parametrize(("end", "code"), [("completed", 0), ("failed", 1), ("stopped", 1)])
-def test_the_end_decides(end: str, code: int, flwr: Path, capsys: Printed) -> None:
+def test_following_a_run_shows_its_log_and_exits_with_how_it_ended(
+    end: str, code: int, flwr: Path, capsys: Printed
+) -> None:
     (flwr / "log-1").write_text("one\ntwo\n")
     (flwr / "ls-1").write_text(status(f"finished:{end}"))
 
@@ -133,6 +134,7 @@ def test_the_end_decides(end: str, code: int, flwr: Path, capsys: Printed) -> No
 
 
 def test_after_a_break_each_line_is_shown_once(flwr: Path, capsys: Printed) -> None:
+    """The log breaks off in the second line; the calls after it fail, and then one has it all."""
     (flwr / "log-1").write_text("one\ntw")
     (flwr / "log-3").write_text("one\ntwo\nthree\n")
     (flwr / "ls-2").write_text(json.dumps({"success": False}))
@@ -142,18 +144,22 @@ def test_after_a_break_each_line_is_shown_once(flwr: Path, capsys: Printed) -> N
     assert capsys.readouterr().out == "one\ntwo\nthree\nrun 7: finished:completed\n"
 
 
-def test_patience_ends(flwr: Path, monkeypatch: Patch, capsys: Printed) -> None:
+def test_a_superlink_that_never_answers_is_given_up(
+    flwr: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
     monkeypatch.setattr(follow, "SILENCE_SECONDS", 0.05)
     assert follow.main("7") == 1
     assert "no answer from the SuperLink" in capsys.readouterr().out
 
 
 def make(folder: Path, *arguments: str) -> int:
+    """Run certificates.py for a folder; return its exit status."""
     return int(certificates.main([str(folder), *arguments]))
 
 
 @pytest.fixture
 def certs(tmp_path: Path) -> Path:
+    """A folder with keys and certificates for a server of three addresses and the site north."""
     folder = tmp_path / "certs"
     servers = ["--server", "my.host", "--server", "10.0.0.5", "--server", "[fd00::5]"]
     assert make(folder, *servers, "--node", "north") == 0
@@ -161,6 +167,7 @@ def certs(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file below a folder, by its path there."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 
@@ -179,6 +186,7 @@ def test_without_nodes_there_is_a_place_for_the_keys_that_sites_bring(tmp_path: 
 
 
 def test_the_certificate_is_for_the_names_and_signed_by_the_authority(certs: Path) -> None:
+    """It names the host and both addresses, is no authority itself, and TLS takes it."""
     authority = x509.load_pem_x509_certificate((certs / "ca.crt").read_bytes())
     server = x509.load_pem_x509_certificate((certs / "server.crt").read_bytes())
     server.verify_directly_issued_by(authority)
@@ -230,6 +238,7 @@ def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch
     ("north", {"nodes/north", "nodes/north.pub"}),
 ])  # fmt: skip
 def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path) -> None:
+    """Renewing the authority renews the server's certificate too, which it signs."""
     assert make(certs, "--node", "north.new") == 0
 
     before = contents(certs)
@@ -259,13 +268,14 @@ def test_what_does_not_fit_is_refused(
     assert contents(certs) == before
 
 
-def test_a_missing_half_is_refused(certs: Path, capsys: Printed) -> None:
+def test_a_private_key_without_its_public_one_is_refused(certs: Path, capsys: Printed) -> None:
     (certs / "nodes/north.pub").unlink()
     assert make(certs, "--node", "north") == 1
     assert "--renew makes both anew" in capsys.readouterr().err
 
 
 def test_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Printed) -> None:
+    """ca.crt is replaced by that of another folder, whose key is not here."""
     other = tmp_path / "other"
     assert make(other, "--server", "my.host") == 0
 
@@ -284,6 +294,7 @@ def test_a_foreign_authority_is_refused(certs: Path, tmp_path: Path, capsys: Pri
 def test_an_expired_authority_is_refused(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """It is made to hold for no day."""
     monkeypatch.setattr(certificates, "CA_DAYS", 0)
     assert make(tmp_path / "old", "--server", "my.host") == 1
 

@@ -25,7 +25,7 @@ def text_of(path: Path) -> str:
 
 @pytest.fixture
 def units_here(tmp_path: Path) -> list[str]:
-    """The units with the paths of this machine."""
+    """The files of the units, with the paths of this machine in the place of a server's."""
     paths = {
         "/opt/protofl/.venv/bin": str(Path(sys.executable).parent),
         "/opt/protofl": str(ROOT),
@@ -43,11 +43,13 @@ def units_here(tmp_path: Path) -> list[str]:
 
 
 def test_every_service_of_the_page_has_a_unit_that_starts_it_as_the_page_does() -> None:
+    """The page names the services, and the readme has their commands."""
     commands = "\n".join(text_of(unit).replace("\\\n", " ") for unit in UNITS).split()
     programs = {Path(word).name for word in commands if "/" in word}
 
     assert {unit.stem for unit in UNITS} == set(re.findall(r"protofl-\w+", PAGE)) - {"protofl-"}
 
+    # what the readme types for a service has a program and options that a unit has as well
     readme = text_of(ROOT / "docker" / "README.md")
     for service in re.findall(r"(?ms)^```sh superlink service\n(.*?)^```", readme):
         words = service.replace("\\\n", " ").split()
@@ -71,6 +73,7 @@ def test_systemd_reads_the_units(units_here: list[str]) -> None:
 
 @needs_systemd
 def test_the_page_says_how_exposed_a_site_is(units_here: list[str]) -> None:
+    """Systemd rates the unit of a site from 0 (safe) to 10 (exposed)."""
     (site,) = [unit for unit in units_here if "site" in unit]
     command = ["systemd-analyze", "security", "--offline=yes", site]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -85,13 +88,14 @@ SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="ut
 
 
 def mounts(service: str) -> dict[str, str]:
-    """Volume -> where, with ``:ro`` where it cannot be written."""
+    """Return where each volume of a service is mounted, with ``:ro`` if it cannot be written."""
     entries = SERVICES[service].get("volumes", ())
     return dict(entry.split(":", 1) for entry in entries)
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_container_can_do_no_more_than_it_must(service: str) -> None:
+    """It has no capabilities, a read-only root, and limits of memory, processes and log."""
     facts = SERVICES[service]
     is_init = service == "init"  # which makes the volumes of the others, as root
 
@@ -109,6 +113,7 @@ def test_a_container_can_do_no_more_than_it_must(service: str) -> None:
 
 
 def test_each_role_has_its_own_keys_and_cannot_change_them() -> None:
+    """A service has the volume of its own keys, read-only, and never that of the authority."""
     for service in set(SERVICES) - {"init"}:
         volumes = mounts(service)
         role = "operator" if service == "register" else service
@@ -119,7 +124,8 @@ def test_each_role_has_its_own_keys_and_cannot_change_them() -> None:
 
 
 @pytest.mark.parametrize("site", ["north", "south", "east"])
-def test_a_site_meets_nobody_but_the_door(site: str) -> None:
+def test_a_site_meets_nobody_but_the_gate(site: str) -> None:
+    """The gate is the proxy before the SuperLink; a site shares a network with it alone."""
     (network,) = SERVICES[site]["networks"]
     members = {name for name, facts in SERVICES.items() if network in facts.get("networks", ())}
     assert members == {site, "gate"}

@@ -20,7 +20,10 @@ class DittoClient(plain.PlainClient):
         self.personal = self.model_of("global")
 
     def train(self, number: int, weights: plain.State) -> plain.State:
-        """v <- v − η (∇F(v) + λ (v − w^t)) with momentum, on the batches of which w learns too."""
+        """w learns as in FedAvg; v <- v − η (∇F(v) + λ (v − w^t)) with momentum, on equal batches.
+
+        v is the personal model, w^t the global weights that the round begins with.
+        """
         self.model.load_state_dict(weights)
         start = weights.values()
         velocity = plain.zeros(self.model)
@@ -51,9 +54,8 @@ def test_a_client_that_joins_later_begins_with_the_global_model(tmp_path: Path) 
 
     The third, which never trains, is evaluated with the global model.
     """
-    config = run_config(
-        tmp_path, algo="ditto", models="htcnn-1", participation=0.34, test_samples=20
-    )
+    one_of_three = {"participation": 0.34}
+    config = run_config(tmp_path, algo="ditto", models="htcnn-1", test_samples=20, **one_of_three)
     first_rounds: dict[str, int] = {}
     fit = Ditto.fit
 

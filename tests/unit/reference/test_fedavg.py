@@ -33,7 +33,7 @@ class Client(plain.PlainClient):
         return plain.copied(self.model)
 
     def means(self) -> dict[int, tuple[torch.Tensor, int]]:
-        """Class -> (mean feature in evaluation mode, how many samples)."""
+        """Return for each class its mean feature in evaluation mode, and its number of samples."""
         return {c: (mean.float(), self.y.count(c)) for c, mean in self.class_means().items()}
 
 
@@ -55,6 +55,7 @@ def test_two_rounds_equal_an_independent_script(algo: str, lambda_: float, tmp_p
             states.append({name: value.double() for name, value in state.items()})
 
         for name, mean in plain.mean_by_samples(clients, states).items():
+            # a mean of counters is rounded to a whole number
             weights[name] = mean.round().long() if "num_batches" in name else mean.float()
         if lambda_:
             prototypes = plain.class_averages(client.means() for client in clients)

@@ -17,13 +17,14 @@ ARCH = "resnet4-imagenet-stem"
 
 
 def normalising(model: torch.nn.Module) -> set[str]:
-    """Names of weights and statistics of layers that have statistics."""
+    """Return the names of weights and statistics of all layers that have statistics."""
     names = model.state_dict()
     layers = {name.rpartition(".")[0] for name in names if name.endswith("running_mean")}
     return {name for name in names if name.rpartition(".")[0] in layers}
 
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
+    """The averaged weights and the clients' models are the script's; nothing else travels."""
     outcome, clients = plain.side_by_side(
         tmp_path, plain.SharingClient, ARCH, algo="fedbn", **plain.UNEQUAL
     )
@@ -44,7 +45,5 @@ def test_a_network_without_normalisation_is_said_to_be_averaged_whole(
 ) -> None:
     small = {"models": "htcnn-1", "test_samples": 20, "rounds": 1}
     run_federation(run_config(tmp_path, algo="fedbn", **small), clients=2)
-    assert (
-        "warning: htcnn-1 has no normalisation layers, so fedbn is fedavg"
-        in capsys.readouterr().out
-    )
+    warning = "warning: htcnn-1 has no normalisation layers, so fedbn is fedavg"
+    assert warning in capsys.readouterr().out

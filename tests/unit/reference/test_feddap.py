@@ -31,7 +31,11 @@ class FedDAPClient(plain.PlainClient):
         return plain.copied(self.model)
 
     def term(self, protos: Protos, z: torch.Tensor, label: int) -> torch.Tensor | float:
-        """λ1 times the alignment and λ2 times the contrast, of a sample."""
+        """Return λ1 times the alignment and λ2 times the contrast of a sample with features z.
+
+        It is drawn to the prototype of its class and domain; among those of other domains the ones
+        of its class are positive.
+        """
         hparams = self.hparams
         domain = self.data.domain
 
@@ -56,13 +60,13 @@ class FedDAPClient(plain.PlainClient):
 
 
 def fused(vectors: list[torch.Tensor], temperature: float) -> torch.Tensor:
-    """Σ a_i p_i, a_i proportional to exp(Σ_j cos(p_i, p_j) / T)."""
+    """Return Σ a_i p_i of the vectors p_i, with a_i proportional to exp(Σ_j cos(p_i, p_j) / T)."""
     scores = []
     for a in vectors:
         cosines = [float(plain.cosine(a, b)) for b in vectors]
         scores.append(sum(cosines) / temperature)
 
-    shares = [math.exp(score - max(scores)) for score in scores]
+    shares = [math.exp(score - max(scores)) for score in scores]  # else T = 0.001 would overflow
     weighted = [share * vector for share, vector in zip(shares, vectors, strict=True)]
     return sum(weighted) / sum(shares)
 
@@ -71,7 +75,10 @@ def fused(vectors: list[torch.Tensor], temperature: float) -> torch.Tensor:
 def test_three_rounds_equal_an_independent_script(
     tau: float, fusion: float, tmp_path: Path
 ) -> None:
-    """Two clients share a domain, two have one each."""
+    """Two of four clients share a domain, the others have one each.
+
+    The weights, and the prototypes by domain and class, are the script's.
+    """
     settings = {
         "clients_per_domain": "2,1,1,0,0",
         "rounds": 3,
@@ -111,11 +118,12 @@ def test_three_rounds_equal_an_independent_script(
         found = state[f"of_domains/{domain}:means"]
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
 
-    assert outcome.rows[-2]["server"] == {"domains": 3}
+    last_round = outcome.rows[-2]  # the final evaluation has the last row
+    assert last_round["server"] == {"domains": 3}
 
 
-def test_a_domain_that_merging_has_left_nothing_of_has_no_prototypes(tmp_path: Path) -> None:
-    """A median leaves out the client least like the others, here the only one of its domain."""
+def test_a_domain_whose_only_client_is_left_out_has_no_prototypes(tmp_path: Path) -> None:
+    """Merging by a median leaves out the client that is least like the others."""
     more = {"clients_per_domain": "2,1,1,0,0", "rounds": 1, "merging": "median"}
     outcome = run_federation(run_config(tmp_path, algo="feddap", **more))
     assert outcome.rows[0]["server"] == {"domains": 2}

@@ -21,7 +21,11 @@ class FedDBEClient(plain.PlainClient):
     def train(
         self, number: int, weights: plain.State, consensus: torch.Tensor | None
     ) -> plain.State:
-        """θ and p move along one gradient; m_i is of this round alone."""
+        """The weights θ and the bias memory p move along one gradient.
+
+        The running mean m_i of the features begins anew in every round; it is drawn to the
+        ``consensus`` of the clients' means, which there is from round 2 on.
+        """
         self.model.load_state_dict(weights)
         if number == 1:
             self.memory = torch.zeros(self.dim, requires_grad=True)
@@ -50,7 +54,7 @@ class FedDBEClient(plain.PlainClient):
         return plain.copied(self.model)
 
     def left(self, weights: plain.State) -> plain.State:
-        """The model with p in its head's bias."""
+        """Return the model that is left: with W p added to its head's bias."""
         moved = weights["head.bias"] + weights["head.weight"] @ self.memory.detach()
         return weights | {"head.bias": moved}
 

@@ -32,13 +32,14 @@ class FDClient(plain.PlainClient):
     starts_alike = False
 
     def train(self, number: int, teacher: Outputs) -> Outputs:
-        """CE + γ times the distance to the teacher's output, of classes that it knows.
+        """Train on CE + γ times the distance to the teacher's output, if it has one of the class.
 
-        Returns the mean output of each class over the round's batches.
+        Return the mean output of each class over the round's batches.
         """
         outputs: dict[int, list[torch.Tensor]] = {}
 
         def loss(batch: list[int]) -> torch.Tensor:
+            """Return the mean over the batch, and note each sample's output under its class."""
             total = torch.zeros((), dtype=torch.float64)
             for i, logits in zip(batch, self.model(self.x[batch]).double(), strict=True):
                 label = self.y[i]
@@ -60,7 +61,7 @@ class FDClient(plain.PlainClient):
 
 
 def merged(sent: list[Outputs], merging: str) -> Outputs:
-    """The mean, or median, of those who hold a class."""
+    """Return for each class the mean, or median, of the outputs of those who hold it."""
     outputs = {}
     for label, held in plain.by_class(sent).items():
         rows = torch.stack(held)
@@ -72,6 +73,7 @@ def merged(sent: list[Outputs], merging: str) -> Outputs:
 
 
 def received(content: RecordDict) -> Outputs:
+    """Return the outputs by class that a message has."""
     record = plain.tensors(content.array_records["outputs"])
     return dict(zip(record["labels"].tolist(), record["means"], strict=True))
 
@@ -110,6 +112,7 @@ def test_two_rounds_equal_an_independent_script(
     assert any(teacher.keys() != own.keys() for teacher, own in zip(teachers, sent, strict=True))
     plain.assert_models_left(outcome, clients)
 
+    # outputs are all that goes down, and nothing goes down before there are any
     for message, _ in outcome.grid.log:
         kind = message.metadata.message_type
         number = message.metadata.group_id
@@ -117,14 +120,17 @@ def test_two_rounds_equal_an_independent_script(
         assert list(message.content.array_records) == ([] if without_outputs else ["outputs"])
     for number, wanted in ((1, sent), (2, again)):
         for message, reply in outcome.exchanged(number=number):
-            site = message.metadata.dst_node_id - 50
+            site = message.metadata.dst_node_id - FIRST_NODE
             assert list(reply.content.array_records) == ["outputs"]
             assert_equal(received(reply.content), wanted[site])
             if number == 2:
                 assert_equal(received(message.content), teachers[site])
 
 
+FIRST_NODE = 50
+"""The node of client 0 where a script runs beside the system; client 1 has the next one."""
 BEFORE_THE_FIRST_OUTPUTS = {(MessageType.QUERY, "0"), (MessageType.TRAIN, "1")}
+"""Introductions, and the training of round 1."""
 
 
 def assert_equal(found: Outputs, wanted: Outputs) -> None:

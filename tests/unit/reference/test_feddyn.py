@@ -15,11 +15,12 @@ class FedDynClient(plain.PlainClient):
     gradient: plain.State
 
     def train(self, number: int, weights: plain.State) -> plain.State:
-        """∇[L_k − ⟨g_k, θ⟩ + α/2 ‖θ − θ^t‖²] of each batch; then g_k ← g_k − α (θ_k − θ^t)."""
+        """Descend along ∇[L_k − ⟨g_k, θ⟩ + α/2 ‖θ − θ^t‖²]; then g_k ← g_k − α (θ_k − θ^t)."""
         alpha = self.hparams.alpha
         self.model.load_state_dict(weights)
 
         def regularised(batch: list[int]) -> torch.Tensor:
+            """Return the cross-entropy minus ⟨gradient, p⟩ plus α/2 times the squared move."""
             loss = self.cross_entropy(batch)
             for name, p in self.model.named_parameters():
                 moved = p - weights[name]

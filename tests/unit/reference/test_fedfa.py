@@ -22,7 +22,7 @@ Table = dict[str, torch.Tensor]
 
 
 def table(mean: float, std: float) -> Table:
-    """Of each stage a number of each channel, for its means and for its standard deviations."""
+    """Return for each stage a number a channel: for means, and for standard deviations."""
     found = {}
     for stage, channels in enumerate(STAGES.values()):
         found[f"{stage}.mean"] = torch.full((channels,), mean)
@@ -32,7 +32,7 @@ def table(mean: float, std: float) -> Table:
 
 class FedFAClient(plain.PlainClient):
     def train(self, number: int, weights: plain.State, gamma: Table) -> plain.State:
-        """The model; the running averages of each channel's moments begin at N(0, 1)."""
+        """Train the model; the running averages of each channel's moments begin at N(0, 1)."""
         self.model.load_state_dict(weights)
         self.gamma = gamma
         self.averages = table(mean=0.0, std=1.0)
@@ -42,7 +42,7 @@ class FedFAClient(plain.PlainClient):
         return plain.copied(self.model)
 
     def loss(self, batch: list[int]) -> torch.Tensor:
-        """CE of a forward pass in which each stage's output is augmented with probability p."""
+        """Return CE of a forward pass; each stage's output is augmented with probability p."""
         x = self.x[batch]
         stage = 0
         for place, layer in enumerate(self.model.body):
@@ -55,9 +55,9 @@ class FedFAClient(plain.PlainClient):
         return plain.cross_entropy(self.model.head(x), self.labels(batch))
 
     def augment(self, stage: int, x: torch.Tensor) -> torch.Tensor:
-        """σ̂ (x − μ) / σ + μ̂, where μ̂ and σ̂ are drawn around each channel's own μ and σ.
+        """Return σ̂ (x − μ) / σ + μ̂, with μ̂ and σ̂ drawn around each channel's own μ and σ.
 
-        They are drawn with the variance in the batch, plus γ times it.
+        They are drawn with the variance of these in the batch, plus γ times it.
         """
         batch, channels, *_ = x.shape
         pixels = x.flatten(start_dim=2)
@@ -83,7 +83,7 @@ class FedFAClient(plain.PlainClient):
 
 
 def coefficients(sent: list[Table]) -> Table:
-    """γ of each channel: its part 1 / (1 + 1 / variance over the clients), with a mean of 1."""
+    """Return γ of each channel: 1 / (1 + 1 / variance over the clients), scaled to a mean of 1."""
     gamma = {}
     for key in sent[0]:
         of_clients = torch.stack([averages[key] for averages in sent]).double()
@@ -119,16 +119,20 @@ def test_two_rounds_equal_an_independent_script(probability: float, tmp_path: Pa
     plain.assert_models_left(outcome, clients, weights)
 
     weights_and_averages = sum(value.numel() for value in weights.values())
-    weights_and_averages += 2 * sum(STAGES.values())
-    all_bytes = 4 * plain.CLIENTS * weights_and_averages
+    weights_and_averages += 2 * sum(STAGES.values())  # a mean and a deviation of each channel
+    all_bytes = 4 * plain.CLIENTS * weights_and_averages  # float32
     assert outcome.rows[1]["bytes"] == {"up": all_bytes, "down": all_bytes}
 
 
 def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
-    """One of five puts all the spread into one channel: of each, both extremes are left out."""
+    """One of five clients makes one channel differ from the others' by 1.
+
+    With one liar expected, the largest and the smallest value of each channel are left out.
+    """
     liar = 1004
 
     def lie(message: Message, reply: Message) -> Message:
+        """Write averages near 0, different for each client, over those of the reply."""
         node = message.metadata.dst_node_id
         for name, array in reply.content["averages"].items():
             averages = np.random.default_rng(node).normal(0, 0.1, array.shape)
@@ -144,13 +148,14 @@ def test_with_liars_no_site_alone_says_where_to_shift(tmp_path: Path) -> None:
     of_middle_three: list[Table] = [{}, {}, {}]
     for name in sent[0]:
         ordered = torch.stack([averages[name] for averages in sent]).sort(dim=0).values
-        for averages, row in zip(of_middle_three, ordered[1:-1], strict=True):
+        _smallest, *middle, _largest = ordered
+        for averages, row in zip(of_middle_three, middle, strict=True):
             averages[name.removeprefix("averages.")] = row
     check_wire(outcome.exchanged(number=2), coefficients(of_middle_three))
 
 
 def check_wire(training: list, gamma: Table) -> None:
-    """γ is what goes down, and beside the weights nothing but the averages goes up."""
+    """Check that γ goes down, and that nothing but weights and averages goes up."""
     for message, reply in training:
         assert list(reply.content.array_records) == ["weights", "averages"]
         found = plain.tensors(message.content.array_records["coefficients"])

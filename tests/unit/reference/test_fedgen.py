@@ -36,6 +36,8 @@ DECLARED = Declared(
 ARCHS = ("mnist-cnn", "htcnn-3", "mnist-cnn-18")
 HEAD = ("head.weight", "head.bias")
 CLASSES = 10
+FIRST_NODE = 50
+"""The node of client 0 where a script runs beside the system; client 1 has the next one."""
 DIM = 16
 """Numbers of a feature, and of the generator's hidden layer."""
 NOISE = 4
@@ -49,9 +51,9 @@ LR = 0.01
 def drawn(
     totals: torch.Tensor, size: int, random: torch.Generator | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Labels [B] as frequent as all clients hold them, and noise [B, NOISE].
+    """Draw ``size`` labels [B], as frequent as all clients hold them, and noise [B, NOISE].
 
-    They are drawn in the order in which the system draws them.
+    ``totals``: the samples of each class. The order is that in which the system draws.
     """
     labels = torch.multinomial(totals.double(), size, replacement=True, generator=random)
     noise = torch.randn(size, NOISE, generator=random)
@@ -61,14 +63,14 @@ def drawn(
 def generated(
     w: plain.State, labels: torch.Tensor, noise: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
 ) -> torch.Tensor:
-    """G(ε, y) of each row, with these statistics for its batch normalisation."""
+    """Return G(ε, y) of each row, with this mean and variance for its batch normalisation."""
     unit = (before_norm(w, labels, noise) - mean) / torch.sqrt(var + 1e-5)
     scaled = unit * w["norm.weight"] + w["norm.bias"]
     return scaled.clamp(min=0) @ w["out.weight"].T + w["out.bias"]
 
 
 def before_norm(w: plain.State, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """W [ε; one-hot y] + b of each row: the first layer."""
+    """Return what the first layer makes of each row: W [ε; one-hot y] + b."""
     one_hot = torch.eye(CLASSES)[labels]
     rows = torch.cat([noise, one_hot], dim=1).double()
     return rows @ w["hidden.weight"].T + w["hidden.bias"]
@@ -90,7 +92,7 @@ class Generator:
         self.random = torch.Generator().manual_seed(seed)
 
     def train(self, heads: list[plain.State], sizes: list[int], totals: torch.Tensor) -> None:
-        """STEPS of Adam for CE(Σ_k n_k/n θ_k(G(ε, y)), y)."""
+        """Take STEPS of Adam on CE(Σ_k n_k/n θ_k(G(ε, y)), y), with the clients' heads θ_k."""
         for _ in range(STEPS):
             labels, noise = drawn(totals, SIZE, self.random)
             leaves = {name: value.clone().requires_grad_() for name, value in self.w.items()}
@@ -127,7 +129,7 @@ class Generator:
             self.w[name] = self.w[name] - step
 
     def features(self, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """G(ε, y) as a client receives it: normalised by the running statistics."""
+        """Return G(ε, y) as a client has it: normalised by the running statistics."""
         return generated(self.w, labels, noise, self.mean, self.var)
 
 
@@ -139,11 +141,12 @@ class FedGenClient(plain.PlainClient):
     def train(
         self, number: int, head: plain.State, generator: Generator | None, totals: torch.Tensor
     ) -> plain.State:
-        """CE of the samples, and λ times CE of the head on generated features of drawn labels."""
+        """Train on CE of the samples, and λ times CE of the head on features that are generated."""
         self.receive(head)
         torch.manual_seed(derive_seed(self.seed, "train", self.name, number))
 
         def loss(batch: list[int]) -> torch.Tensor:
+            """Return the batch's cross-entropy plus λ times that of as many generated features."""
             of_samples = self.cross_entropy(batch)
             if generator is None:
                 return of_samples
@@ -199,7 +202,8 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     plain.assert_models_left(outcome, clients, head)
     assert counts_in(later[-1]) == totals.tolist()
 
-    sent = plain.tensors(later[-1]["generator"])
+    final_message = later[-1]
+    sent = plain.tensors(final_message["generator"])
     received = {name: value.double() for name, value in sent.items()}
     mean = received["norm.running_mean"]
     var = received["norm.running_var"]
@@ -208,14 +212,15 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
     torch.testing.assert_close(found, generator.features(labels, noise), rtol=1e-3, atol=1e-4)
 
     for message, reply in outcome.exchanged():
-        client = clients[message.metadata.dst_node_id - 50]
+        client = clients[message.metadata.dst_node_id - FIRST_NODE]
         assert list(reply.content.array_records) == ["weights", "label_counts"]
         assert set(reply.content["weights"]) == set(HEAD)
         assert counts_in(reply.content) == client.counts.tolist()
 
+    # four bytes a weight, eight a count
     head_and_counts = plain.CLIENTS * (4 * (DIM + 1) * CLASSES + 8 * CLASSES)
     first_layer = (NOISE + CLASSES) * DIM + DIM
-    normalisation = 4 * DIM
+    normalisation = 4 * DIM  # weight, bias, mean and variance
     last_layer = DIM * DIM + DIM
     theta = 4 * (first_layer + normalisation + last_layer) + 8  # 8: how many batches it has seen
     assert outcome.rows[1]["bytes"] == {
@@ -225,7 +230,7 @@ def test_two_rounds_equal_an_independent_script(weight: float, tmp_path: Path) -
 
 
 def counts_in(content: RecordDict) -> list[int]:
-    """How many samples of each class a message says there are."""
+    """Return how many samples of each class a message says there are."""
     return plain.tensors(content["label_counts"])["counts"].tolist()
 
 
@@ -251,10 +256,13 @@ def test_labels_are_those_of_the_clients_of_the_last_round(tmp_path: Path) -> No
 
 
 def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone() -> None:
-    """The network's first weights depend on its seed, and PyTorch's own random state on nothing."""
+    """The first weights depend on the seed alone, and PyTorch's own random state stays."""
     before = torch.random.get_rng_state()
 
-    one, same, other = (TrainedGenerator(3, 4, 2, seed).hidden.weight for seed in (5, 5, 6))
+    classes, dim, noise = 3, 4, 2
+    one = TrainedGenerator(classes, dim, noise, seed=5).hidden.weight
+    same = TrainedGenerator(classes, dim, noise, seed=5).hidden.weight
+    other = TrainedGenerator(classes, dim, noise, seed=6).hidden.weight
 
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
@@ -262,9 +270,10 @@ def test_the_same_seed_gives_the_same_generator_and_leaves_the_global_one_alone(
 
 
 def test_cifar100_costs_what_the_paper_says() -> None:
-    """FedTGP, Table 5: 20 clients, Σ (2 |w| + |Θ|) = 8.69 M.
+    """FedTGP's Table 5 has 8.69 million numbers: of 20 clients, Σ (2 |w| + |Θ|).
 
-    It leaves out buffers and label counts, 0.3 %.
+    w is the head, which goes up and down, and Θ the generator, which goes down. Left out are
+    buffers and label counts, 0.3 %.
     """
     classes, dim, noise = 100, 512, 32
     head = LinearHead(dim, classes)

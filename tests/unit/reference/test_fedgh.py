@@ -30,7 +30,10 @@ class FedGHClient(plain.SharingClient):
 
 
 def trained(header: plain.State, pairs: list[Pair], batches: Iterable[list[int]]) -> plain.State:
-    """θ ← θ − η/B Σ (softmax(W r + b) − onehot(s)) [r, 1], B by B representations r of class s."""
+    """Return the header after θ ← θ − η/B Σ (softmax(W r + b) − onehot(s)) [r, 1], batch by batch.
+
+    A batch has B pairs of a class s and a mean representation r.
+    """
     w = header["head.weight"].double()
     b = header["head.bias"].double()
     one_hot = torch.eye(len(b))
@@ -49,7 +52,7 @@ def trained(header: plain.State, pairs: list[Pair], batches: Iterable[list[int]]
 
 
 def headers_sent(outcome: Outcome, kind: str, number: int) -> list[plain.State]:
-    """What the messages of this kind of a round brought the clients."""
+    """Return the headers that a round's messages of this kind brought the clients."""
     messages = [message for message, _ in outcome.exchanged(kind, number)]
     return [plain.tensors(message.content.array_records["weights"]) for message in messages]
 
@@ -86,8 +89,8 @@ def test_two_rounds_equal_an_independent_script(epochs: int, size: int, tmp_path
     plain.assert_weights_left(outcome, header)
     plain.assert_models_left(outcome, clients, header)
 
-    assert len(pairs) < plain.CLIENTS * 10
+    assert len(pairs) < plain.CLIENTS * 10  # classes
     assert outcome.rows[1]["bytes"] == {
-        "up": len(pairs) * (4 * 16 + 8),
-        "down": plain.CLIENTS * 4 * (16 + 1) * 10,
+        "up": len(pairs) * (4 * 16 + 8),  # 16 features, and a label
+        "down": plain.CLIENTS * 4 * (16 + 1) * 10,  # weights and bias of each class
     }

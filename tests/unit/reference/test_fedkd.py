@@ -73,10 +73,10 @@ class FedKDClient(plain.PlainClient):
         return {name: value - weights[name] for name, value in plain.copied(self.student).items()}
 
     def losses(self, batch: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """L_t and L_s; nothing is detached.
+        """Return the teacher's loss L_t and the student's L_s; nothing is detached.
 
-        Each is the own cross-entropy, and the divergence and the distance of hidden features over
-        the sum of both cross-entropies.
+        Each is the own cross-entropy, plus the divergence from the other and the distance of hidden
+        features, both divided by the sum of the two cross-entropies.
         """
         y = self.labels(batch)
         h_t = self.teacher.body(self.x[batch])
@@ -100,7 +100,10 @@ class FedKDClient(plain.PlainClient):
 
 
 def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
-    """Each matrix with as few of its singular values as have the energy; the numbers sent."""
+    """Cut each matrix to as few singular values as have the energy, a part of all their squares.
+
+    Return the update, and how many numbers are sent for it.
+    """
     found = {}
     numbers = 0
     for name, value in update.items():
@@ -111,11 +114,11 @@ def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
         while squares[:rank].sum() < energy * squares.sum():
             rank += 1
 
-        thin = rank * sum(matrix.shape)
-        if value.dim() > 1 and thin < matrix.size:
+        numbers_of_factors = rank * sum(matrix.shape)
+        if value.dim() > 1 and numbers_of_factors < matrix.size:
             kept = u[:, :rank] * sigma[:rank] @ v[:rank]
             found[name] = torch.from_numpy(kept.reshape(value.shape)).float()
-            numbers += thin
+            numbers += numbers_of_factors
         else:  # the factors would be larger than the whole
             found[name] = value
             numbers += value.numel()
@@ -124,7 +127,10 @@ def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
 
 @pytest.mark.parametrize(("start", "end"), [(1.0, 1.0), (0.3, 0.8)])
 def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_path: Path) -> None:
-    """With all of the energy the exchange is plain averaging of the students' weights."""
+    """With all of the energy the exchange is plain averaging of the students' weights.
+
+    Otherwise the energy grows from ``start`` to ``end``, and updates are cut up and down.
+    """
     settings = {
         "fedkd__energy_start": start,
         "fedkd__energy_end": end,
@@ -165,9 +171,10 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
 def test_all_that_take_part_start_from_one_student(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether a client was sent the student or its update.
+    """They do whether a client was sent the student itself or its update.
 
-    And after a round that did not count, and a lost reply.
+    They do after a round that did not count (3), and after a lost reply (in 5). Four of six clients
+    are asked in each of seven rounds.
     """
     started: dict[int, list[plain.State]] = {}
     fit = FedKD.fit
@@ -178,7 +185,7 @@ def test_all_that_take_part_start_from_one_student(
         return fit(self)
 
     def lose(message: Message, reply: Message) -> Message | None:
-        """All replies of round 3, and the first of round 5."""
+        """Lose all replies of round 3, and the first of round 5."""
         number = int(message.metadata.group_id)
         is_lost = number == 3 or (number == 5 and len(started[5]) == 1)
         return None if is_lost else reply
@@ -206,6 +213,7 @@ def test_all_that_take_part_start_from_one_student(
         sent = set()
         for message, _ in outcome.exchanged(number=number):
             sent |= {next(iter(message.content.array_records))}
+        # there is no update before round 1, and none before 4, as round 3 did not count
         assert sent == ({"weights"} if number in (1, 4) else {"weights", "update"}), number
 
     plain.assert_close(started[3][0], started[4][0])
@@ -215,7 +223,10 @@ def test_all_that_take_part_start_from_one_student(
 def test_a_site_that_lost_its_student_says_so_and_is_sent_it_again(
     tmp_path: Path, capsys: Printed
 ) -> None:
-    """A simulated client that lost its state ends the run; a site begins anew."""
+    """A site that lost its state is sent the student again; a simulated client would end the run.
+
+    North's state is removed after round 1: it fails in round 2, and takes part in round 3.
+    """
 
     def lose(message: Message, reply: Message) -> Message:
         if message.metadata.group_id == "1" and message.metadata.dst_node_id == 1000:
@@ -262,7 +273,8 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
 
     exchanged = outcome.exchanged()
     sizes = [reply.content["report"]["train_samples"] for _, reply in exchanged]
-    before = plain.tensors(exchanged[0][0].content["weights"])
+    first_message, _ = exchanged[0]
+    before = plain.tensors(first_message.content["weights"])
     updates = []
     lengths = []
     for _, reply in exchanged:
@@ -270,8 +282,8 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
         update = {name: whole(sent, name).reshape(value.shape) for name, value in before.items()}
         updates.append(update)
         lengths.append(float(torch.cat([value.flatten() for value in update.values()]).norm()))
-    median = sorted(lengths)[1]
-    assert max(lengths) > 1.01 * min(lengths)
+    median = sorted(lengths)[1]  # of three
+    assert max(lengths) > 1.01 * min(lengths)  # so that something is cut
 
     bounded = []
     for update, length in zip(updates, lengths, strict=True):
@@ -282,7 +294,7 @@ def test_an_update_longer_than_the_median_is_cut_to_it(tmp_path: Path) -> None:
 
 
 def whole(sent: plain.State, name: str) -> torch.Tensor:
-    """An update, be it in factors."""
+    """Return one matrix of an update, which may be sent in two factors."""
     if name in sent:
         return sent[name]
     return sent[f"{name}:left"] @ sent[f"{name}:right"]

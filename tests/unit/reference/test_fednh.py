@@ -24,7 +24,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 class FedNHClient(plain.PlainClient):
-    """The body, and s as its last parameter."""
+    """A client whose network is the body, with the scale s as its last parameter."""
 
     def __init__(self, settings: Settings, *facts: object) -> None:
         super().__init__(settings, *facts)
@@ -40,7 +40,10 @@ class FedNHClient(plain.PlainClient):
         return plain.copied(self.net)
 
     def loss(self, batch: list[int], prototypes: torch.Tensor) -> torch.Tensor:
-        """Mean over the batch of −log softmax(s cos(w_c, z)) at the sample's class."""
+        """Return the mean over the batch of −log softmax(s cos(w_c, z)) at the sample's class.
+
+        w_c are the prototypes, z a sample's features.
+        """
         logits = []
         for z in self.net.body(self.x[batch]).double():
             cosines = [plain.cosine(w, z) for w in prototypes]
@@ -48,7 +51,7 @@ class FedNHClient(plain.PlainClient):
         return plain.cross_entropy(torch.stack(logits), self.labels(batch))
 
     def means(self) -> Means:
-        """Class -> (mean of its samples' features at unit length, how many samples)."""
+        """Return for each class the mean of its features at unit length, and its number."""
         with torch.no_grad():
             features = [unit(z) for z in self.net.body(self.x).double().numpy()]
         means = {}
@@ -58,7 +61,10 @@ class FedNHClient(plain.PlainClient):
 
 
 def moved(prototypes: np.ndarray, sets: list[Means], rho: float, merging: str) -> np.ndarray:
-    """w_c ← unit(ρ w_c + (1 − ρ) unit(the clients' mean or median)) of each class that was sent."""
+    """Return w_c ← unit(ρ w_c + (1 − ρ) unit(m_c)) for each class c that was sent.
+
+    m_c is the mean of the clients' class means by samples, or their median.
+    """
     after = prototypes.copy()
     for label, held in plain.by_class(sets).items():
         means = [unit(mean) for mean, _ in held]

@@ -23,7 +23,7 @@ DECLARED = Declared(
 
 DIM = 16
 SIZE = 8
-"""Of a batch of the server's training."""
+"""Class means in a batch of the server's training."""
 Table = dict[int, torch.Tensor]
 
 
@@ -31,7 +31,10 @@ class FedORGPClient(plain.PlainClient):
     starts_alike = False
 
     def train(self, number: int, prototypes: Table) -> Table:
-        """CE + λ (1 − cos(z, P^y)) of each sample whose class has a prototype; then class means."""
+        """Train on CE, plus λ (1 − cos(z, P^y)) of samples whose class has a prototype P^y.
+
+        Return the class means after it.
+        """
 
         def angle(z: torch.Tensor, label: int) -> torch.Tensor | float:
             if label not in prototypes:
@@ -43,7 +46,10 @@ class FedORGPClient(plain.PlainClient):
 
 
 class PlainServer:
-    """A vector of each class, and FC → ReLU → FC that makes prototypes of them, all trained."""
+    """The server: a vector of each class, and FC → ReLU → FC that makes prototypes of them.
+
+    Vectors and layers are all trained.
+    """
 
     def __init__(self, client: FedORGPClient) -> None:
         seed = derive_seed(client.seed, "fedorgp")
@@ -61,7 +67,7 @@ class PlainServer:
         return weight2 @ torch.relu(weight @ vectors[label] + bias) + bias2
 
     def train(self, sets: list[Table]) -> Table:
-        """Learn from all clients' class means; the prototypes of all classes ever sent."""
+        """Learn from all clients' class means; return the prototypes of all classes ever sent."""
         samples = [(label, mean) for means in sets for label, mean in means.items()]
         self.seen |= {label for label, _ in samples}
         epochs = self.hparams.server_epochs
@@ -71,7 +77,7 @@ class PlainServer:
         return {label: self.prototype(label).detach() for label in sorted(self.seen)}
 
     def loss(self, batch: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-        """1 − cos with the own prototype + γ times the mean |cos| with the others."""
+        """Return 1 − cos with the own prototype + γ times the mean |cos| with the others."""
         prototypes = {label: self.prototype(label) for label in self.seen}
         losses = []
         for label, mean in batch:

@@ -65,7 +65,7 @@ HELD = 7
 
 
 def client(tmp_path: Path, loss: str) -> FedPCL:
-    """A client in round 2 that minimises this loss, with global prototypes of HELD classes."""
+    """Return a client in round 2 that minimises this loss; the server has HELD prototypes."""
     config = run_config(
         tmp_path, algo="fedpcl", backbones="glyphs", feature_dim=6, fedpcl__loss=loss
     )
@@ -76,7 +76,7 @@ def client(tmp_path: Path, loss: str) -> FedPCL:
 
 
 def batch(z: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> Batch:
-    """Without the inputs, at which no loss of FedPCL looks."""
+    """Return a batch without the inputs, at which no loss of FedPCL looks."""
     return Batch(torch.empty(len(labels), 0), labels, torch.arange(len(labels)), z, logits)
 
 

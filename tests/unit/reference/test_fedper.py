@@ -13,11 +13,12 @@ PERSONAL = {
     1: ("head.weight", "head.bias"),
     2: ("head.weight", "head.bias", "body.7.weight", "body.7.bias"),
 }
-"""Of htcnn-3, which is conv 32 | fc 512, D | fc C."""
+"""The personal layers of htcnn-3, which is a convolution, two linear layers, and the head."""
 
 
 @pytest.mark.parametrize("layers", PERSONAL)
 def test_two_rounds_equal_an_independent_script(layers: int, tmp_path: Path) -> None:
+    """The averaged base layers and the clients' models are the script's."""
     more = {"fedper__personal_layers": layers, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, plain.SharingClient, algo="fedper", **more)
     base = plain.copied(clients[0].model)

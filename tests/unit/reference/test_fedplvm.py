@@ -28,7 +28,7 @@ class FedPLVMClient(plain.PlainClient):
         return plain.copied(self.model)
 
     def prototype_loss(self, protos: Set, z: torch.Tensor, label: int) -> torch.Tensor | float:
-        """λ times the contrast and the correction of one sample, Eq. 5, 6 and 8."""
+        """Return λ times the contrast and the correction of one sample, Eq. 5, 6 and 8."""
         hparams = self.hparams
         every = []
         own = []
@@ -48,14 +48,14 @@ class FedPLVMClient(plain.PlainClient):
         return hparams.lambda_ * (contrast + correction)
 
     def prototypes(self) -> Set:
-        """Eq. 3."""
+        """Return the clusters' means of the client's features, by class (Eq. 3)."""
         with torch.no_grad():
             z = self.model.body(self.x).numpy()
         return clusters(list(zip(self.y, z, strict=True)))
 
 
 def clusters(rows: Set) -> Set:
-    """The cluster means of each class's rows, by FINCH's coarsest partition."""
+    """Return the cluster means of each class's rows, by FINCH's coarsest partition."""
     found = []
     of_classes = plain.by_class({label: row} for label, row in rows)
     for label, of_class in of_classes.items():

@@ -14,9 +14,8 @@ from tests.support.declaration import COUNTED, Declared
 
 DECLARED = Declared(COUNTED, losses=("cross-entropy", "prototype"))
 
-ARCHS = ("cnn4", "htcnn-3", "cnn4")  # no dropout, so that both draw the same random numbers
-
-
+# without dropout, so that script and system draw the same random numbers
+ARCHS = ("cnn4", "htcnn-3", "cnn4")
 Table = dict[int, torch.Tensor]
 
 
@@ -24,7 +23,7 @@ class FedProtoClient(plain.PlainClient):
     starts_alike = False
 
     def regulariser(self, z: torch.Tensor, labels: list[int], protos: Table) -> torch.Tensor:
-        """Eq. 6 by the letter (l2 of class means, summed), or the authors' MSE per sample."""
+        """Return Eq. 6 by the letter (l2 of class means, summed), or the authors' MSE a sample."""
         total = torch.zeros(())
         if self.hparams.granularity == "class":
             for label in set(labels) & protos.keys():
@@ -48,7 +47,7 @@ class FedProtoClient(plain.PlainClient):
         return loss + self.hparams.lambda_ * self.regulariser(z, labels, protos)
 
     def prototypes(self) -> dict[int, tuple[torch.Tensor, int]]:
-        """With the weight of each."""
+        """Return for each class its mean, and what it weighs at the server."""
         is_counted = self.hparams.weighting == "counts"
         found = {}
         for c, mean in self.class_means().items():
@@ -56,7 +55,7 @@ class FedProtoClient(plain.PlainClient):
         return found
 
     def accuracies(self, protos: Table) -> dict[str, float]:
-        """Of the nearest prototype, and of the head, on the test samples."""
+        """Return the accuracies of the head and of the nearest prototype on the test samples."""
         with torch.no_grad():
             z = self.model.body(self.x_test)
             by_head = self.model.head(z)

@@ -23,7 +23,7 @@ EPOCHS = 3
 
 class FedRepClient(plain.SharingClient):
     def train(self, number: int, body: plain.State) -> plain.State:
-        """First the head alone, then the body alone."""
+        """Train first the head alone, for EPOCHS passes, then the body alone."""
         head = self.model.head
         velocity = plain.zeros(head)
         for batch in self.batches(number, passes=EPOCHS, what="head"):
@@ -54,7 +54,11 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("models", ["resnet4-imagenet-stem", "htcnn-3"])
 def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> None:
-    """The head trains before the body, evaluated or not; the body left is the one received."""
+    """The head trains before the body, whether the client is evaluated or not.
+
+    So it leaves the same models if only every third round is evaluated. The body left is the one
+    that the client received last.
+    """
     folders = []
     for every in (1, 3):
         config = run_config(
@@ -79,11 +83,15 @@ def test_that_clients_evaluate_changes_nothing(models: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("backbones", "numbers"), [(1, 131_072), (3, 393_216)])
 def test_its_wire_volume_is_fedpcls(backbones: int, numbers: int) -> None:
-    """FedPCL, Table 2: the projection's first layer, without bias and batch normalisation."""
+    """FedPCL's Table 2 counts the first layer of the projection alone.
+
+    Its bias and batch normalisation, five numbers a unit and a counter, travel as well.
+    """
     model = build_model(
         "projection", input_shape=(512 * backbones,), num_classes=10, feature_dim=256, seed=1
     )
     body = declared_part(model, Weights(parts=("body.",)))
 
     assert sum(value.numel() for value in body.values() if value.ndim == 2) == numbers
-    assert sum(value.numel() for value in body.values()) == numbers + 5 * 256 + 1
+    bias_and_normalisation = 5 * 256 + 1
+    assert sum(value.numel() for value in body.values()) == numbers + bias_and_normalisation

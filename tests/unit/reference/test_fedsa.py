@@ -34,7 +34,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def margin(vectors: list[torch.Tensor]) -> float:
-    """The mean over vectors of the distance to the nearest other one."""
+    """Return the mean over the vectors of the distance to the nearest other one."""
     nearest = []
     for a in vectors:
         nearest.append(min(float(distance(a, b)) for b in vectors if b is not a))
@@ -42,7 +42,10 @@ def margin(vectors: list[torch.Tensor]) -> float:
 
 
 def first_anchors(seed: int) -> torch.Tensor:
-    """Two layers, each standardised over the classes, then ReLU."""
+    """Return the first anchors: random vectors behind two layers.
+
+    Each layer's numbers are standardised over the classes, and pass a ReLU.
+    """
     torch.manual_seed(derive_seed(seed, "fedsa"))
     layers = [torch.nn.Linear(DIM, DIM) for _ in range(2)]
     x = torch.randn(10, DIM).double()
@@ -59,6 +62,7 @@ class FedSAClient(plain.PlainClient):
     """Its class means of the last round."""
 
     def train(self, number: int, anchors: torch.Tensor) -> Table:
+        """Train with the larger of the anchors' margin and the own means'; return the new means."""
         delta = margin(list(anchors))
         if self.own:
             delta = max(delta, margin(list(self.own.values())))
@@ -67,9 +71,9 @@ class FedSAClient(plain.PlainClient):
         return self.own
 
     def loss(self, batch: list[int], anchors: torch.Tensor, delta: float) -> torch.Tensor:
-        """CE, the head's CE on the anchors, and of each sample regularization and contrast.
+        """Return CE, the head's CE on the anchors, and the regularization and contrast of samples.
 
-        δ is added to the distance to the sample's own anchor.
+        In the contrast the margin δ is added to the distance to the sample's own anchor.
         """
         hparams = self.hparams
         labels = self.labels(batch)
@@ -140,7 +144,7 @@ def test_the_margin_is_the_larger_of_the_anchors_and_the_own_prototypes(
 ) -> None:
     """The anchors are unit vectors, √2 apart; the client's prototypes are so many times as long."""
     labels = torch.arange(3)
-    client = FedSA.__new__(FedSA)
+    client = FedSA.__new__(FedSA)  # without a model, which the margin does not need
     client.client = SimpleNamespace(device=torch.device("cpu"), num_classes=3)  # type: ignore[assignment]
     client.settings = SimpleNamespace(exchange=CATALOG["fedsa"].exchange)  # type: ignore[assignment]
     client.own_prototypes = None

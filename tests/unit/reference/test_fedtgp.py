@@ -34,11 +34,15 @@ class Client(plain.PlainClient):
     starts_alike = False
 
     def train(self, number: int, prototypes: Table) -> Table:
-        """CE + 0.1 · mean over the batch's classes c of ‖mean z of c − P̂^c‖₂; then class means."""
+        """Train on CE + 0.1 · mean over a batch's classes c of ‖mean z of c − P̂^c‖₂ (Eq. 11).
+
+        Return the class means after it.
+        """
         self.sgd(number, loss=lambda batch: self.loss(batch, prototypes))
         return {c: mean.float() for c, mean in self.class_means().items()}
 
     def loss(self, batch: list[int], prototypes: Table) -> torch.Tensor:
+        """Return the cross-entropy plus 0.1 times the mean distance to the classes' prototypes."""
         z = self.model.body(self.x[batch])
         labels = self.labels(batch)
         distances = []
@@ -50,9 +54,9 @@ class Client(plain.PlainClient):
 
 
 class Server:
-    """Ṕ ~ N(0, 1) and F = FC → ReLU → FC, or none, drawn once and trained on in every round.
+    """The server: vectors Ṕ ~ N(0, 1), and F = FC → ReLU → FC if there is a ``transform``.
 
-    ``size`` is a batch's; 0 is all at once.
+    Both are drawn once, and trained on in every round, in batches of ``size`` (0: all at once).
     """
 
     def __init__(self, seed: int, transform: bool, size: int) -> None:
@@ -65,7 +69,7 @@ class Server:
         self.seen: set[int] = set()
 
     def prototypes(self) -> Table:
-        """P̂^c = F(Ṕ^c) of each class that a client has ever sent."""
+        """Return P̂^c = F(Ṕ^c) of each class c that a client has ever sent."""
         vectors = {c: self.vectors[c] for c in sorted(self.seen)}
         if not self.layers:
             return vectors
@@ -73,7 +77,7 @@ class Server:
         return {c: second(torch.relu(first(vector))) for c, vector in vectors.items()}
 
     def train(self, sets: list[Table]) -> None:
-        """Eq. 9 with the adaptive margin of Eq. 10, on the clients' class means."""
+        """Train by Eq. 9, with the adaptive margin of Eq. 10, on the clients' class means."""
         pairs = []
         for one in sets:
             pairs += one.items()
@@ -95,7 +99,7 @@ class Server:
 
 
 def adaptive_margin(sets: list[Table]) -> float:
-    """The largest distance between two classes' centres, at most 100."""
+    """Return the largest distance between two classes' centres, at most the paper's τ = 100."""
     centres = [sum(means) / len(means) for means in plain.by_class(sets).values()]
     distances = [float((a - b).norm()) for a, b in combinations(centres, 2)]
     return min(100.0, max(distances))
@@ -103,7 +107,7 @@ def adaptive_margin(sets: list[Table]) -> float:
 
 @pytest.mark.parametrize(("transform", "size"), [(True, 10), (False, 0)])
 def test_two_rounds_equal_an_independent_script(transform: bool, size: int, tmp_path: Path) -> None:
-    """Global prototypes and models are the script's, also without F and in one batch."""
+    """Global prototypes and models are the script's, also without F and in a single batch."""
     settings = {"fedtgp__server_epochs": EPOCHS, **plain.UNEQUAL}
     if not transform:  # else both are the defaults
         settings |= {"fedtgp__transform": False, "fedtgp__server_batch_size": size}

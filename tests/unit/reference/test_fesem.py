@@ -32,17 +32,19 @@ Division = list[list[int]]
 
 
 def vector(weights: plain.State) -> np.ndarray:
+    """Return all weights of a model as one vector, in float64."""
     return np.concatenate([value.numpy().astype(np.float64).ravel() for value in weights.values()])
 
 
 def best_division(models: list[plain.State]) -> Division:
-    """Of all divisions into K groups the one that K-means seeks.
+    """Try all divisions into K groups; return the one with the least squares around their means.
 
-    It has the least squares around the groups' means.
+    K-means seeks the same one.
     """
     points = [vector(one) for one in models]
 
     def spread(groups: Division) -> float:
+        """Return the sum of the squared distances of the points to the centres of their groups."""
         squares = 0.0
         for group in groups:
             members = np.stack([points[i] for i in group])
@@ -58,7 +60,7 @@ def best_division(models: list[plain.State]) -> Division:
 
 
 def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
-    """Each model with the centre to which it has the least distance."""
+    """Return for each centre the models that are nearest to it."""
     groups: Division = [[] for _ in centres]
     for i, model in enumerate(models):
         squares = [((vector(model) - vector(centre)) ** 2).sum() for centre in centres]
@@ -67,7 +69,7 @@ def nearest(models: list[plain.State], centres: list[plain.State]) -> Division:
 
 
 def received(outcome: Outcome, kind: str, number: int) -> dict[int, plain.State]:
-    """Client -> the weights that a round's messages of this kind sent it."""
+    """Return for each client the weights that a round's messages of this kind sent it."""
     weights = {}
     for message, _ in outcome.exchanged(kind, number):
         node = outcome.grid.nodes[message.metadata.dst_node_id]
@@ -76,7 +78,7 @@ def received(outcome: Outcome, kind: str, number: int) -> dict[int, plain.State]
 
 
 def centres_left(outcome: Outcome, number: int) -> list[plain.State]:
-    """The centres after the run."""
+    """Return the centres that the run has left; their names are 0/…, 1/…"""
     centres: list[plain.State] = [{} for _ in range(number)]
     for name, value in plain.weights_left(outcome).items():
         k, _, parameter = name.partition("/")
@@ -128,12 +130,16 @@ def test_three_rounds_equal_an_independent_script(domains: str, tmp_path: Path) 
 
 
 def uploads(sites: list[str], models: list[StateDict]) -> list[Upload]:
+    """Return what sites send that have trained these models on 10 samples each."""
     pairs = zip(sites, models, strict=True)
     return [Upload(site, Payload(weights=model), Report(1, 10, 5)) for site, model in pairs]
 
 
 def test_a_liar_is_bounded_in_a_cluster_of_two_and_changes_no_whole_numbers() -> None:
-    """Five sites, three of the centre at 0, two at 10; each moves by 0.1, the liar by more."""
+    """Three of five sites have the centre at 0, two that at 10; each moves by 0.1, the liar to 99.
+
+    A change is cut to twice the median length, so that the liar moves by 0.2.
+    """
     server = server_of("fesem", fesem__centres=K, liars=1)
     sites = [f"site-{i}" for i in range(5)]
 
@@ -165,7 +171,7 @@ def test_later_rounds_ask_for_the_nearest_centre_and_not_for_new_clusters() -> N
     sites = [f"site-{i}" for i in range(SITES)]
 
     def merge(*places: float) -> list[list[str]]:
-        """Send models at these places of a line of one parameter; the clients of each cluster."""
+        """Send models at these places on a line; return the clients of each cluster."""
         moved = [first | {"head.bias": torch.tensor([place, 0.0])} for place in places]
         server.merge(uploads(sites, moved))
         return sorted([[s for s in sites if int(server.cluster_of[s]) == k] for k in range(K)])
@@ -189,7 +195,7 @@ def test_more_centres_than_clients_and_clients_that_were_never_asked(tmp_path: P
 
     centres = centres_left(outcome, 5)
     first = received(outcome, MessageType.TRAIN, 1)
-    assert len(first) == 2
+    assert len(first) == 2  # half of the clients, which get a centre each of the five
     for k in (2, 3, 4):
         plain.assert_close(centres[k], next(iter(first.values())))
 

@@ -37,7 +37,10 @@ class FMLClient(plain.PlainClient):
         return plain.copied(self.meme)
 
     def loss(self, batch: list[int]) -> torch.Tensor:
-        """L_p + L_q."""
+        """Return L_p + L_q, the losses of the private model and of the meme.
+
+        Each is its cross-entropy and its divergence from the other, weighted by α, or by β.
+        """
         alpha = self.hparams.alpha
         beta = self.hparams.beta
         private = self.private(self.x[batch]).double()
@@ -53,7 +56,10 @@ class FMLClient(plain.PlainClient):
         return of_private + of_meme
 
     def divergence(self, target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-        """KL(target ‖ found) = Σ_c target_c log(target_c / found_c), over C if it is coupled."""
+        """Return KL(target ‖ found) = Σ_c target_c log(target_c / found_c), a mean over the batch.
+
+        "coupled", as in HtFLlib, it is divided by C too, and the target has a gradient.
+        """
         if self.hparams.mutual == "coupled":
             return (target * torch.log(target / found)).mean()
         target = target.detach()

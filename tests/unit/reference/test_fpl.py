@@ -34,7 +34,7 @@ Clusters = dict[int, list[np.ndarray]]
 
 class FPLClient(plain.PlainClient):
     def train(self, number: int, weights: plain.State, clusters: Clusters) -> plain.State:
-        """CE, and λ times both prototype terms of each sample whose class has clusters."""
+        """Train on CE, and λ times both prototype terms of samples whose class has clusters."""
         self.model.load_state_dict(weights)
 
         def terms(z: torch.Tensor, label: int) -> torch.Tensor | float:
@@ -46,9 +46,9 @@ class FPLClient(plain.PlainClient):
         return plain.copied(self.model)
 
     def of_sample(self, z: torch.Tensor, label: int, clusters: Clusters) -> torch.Tensor:
-        """The contrast with all clusters, Eq. 8, and the distance to the mean of the class's own.
+        """Return the contrast with all clusters, Eq. 8, plus the distance to the class's own mean.
 
-        The latter is Eq. 10; both are in float64.
+        The latter is to the mean of the class's clusters, Eq. 10. Both are in float64.
         """
         z = z.double()
         scores = {}
@@ -68,7 +68,7 @@ class FPLClient(plain.PlainClient):
 
 
 def clustered(sent: list[dict[int, np.ndarray]]) -> Clusters:
-    """Eq. 5, by FINCH's coarsest partition."""
+    """Return the cluster prototypes of each class (Eq. 5), by FINCH's coarsest partition."""
     of_classes = plain.by_class(sent)
     return {k: coarsest_clusters(np.stack(rows)) for k, rows in of_classes.items()}
 
@@ -123,9 +123,9 @@ def test_two_rounds_equal_an_independent_script(
 
 
 def test_cosines_below_zero_count_as_they_are(tmp_path: Path) -> None:
-    """Features behind a projection have signs.
+    """Features behind a projection may be negative, and so may cosines.
 
-    Eq. 8 clamps none, so each prototype pushes or pulls (Eq. 8 and 10).
+    Eq. 8 clamps none, so that loss and gradient are the script's here too.
     """
     settings = {"models": "htcnn-1", "feature_dim": 4}
     settings |= {"fpl__temperature": 0.5, "fpl__lambda": 1.0}

@@ -38,7 +38,7 @@ DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Numbers, Numbers]:
-    """A run, and all training features [N, F] with their labels [N]."""
+    """Run a federation; return it, and all training features [N, F] with their labels [N]."""
     config = run_config(folder, **SMALL | settings)
     outcome = run_federation(config, clients)
     x = []
@@ -51,10 +51,11 @@ def federation(folder: Path, clients: int, **settings: Any) -> tuple[Outcome, Nu
 
 
 def by_hand(x: Numbers, y: Numbers, head: str, at: Numbers) -> Numbers:
-    """log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C].
+    """Return log π − ½ log |Σ| − ½ (x − μ)ᵀ Σ⁻¹ (x − μ) of the points ``at`` [M, F], as [M, C].
 
-    It is −∞ for an absent class. Σ is one for all classes (lda), or each class's own, to which
-    that of all is added as if it were of one more sample.
+    π is a class's share of the samples, μ its mean, Σ a shrunk covariance (`oas`); an absent class
+    has −∞. Σ is one for all classes (lda), or each class's own, to which that of all is added as if
+    it were of one more sample.
     """
     present = [c for c in range(C) if (y == c).any()]
     own = {}
@@ -104,7 +105,7 @@ def test_the_moments_are_those_of_all_features_in_one_place(
 def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
     """Logits are compared by differences between classes, as backbone features are much alike."""
     outcome, x, y = federation(tmp_path, 4, partition="dirichlet", alpha=0.3, gaussian__head=head)
-    at = x[:: len(x) // 50]
+    at = x[:: len(x) // 50]  # some fifty points
 
     found = head_left(outcome)(torch.from_numpy(at)).numpy()
 
@@ -116,7 +117,7 @@ def test_the_head_is_the_one_of_the_formula(head: str, tmp_path: Path) -> None:
 
 
 def divisions() -> list[Any]:
-    """The name of each, marked as long where it has many clients."""
+    """Return the name of each division, marked as long where it has many clients."""
     found = []
     for name, (clients, _) in DIVISIONS.items():
         marks = [pytest.mark.long] if clients > 30 else []
@@ -126,7 +127,7 @@ def divisions() -> list[Any]:
 
 @pytest.mark.parametrize("division", divisions())
 def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Path) -> None:
-    """The moments to a millionth of the largest, and with them the accuracy."""
+    """The moments agree to a millionth of the largest, and with them the accuracy."""
     clients, settings = DIVISIONS[division]
     settings = settings | {"total_samples": 600}
 
@@ -141,9 +142,9 @@ def test_sums_under_secure_aggregation_are_the_same(division: str, tmp_path: Pat
 
 
 def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
-    """A client of one class of ten predicts that class only, with its own priors.
+    """With its own priors a client of one class of ten predicts that class only.
 
-    An optimizer to keep is none.
+    Nothing is trained, so that ``keep-optimizer`` has nothing to keep.
     """
     settings: dict[str, Any] = {
         "partition": "pathological",
@@ -158,7 +159,7 @@ def test_a_clients_own_priors_and_a_fixed_shrinkage(tmp_path: Path) -> None:
     assert outcome.summary["accuracy"]["head"]["mean"] == 1
 
 
-def test_small_classes_stay_away(tmp_path: Path) -> None:
+def test_moments_of_small_classes_do_not_leave_a_client(tmp_path: Path) -> None:
     """Each client shares exactly its classes of five samples and more; some clients lack one."""
     settings = {
         "partition": "dirichlet",
@@ -185,7 +186,10 @@ PRIVATE = {"partition": "iid", "dp": "sample", "dp_epsilon": 8.0}
 
 @pytest.mark.parametrize("head", HEADS)
 def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
-    """Classes with a share of less than 0.3 go, but the largest; no mean is longer than 1."""
+    """Classes with a share below 0.3 go, except the largest; no mean is longer than 1.
+
+    The noise is so large that 200 samples never have such moments.
+    """
     torch.manual_seed(1)
     for trial in range(50):
         moments = ClassMoments(4, 6, head)
@@ -203,6 +207,7 @@ def test_noise_is_repaired_to_moments_that_samples_can_have(head: str) -> None:
 
 @pytest.mark.parametrize("head", HEADS)
 def test_moments_of_samples_need_no_repair(head: str) -> None:
+    """Exact moments of 200 samples are not changed by the repair of noise."""
     torch.manual_seed(1)
     moments = ClassMoments(4, 6, head)
     moments.measure(torch.randn(200, 6), torch.arange(200) % 4)
@@ -215,7 +220,10 @@ def test_moments_of_samples_need_no_repair(head: str) -> None:
 
 @pytest.mark.parametrize("secagg", [False, True])
 def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: Path) -> None:
-    """Nothing is refused, no client sends a class's exact share, inputs are cut as samples were."""
+    """Nothing is refused, and no client sends a class's exact share.
+
+    Inputs are cut to the length to which training samples were cut.
+    """
     outcome, x, y = federation(tmp_path, 3, **PRIVATE, secagg=secagg)
     assert not any(outcome.summary["trouble"].values())
     assert outcome.summary["epsilon"] <= 8
@@ -235,7 +243,8 @@ def test_the_head_of_moments_with_noise_still_predicts(secagg: bool, tmp_path: P
         counts = shares * samples[:, None]
         steps = counts * STEPS_OF_FEATURES
         np.testing.assert_allclose(steps, steps.round(), rtol=0, atol=1e-6)
-        assert (np.abs(counts.sum(1) - samples) > 0.5).mean() > 0.5  # exact ones would add up
+        # exact counts would add up to the client's samples
+        assert (np.abs(counts.sum(1) - samples) > 0.5).mean() > 0.5
 
 
 @pytest.mark.parametrize(("dp", "said"), [
@@ -248,6 +257,7 @@ def test_moments_that_no_samples_and_no_noise_explain_are_refused(
     """One client of three sends thirty times its moments."""
 
     def lie(message: Message, reply: Message) -> Message:
+        """Send moments 30 times as large from node 1000."""
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 1000:
             sent = tensors(reply.content["moments"])
             larger = {name: 30 * value for name, value in sent.items()}

@@ -11,6 +11,10 @@ HEAD = {"head.weight", "head.bias"}
 
 
 def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
+    """The averaged heads and the clients' models are the script's; only heads travel.
+
+    The first head comes from the system, as no client begins with it.
+    """
     outcome, clients = plain.side_by_side(
         tmp_path,
         plain.SharingClient,

@@ -22,7 +22,7 @@ class MOONClient(plain.PlainClient):
     previous: torch.nn.Module | None = None
 
     def train(self, number: int, weights: plain.State) -> plain.State:
-        """One round on L_CE + μ L_con; from the second on there is something to contrast with."""
+        """Train on L_CE + μ L_con; there is a previous model to contrast with from round 2 on."""
         self.model.load_state_dict(weights)
         self.received = copy.deepcopy(self.model)
         self.contrasts: list[float] = []
@@ -31,6 +31,7 @@ class MOONClient(plain.PlainClient):
         return plain.copied(self.model)
 
     def whole_loss(self, batch: list[int]) -> torch.Tensor:
+        """Return the cross-entropy plus μ times the mean contrast, if there is a previous model."""
         loss = self.cross_entropy(batch)
         if self.previous is None:
             return loss
@@ -53,9 +54,9 @@ class MOONClient(plain.PlainClient):
 
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (5.0, 0.1)])
 def test_three_rounds_equal_an_independent_script(mu: float, tau: float, tmp_path: Path) -> None:
-    """The weights, and the contrast that each client reports from the second round on.
+    """The weights, and the contrast that each client reports from round 2 on, are the script's.
 
-    It is not that of two equal models, μ log 2.
+    The contrast is not that of two equal models, μ log 2.
     """
     settings = {"moon__mu": mu, "moon__temperature": tau, "rounds": 3, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, MOONClient, algo="moon", **settings)

@@ -31,7 +31,10 @@ SIZE = 10
 def adamw(
     model: torch.nn.Module, batches: Iterable[list[int]], x: torch.Tensor, y: list[int]
 ) -> plain.State:
-    """m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε)."""
+    """Train a model on features x by AdamW, with β1 = 0.9, β2 = 0.999, λ = 0.01, ε = 1e-8.
+
+    m ← β1 m + (1 − β1) g; v ← β2 v + (1 − β2) g²; w ← w − η λ w − η m̂ / (√v̂ + ε).
+    """
     parameters = list(model.parameters())
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
     model.train()
@@ -48,7 +51,7 @@ def adamw(
 
 
 def federation(folder: Path, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
-    """A run of three clients, and its config."""
+    """Run three clients; return the outcome and the config."""
     server = {
         "mpft__server_epochs": EPOCHS,
         "mpft__server_lr": RATE,
@@ -59,7 +62,7 @@ def federation(folder: Path, **settings: Any) -> tuple[Outcome, dict[str, Any]]:
 
 
 def sent_centres(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The centres [K, F] of each client and their labels [K]."""
+    """Return the centres [K, F] that each client has sent, and their labels [K]."""
     centres = []
     for _, reply in outcome.exchanged():
         record = reply.content["prototypes"]
@@ -68,7 +71,7 @@ def sent_centres(outcome: Outcome) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def features_of_class(client: FedPCLClient, label: int) -> np.ndarray:
-    """The frozen features [N, F] of the client's training samples of this class, in float64."""
+    """Return the frozen features [N, F] of a client's training samples of a class, in float64."""
     return np.stack([client.r[i].double().numpy() for i, y in enumerate(client.y) if y == label])
 
 
@@ -101,6 +104,7 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
     found = plain.weights_left(outcome)
 
     assert found.keys() == wanted.keys()
+    # the weights have moved by far more than the tolerance below
     assert max(float((wanted[name] - first[name]).abs().max()) for name in wanted) > 0.02
 
     # What BatchNorm takes away again, the bias of a unit that is always on, has no gradient but
@@ -123,7 +127,7 @@ def test_a_round_equals_an_independent_script(tmp_path: Path) -> None:
 
 
 def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path) -> None:
-    """⌈0.5 · 7⌉ of a class, rounded up: each is the mean of the samples that are nearest to it."""
+    """A class of seven samples has ⌈0.5 · 7⌉ centres, each the mean of its nearest samples."""
     outcome, config = federation(tmp_path, rounds=1, mpft__sample_ratio=0.5, train_samples=70)
     client = FedPCLClient(Settings.from_run_config(config), 0)
 
@@ -142,13 +146,17 @@ def test_centres_are_those_of_clusters_whose_samples_lie_nearest(tmp_path: Path)
             np.testing.assert_allclose(centre, mean, rtol=1e-4, atol=1e-5)
 
 
-def test_who_is_away_later_is_not_forgotten(tmp_path: Path) -> None:
-    """The server keeps the ten centres of each client that was ever asked; one is a round."""
+def test_the_centres_of_a_client_that_is_away_later_are_kept(tmp_path: Path) -> None:
+    """The server keeps the ten centres of each client that was ever asked.
+
+    One of three clients is asked in each of four rounds.
+    """
     outcome, _ = federation(tmp_path, rounds=4, participation=0.34, mpft__sample_ratio=0.1)
 
     ever_asked: set[str] = set()
     centres = []
-    for row in outcome.rows[:-1]:
+    *rounds, _final = outcome.rows
+    for row in rounds:
         ever_asked |= set(row["clients"])
         assert row["server"]["centres"] == 10.0 * len(ever_asked)
         centres.append(row["server"]["centres"])

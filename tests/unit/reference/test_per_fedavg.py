@@ -17,21 +17,22 @@ DECLARED = Declared(weights=True, acts={"alpha": 0.1})
 
 class PerFedAvgClient(plain.PlainClient):
     def gradient(self, w: plain.State, rows: list[int]) -> plain.State:
-        """∇f(w; D)."""
+        """Return ∇f(w; D) of the samples D in these rows."""
         w = {name: value.detach().requires_grad_() for name, value in w.items()}
         logits = functional_call(self.model, w, self.x[rows])
         loss = plain.cross_entropy(logits, self.labels(rows))
         return dict(zip(w, torch.autograd.grad(loss, list(w.values())), strict=True))
 
     def adapted(self, w: plain.State, rows: list[int]) -> plain.State:
-        """w~ = w − α ∇f(w; D)."""
+        """Return w~ = w − α ∇f(w; D)."""
         gradient = self.gradient(w, rows)
         return {name: value - self.hparams.alpha * gradient[name] for name, value in w.items()}
 
     def train(self, number: int, w: plain.State) -> plain.State:
-        """v ← μ v + ∇f(w~; D');  w ← w − β v.
+        """Take the steps v ← μ v + ∇f(w~; D');  w ← w − β v of a round; return w.
 
-        D and D' are the halves of a batch of twice the size, or all of it if it has 3 samples.
+        D, of w~, and D' are the halves of a batch of twice the size, or both all of it if it has 3
+        samples or fewer. β is the learning rate.
         """
         velocity = {name: torch.zeros_like(value) for name, value in w.items()}
         for rows in self.batches(number, 2 * plain.BATCH, passes=2):
@@ -47,7 +48,7 @@ class PerFedAvgClient(plain.PlainClient):
         return w
 
     def evaluated(self, number: int, w: plain.State) -> tuple[plain.State, float]:
-        """The weights after one inner step on a batch of training data, and their accuracy."""
+        """Return the weights after one inner step on a training batch, and their accuracy."""
         first_batch = next(self.batches(number, what="adapt"))
         w = self.adapted(w, first_batch)
         with torch.no_grad():
@@ -90,7 +91,8 @@ def test_it_takes_as_many_steps_as_fedavg(
     for name, value in plain.model_left(run.folder, "site-0").items():
         if name.endswith("num_batches_tracked"):
             batches.add(int(value))
-    assert batches == {2 * len(sizes) + 1}
+    both_halves_and_the_adaptation = 2 * len(sizes) + 1
+    assert batches == {both_halves_and_the_adaptation}
 
 
 @pytest.mark.parametrize("samples", [45, 22])

@@ -23,7 +23,10 @@ class PFedMeClient(plain.PlainClient):
         self.theta = self.model_of("global")
 
     def train(self, number: int, weights: plain.State) -> plain.State:
-        """θ <- θ − η_p (∇f + λ (θ − w)), K times, with momentum;  w <- w − η λ (w − θ)."""
+        """For each batch θ <- θ − η_p (∇f + λ (θ − w)) K times, then w <- w − η λ (w − θ).
+
+        θ is the personalised model, whose steps have momentum, and w the local one.
+        """
         hparams = self.hparams
         local = {name: value.clone() for name, value in weights.items()}
         self.theta.load_state_dict(weights)
@@ -89,7 +92,7 @@ def test_under_adam_the_local_model_follows_the_personalised_one(tmp_path: Path)
 def test_a_large_step_leaves_batch_normalisation_a_mean(
     algo: str, key: str, tmp_path: Path
 ) -> None:
-    """Beyond the mean, a variance could be negative.
+    """A step beyond the clients' mean could make a variance negative.
 
     So a server's step of 8 moves the weights further than one of 1, and the buffers as far.
     """

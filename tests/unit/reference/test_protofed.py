@@ -17,6 +17,7 @@ DECLARED = Declared(PLAIN, weights=True, acts={"prototypes": "every-round"})
 def test_prototypes_travel_when_it_is_time_and_without_counts(
     when: str, rounds: list[str], tmp_path: Path
 ) -> None:
+    """``rounds`` of three: the last one, or every one."""
     config = run_config(tmp_path, algo="protofed", protofed__prototypes=when, rounds=3)
     outcome = run_federation(config, clients=2)
     with_prototypes = set()
@@ -30,8 +31,8 @@ def test_prototypes_travel_when_it_is_time_and_without_counts(
     assert ("prototype" in outcome.rows[1]["accuracy"]) == (when == "every-round")
 
 
-def test_equation_3_by_plain_code(tmp_path: Path) -> None:
-    """The client's trained models are the weights that it sent."""
+def test_global_prototypes_are_the_plain_mean_of_equation_3(tmp_path: Path) -> None:
+    """A client's class means are taken with the model that it sent, after training."""
     few = {"partition": "pathological", "classes_per_client": 4, "rounds": 1}
     outcome, clients = plain.side_by_side(
         tmp_path, plain.PlainClient, "cnn4", algo="protofed", **few

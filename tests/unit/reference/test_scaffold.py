@@ -19,9 +19,9 @@ class SCAFFOLDClient(plain.PlainClient):
     def train(
         self, number: int, weights: plain.State, common: plain.State
     ) -> tuple[plain.State, plain.State]:
-        """y ← y − η (∇F − c_i + c); c_i⁺ = c_i − c + (x − y) / (K η).
+        """Take the K steps y ← y − η (∇F − c_i + c) from the global weights x.
 
-        Returns y and c_i⁺ − c_i.
+        Then c_i⁺ = c_i − c + (x − y) / (K η). Return y and c_i⁺ − c_i.
         """
         self.model.load_state_dict(weights)
         parameters = dict(self.model.named_parameters())
@@ -47,7 +47,10 @@ class SCAFFOLDClient(plain.PlainClient):
 def test_three_rounds_equal_an_independent_script(
     arch: str, server_lr: float, tmp_path: Path
 ) -> None:
-    """Clients weigh alike though they have other numbers of samples; buffers have rate 1."""
+    """Clients weigh alike though they have different numbers of samples.
+
+    The server's learning rate moves the weights; buffers become the clients' mean.
+    """
     more = {"rounds": 3, "momentum": 0.0, "scaffold__server_lr": server_lr, **plain.UNEQUAL}
     outcome, clients = plain.side_by_side(tmp_path, SCAFFOLDClient, arch, algo="scaffold", **more)
     assert len({len(client.y) for client in clients}) > 1

@@ -22,7 +22,7 @@ from tests.support.plain_gaussian import Numbers, assert_within, head_left, mome
 
 Labels = NDArray[np.int64]
 Place = tuple[int, int]
-"""A label, and whether it holds."""
+"""A label, and whether a sample has it (1) or not (0): what a prototype is of."""
 L = 10
 PLACES = list(itertools.product(range(L), (0, 1)))
 TWO_DIGITS: dict[str, Any] = {
@@ -46,7 +46,10 @@ class Client(PlainClient):
         self.sgd(number, loss=lambda batch: self.loss(batch, protos))
 
     def loss(self, batch: list[int], protos: Table) -> torch.Tensor:
-        """Binary cross-entropy over what is known, and the mean pull to the prototypes of it."""
+        """Return binary cross-entropy over known labels, with the pull to their prototypes.
+
+        A label that is not known is negative.
+        """
         z = self.model.body(self.x[batch])
         probabilities = torch.sigmoid(self.model.head(z))
         terms = []
@@ -66,6 +69,7 @@ class Client(PlainClient):
         return sum(terms) / len(terms)
 
     def prototypes(self) -> dict[Place, tuple[torch.Tensor, int]]:
+        """Return the mean feature of each place, and of how many samples it is."""
         with torch.no_grad():
             z = self.model.eval().body(self.x).double()
         found = {}
@@ -76,7 +80,8 @@ class Client(PlainClient):
         return found
 
 
-def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
+def test_two_rounds_of_fedproto_equal_an_independent_script(tmp_path: Path) -> None:
+    """There is a global prototype of each of ten labels with it, and one without it."""
     more: dict[str, Any] = {"algo": "fedproto", "lr": 0.02, **TWO_DIGITS}
     outcome, clients = side_by_side(tmp_path, Client, ("cnn4", "htcnn-3", "cnn4"), **more)
 
@@ -94,7 +99,7 @@ def test_two_rounds_equal_an_independent_script(tmp_path: Path) -> None:
 
 # -- LDA of each label
 def federation(folder: Path, **settings: Any) -> tuple[Outcome, Numbers, Labels]:
-    """A run of three clients, and all training features with the labels that each has annotated."""
+    """Run three clients; return all training features with the labels that each has annotated."""
     small = {"algo": "gaussian", "rounds": 1, "backbones": "glyphs", **TWO_DIGITS}
     config = run_config(folder, **small | settings)
     outcome = run_federation(config, 3)
@@ -106,7 +111,10 @@ def federation(folder: Path, **settings: Any) -> tuple[Outcome, Numbers, Labels]
 
 
 def moments_by_hand(x: Numbers, y: Labels) -> dict[str, Numbers]:
-    """Sums over samples, divided by their number; a sample counts for each label that is known."""
+    """Return sums over samples, divided by their number.
+
+    A sample counts once for each label that is known of it.
+    """
     is_absent_or_present = np.stack([y == 0, y == 1], axis=2)
     of_each_class = is_absent_or_present.reshape(len(y), 2 * L).astype(np.float64)
     times = (y >= 0).sum(1, keepdims=True)
@@ -120,7 +128,7 @@ def moments_by_hand(x: Numbers, y: Labels) -> dict[str, Numbers]:
 
 
 def lda_by_hand(x: Numbers, y: Labels, at: Numbers) -> Numbers:
-    """Log odds [M, L] of each label, by the scatter within all 2 L classes together."""
+    """Return the log odds [M, L] of each label, by the scatter within all 2 L classes together."""
     rows = {}
     for label, holds in PLACES:
         rows[label, holds] = x[y[:, label] == holds]
@@ -137,6 +145,7 @@ def lda_by_hand(x: Numbers, y: Labels, at: Numbers) -> Numbers:
 
 
 def test_lda_of_each_label_is_that_of_all_features_in_one_place(tmp_path: Path) -> None:
+    """Moments and log odds of three clients are those by hand from all their samples."""
     outcome, x, y = federation(tmp_path)
 
     moments = moments_of(outcome)
@@ -147,6 +156,7 @@ def test_lda_of_each_label_is_that_of_all_features_in_one_place(tmp_path: Path) 
 
 
 def test_a_site_that_is_forgotten_leaves_the_others_moments(tmp_path: Path) -> None:
+    """Of one of ten labels nobody else has annotated anything, so that its odds do not count."""
     outcome, x, y = federation(tmp_path, gaussian__revocable=True)
 
     main(["forget", str(outcome.folder), "--site", "site-2", "--by", "ann"])
@@ -162,6 +172,7 @@ def test_a_site_that_is_forgotten_leaves_the_others_moments(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("algo", ["gaussian", "fedproto"])
 def test_sums_under_secure_aggregation_are_the_same(algo: str, tmp_path: Path) -> None:
+    """The moments, or the prototypes, are within rounding those of a run without it."""
     more: dict[str, Any] = {"algo": algo, "rounds": 1, "feature_dim": 16}
     plain, *_ = federation(tmp_path / "plain", **more)
     secure, *_ = federation(tmp_path / "secure", secagg=True, **more)
@@ -171,6 +182,7 @@ def test_sums_under_secure_aggregation_are_the_same(algo: str, tmp_path: Path) -
             assert_within(of_secure[name], wanted, 1e-6)
         return
 
-    sets = [load_file(run.folder / "prototypes.safetensors") for run in (secure, plain)]
-    assert sets[0]["labels"].equal(sets[1]["labels"])
-    torch.testing.assert_close(sets[0]["means"], sets[1]["means"], rtol=0, atol=1e-5)
+    in_secure = load_file(secure.folder / "prototypes.safetensors")
+    in_plain = load_file(plain.folder / "prototypes.safetensors")
+    assert in_secure["labels"].equal(in_plain["labels"])
+    torch.testing.assert_close(in_secure["means"], in_plain["means"], rtol=0, atol=1e-5)

@@ -34,13 +34,13 @@ ONE_HEAD: dict[str, Any] = {
     "models": "cnn4,htcnn-3",
     "initial_weights": "own",
 }
-WHOLE: dict[str, Any] = {
+PFEDME_AS_FEDAVG: dict[str, Any] = {
     "lr": 0.05,
     "pfedme__lambda": 20.0,
     "pfedme__personal_steps": 1,
     "pfedme__eta": 0.05,
 }
-WHOLE |= {"train_samples": 12, "weight_decay": 0.01}
+PFEDME_AS_FEDAVG |= {"train_samples": 12, "weight_decay": 0.01}
 
 
 def weights(outcome: Outcome) -> Models:
@@ -67,7 +67,13 @@ CASES: dict[str, tuple[str, str, Callable[[Outcome], Models], bool, dict[str, An
     "FedSA, no fused steps": ("fedsa", "local", models_left, False, plain.TINY | NO_TERMS),
     "FPL, some absent": ("fpl", "fedavg", weights, True, ABSENT | {"fpl__lambda": 0.0}),
     "FPL's terms by name": ("fpl", "fedavg", weights, True, ABSENT | FPL_WITHOUT_TERMS),
-    "pFedMe: K, η · λ and β are 1, w_i = θ": ("pfedme", "fedavg", weights, True, RESNET | WHOLE),
+    "pFedMe: K, η · λ and β are 1, w_i = θ": (
+        "pfedme",
+        "fedavg",
+        weights,
+        True,
+        RESNET | PFEDME_AS_FEDAVG,
+    ),
     "ProtoFed": ("protofed", "fedavg", weights, True, {"protofed__prototypes": "every-round"}),
 }
 """What it is -> (algorithm, simpler one, what is compared, to the last bit or not, settings)."""
@@ -76,14 +82,14 @@ CASES: dict[str, tuple[str, str, Callable[[Outcome], Models], bool, dict[str, An
 @pytest.mark.parametrize("case", CASES)
 def test_an_algorithm_without_its_own_terms_is_the_simpler_one(case: str, tmp_path: Path) -> None:
     """Both algorithms leave the same weights or models, to the last bit or up to rounding."""
-    algo, simpler, left, exact, settings = CASES[case]
+    algo, simpler, compared, to_the_last_bit, settings = CASES[case]
 
     run, run_of_simpler = plain.runs(tmp_path, (algo, simpler), **settings)
 
-    found = left(run)
-    wanted = left(run_of_simpler)
+    found = compared(run)
+    wanted = compared(run_of_simpler)
     assert found.keys() == wanted.keys() != set()
-    assert_alike = plain.assert_equal if exact else plain.assert_close
+    assert_alike = plain.assert_equal if to_the_last_bit else plain.assert_close
     for site, model in wanted.items():
         assert_alike(found[site], model)
 
@@ -131,7 +137,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("algo", "settings", "said"), REFUSED)
-def test_what_it_cannot_serve_is_refused(
+def test_models_and_data_that_an_algorithm_cannot_serve_are_refused(
     algo: str, settings: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     """It is refused before round 1. Without settings the three clients have different heads."""

@@ -28,22 +28,23 @@ HOSTILE = (
 
 
 def draw_only(monkeypatch: Patch, *functions: Any) -> None:
-    """Of all figures these: each takes a good part of a second."""
+    """Let a page have these figures only: each takes a good part of a second."""
     monkeypatch.setattr("protofl_common.report.page.FIGURES", {"Figures": functions})
 
 
 def rounds_of(sites: list[str], number: int) -> list[dict[str, Any]]:
-    """The rows of the first rounds."""
+    """Return the rows of the first so many rounds."""
     return [row(index, sites) for index in range(1, number + 1)]
 
 
 def page_of(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> Page:
+    """Write a run with these rows; return its page."""
     return Page(write_report(write(folder, rows, **settings)))
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """Of a run with a site, a class, a domain … for each hostile text."""
+    """The page of a run with a site, a class, a domain … for each hostile text."""
     sites = [f"{text} site" for text in HOSTILE]
     void, troubled, last = rounds_of(sites, 3)
     void |= {"void": True, "void-because": "weights of the server would be NaN"}
@@ -64,7 +65,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
 
 
 def test_hostile_names_are_shown_as_they_are_and_do_nothing(hostile: Page) -> None:
-    """`Page` refuses what would do something."""
+    """`Page` fails on a page with a script, an event handler or a link to another host."""
     sites = [f"{text} site" for text in HOSTILE]
     assert [cells[0] for cells in hostile.table("client", "domain")] == in_order(sites)
     assert HOSTILE[0] in hostile.figures["losses"]
@@ -83,12 +84,15 @@ def test_troubles_of_rounds_are_a_table(hostile: Page) -> None:
 def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """AUC is a line of its figure; the recalls of classes 0 and 2 have a figure of their own."""
     draw_only(monkeypatch, charts.metrics)
 
     def figures(value: float) -> dict[str, float]:
+        """Return a metric over the clients, of this mean."""
         return {"mean": value, "weighted": value / 2, "worst-10%": 0.25, "std": 0.125}
 
     def metrics_of(number: int) -> dict[str, Any]:
+        """Return the figures of a round; those of a metric of the head grow with its number."""
         metrics = {"head/auc": figures(0.1 * number)}
         for label in (0, 2):
             metrics[f"head/recall/{label}"] = figures(0.1 * label)
@@ -104,7 +108,7 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
     for table in page.tables:
         lines += [cells for cells in table if cells[0] == "head/auc"]
 
-    assert lines == [["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]]
+    assert lines == [["head/auc", "0.2000", "0.1000", "0.2500", "0.1250"]]  # of the last round
     assert "head/auc" in page.figures["metrics"]
     assert "recall/" not in page.figures["metrics"]
     assert "Recall of each class by" in page.figures["recall"]
@@ -113,6 +117,7 @@ def test_metrics_have_a_line_each_and_recalls_a_row_per_class(
 def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The losses are 200, 20, 2 and 0.2, on a logarithmic axis."""
     draw_only(monkeypatch, charts.losses)
     rows = rounds_of(["a"], 4)
     for index, one in enumerate(rows):
@@ -121,10 +126,11 @@ def test_losses_over_many_powers_of_ten_have_plain_numbers_beside_them(
     text = page_of(tmp_path, rows).figures["losses"]
 
     assert {"1", "10", "100"} <= set(text.split())
-    assert "$" not in text
+    assert "$" not in text  # as in $10^2$
 
 
 def test_a_run_that_goes_on_is_shown_as_far_as_it_is(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Two of nine rounds are whole; a third one is being written."""
     draw_only(monkeypatch, charts.means)
     folder = write(tmp_path / "run", rounds_of(["a", "b"], 2))
     with (folder / "metrics.jsonl").open("a") as file:
@@ -162,6 +168,7 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
 
 @pytest.fixture
 def two_rounds(tmp_path: Path) -> Path:
+    """The folder of a run of two rounds, with the prototypes of two clients and three classes."""
     folder = write(tmp_path / "run", rounds_of(["a", "b"], 2))
     write_prototypes(folder, ["a", "b"], ["x", "y", "z"], 2)
     return folder
@@ -173,6 +180,8 @@ def two_rounds(tmp_path: Path) -> Path:
 def test_a_damaged_file_costs_its_figures_only(
     damaged: str, two_rounds: Path, monkeypatch: Patch
 ) -> None:
+    """The curve of accuracies needs none of the files that are damaged."""
+    # the figures that the damaged files are read for, and one that needs none of them
     concerned = [*FIGURES["Data"], *FIGURES["Prototypes"], *FIGURES["Privacy in figures"]]
     draw_only(monkeypatch, charts.means, *concerned)
     (two_rounds / damaged).write_bytes(b'{"half": ')
@@ -186,24 +195,26 @@ def test_a_damaged_file_costs_its_figures_only(
 def test_any_size_of_run_can_be_drawn(
     sites: int, classes: int, rounds: int, tmp_path: Path
 ) -> None:
+    """The runs have from one site to 150, from one class to 120, and from one round to 150."""
     names = [f"hospital-number-{index:03d}-of-the-north" for index in range(sites)]
     folder = write(tmp_path / "run", rounds_of(names, rounds))
     write_prototypes(folder, names, [f"class {index}" for index in range(classes)], rounds)
 
     page = Page(write_report(folder))
 
-    assert len(page.source) < 3e6
+    assert len(page.source) < 3e6  # bytes
     assert "metrics" not in page.figures
 
-    has_many_points = sites * classes >= 50
+    has_many_points = sites * classes >= 50  # fewer are shown by their principal components
     caption = page.figures.get("prototypes-map", "")
 
     assert ("t-SNE of the prototypes" in caption) is has_many_points
 
 
 def test_the_same_run_gives_the_same_page(two_rounds: Path, monkeypatch: Patch) -> None:
-    draw_only(monkeypatch, *FIGURES["Prototypes"])  # some by chance
-    # A few points are drawn without it, whose import takes a second.
+    """The figures of prototypes depend on random numbers, which have a seed."""
+    draw_only(monkeypatch, *FIGURES["Prototypes"])
+    # A few points are drawn without this module, whose import takes a second.
     monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
 
     first = Page(write_report(two_rounds))

@@ -23,6 +23,7 @@ def run_with(folder: Path, *accuracies: tuple[float, float], kind: str = "head")
 
 @pytest.fixture
 def methods(tmp_path: Path) -> dict[str, list[Path]]:
+    """Two runs of a method, and one of another, which predicts by prototypes."""
     return {
         "ours": [
             run_with(tmp_path / "one", (0.1, 0.3), (0.5, 0.7)),
@@ -33,12 +34,14 @@ def methods(tmp_path: Path) -> dict[str, list[Path]]:
 
 
 def test_curves_are_means_with_a_band_over_the_seeds(methods: dict[str, list[Path]]) -> None:
+    """What is drawn is looked at in the call of `drawing.line_chart`."""
     with patch.object(drawing, "line_chart", wraps=drawing.line_chart) as made:
         paper.curves(methods)
 
     _, _, _, places, lines, unit = made.call_args.args
 
     assert places == [0, 1]
+    # means over clients and runs, in percent
     assert lines["ours"] == pytest.approx([25, 70])
     assert lines["theirs"] == pytest.approx([30, 50])
     assert unit == "test accuracy, %"
@@ -48,11 +51,12 @@ def test_curves_are_means_with_a_band_over_the_seeds(methods: dict[str, list[Pat
     assert list(bands) == ["ours"], "one seed has no deviation"
 
     low, high = bands["ours"]
-    deviations = [np.std([20, 30], ddof=1), np.std([60, 80], ddof=1)]
+    deviations = [np.std([20, 30], ddof=1), np.std([60, 80], ddof=1)]  # over the two runs
     np.testing.assert_allclose(high - low, 2 * np.array(deviations))
 
 
 def test_a_box_has_every_client_of_every_seed(methods: dict[str, list[Path]]) -> None:
+    """A box is of four accuracies of ours, two runs of two clients, and two of theirs."""
     with patch.object(Axes, "boxplot", autospec=True, side_effect=Axes.boxplot) as made:
         drawn = paper.boxes(methods)
 
@@ -73,6 +77,8 @@ def test_a_run_without_the_figure_is_named(draw: Any, methods: dict[str, list[Pa
 
 
 def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
+    """The rows have no accuracies of single clients, as under secure aggregation."""
+
     def without_clients(folder: RunFolder) -> Any:
         return iter([{"accuracy": {"head": {"mean": 0.5}}, "clients": {"a": {"accuracy": {}}}}])
 
@@ -83,6 +89,7 @@ def test_hidden_clients_have_no_boxes(methods: dict[str, list[Path]]) -> None:
 
 
 def test_a_confusion_matrix_has_percents_of_each_class() -> None:
+    """Of four samples of class x one is taken for z; the one of y is right."""
     labels = np.array([0, 0, 0, 0, 1])
     predicted = np.array([0, 0, 0, 2, 1])
 
@@ -90,7 +97,7 @@ def test_a_confusion_matrix_has_percents_of_each_class() -> None:
         paper.confusion(labels, predicted, ["x", "y", "z"])
 
     values = made.call_args.args[3]
-    nothing = np.nan
+    nothing = np.nan  # nobody of this class was predicted so
     wanted = [[75, nothing, 25], [nothing, 100, nothing], [nothing] * 3]
     np.testing.assert_allclose(values, wanted)
 
@@ -100,6 +107,7 @@ def test_a_confusion_matrix_has_percents_of_each_class() -> None:
     pytest.param(60, "t-SNE", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_map_of_samples_has_a_point_for_each(samples: int, method: str) -> None:
+    """Few samples are shown by principal components, more by t-SNE."""
     generator = np.random.default_rng(0)
     labels = np.arange(samples) % 3
     features = generator.normal(size=(samples, 5)) + 9 * labels[:, None]
@@ -113,6 +121,7 @@ def test_a_map_of_samples_has_a_point_for_each(samples: int, method: str) -> Non
 
 
 def test_the_same_figure_gives_the_same_files(tmp_path: Path, methods: dict[str, Any]) -> None:
+    """SVG and PDF have no date in them."""
     first = [file.read_bytes() for file in paper.curves(methods).save(tmp_path / "first")]
     again = paper.curves(methods).save(str(tmp_path / "again"), "mine")
 

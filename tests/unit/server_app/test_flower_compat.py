@@ -29,9 +29,9 @@ NODES = 30
 
 
 def simulation() -> tuple[Any, list[int], list[int]]:
-    """A grid, its nodes, and a list that grows with each look at messages.
+    """Return a grid of Flower's, its nodes, and a list that grows with each look at messages.
 
-    The list has as many messages as were looked at each time.
+    An entry of the list is the number of messages that were looked at.
     """
     # Imported here, as it would cost every worker a second.
     from flwr.server.superlink.linkstate import LinkStateFactory
@@ -72,7 +72,7 @@ def act_as(run_id: int) -> None:
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_every_node_gets_its_messages_once(changed: bool) -> None:
-    """Flower's own grid looks at all messages for each node, the changed one at none."""
+    """Flower's own grid looks at all messages for each node; the ``changed`` one at none."""
     grid, nodes, looks = simulation()
     if changed:
         find_messages_by_node(grid)
@@ -94,7 +94,7 @@ def test_every_node_gets_its_messages_once(changed: bool) -> None:
 
 
 def test_a_message_that_flower_does_not_take_is_not_delivered() -> None:
-    """A grid of another kind stays as it is."""
+    """A grid of another kind than Flower's stays as it is."""
     grid, _, _ = simulation()
     find_messages_by_node(grid)
 
@@ -116,9 +116,9 @@ def test_a_grid_that_hides_its_superlink_is_refused(monkeypatch: Any) -> None:
 
 
 class Replies:
-    """A SuperLink with some replies, parts of which are ``missing``; it counts the requests.
+    """A SuperLink with some replies, parts of which may be ``missing``; it counts the requests.
 
-    It spoils what some of the contents say on their way: see `PullObject`.
+    It spoils some contents on their way: see `PullObject`.
     """
 
     def __init__(self, replies: list[Message]) -> None:
@@ -141,9 +141,10 @@ class Replies:
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
-        """The object's bytes; what is missing is answered at once, the rest takes its time.
+        """Return an object's bytes; what is missing is answered soon, the rest takes its time.
 
-        A word becomes no UTF-8, a table of arrays too deep, and a list of chunks 300 times as long.
+        The word "spoilt" becomes no UTF-8, the table of the array "1" nested too deeply, and a list
+        of one chunk 300 times as long.
         """
         content = self.objects[request.object_id]
         content = content.replace(b"spoilt", b"\xff\xff\xff")
@@ -166,11 +167,12 @@ def a_word(text: str) -> RecordDict:
 
 
 def an_array(size: int) -> RecordDict:
-    """Of zeros, under its size as a name."""
+    """Return an array of zeros, under its size as a name."""
     return RecordDict({"said": ArrayRecord({f"{size}": raw(np.zeros(size))})})
 
 
 def an_array_inside_another() -> RecordDict:
+    """Return two arrays of which the outer one names the inner one as its chunk."""
     nested = {name: ArrayRecord({"array": raw(np.ones(1))}) for name in ("outer", "inner")}
     outer = nested["outer"]["array"]
     inner = nested["inner"]["array"]
@@ -181,7 +183,11 @@ def an_array_inside_another() -> RecordDict:
 def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs_only_itself(
     monkeypatch: Any,
 ) -> None:
-    """Eleven replies, of which some are spoilt, too large, or not yet there in all parts."""
+    """Eleven sites reply to twelve messages; some replies are spoilt, too large, or not yet whole.
+
+    A message costs nobody but its site. Replies 9 and 10 are asked for last, with a higher limit.
+    """
+    # so few values, and bytes beside the arrays, may a reply have here
     monkeypatch.setattr("server_app.network.flower_compat.MOST_VALUES", 5)
     monkeypatch.setattr("server_app.network.flower_compat.MOST_BESIDE_ARRAYS", 2**17)
     grid: Any = HttpGrid(token="any")
@@ -214,8 +220,9 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
 
     answered = pull_each(grid, messages[:9] + messages[11:])
 
+    # all but number 2, which is not yet whole, and the last
     assert [message for message, _ in answered] == messages[:2] + messages[3:9]
-    # and so deleted there
+    # and so deleted at the SuperLink
     assert link.confirmed == {reply.metadata.message_id for reply in replies[:2] + replies[3:9]}
     of_message = {message.metadata.message_id: reply for message, reply in answered}
     assert of_message["message-0"].content["said"]["word"] == "whole"
@@ -245,5 +252,5 @@ def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs
     assert sorted(link.pulled) == sorted(set(link.pulled)), "no object is pulled twice"
 
     (_, zeros), (_, words) = pull_each(grid, messages[9:11], 2**19)
-    assert len(zeros.content["zeros"]["128"].data) == 300 * 2**10
+    assert len(zeros.content["zeros"]["128"].data) == 300 * 2**10  # 128 numbers of 8 bytes
     assert words.has_error()

@@ -6,6 +6,10 @@ MINUTE = 60.0
 
 
 def test_how_long_training_takes_does_not_follow_from_an_exchange_of_keys() -> None:
+    """Times of one kind of message are not those of another; all queries are of one kind.
+
+    The server waits ``grace`` times as long as the site took before, and ``least`` seconds.
+    """
     times = ReplyTimes()
     times.note("query.advertise", "west", asked=0.0, answered=0.5)
 
@@ -18,7 +22,7 @@ def test_how_long_training_takes_does_not_follow_from_an_exchange_of_keys() -> N
 
 
 def waited_for(site: str, times: ReplyTimes) -> float:
-    """The seconds of a round in which the others trained for a minute."""
+    """Return how many seconds a round waits for a site when the others trained for a minute."""
     return times.patience("train", [MINUTE], [site], grace=3.0, min_wait=120.0)
 
 
@@ -30,7 +34,8 @@ def test_a_site_that_was_given_up_has_the_time_it_needed_in_later_rounds() -> No
     assert waited_for("east", times) == 3 * MINUTE
 
 
-def test_a_message_that_waited_for_the_one_before_it_was_not_worked_on() -> None:
+def test_time_in_which_a_message_waited_for_the_one_before_it_does_not_count() -> None:
+    """The second message was worked on from minute 30, the end of the first, to minute 65."""
     times = ReplyTimes()
     times.note("train", "west", asked=0.0, answered=30 * MINUTE)
     times.note("train", "west", asked=6 * MINUTE, answered=65 * MINUTE)

@@ -44,6 +44,7 @@ def test_every_protection_has_its_place() -> None:
     ("mpft", {}, ["BoundVectors"]),
 ])  # fmt: skip
 def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -> None:
+    """``more``: which protections act beside `ALWAYS`; None: one alone, as there is only a sum."""
     view = view_of(server_of(algo, **settings))
 
     acting = [type(protection).__name__ for protection in protections_of(view)]
@@ -55,11 +56,13 @@ def test_protections_follow_from_settings(algo: str, settings: Any, more: Any) -
 
 
 def of_length(length: float, site: str) -> Upload:
+    """Return a site's upload of one prototype, of this length."""
     vector = Prototypes(torch.tensor([[length]]), torch.tensor([0]))
     return upload(site, prototypes=vector)
 
 
 def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> None:
+    """Of three uploads one is too long; two are fewer than ``min-replies``."""
     bounds = Bounds(max_norm_ratio=5)
     view = replace(view_of(server_of("fedproto")), fewest_replies=3, bounds=bounds)
     sent = [of_length(1.0, "a"), of_length(1.0, "b"), of_length(99.0, "c")]
@@ -70,12 +73,16 @@ def test_a_void_round_still_says_who_was_refused_and_no_protection_follows() -> 
     assert accepted.why_void == "2 valid replies, fewer than min-replies = 3"
     assert accepted.refused.keys() == {"c"}
     assert accepted.kept == []
+    # a protection that would find another reason is not asked
     another = replace(view, fewest_replies=9)
     assert accepted.then(EnoughReplies(), another) is accepted
 
 
 def test_an_upload_says_what_fraction_of_each_change_is_left() -> None:
-    """SCAFFOLD's next message tells its client, whose variate changes by as much."""
+    """SCAFFOLD's next message tells its client, whose control variate then changes by as much.
+
+    The median length of changes is 1, of which twice is left of 8.
+    """
     server = server_of("scaffold", liars=1)
     view = view_of(server)
     moves = {"a": (0.1, 1.0), "b": (0.1, 1.0), "c": (0.1, 8.0)}

@@ -28,22 +28,23 @@ from tests.support.fakes import server_of, upload
 CARD = SiteCard(
     "north", 0, 3, "", "cnn4", (1, 8, 8), 99, 30, 20, ("zero", "one", "two"), (0, 2), "", "cpu"
 )
+"""A site that joined with 30 training and 20 test samples, of classes 0 and 2 of three."""
 
 
 def of_norm(norm: float) -> Payload:
-    """Prototypes of classes 0 and 2, of length 1 and of this length."""
+    """Return prototypes of class 0, of length 1, and of class 2, of length ``norm``."""
     means = torch.tensor([[0.0, 1.0], [0.0, norm]])
     return Payload(prototypes=Prototypes(means, torch.tensor([0, 2])))
 
 
 def of_weights(value: float, counter: int = 0) -> Payload:
-    """A model of four equal weights, of twice their norm, and an integer buffer."""
+    """Return a model of four equal weights, whose norm is twice their value, and a buffer."""
     model = {"w": torch.full((4,), value), "seen": torch.tensor(counter)}
     return Payload(weights=model)
 
 
-def test_far_above_the_median_of_three_or_more() -> None:
-    """An upload longer than so many times the round's median length is named with both lengths."""
+def test_an_upload_far_above_the_median_of_three_or_more_is_an_outlier() -> None:
+    """It is named with its length and the median; the limit is a multiple of the median."""
     payloads = {"a": of_norm(2), "b": of_norm(4), "c": of_norm(2001)}
 
     said = "prototypes of norm 2e+03, above 500 times the round's median of 4 (max-norm-ratio)"
@@ -78,7 +79,7 @@ def test_the_norm_of_weights_leaves_out_whole_numbers() -> None:
 
 
 def prototypes(counts: tuple[int, ...] = (9, 21), labels: tuple[int, ...] = (0, 2)) -> Payload:
-    """By default of the two classes, and as many samples, that the site joined with."""
+    """Return prototypes; by default of the classes and samples that the site joined with."""
     means = torch.ones(len(labels), 2)
     return Payload(prototypes=Prototypes(means, torch.tensor(labels), torch.tensor(counts)))
 
@@ -132,7 +133,7 @@ def test_a_site_is_held_to_its_introduction(
 
 
 def view_of_north() -> View:
-    """What protections know of a round with a single site, which has 30 samples."""
+    """Return what protections know of a round with a single site, which has 30 samples."""
     bounds = Bounds(max_samples_ratio=2.0, max_samples_lead=2.0)
     return replace(view_of(server_of("fedproto")), bounds=bounds, cards={"north": CARD})
 
@@ -145,7 +146,7 @@ def view_of_north() -> View:
 def test_fewer_samples_than_a_site_joined_with_are_worth_a_warning(
     samples: int, warnings: set[str]
 ) -> None:
-    """The others are divided anew: half of what it is tested on was trained on before."""
+    """Its data have changed, and are divided anew: it may be tested on what it was trained on."""
     sent = [upload("north", samples)]
 
     reduced = BoundSamples().accept(sent, view_of_north()).reduced
@@ -170,7 +171,7 @@ At least one is taken for a liar's.
 def test_most_samples_that_a_claim_may_weigh(
     claims: list[int], liars: int, most: tuple[float, str]
 ) -> None:
-    """The smaller of both limits, and the setting that gives it."""
+    """``most``: the smaller of both limits, and the setting that gives it."""
     assert most_samples(claims, replace(LIMITS, liars=liars)) == most
 
 
@@ -195,6 +196,7 @@ SITES = [f"site-{i}" for i in range(20)]
 
 
 def test_seed_and_round_alone_choose_the_sites_whatever_their_order() -> None:
+    """Two seeds draw six of twenty sites in five rounds, each time others."""
     assert sample_sites(reversed(SITES), 1.0, 42, 1) == SITES
     drawn = sample_sites(SITES, 0.3, 42, 5)
     assert sample_sites(reversed(SITES), 0.3, 42, 5) == drawn
@@ -220,5 +222,6 @@ def test_in_many_rounds_every_site_is_asked_about_as_often() -> None:
     for number in range(1000):
         asked.update(sample_sites(SITES, 0.25, 0, number))
 
+    # 250, and more than three deviations of 14
     assert min(asked.values()) > 200
     assert max(asked.values()) < 300

@@ -24,7 +24,7 @@ NORTH = [0.0, 1.0]
 
 
 def vectors_of(rows: dict[int, list[float]]) -> Prototypes:
-    """A vector of each class, each of one sample."""
+    """Return a vector of each class, each of one sample."""
     labels = torch.tensor(list(rows))
     means = torch.tensor(list(rows.values()), dtype=torch.float32)
     return Prototypes(means, labels, torch.ones_like(labels))
@@ -35,7 +35,7 @@ def sends(site: str, rows: dict[int, list[float]], **more: Any) -> Upload:
 
 
 def says(site: str, rows: dict[int, list[float]]) -> Upload:
-    """A site's mean outputs for each class."""
+    """Return a site's upload of its mean outputs for each class (FedDistill)."""
     return upload(site, outputs=vectors_of(rows))
 
 
@@ -60,6 +60,7 @@ def test_fedpcl_hands_on_the_last_set_of_a_client_that_was_not_asked() -> None:
 
 
 def test_fedplvm_keeps_the_prototypes_of_a_class_that_nobody_sent() -> None:
+    """The second round has new prototypes of class 1 only."""
     server = server_of("fedplvm")
     weights = server.weights
 
@@ -82,13 +83,13 @@ def test_fedsas_anchor_of_a_class_that_nobody_sent_stays_where_it_is() -> None:
 
 
 def teacher(server: FedDistill, site: str) -> dict[int, list[float]] | None:
-    """Class -> the outputs that the site is to learn from; None if the server has none for it."""
+    """Return the outputs by class that the site is to learn from; None if there are none."""
     outputs = server.payload_for(site, server.payload_down()).vectors("outputs")
     return None if outputs is None else by_class(outputs)
 
 
-def test_the_others_teach_by_probabilities() -> None:
-    """The mean of a class over all sites but the one that is taught, asked this round or not."""
+def test_by_probabilities_the_other_sites_teach() -> None:
+    """A site learns from the mean of a class over all others, whether they were asked or not."""
     server = server_of("feddistill", feddistill__outputs="probabilities")
     assert teacher(server, "site-0") is None
 
@@ -108,8 +109,8 @@ def test_the_others_teach_by_probabilities() -> None:
     assert teacher(restored, "site-1") == of_site_1
 
 
-def test_all_teach_by_logits() -> None:
-    """The mean of a class over all sites, the one that is taught included."""
+def test_by_logits_all_sites_teach() -> None:
+    """A site learns from the mean of a class over all sites, itself included."""
     server = server_of("feddistill", feddistill__outputs="logits")
 
     first = says("site-0", {0: [3.0, -1.0]})
@@ -128,10 +129,10 @@ def fedtgp(**changes: Any) -> FedTGP:
 
 @pytest.mark.parametrize(("kind", "margin"), [("adaptive", 5.0), ("nearest", math.sqrt(18))])
 def test_fedtgps_margin_of_three_classes_by_hand(kind: str, margin: float) -> None:
-    """Distances: 5 from class 0 to class 1, 1 from 0 to 2, √18 from 1 to 2.
+    """The distances are 5 from class 0 to class 1, 1 from 0 to 2, and √18 from 1 to 2.
 
-    The largest distance, and the largest distance to a nearest class. Fewer than two classes
-    have none.
+    An adaptive margin is the largest distance; a nearest one the largest of the distances to the
+    nearest class. Fewer than two classes have none.
     """
     centres = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
 
@@ -164,12 +165,13 @@ def test_fedtgps_classes_nobody_holds_are_not_trained_and_one_not_sent_later_sta
     before = server.vectors_CD.detach().clone()
     sent = []
     for i, classes in enumerate([(0, 1, 3), (1, 3), (3,)]):
-        sent.append(sends(f"site-{i}", {c: [c, i] * 8 for c in classes}))
+        sent.append(sends(f"site-{i}", {c: [c, i] * 8 for c in classes}))  # 16 features
     server.merge(sent)
     is_changed_C = (server.vectors_CD.detach() != before).any(dim=1)
     assert is_changed_C.nonzero().flatten().tolist() == [0, 1, 3]
 
-    server.merge(sent[1:])
+    _of_site_0, *others = sent
+    server.merge(others)
     assert server.payload_down().vectors().labels.tolist() == [0, 1, 3]
 
 
@@ -191,6 +193,7 @@ def test_the_loss_of_fedtgps_server_falls() -> None:
 
 @pytest.fixture
 def four_threads() -> Iterator[None]:
+    """Let PyTorch use four threads during a test."""
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     yield

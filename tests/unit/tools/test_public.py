@@ -28,10 +28,13 @@ from tests.support.given import Patch, Printed
 
 DIGITS = {"dataset": "digits", "partition": "iid"}
 SMALL = DIGITS | {"total_samples": 200, "rounds": 2, "batch_size": 32}
+"""The settings of a run of seconds."""
 DATA = DIGITS | {"total_samples": 100, "models": "cnn4"}
+"""The settings of a trial of one client half."""
 
 
 def test_a_run_returns_its_results(tmp_path: Path) -> None:
+    """Accuracies, rounds and summary are those of the run's folder, and events came meanwhile."""
     seen: list[public.events.Event] = []
     places = {"out_dir": str(tmp_path), "on_event": seen.append}
     run = public.run(algo="fedproto", clients=2, **places, **SMALL)
@@ -63,7 +66,10 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def patients() -> tuple[np.ndarray, np.ndarray]:
-    """Eighty patients of two well separated classes; the names are objects, as pandas has texts."""
+    """Return inputs and labels of eighty patients, of two well separated classes.
+
+    The labels are names as Python objects, as pandas has texts.
+    """
     draw = np.random.default_rng(1)
     labels = draw.integers(0, 2, 80)
     inputs = draw.normal(size=(80, 5)) + 4 * labels[:, None]
@@ -75,7 +81,8 @@ def run_on(data: Any, folder: Path, **settings: Any) -> public.Run:
     return public.run(data, clients=2, models="mlp-1", out_dir=str(folder), **settings)
 
 
-def test_arrays_are_data(tmp_path: Path, capsys: Printed) -> None:
+def test_a_run_takes_arrays_as_data(tmp_path: Path, capsys: Printed) -> None:
+    """Nothing is printed, and a second run on the same arrays is on the same data."""
     data = patients()
     run = run_on(data, tmp_path, algo="fedavg", rounds=5)
 
@@ -90,15 +97,16 @@ def test_arrays_are_data(tmp_path: Path, capsys: Printed) -> None:
 
 
 def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
+    """They have another type, another number of labels or a missing one, or are no arrays."""
     inputs, names = patients()
 
-    tokens = inputs.astype(int) + 9  # to whole numbers, unlike floats, a network must be made
+    tokens = inputs.astype(int) + 9  # whole numbers are words of texts, of which mlp-1 takes none
 
     with pytest.raises(FederationError, match=r"inputs int64 .* do not fit"):
         run_on((tokens, names), tmp_path, algo="fedavg")
 
     with pytest.raises(DataError, match=r"data: labels has shape \[79\]; there are 80 inputs"):
-        run_on((inputs, names[1:]), tmp_path)
+        run_on((inputs, names[:79]), tmp_path)
 
     names[40] = float("nan")
 
@@ -110,7 +118,8 @@ def test_arrays_that_are_no_data_are_refused(tmp_path: Path) -> None:
             as_arrays(data)
 
 
-def test_data_frames_and_parts_are_data(tmp_path: Path) -> None:
+def test_a_run_takes_data_frames_and_arrays_of_parts_as_data(tmp_path: Path) -> None:
+    """A frame has a column ``label``, or stands beside its labels; four arrays are two parts."""
     pandas = pytest.importorskip("pandas")
     inputs, names = patients()
     one_round: dict[str, Any] = {"rounds": 1, "algo": "local"}
@@ -129,7 +138,8 @@ def test_data_frames_and_parts_are_data(tmp_path: Path) -> None:
     assert run.rounds[-1]["clients"]["site-0"]["test-samples"] == 20
 
 
-def test_one_way_in_for_what_python_has() -> None:
+def test_arrays_are_the_same_whatever_object_they_come_in() -> None:
+    """``alone``: inputs without labels, as for predictions."""
     inputs, names = patients()
     labels = (names == "ill").astype(int)
     tensors = torch.from_numpy(inputs).requires_grad_()
@@ -158,10 +168,11 @@ def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
     predictor = Predictor(TrainedModel.read(run.folder / "clients" / "site-0" / WEIGHTS))
 
     shuffled = frame[["d", "label", "a", "c", "b"]]
-    wanted = predictor.predict(inputs[:, :4])
-    dataset = TensorDataset(torch.from_numpy(inputs[:, :4]), torch.zeros(80))
+    without_e = inputs[:, :4]
+    wanted = predictor.predict(without_e)
+    dataset = TensorDataset(torch.from_numpy(without_e), torch.zeros(80))
 
-    for data in (shuffled, dataset, inputs[:, :4].tolist(), {"inputs": inputs[:, :4]}):
+    for data in (shuffled, dataset, without_e.tolist(), {"inputs": without_e}):
         assert predictor.predict(data) == wanted
 
     with pytest.raises(DataError, match="inputs: has no column 'c'; the model takes a, b, c, d"):
@@ -169,6 +180,7 @@ def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    """The file has 40 samples at first, and then 60."""
     file = tmp_path / "mine.csv"
     for samples in (40, 60):
         rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
@@ -196,6 +208,8 @@ def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> N
 
 
 class Twice(extend.ClientAlgorithm[extend.Hparams]):
+    """A client half with twice the usual loss."""
+
     def loss(self, batch: extend.Batch) -> extend.LossTerms:
         return {"cross-entropy": 2 * super().loss(batch)["cross-entropy"]}
 
@@ -216,8 +230,11 @@ def test_a_client_half_is_tried_on_a_batch() -> None:
     ("feddistill", "total"),
     ("fedkd", "hidden"),
 ])  # fmt: skip
-def test_a_client_half_is_tried_with_what_comes(algo: str, term: str) -> None:
-    """FedProto's prototypes, and the weights that FedProx begins with, are the client's own."""
+def test_a_client_half_is_tried_with_what_a_server_would_send(algo: str, term: str) -> None:
+    """Prototypes and weights that a server would send are made from the client's own.
+
+    ``term`` is a part of the loss that needs them.
+    """
     tried = public.try_method(client_half(CATALOG[algo]), like=algo, **DATA)
     assert tried.losses[term] > 0
 
@@ -233,6 +250,7 @@ class SendsADictionary(Twice):
 
 
 def test_a_half_that_breaks_its_contract_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
+    """It sends what is undeclared, sends no `Payload`, or returns no losses."""
     undeclared = "odd is not declared for this direction; declared: prototypes"
 
     with pytest.raises(ValueError, match=undeclared):
@@ -251,7 +269,10 @@ def test_a_half_that_breaks_its_contract_is_refused(tmp_path: Path, monkeypatch:
 
 
 def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
-    """Though a run would divide them among those that they name."""
+    """Here, three clients are named; a run would divide the samples among them.
+
+    Half of the twelve samples are for training.
+    """
     file = tmp_path / "mine.npz"
     inputs = np.random.default_rng(1).normal(size=(12, 3))
     np.savez(file, inputs=inputs, labels=[0, 1] * 6, domain=["a", "b", "c"] * 4)
@@ -262,7 +283,8 @@ def test_a_half_is_tried_on_the_data_of_all_clients(tmp_path: Path) -> None:
     assert tried.upload.vectors().counts.sum() == 6
 
 
-def test_an_error_is_raised_where_it_is_made_before_a_client_is_asked(tmp_path: Path) -> None:
+def test_wrong_settings_and_data_are_refused_before_a_run_has_a_folder(tmp_path: Path) -> None:
+    """An unknown network, a missing file, and two different numbers of clients."""
     out_dir = str(tmp_path)
     unknown = "arch = 'torchvision:resnet19': architecture 'resnet19' is not one"
 
@@ -291,6 +313,8 @@ class Pulled(extend.FedAvgClient[PullHparams]):
 
 
 def test_a_client_half_is_tried_with_hyper_parameters_of_its_own() -> None:
+    """The weight of its term is 0.5, and then 2."""
+
     def loss_of(pull: float) -> float:
         torch.manual_seed(0)
         tried = public.try_method(Pulled, like="fedavg", own=PullHparams(pull), **DATA)
@@ -303,7 +327,8 @@ def test_a_client_half_is_tried_with_hyper_parameters_of_its_own() -> None:
 @pytest.mark.parametrize(("version", "key"), [
     ("standard", "force_include"), ("editable", "force_include_editable"),
 ])  # fmt: skip
-def test_an_install_knows_the_name(version: str, key: str) -> None:
+def test_an_install_has_the_package_protofl(version: str, key: str) -> None:
+    """The hook of the build adds the files behind ``import protofl``, which lie elsewhere."""
     build: dict[str, dict[str, str]] = {"force_include": {}, "force_include_editable": {}}
     hook = AppAsData(str(app_folder()), {}, None, None, "", "wheel")  # type: ignore[arg-type]
     hook.initialize(version, build)

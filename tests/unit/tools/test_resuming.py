@@ -20,7 +20,11 @@ from tests.support.given import Patch, Printed
 
 
 def stopped(folder: Path, history: RunHistory, last: int, code: str = "") -> Path:
-    """A run whose last checkpoint is of this round."""
+    """Write a run whose last checkpoint is of the round ``last``; return its folder.
+
+    ``history`` names the Flower runs that made it; ``code`` is the digest of the code that ran, ""
+    for that of this checkout.
+    """
     folder.mkdir(parents=True)
     (folder / METRICS).touch()
     (folder / SETTINGS).touch()
@@ -31,10 +35,12 @@ def stopped(folder: Path, history: RunHistory, last: int, code: str = "") -> Pat
 
 
 def resumed(folder: Path, *flowers_runs: Any) -> list[str]:
+    """Return the names of the runs that a worker would submit again."""
     return [run.path.name for run in crashed_runs(runs_in(folder), list(flowers_runs))]
 
 
 def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
+    """Flower run 7 has crashed; run 8, which resumes it, has been submitted or not."""
     stopped(tmp_path / "first", RunHistory(7), last=0)
 
     assert resumed(tmp_path, submission(7)) == ["first"]
@@ -49,7 +55,7 @@ def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("sub_status", "details"), [
     ("stopped", ""), ("completed", ""), ("failed", f"{APP_ERROR}: 3 rounds changed nothing"),
 ])  # fmt: skip
-def test_a_run_that_somebody_or_an_error_ended_does_not(
+def test_a_run_that_somebody_or_an_error_ended_is_not_resumed(
     sub_status: str, details: str, tmp_path: Path
 ) -> None:
     stopped(tmp_path / "first", RunHistory(7), last=2)
@@ -60,13 +66,14 @@ def test_a_run_that_somebody_or_an_error_ended_does_not(
 def test_a_run_that_crashes_again_must_have_come_further(
     last: int, names: list[str], tmp_path: Path
 ) -> None:
+    """Flower run 7 came to round 2, and 8, which resumed it, to round ``last``."""
     stopped(tmp_path / "first", RunHistory(8, ((7, 2),)), last)
     again = submission(8, run_name="first", resume=True)
     assert resumed(tmp_path, submission(7), again) == names
 
 
 def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
-    stopped(tmp_path / "other", RunHistory(7), last=2, code="0123abcd")
+    stopped(tmp_path / "other", RunHistory(7), last=2, code="0123abcd")  # not of this checkout
     old = stopped(tmp_path / "old", RunHistory(8), last=2)
     (checkpoint,) = RunFolder(old).checkpoints()
     os.utime(checkpoint, (0, checkpoint.stat().st_mtime - MOST_SECONDS - 1))
@@ -75,6 +82,7 @@ def test_other_code_and_old_runs_are_left_to_a_person(tmp_path: Path) -> None:
 
 
 def test_a_baseline_goes_on_with_its_run(tmp_path: Path) -> None:
+    """The run itself has finished, and its baselines have stopped: the run is submitted, once."""
     run = stopped(tmp_path / "first", RunHistory(7), last=5)
     (run / SUMMARY).write_text('{"rounds": 5}')
     (run / SETTINGS).write_text('baselines = "local,fedavg,fedprox"')
@@ -93,6 +101,7 @@ def test_a_baseline_goes_on_with_its_run(tmp_path: Path) -> None:
 def test_a_run_that_cannot_be_submitted_does_not_hold_up_others(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """Each is tried once, however often the worker looks for crashed runs."""
     stopped(tmp_path / "first", RunHistory(7), last=2)
     stopped(tmp_path / "second", RunHistory(8), last=2)
     tried = []

@@ -21,6 +21,7 @@ Remove = Callable[..., list[str]]
 
 
 def aged(path: Path, days: float, text: str = "") -> Path:
+    """Write a file that was changed so many days ago."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     os.utime(path, (0, time.time() - days * DAY))
@@ -28,7 +29,7 @@ def aged(path: Path, days: float, text: str = "") -> Path:
 
 
 def run(folder: Path, days: float, is_finished: bool = True) -> Path:
-    """A run that ended, or stopped, so many days ago."""
+    """Write a run that ended, or stopped, so many days ago; return its folder."""
     aged(folder / SETTINGS, days)
     aged(folder / METRICS, days)
     if is_finished:
@@ -38,7 +39,7 @@ def run(folder: Path, days: float, is_finished: bool = True) -> Path:
 
 @pytest.fixture
 def removed(capsys: Printed) -> Remove:
-    """The lines of a command that removes."""
+    """``removed("retain", …)``: the lines of a command that removes what is older than 90 days."""
 
     def lines(*words: object) -> list[str]:
         printed: str = output(capsys, *words, "--days", "90").out
@@ -48,7 +49,11 @@ def removed(capsys: Printed) -> Remove:
 
 
 def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -> None:
-    """A run and its baselines stay together until all are finished."""
+    """A run and its baselines stay together until all are finished.
+
+    A run at which a process is at work (its lock is taken) stays, and so does heads.jsonl, the
+    witness of the sites' logs.
+    """
     old = run(tmp_path / "old", 91)
     new = run(tmp_path / "new", 89)
     stopped = run(tmp_path / "stopped", 91, is_finished=False)
@@ -78,7 +83,11 @@ def test_old_runs_go_and_unfinished_ones_stay(tmp_path: Path, removed: Remove) -
 
 
 def database(path: Path) -> Path:
-    """A SuperLink's, with an old run, number 1, a new one, 2, and one that goes on, 3."""
+    """Make a SuperLink's database with runs that ended 91 and 89 days ago, and one that goes on.
+
+    They have the numbers 1, 2 and 3. Each has a task with a line of log, a reply, and two parts of
+    a message, of which one is shared by all runs.
+    """
     engine = create_engine(f"sqlite:///{path}")
     for models in (corestate_models, linkstate_models, objectstore_models):
         for name, base in vars(models).items():
@@ -113,6 +122,7 @@ def database(path: Path) -> Path:
 
 
 def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: Remove) -> None:
+    """They are gone from the bytes of the file, too; what other runs use stays."""
     link = database(tmp_path / "superlink.db")
     words = ("retain", "--runs", tmp_path / "runs", "--database", link)
 
@@ -140,9 +150,10 @@ def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: R
     (None, "no such file; give that of the SuperLink"),
     ("", "no such table: run; is it the SuperLink's?"),
 ])  # fmt: skip
-def test_another_file_is_refused(
+def test_a_file_that_is_no_superlinks_and_negative_days_are_refused(
     content: str | None, reason: str, tmp_path: Path, capsys: Printed
 ) -> None:
+    """``content`` None: there is no file."""
     file = tmp_path / "other.db"
     if content is not None:
         file.write_text(content)
@@ -157,6 +168,7 @@ def test_another_file_is_refused(
 def test_a_site_removes_old_models_of_finished_runs_and_old_caches(
     tmp_path: Path, removed: Remove
 ) -> None:
+    """Ledger, audit log, new files and the state of an unfinished run stay."""
     node = f'site-name="north" dataset="image-folder" data-dir="{tmp_path}" '
     node += f'state-dir="{tmp_path}/state" cache-dir="{tmp_path}/cache"'
     state = tmp_path / "state"
@@ -170,12 +182,13 @@ def test_a_site_removes_old_models_of_finished_runs_and_old_caches(
 
     lines = removed("site", "retain", "--node-config", node)
 
-    assert [line.split()[:2] for line in lines[:-1]] == [
+    *of_each, total = lines
+    assert [line.split()[:2] for line in of_each] == [
         ["removed", "first-1"],
         ["kept", "third-3"],
         ["removed", "caches/"],
     ]
-    assert lines[-1] == "2 removed that are older than 90 days"
+    assert total == "2 removed that are older than 90 days"
     assert not (state / "first-1").exists()
     assert not old.exists()
     assert not old_cache.exists()

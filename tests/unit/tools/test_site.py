@@ -77,7 +77,7 @@ def home(tmp_path: Path, monkeypatch: Patch) -> Path:
 def run_site(monkeypatch: Patch, flower: Callable[[], object], node: str = NODE) -> MagicMock:
     """Type ``protofl site run`` with ``flower`` in the place of Flower's SuperNode.
 
-    Returns the stand-in for what would start the clients.
+    Return the stand-in for `subprocess.Popen`, which would start the clients.
     """
     started = MagicMock()
     started.return_value.poll.return_value = None
@@ -104,7 +104,10 @@ def test_the_installed_code_is_loaded_whatever_run_it_is(identity: tuple[str, st
 def test_a_message_that_cannot_be_read_ends_its_process_at_once(
     monkeypatch: Patch, capfd: Printed
 ) -> None:
-    """A task that ended in order would leave the SuperNode waiting for its reply for ever."""
+    """A task that ended in order would leave the SuperNode waiting for its reply for ever.
+
+    One message has a part that is no valid record, another more bytes than are allowed.
+    """
     exits = MagicMock()
     monkeypatch.setattr("os._exit", exits)
     message = RecordDict(
@@ -119,7 +122,7 @@ def test_a_message_that_cannot_be_read_ends_its_process_at_once(
     assert received(tree, parts.__getitem__, str) == message
 
     received(tree, spoilt_part, str)
-    monkeypatch.setattr(f"{CLIENT_PROCESS}.LARGEST", 7 * 10**6)
+    monkeypatch.setattr(f"{CLIENT_PROCESS}.LARGEST", 7 * 10**6)  # the zeros have 8 million
     received(tree, parts.__getitem__, str)
 
     assert exits.call_count == 2
@@ -138,7 +141,7 @@ def test_a_message_that_cannot_be_read_ends_its_process_at_once(
 def test_a_task_that_ends_without_a_reply_ends_its_process_at_once(
     replies: bool, monkeypatch: Patch
 ) -> None:
-    """Whatever the reason: the SuperNode would wait for that reply, too."""
+    """Whatever the reason is, the SuperNode would wait for that reply for ever."""
     exits = MagicMock()
     ends_in_order = MagicMock()
 
@@ -160,7 +163,7 @@ def test_a_task_that_ends_without_a_reply_ends_its_process_at_once(
 
 
 def bomb() -> bytes:
-    """A bundle of a few hundred kilobytes whose pyproject.toml has 300 megabytes."""
+    """Return a bundle of a few hundred kilobytes whose pyproject.toml has 300 megabytes."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("pyproject.toml", b"#" * 300_000_000)
@@ -170,7 +173,10 @@ def bomb() -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("bundle", ["broken", "bomb"])
 def test_a_supernode_reads_nothing_of_a_bundle(bundle: str, monkeypatch: Patch) -> None:
-    """Flower's own function for a message of an unknown run, under the patch of site run."""
+    """Flower's own function is called for a message of an unknown run, as ``site run`` patches it.
+
+    The run's settings are the defaults that are installed, with what the run itself changes.
+    """
     content = b"no zip" if bundle == "broken" else bomb()
     run = Run.create_empty(5)
     run.override_config = {"lr": 0.5, "no-such-key\n\x1b[31m": 1}
@@ -222,7 +228,8 @@ handle_tasks("fork", lambda: print("ahead", flush=True), handle)
 """
 
 
-def test_a_task_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
+def test_a_task_is_handled_by_a_forked_process_that_knows_nothing_of_others() -> None:
+    """Three tasks, a, b and c; b raises an error, and the others exit with 1."""
     command = [sys.executable, "-c", FORKED]
     lines = "".join(written_task([name]) + "\n" for name in "abc")
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
@@ -238,6 +245,7 @@ def test_a_task_is_handled_by_a_copy_that_knows_nothing_of_others() -> None:
     sys.platform != "linux", reason="only Linux tells a process of its parent's end"
 )
 def test_a_message_whose_site_has_ended_ends_too() -> None:
+    """The process that forks is killed, and the one that it has forked must end."""
     program = """
 import os, time
 from protofl_common.tools.task_process import end_with_parent, handle_tasks
@@ -260,7 +268,7 @@ handle_tasks("fork", int, handle)
 def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method: str) -> None:
     """Flower's own words are that a user has stopped it."""
     tasks = f"from protofl_common.tools.task_process import *; handle_tasks('{method}', int, print)"
-    late = json.dumps({"launched": time.time() - 35, "arguments": ["late"]})
+    late = json.dumps({"launched": time.time() - 35, "arguments": ["late"]})  # 30 s are allowed
     lines = f"{late}\n{written_task(['soon'])}\n"
     command = [sys.executable, "-c", tasks]
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
@@ -270,6 +278,7 @@ def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method: s
 
 
 def test_the_process_that_forks_is_started_again_when_it_has_died() -> None:
+    """It reads one task and ends; ``reconcile`` starts it again, but only then."""
     reads_one_line = "import sys; print(sys.stdin.readline(), file=sys.stderr)"
     executor = Executor(TaskType.CLIENT_APP, [], "fork")
     executor.command = [sys.executable, "-Sc", reads_one_line]
@@ -290,7 +299,8 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(
 ) -> None:
     """Each wait is a tenth of the time since the last work.
 
-    It is at least a tenth of Flower's own wait, and at most all of it.
+    It is at least a tenth of Flower's own wait, which is 3 s for work and 0.5 s for the reply, and
+    at most all of it. When Flower begins to wait for something else, the time begins anew.
     """
     now = 1000.0
     waits: list[float] = []
@@ -310,7 +320,7 @@ def test_a_site_asks_soon_at_first_and_as_seldom_as_flowers_own_in_the_end(
     monkeypatch.setattr("time.monotonic", lambda: now)
     run_site(monkeypatch, a_site)
 
-    assert waits[:11] == pytest.approx([0.3] * 11)
+    assert waits[:11] == pytest.approx([0.3] * 11)  # until ten waits have taken 3 s
     assert waits[20] == pytest.approx(sum(waits[:20]) / 10)
     assert waits[59] == 3
     assert waits[60:] == pytest.approx([0.05, 0.3])
@@ -344,6 +354,7 @@ CLASSES_AS_A_LIST = NODE.replace('"cat,dog"', '["cat","dog"]')
 def test_a_site_does_nothing_by_a_wrong_node_config_or_number(
     action: str, node: str, reason: str, site: Path, capsys: Printed
 ) -> None:
+    """The command fails with a reason, and no folder of the site is made."""
     (site / "marked.toml").write_text(NODE.replace(" ", "\n"), encoding="utf-8-sig")
 
     assert site_command(action, node) == 1
@@ -361,9 +372,10 @@ def test_a_site_does_nothing_by_a_wrong_node_config_or_number(
     ("deny", "--runs 5"),
     ("approve", "--untill=2027-01-01"),
 ])  # fmt: skip
-def test_an_action_refuses_what_is_another_ones_or_would_undo_it(
+def test_an_action_refuses_options_that_are_not_its_own(
     action: str, words: str, site: Path, capsys: Printed
 ) -> None:
+    """The parser does not know them."""
     request = " first.toml" if action in ("approve", "deny") else ""
 
     with pytest.raises(SystemExit):
@@ -381,6 +393,7 @@ REFUSED = {
 
 
 def test_each_of_flowers_options_is_taken_or_refused_on_purpose() -> None:
+    """A new version of Flower may have an option that nobody has decided on."""
     flowers = set()
     for option in _parse_args_run_supernode()._actions:
         if option.help != SUPPRESS:
@@ -405,7 +418,7 @@ def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(
 # -- what a run could make a site do --------------------------------------------------------------
 @pytest.fixture
 def site(home: Path, monkeypatch: Patch) -> Path:
-    """A well-kept machine, as its operator's current folder."""
+    """A well-kept site: data, cache and state in the current folder, closed to other users."""
     monkeypatch.chdir(home)
     monkeypatch.setenv("FLWR_HOME", str(home / "flwr"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
@@ -418,7 +431,7 @@ def site(home: Path, monkeypatch: Patch) -> Path:
 
 
 def eight_each(*classes: str) -> Iterator[str]:
-    """The names of the images of these classes."""
+    """Yield the names of eight images of each of these classes."""
     for name in classes:
         for number in range(8):
             yield f"{name}/{number}.png"
@@ -429,6 +442,7 @@ def levels_of(node: str) -> set[str]:
 
 
 def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: Patch) -> None:
+    """Every finding of the check is a plain one, and nothing is written."""
     run_id = "flwr.supercore.task_identity.TaskIdentity._run_id"
     monkeypatch.setattr(run_id, None)  # as in a process of its own
     findings = found(dataset="image-folder", partition="own", image_size=8)
@@ -447,8 +461,9 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
 
     assert f"{limits}, max-image-size 512" in text
 
+    # a check writes nothing into the folder, its cache or its state
     left = {path.name for path in (*site.iterdir(), *site.glob("[cs]*/*"))}
-    assert left == {"data", "cache", "state"}  # as before
+    assert left == {"data", "cache", "state"}
 
     run_site(monkeypatch, MagicMock())
     assert stat.S_IMODE((site / "flwr").stat().st_mode) == 0o700
@@ -460,6 +475,7 @@ def test_a_well_kept_site_has_nothing_to_be_warned_of(site: Path, monkeypatch: P
 def test_a_site_is_told_only_of_algorithms_that_meet_its_demands(
     demand: str, unable: set[str], site: Path
 ) -> None:
+    """The findings "sends" name the algorithms in which the site could take part."""
     node = NODE.replace("fedproto", "all").replace('"state"', f'"{site / "state"}"')
 
     algorithms: set[str] = set()
@@ -506,6 +522,7 @@ WITHOUT_DATA = NODE.partition(" data-dir")[0]
 def test_what_is_wrong_or_worth_a_warning_comes_first(
     options: list[str], node: str, level: str, text: str, monkeypatch: Patch
 ) -> None:
+    """``text`` is part of a finding of this level ("": a plain one)."""
     # A CUDA device is made to repeat exactly, for the rest of a process, before its first use.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
@@ -539,6 +556,7 @@ def test_what_always_leaves_follows_from_the_demands(demands: str, more: str, si
 
 @pytest.mark.usefixtures("site")
 def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> None:
+    """Only a run that really asks for more than the site's limits is refused."""
     strict = NODE.replace("fedproto", "fedtgp") + " max-epochs=1 max-rounds=2 max-batch-size=3"
     asked: dict[str, Any] = {"algo": "fedtgp", "partition": "own", "local_epochs": 1}
     asked |= {"batch_size": 3, "eval_batch_size": 3}
@@ -553,6 +571,8 @@ def test_a_strict_site_is_not_called_wrong_for_what_runs_ask_by_default() -> Non
 
 
 def test_local_steps_are_limited_by_the_operator_and_by_default() -> None:
+    """Without the operator's word a site takes 10,000 steps of a round and no more."""
+
     def problems(limits: dict[str, Any], steps: int) -> list[str]:
         config = default_run_config() | {"local-steps": steps}
         return refusals(limits, config, config)
@@ -565,7 +585,8 @@ def test_local_steps_are_limited_by_the_operator_and_by_default() -> None:
     assert problems({}, 10_001)
 
 
-def test_folders_that_others_may_look_into(site: Path) -> None:
+def test_folders_that_others_may_look_into_are_warned_of(site: Path) -> None:
+    """All three have the mode 0755."""
     folders = [site / "data", site / "state", site / "cache"]
     for folder in folders:
         folder.chmod(0o755)
@@ -577,9 +598,10 @@ def test_folders_that_others_may_look_into(site: Path) -> None:
         assert level_of(findings, text) == "warning"
 
 
-def test_a_private_key_that_others_may_read_or_that_flower_does_not_take(
+def test_a_private_key_that_others_may_read_or_that_flower_does_not_take_is_wrong(
     site: Path, monkeypatch: Patch
 ) -> None:
+    """Its content is no key; later it seems to be protected by a password."""
     key = site / "key"
     key.write_text("secret")
 
@@ -601,7 +623,7 @@ def test_a_private_key_that_others_may_read_or_that_flower_does_not_take(
 @pytest.mark.parametrize(("free_bytes", "text", "level"), [
     (10**5, "0 MB free", "WRONG"), (10**7, "10 MB free", "warning"),
 ])  # fmt: skip
-def test_a_disk_that_is_almost_full(
+def test_a_disk_that_is_almost_full_is_told(
     free_bytes: int, text: str, level: str, site: Path, monkeypatch: Patch
 ) -> None:
     """Below 1 GiB is a warning; less than 1 MB is told as 0 MB, with which no site can work."""
@@ -610,10 +632,13 @@ def test_a_disk_that_is_almost_full(
     assert level_of(found(), f"{site / 'state'}: {text}") == level
 
 
-def test_files_of_a_site_that_others_may_read_or_it_cannot_use(
+def test_files_of_a_site_that_others_may_read_or_it_cannot_use_are_wrong(
     site: Path, monkeypatch: Patch
 ) -> None:
-    """A restore as root leaves such files. The site may remove a file while its folder is read."""
+    """A restore as root leaves such files.
+
+    The site may remove a file while its folder is read, which must not stop the check.
+    """
     sites = site / "state/sites"
     key = sites / "north/site.key"
     weights = site / "state/first-1/clients/north/weights"
@@ -631,7 +656,7 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use(
         assert level_of(found(), text) == "WRONG"
 
     def walk(top: Path) -> list[tuple[str, list[str], list[str]]]:
-        """Lists a file that is gone when it is looked at."""
+        """List a file that is gone when it is looked at."""
         if top.name == "privacy":
             return [(str(top / "gone"), [], ["gone.tmp"])]
         return []
@@ -644,7 +669,7 @@ def test_files_of_a_site_that_others_may_read_or_it_cannot_use(
 
 
 @pytest.mark.parametrize(("days", "level"), [(-0.01, "WRONG"), (29.1, "warning"), (300.1, "")])
-def test_days_that_a_certificate_has_left(
+def test_a_certificate_with_few_days_left_is_warned_of_and_one_without_any_is_wrong(
     days: float, level: str, site: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(certificates, "CA_DAYS", days)
@@ -656,7 +681,8 @@ def site_command(words: str, node: str = NODE) -> int:
     return main(["site", *words.split(), "--node-config", node])
 
 
-def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
+def test_data_and_a_study_that_a_run_cannot_use_are_wrong(site: Path, capsys: Printed) -> None:
+    """A check without a run's settings does not read the data, and finds nothing wrong."""
     (site / "data/cat/0.png").write_text("no image")
     check = "check dataset=image-folder partition=own image-size=8"
     study = f"study=s study-sites=north:{'A' * 43} study-by=jane:{'A' * 43} study-signature=ab"
@@ -675,6 +701,7 @@ def test_data_that_a_run_cannot_use(site: Path, capsys: Printed) -> None:
 
 
 def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) -> None:
+    """Beside equal images stand a grey one, a wide one and one that cannot be read."""
     rng = np.random.default_rng(0)
     for number in range(4):
         pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
@@ -682,6 +709,7 @@ def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) ->
     Image.new("L", (8, 8), 7).save(site / "data/cat/plain.png")
     Image.fromarray(rng.integers(0, 255, (8, 32, 3), dtype=np.uint8)).save(site / "data/cat/b.png")
     (site / "data/cat/0.png").write_text("no image")
+    # one of 22 images is broken, and a fifth of them may be
     check = "check --quality dataset=image-folder partition=own image-size=8 max-unreadable=0.2"
 
     assert site_command(check) == 0
@@ -702,6 +730,7 @@ def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) ->
 
 
 def test_without_its_audit_log_a_site_approves_nothing(site: Path, capsys: Printed) -> None:
+    """A folder stands where the log would be written."""
     (site / "first.toml").write_text('partition="own"')
     folder = site / "state/sites/north"
     (folder / "audit.jsonl").mkdir(parents=True)  # as on a full disk, the log cannot be written
@@ -718,11 +747,12 @@ def test_without_its_audit_log_a_site_approves_nothing(site: Path, capsys: Print
 def test_root_does_nothing_in_the_folder_of_another_user(
     words: str, site: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """The user seems to be root, and the folder is not root's."""
     (site / "first.toml").write_text('partition="own"')
     folder = site / "state/sites/north"
     folder.mkdir(parents=True)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    if os.getuid() == 0:
+    if os.getuid() == 0:  # else the folder is another user's than root's anyway
         os.chown(folder, 1, 1)
 
     assert site_command(words) == 1
@@ -741,7 +771,7 @@ DEMANDS = {
 
 
 def strict(site: Path, demand: str) -> str:
-    """The node config of a site with these demands, without a list of algorithms."""
+    """Return the node config of a site with these demands, without a list of algorithms."""
     node = NODE.replace('allow-algorithms="fedproto"', "").replace('state-dir="state"', "")
     return f'{node} state-dir="{site / "state"}" test-from="split" {DEMANDS[demand]}'
 
@@ -751,6 +781,7 @@ def strict(site: Path, demand: str) -> str:
 def test_a_site_with_demands_starts_and_can_be_checked_and_cleared(
     demand: str, form: str, site: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """The node config is typed, or a TOML file with a key on each line (``form``)."""
     node = strict(site, demand)
     if form == "toml":
         (site / "node.toml").write_text(re.sub(r" (?=[a-z-]+=)", "\n", node))
@@ -801,6 +832,7 @@ ONE_ROUND: dict[str, Any] = {"rounds": 1, "partition": "own"}
 def test_an_unmet_demand_says_what_would(
     demand: str, node: str, run: dict[str, Any], expected: str, site: Path
 ) -> None:
+    """``run`` has a run's settings; {} asks which algorithms the site allows."""
     node = f"{strict(site, demand)} {node}"
     listed = found(node=node, **run)
     (text,) = [finding.text for finding in listed if finding.topic == "settings"]
@@ -813,6 +845,7 @@ def test_an_unmet_demand_says_what_would(
 
 
 def test_the_page_names_the_algorithms_that_meet_both_demands(site: Path) -> None:
+    """A site with both demands accepts these algorithms, and no other one."""
     able = set()
     for algo in CATALOG:
         with suppress(SettingsError):
@@ -831,6 +864,7 @@ def test_the_page_names_every_key_of_a_node_config() -> None:
 def test_the_check_prints_classes_and_numbers_as_the_operator_needs_them(
     site: Path, capsys: Printed
 ) -> None:
+    """Classes that nobody named are told to the operator, not to the server."""
     nameless = NODE.replace('classes="cat,dog"', "")
     assert site_command("check partition=own image-size=8", nameless) == 1
 
@@ -856,12 +890,13 @@ def test_the_code_that_runs_is_the_checks_not_the_working_directorys(
     real_popen = subprocess.Popen
     (command,), options = run_site(monkeypatch, MagicMock()).call_args
 
+    # without its arguments the module is imported, complains and ends
     without_arguments = command[: command.index(SUPERNODE) + 1]
     pipes: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True}
     with real_popen(without_arguments, cwd=tmp_path, env=options["env"], **pipes) as process:
         _, errors = process.communicate(timeout=120)
 
-    assert "ValueError: not enough values to unpack" in errors  # it was imported, and asks for them
+    assert "ValueError: not enough values to unpack" in errors
     assert f'File "{app_folder()}/protofl_common/tools/site/supernode.py"' in errors
     assert not (tmp_path / "was-here").exists()
 
@@ -899,6 +934,7 @@ def kept(home: Path, monkeypatch: Patch) -> str:
 def test_purge_blanks_secrets_and_leaves_which_sums_there_were(
     kept: str, home: Path, capsys: Printed
 ) -> None:
+    """A file that cannot be read, here one cut off in the middle, stops the purge."""
     file = home / "state" / "privacy" / "north-1-fedavg.secagg"
     secrets = {
         "secret": "ab",
@@ -926,8 +962,10 @@ def test_purge_blanks_secrets_and_leaves_which_sums_there_were(
 def test_a_site_says_what_it_keeps_and_removes_what_is_named(
     kept: str, home: Path, capsys: Printed
 ) -> None:
+    """It keeps two runs, caches, a ledger and an audit log; files of others are left alone."""
     state = home / "state"
     (state / "privacy/north.answered").write_text('{"1 fedpcl": [1, 0]}')  # before the evaluation
+    # each run has taken part once with the rate 1 and a noise multiplier of 4
     spent = '{"first 1": [[1.0, 4.0, "sample", 1]], "second 2": [[1.0, 4.0, "sample", 1]]}'
     (state / "privacy/0123.json").write_text(spent)
     refused = {"algo": "fedpcl", "round": 9, "refused": "so nothing was sent"}
@@ -977,6 +1015,7 @@ PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 def test_the_page_shows_what_the_check_prints(
     site: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """The command of docs/security.md is run here, and paths are replaced by the page's."""
     images(site / "data/north", *eight_each("benign", "malignant"))
     (site / "data/north").chmod(0o750)
     monkeypatch.setattr(certificates, "CA_DAYS", 3600.1)
@@ -994,7 +1033,8 @@ def test_the_page_shows_what_the_check_prints(
     command, shown = re.split(r"(?<!\\)\n", example, maxsplit=1)
     one_line = command.replace("\\\n", " ").replace("/data/", f"{site}/data/")
 
-    assert main(shlex.split(one_line)[1:]) == 0
+    _protofl, *words = shlex.split(one_line)
+    assert main(words) == 0
 
     printed = re.sub(r"version [0-9a-f]{8}", "version 6f3a91c2", capsys.readouterr().out)
     places = [  # here, on the page

@@ -44,6 +44,10 @@ def federation(*nodes: tuple[int, str, str], **override: Any) -> Federation:
 
 
 def test_sites_are_named_with_their_nodes_and_troubles(tmp_path: Path) -> None:
+    """The sites east, north and south are nodes 1, 2 and 3 of a run; south fails in round 1.
+
+    The SuperLink has the names of two others, "s" and "west", and calls south's node "s".
+    """
     Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
     runs = runs_in(tmp_path / "runs")
     nodes = [(1, "", "online"), (3, "s", "offline"), (9, "west", "online")]
@@ -75,6 +79,7 @@ def test_a_run_that_waits_asks_for_its_worker() -> None:
 
 
 def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
+    """It is interrupted in round 2 of 3; while a process works on it, nothing is said."""
     config = run_config(tmp_path, run_name="first", rounds=3, models="cnn4")
     with pytest.raises(KeyboardInterrupt):
         run_federation(config, clients=1, tamper=on_round(2, 1000, interrupted))
@@ -85,7 +90,7 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
 
     assert stopped in list(status_lines(federation(), runs_in(runs)))
 
-    with FileLock(runs / ".first.lock"):
+    with FileLock(runs / ".first.lock"):  # a process is at work on it
         assert not any("stopped" in line for line in status_lines(federation(), runs_in(runs)))
 
 
@@ -101,6 +106,7 @@ def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: Printed) -
 def test_a_federation_without_runs_says_so(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """Run 77 of the SuperLink has no folder here."""
     superlink = federation((1, "north", "online"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
     said = output(capsys, "status", "here", "--runs", tmp_path, status=SOMEBODY_IS_NEEDED).out
@@ -111,6 +117,10 @@ def test_a_federation_without_runs_says_so(
 def test_who_is_needed_is_told_to_programs(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """South is offline, run 77 has failed, and the certificate ends in twelve days.
+
+    They are told in JSON, for Prometheus, and by the exit status, until all is well.
+    """
     Three(tmp_path).run(on_round(1, 3, fails), rounds=2, run_name="first")
     superlink = federation((1, "", "online"), (3, "s", "offline"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
@@ -146,6 +156,10 @@ def test_who_is_needed_is_told_to_programs(
 def test_for_whom_a_round_waits_is_told(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """Round 2 has waited 40 s for two sites, and closes in 80 s.
+
+    It is told only while a process works on the run (its lock is taken).
+    """
     Three(tmp_path).run(rounds=1, run_name="first")
     run = tmp_path / "runs" / "first"
     now = 1_000_000.0
@@ -182,7 +196,7 @@ def flower_home(tmp_path: Path, monkeypatch: Patch) -> None:
 
 # -- what a site sees of its SuperLink -------------------------------------------------------------
 class Clock(BaseHTTPRequestHandler):
-    """A door whose clock goes wrong."""
+    """A SuperLink's address that answers with the time of a clock that is wrong."""
 
     behind = timedelta()
 
@@ -196,7 +210,7 @@ class Clock(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def door(tmp_path: Path, monkeypatch: Patch) -> Iterator[HTTPServer]:
-    """A server on this machine, and a site without any data that may ask it."""
+    """A server on this machine, which a site without any data may ask in the current folder."""
     monkeypatch.chdir(tmp_path)
     server = HTTPServer(("127.0.0.1", 0), Clock)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -257,7 +271,10 @@ def test_a_site_that_starts_says_what_is_wrong_on_the_way(
 
 
 def serve_tls(door: HTTPServer, folder: Path, host: str, **days: float) -> None:
-    """Give the door a certificate for ``host``; ``days``: how long which certificates hold."""
+    """Give the server a certificate for ``host``.
+
+    ``days``: CA_DAYS, SERVER_DAYS: how long the authority's and the server's certificate hold.
+    """
     certificates = program("certificates")
     vars(certificates).update(days)
     assert certificates.main([str(folder), "--server", host]) == 0
@@ -266,8 +283,11 @@ def serve_tls(door: HTTPServer, folder: Path, host: str, **days: float) -> None:
     door.socket = context.wrap_socket(door.socket, server_side=True)
 
 
-def test_the_superlinks_certificate_is_tried(door: HTTPServer, tmp_path: Path) -> None:
-    serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)  # it ends with its authority
+def test_days_that_the_superlinks_certificate_has_left_are_told(
+    door: HTTPServer, tmp_path: Path
+) -> None:
+    """The clock of the server is this machine's."""
+    serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)  # the server's ends with its authority's
     address = address_of(door)
     findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)
     answers = f"{address}: answers; its certificate: 8 days left"
@@ -279,6 +299,7 @@ def test_the_superlinks_certificate_is_tried(door: HTTPServer, tmp_path: Path) -
 def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate_that_ends(
     door: HTTPServer, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """The node config names a program to call, ``on-trouble``, which notes its words."""
     serve_tls(door, tmp_path, "127.0.0.1", CA_DAYS=9)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**7))
     told = tmp_path / "told"
@@ -288,6 +309,7 @@ def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate
     words: list[str] = []
 
     def supernode(*_: object) -> None:
+        """Run until the operator has been told of both."""
         wait_until(lambda: told.exists() and len(told.read_text().split()) == 2, timeout=60)
         words.extend(told.read_text().split())
 
@@ -307,6 +329,7 @@ def test_a_site_that_runs_tells_its_operator_of_a_full_disk_and_of_a_certificate
 def test_a_certificate_of_the_superlink_that_does_not_hold_is_wrong(
     days: int, host: str, reason: str, door: HTTPServer, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """It has expired, or is for another host; the check and the server's status say so."""
     serve_tls(door, tmp_path, host, SERVER_DAYS=days)
     address = address_of(door)
     findings = found("--superlink", address, "--root-certificates", "ca.crt", node=NODE)

@@ -27,7 +27,10 @@ RUN = 7
 
 
 class Site:
-    """Flower's SuperNode with one message, its clock, and what it has sent to the SuperLink."""
+    """Flower's SuperNode with one message, and a clock of its own that runs while it sleeps.
+
+    ``meanwhile`` is called at every pause. ``sent`` is what has gone to the SuperLink.
+    """
 
     def __init__(self, monkeypatch: Patch) -> None:
         self.store = ObjectStoreFactory().store()
@@ -63,6 +66,7 @@ class Site:
         assert self.state.activate_task(self.task)
 
     def reply(self) -> Message:
+        """Put the reply to the message into the SuperNode's store, from where it is sent."""
         reply = Message(RecordDict(), reply_to=self.message)
         start_client_internal._insert_message(reply, self.state, self.store)
         return reply
@@ -85,6 +89,8 @@ class Site:
 
 @pytest.fixture
 def site(monkeypatch: Patch) -> Site:
+    """A SuperNode whose end is a ``SystemExit`` with the reason."""
+
     def end(why: str) -> None:
         raise SystemExit(why)
 
@@ -102,13 +108,15 @@ def test_a_process_frozen_before_it_fetched_its_message_is_answered_for(site: Si
     assert answer.has_error()
     assert answer.error.reason == LOST
     assert answer.metadata.reply_to_message_id == "asked"
-    assert 60 < site.seconds < 65
+    assert 60 < site.seconds < 65  # soon after Flower's minute
 
 
 def test_a_reply_that_comes_as_its_process_ends_is_sent(site: Site) -> None:
+    """After 20 s the process replies and finishes its task."""
     site.begin()
 
     def reply_once() -> None:
+        # Flower hands a message out once, so it is asked for only when its time has come
         if site.seconds > 20 and site.state.get_messages_legacy(is_reply=False):
             site.reply()
             assert site.state.finish_task(site.task, "completed", "")
@@ -121,7 +129,10 @@ def test_a_reply_that_comes_as_its_process_ends_is_sent(site: Site) -> None:
 
 
 def test_a_message_that_no_process_takes_ends_the_supernode(site: Site) -> None:
-    """Whoever starts it again gives it a new process from which clients are forked."""
+    """Who starts it again, such as systemd, gives it a new process from which clients are forked.
+
+    Here a process takes the task again and again, and never begins with it.
+    """
 
     def take_and_freeze() -> None:
         site.state.claim_task(site.task)
@@ -134,7 +145,7 @@ def test_a_message_that_no_process_takes_ends_the_supernode(site: Site) -> None:
 def test_a_supernode_does_not_outlive_the_process_that_starts_those_of_messages(
     site: Site,
 ) -> None:
-    site.executor_ended = -9
+    site.executor_ended = -9  # killed
     with pytest.raises(SystemExit, match="The process that starts those of messages has ended"):
         site.push()
 
@@ -172,6 +183,7 @@ log(logging.ERROR, "Failed to receive message")
 def test_a_sites_log_has_no_blank_lines_no_colours_and_no_lines_of_flowers_on_each_message(
     level: str, number: int
 ) -> None:
+    """``number`` of six lines stay; all do if Flower's own level is asked for."""
     env = {**os.environ, "FLWR_LOG_LEVEL": level}
     if not level:
         del env["FLWR_LOG_LEVEL"]

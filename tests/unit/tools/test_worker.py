@@ -43,7 +43,10 @@ def _variables_of_the_command(monkeypatch: Patch) -> None:
 
 @pytest.fixture
 def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
-    """The executor that Flower's SuperExec gets of a worker."""
+    """The executor with which ``protofl worker`` lets Flower's SuperExec start tasks.
+
+    Flower is given its own options only.
+    """
     executors: list[Executor] = []
 
     def flower_superexec() -> None:
@@ -53,13 +56,15 @@ def executor(monkeypatch: Patch, tmp_path: Path) -> Executor:
     flowers = ["--root-certificates", __file__]
     ours = ["--out-dir", str(tmp_path / "made" / "runs"), "--allow-python", "mynets"]
     assert main([*OPTIONS, *flowers, *ours]) == 0
-    assert sys.argv == ["flower-superexec", *OPTIONS[1:], *flowers]
+    _worker, *of_both = OPTIONS
+    assert sys.argv == ["flower-superexec", *of_both, *flowers]
     return executors[0]
 
 
 def test_a_worker_takes_server_apps_only_in_its_folder(
     executor: Executor, monkeypatch: Patch, tmp_path: Path
 ) -> None:
+    """Other tasks fail; the process of one has the folder for results, closed to others."""
     started = MagicMock()
     monkeypatch.setattr("subprocess.Popen", started)
 
@@ -90,6 +95,7 @@ def test_a_worker_takes_server_apps_only_in_its_folder(
 
 
 def test_a_runs_settings_count_but_for_its_folder_and_nothing_of_its_bundle() -> None:
+    """Flower's functions for a bundle return the installed app; ``out-dir`` is the operator's."""
     with worker.installed_code("/results"):
         flower = import_module(RUNTIME)
         assert flower.install_from_fab(b"no zip", skip_prompt=True) is None
@@ -120,6 +126,7 @@ threading.Thread(target=ask, args=({"dataset": "mynetsx:make"},)).start()
 
 
 def test_a_run_names_no_module_that_the_operator_did_not() -> None:
+    """The operator has named mynets, under which mynets.data lies, but not mynetsx."""
     printed = output_of([sys.executable, "-c", NAMED])
 
     def refusal(module: str) -> str:
@@ -143,7 +150,7 @@ for line in sys.stdin:
 
 
 def processes_of(word: str) -> list[Path]:
-    """The folders in /proc of all processes that have this in their command line."""
+    """Return the folders in /proc of all processes that have this in their command line."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
@@ -155,7 +162,10 @@ def processes_of(word: str) -> list[Path]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("method", "number"), [("fork", 2), ("spawn", 1)])
 def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_path: Path) -> None:
-    """Anybody on the machine may read command lines."""
+    """Anybody on the machine may read command lines.
+
+    ``number``: processes of a task; where they are forked there is the one that forks as well.
+    """
     read = tmp_path / "read"
     executor = Executor(TaskType.SERVER_APP, ["-c", READS_A_TASK, str(read), method], method)
     executor.reconcile()
@@ -187,6 +197,7 @@ def test_no_process_shows_the_token_of_its_task(method: str, number: int, tmp_pa
 def test_the_process_of_a_task_reads_its_arguments(
     script: str, arguments: list[str], tmp_path: Path
 ) -> None:
+    """They come as a line on standard input; with --help it prints its options and ends."""
     arguments = [argument.replace("OUT-DIR", str(tmp_path)) for argument in arguments]
     command = [sys.executable, "-P", str(script), *arguments]
     env = os.environ | {"PYTHONPATH": str(app_folder())}
@@ -201,6 +212,7 @@ def test_the_process_of_a_task_reads_its_arguments(
 
 
 def test_a_process_that_ends_before_it_reads_its_task_is_named() -> None:
+    """The process that would fork is an empty program."""
     executor = Executor(TaskType.SERVER_APP, ["-Sc", ""], "fork")
     executor.reconcile()
 
@@ -228,6 +240,7 @@ def test_an_option_that_cannot_work_is_named(
 def test_another_version_of_flower_ends_the_worker_and_not_each_run(
     monkeypatch: Patch, tmp_path: Path, capsys: Printed
 ) -> None:
+    """A function that the worker replaces is not there."""
     monkeypatch.delattr(import_module(RUNTIME), "install_from_fab")
     assert main([*OPTIONS, "--insecure", "--out-dir", str(tmp_path / "runs")]) == 1
 

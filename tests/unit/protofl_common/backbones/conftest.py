@@ -29,7 +29,10 @@ def write_weights(
     mean: tuple[float, ...] = HALF,
     std: tuple[float, ...] = HALF,
 ) -> None:
-    """Write a `SmallResNet`'s state dict, kernels in float16, with mean and deviation of images."""
+    """Write a `SmallResNet`'s state dict as the embedded backbones' files have it.
+
+    Kernels are in float16, as there; ``mean`` and ``std`` are of the images, by channel.
+    """
     packed = {name: value.half() if value.ndim > 1 else value for name, value in state.items()}
     content = {
         "size": SIZE,

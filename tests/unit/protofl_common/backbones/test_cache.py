@@ -23,7 +23,7 @@ def images() -> Images:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the batch's size whenever a backbone is really run."""
+    """Return a list that gets the size of the batch whenever a backbone runs."""
     batches: list[int] = []
     real = Backbone.features
 
@@ -36,41 +36,40 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_computed_once_per_machine(images: Images, runs: list[int], tmp_path: Path) -> None:
+    """Both networks run once, and later calls read the file."""
     first = cached_features(images, NAMES, CPU, tmp_path, "site 1/train")
     assert runs == [6, 6]  # six images by each of the two networks
     assert torch.equal(first, extract_features(images, NAMES, CPU))
 
     runs.clear()
-    assert torch.equal(
-        cached_features(images, NAMES, CPU, tmp_path, "site 1/train"), first
-    )  # from disk
+    from_disk = cached_features(images, NAMES, CPU, tmp_path, "site 1/train")
+    assert torch.equal(from_disk, first)
     assert runs == []
 
     (file,) = tmp_path.glob("features/*.safetensors")
-    assert file.name.startswith("site-1-train-")
+    assert file.name.startswith("site-1-train-")  # without what a file's name cannot have
 
 
 def test_other_images_and_backbones_have_their_own_entry(
     images: Images, runs: list[int], tmp_path: Path
 ) -> None:
+    """One changed bit, another order and fewer backbones make an entry of their own."""
     changed = images.copy()
     changed[0, 0, 0, 0] ^= 1
+    in_another_order = NAMES[::-1]
+    fewer = NAMES[:1]
 
-    for batch, names in (
-        (images, NAMES),
-        (changed, NAMES),
-        (images, NAMES[::-1]),
-        (images, NAMES[:1]),
-    ):
-        assert torch.equal(
-            cached_features(batch, names, CPU, tmp_path, "x"), extract_features(batch, names, CPU)
-        )
-    assert len(list(tmp_path.glob("features/*.safetensors"))) == 4
+    requests = [(images, NAMES), (changed, NAMES), (images, in_another_order), (images, fewer)]
+    for batch, names in requests:
+        found = cached_features(batch, names, CPU, tmp_path, "x")
+        assert torch.equal(found, extract_features(batch, names, CPU))
+    assert len(list(tmp_path.glob("features/*.safetensors"))) == len(requests)
 
 
 def test_other_weights_have_their_own_entry(
     images: Images, runs: list[int], tmp_path: Path
 ) -> None:
+    """Two files of weights differ in content, and so do the features."""
     names = [f"file:small:{tmp_path / name}.json" for name in ("a", "b")]
     for seed, name in enumerate(("a", "b")):
         torch.manual_seed(seed)
@@ -80,20 +79,24 @@ def test_other_weights_have_their_own_entry(
     assert not torch.equal(first, second)
 
 
+CUT_OFF = b"cut off"
+"""In the place of a damaged file's content: the sound one without its last bytes."""
 OTHERS = [torch.zeros(5, 256), torch.full((6, 256), float("nan")), torch.zeros(6, 256).double()]
+"""Not the features of six images by two backbones: a wrong number, no numbers, another type."""
 
 
-@pytest.mark.parametrize("damage", [b"", b"rubbish", None, *OTHERS])
+@pytest.mark.parametrize("damage", [b"", b"rubbish", CUT_OFF, *OTHERS])
 def test_damaged_files_and_files_of_other_content_are_made_anew(
-    images: Images, runs: list[int], tmp_path: Path, damage: bytes | torch.Tensor | None
+    images: Images, runs: list[int], tmp_path: Path, damage: bytes | torch.Tensor
 ) -> None:
+    """``damage`` is what stands in the place of the file's content."""
     first = cached_features(images, NAMES, CPU, tmp_path, "x")
     (file,) = tmp_path.glob("features/*.safetensors")
     sound = file.read_bytes()
     if isinstance(damage, torch.Tensor):
         save_file({"features": damage}, file)
     else:
-        file.write_bytes(sound[:-5] if damage is None else damage)
+        file.write_bytes(sound[:-5] if damage == CUT_OFF else damage)
     runs.clear()
 
     assert torch.equal(cached_features(images, NAMES, CPU, tmp_path, "x"), first)

@@ -43,7 +43,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path, network: nn.Module) -> 
 
 
 def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> None:
-    """The network's last layer makes of the backbone's features what the network itself gives."""
+    """The network's last layer, applied to the backbone's features, gives the network's logits."""
     name = f"file:{ARCH}@64:{file}"
 
     features = extract_features(IMAGES, [name, "glyphs"], CPU)
@@ -57,11 +57,12 @@ def test_local_file_of_any_number_of_classes(file: Path, network: nn.Module) -> 
     imagenet_std = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
     with torch.no_grad():
         logits = network((pixels - imagenet_mean) / imagenet_std)
-        torch.testing.assert_close(network.fc(features[:, :1024]), logits, rtol=1e-3, atol=1e-4)
+        of_the_file = features[:, :1024]
+        torch.testing.assert_close(network.fc(of_the_file), logits, rtol=1e-3, atol=1e-4)
 
 
 class _Code:
-    """Its pickle would run code."""
+    """An object whose pickle prints "code was run" when it is read."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return print, ("code was run",)
@@ -73,7 +74,11 @@ class _Code:
 def test_wrong_files_are_refused(
     kind: str, tmp_path: Path, network: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are refused by name, and no code in them runs. "other" has another network's weights."""
+    """They are refused by name, and no code in them runs.
+
+    ``kind``: "pickle" and "torch" hold code, "list" no state dict, "other" the weights of another
+    network than the name says; "text" and "safetensors" are no tensors at all.
+    """
     name = "x.safetensors" if kind == "safetensors" else "x.pth"
     arch = "resnet18" if kind == "other" else ARCH
     file = tmp_path / name
@@ -103,6 +108,8 @@ def test_unknown_architectures_name_the_choices(tmp_path: Path) -> None:
 
 
 def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the backbone and the reason."""
+
     def offline(*args: object, **kwargs: object) -> nn.Module:
         raise OSError("no network")
 
@@ -113,6 +120,7 @@ def test_torchvision_weights_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn.Module) -> None:
+    """Size, mean and deviation of the images are those of ImageNet's weights."""
     real = models.get_model
     monkeypatch.setattr(models, "get_model", lambda arch, weights: real(arch, weights=None))
     backbone = load_backbone(f"torchvision:{ARCH}", CPU)
@@ -122,7 +130,9 @@ def test_torchvision_preset_is_used(monkeypatch: pytest.MonkeyPatch, network: nn
     load_backbone.cache_clear()
 
 
-def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_timm_its_backbones_are_refused_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     said = r"timm:anything: .*timm is not installed; pip install 'protofl\[timm\]'"
     with pytest.raises(BackboneError, match=said):
@@ -130,6 +140,7 @@ def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for timm has a network, and says which images it takes."""
     config = {"input_size": (3, 48, 48), "mean": (0.5, 0.5, 0.5), "std": (0.2, 0.2, 0.2)}
 
     def create_model(name: str, pretrained: bool, num_classes: int) -> nn.Module:
@@ -151,8 +162,9 @@ def test_timm_model_and_its_data_config(monkeypatch: pytest.MonkeyPatch) -> None
     load_backbone.cache_clear()
 
 
-def test_sizes_that_a_network_cannot_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = nn.Sequential(nn.Conv2d(3, 4, 30), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+def test_a_size_that_a_network_cannot_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = 30  # pixels a side, and so more than images of 16×16 have
+    stand_in = nn.Sequential(nn.Conv2d(3, 4, kernel), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     stand_in.add_module("fc", nn.Linear(4, 2))
     monkeypatch.setattr(models, "get_model", lambda arch, weights: stand_in)
 
@@ -181,9 +193,10 @@ class EfficientNet(torch.nn.Module):
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Small packages in the layout of the real ones, of code and of weights; the weights' file.
+    """Make a package of code and one of weights, laid out as the real ones; return the weights.
 
-    The package of the weights must not be imported.
+    Every feature of an image is the same sum of its pixels plus 0, 1, … 4 (the bias). The package
+    of the weights must not be imported.
     """
     code, weights = (tmp_path / name for name in load.PACKAGES)
     (weights / "models").mkdir(parents=True)
@@ -212,13 +225,14 @@ def _check_as_weights(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_packages_backbone(packages: Path) -> None:
-    """Images have the size and colours that ImageNet's weights know; the last layer is off."""
+    """Images have the size and colours that ImageNet's weights know; the last layer is left out."""
     backbone = load_backbone("package:efficientnet-lite0", CPU)
     assert (backbone.size, backbone.width) == (224, 5)
     assert (backbone.mean, backbone.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
     features = extract_features(IMAGES, ["package:efficientnet-lite0@32"], CPU)
-    torch.testing.assert_close(features - features[:, :1], torch.arange(5.0).expand(4, 5))
+    biases = features - features[:, :1]  # without the sum of pixels that all have
+    torch.testing.assert_close(biases, torch.arange(5.0).expand(4, 5))
 
 
 def test_other_weights_of_a_package_are_not_read_nor_code_in_them_run(

@@ -17,6 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def images(digit_domains: RawData) -> Images:
+    """Every 125th of the 2,500 images: four of each of the five domains."""
     return digit_domains.inputs[::125]
 
 
@@ -83,6 +84,7 @@ def test_no_images_no_features() -> None:
 
 
 def test_networks_stay_frozen(images: Images) -> None:
+    """A loaded backbone is kept; its weights do not change when it runs."""
     backbone = load_backbone("glyphs", CPU)
     before = {name: value.clone() for name, value in backbone.network.state_dict().items()}
 
@@ -110,12 +112,12 @@ def test_other_arrays_are_refused(images: np.ndarray) -> None:
 
 @pytest.mark.slow
 def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> None:
-    """Nearest class mean (cosine) within each of the five domains.
+    """Images get the class of the nearest class mean (cosine), in each of five domains by itself.
 
-    10 images per class to learn, 10 to test.
+    The means are of 10 images a class, and 10 others are classified.
     """
     of_domains = digit_domains.inputs.reshape(5, 500, 3, 28, 28)
-    images = of_domains[:, :200].reshape(1000, 3, 28, 28)
+    images = of_domains[:, :200].reshape(1000, 3, 28, 28)  # 20 of each of ten classes
     torch.manual_seed(0)
     name = BackboneName("embedded", "untrained")
     untrained = [frozen_backbone(name, SmallResNet(), 64, (0.5,) * 3, (0.25,) * 3) for _ in NAMES]
@@ -123,12 +125,14 @@ def test_features_beat_those_of_untrained_networks(digit_domains: RawData) -> No
         pixels = F.interpolate(torch.from_numpy(images).float(), (64, 64), mode="bilinear")
         random = torch.cat([backbone.features(pixels) for backbone in untrained], dim=1)
 
-    assert _accuracy(extract_features(images, NAMES, CPU)) > _accuracy(random) + 0.3
+    trained = extract_features(images, NAMES, CPU)
+    assert _accuracy(trained) > _accuracy(random) + 0.3  # 30 points
 
 
 def _accuracy(features: torch.Tensor) -> float:
-    """Mean over the domains of 200 images, whose labels count 0 to 9 again and again."""
-    learnt, tested = features.view(5, 20, 10, -1).split(10, dim=1)
+    """Mean over five domains of 200 images each, whose labels count 0 to 9 again and again."""
+    of_domains = features.view(5, 20, 10, -1)  # domain, number within the class, class, feature
+    learnt, tested = of_domains.split(10, dim=1)
     means = F.normalize(learnt.mean(dim=1, keepdim=True), dim=-1)
     cosines = F.normalize(tested, dim=-1) @ means.transpose(-1, -2)
     return float((cosines.argmax(dim=-1) == torch.arange(10)).float().mean())

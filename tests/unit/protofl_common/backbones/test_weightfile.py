@@ -25,6 +25,7 @@ LARGEST = 500 * 1024
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
+    """A file of the weights of a SmallResNet, with a mean and deviation for each channel."""
     torch.manual_seed(0)
     write_weights(
         tmp_path / "own.json", SmallResNet().state_dict(), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
@@ -44,6 +45,7 @@ def test_embedded_weights_are_small_and_say_how_good_they_are(name: str) -> None
 
 
 def test_embedded_weights_travel_with_the_app() -> None:
+    """Flower packs an app's files of a few kinds only, Python and JSON among them."""
     suffixes = {
         file.suffix
         for file in WEIGHTS.parent.rglob("*")
@@ -53,6 +55,7 @@ def test_embedded_weights_travel_with_the_app() -> None:
 
 
 def test_round_trip(file: Path) -> None:
+    """The weights are rounded to float16, and their file is the same when it is written again."""
     torch.manual_seed(0)
     network, backbone = SmallResNet(), read(file)
 
@@ -73,11 +76,12 @@ def test_round_trip(file: Path) -> None:
         again, {k: v.contiguous() for k, v in stored.items()}, backbone.mean, backbone.std
     )
 
+    # what was rounded to float16 once is not rounded again
     assert again.read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("change", [
-    lambda content: content.update(weights="B" + content["weights"][1:]),
+    lambda content: content.update(weights="B" + content["weights"][1:]),  # another first letter
     lambda content: content.pop("weights"),
     lambda content: content.update(weights="no base64"),
     lambda content: content.update(mean=[0.5]),
@@ -116,6 +120,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes | None) -> None:
 def test_no_other_network_loads(
     tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], words: str
 ) -> None:
+    """A changed state dict is named by what is wrong, NaN by the features that it gives."""
     state = SmallResNet().state_dict()
     change(state)
     write_weights(tmp_path / "x.json", state)

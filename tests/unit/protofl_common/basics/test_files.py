@@ -34,17 +34,19 @@ def test_text_replaces_what_was_there_and_makes_missing_folders(tmp_path: Path) 
 def test_a_failure_leaves_the_old_file_and_nothing_beside_it(
     where: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """An error of the system, which has a number, gets the file's name; any other stays."""
     fail = Mock(side_effect=[OSError("9 of 10 bytes"), OSError(28, "No space left")])
     write_text(tmp_path / "a", "old")
     monkeypatch.setattr(where, fail)
 
-    for text in ("^9 of 10 bytes$", f"No space left: '{tmp_path}/a'"):
-        with pytest.raises(OSError, match=text):
+    for said in ("^9 of 10 bytes$", f"No space left: '{tmp_path}/a'"):
+        with pytest.raises(OSError, match=said):
             write_text(tmp_path / "a", "new")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "old")]
 
 
 def test_a_folder_replaces_a_folder_but_a_file_never_does(tmp_path: Path) -> None:
+    """``replacing`` makes "entry" twice; the second time it replaces the first."""
     for number in (1, 2):
         with replacing(tmp_path / "entry") as beside:
             beside.mkdir()
@@ -57,27 +59,28 @@ def test_a_folder_replaces_a_folder_but_a_file_never_does(tmp_path: Path) -> Non
 
 
 def test_nobody_else_reads_what_is_private_while_it_is_written(tmp_path: Path) -> None:
+    """The file, or its folder, is closed to others from the beginning."""
     tmp_path.chmod(0o755)
-    before = os.umask(0o022)
+    before = os.umask(0o022)  # others may read new files
     try:
         with replacing(tmp_path / "key", private=True) as beside:
             beside.write_text("secret")
+            # what others may do with the file, and with its folder: one of them must be closed
             assert 0 in [path.stat().st_mode & 0o077 for path in (beside, beside.parent)]
     finally:
         os.umask(before)
 
-    assert [(file.name, file.stat().st_mode & 0o777) for file in tmp_path.iterdir()] == [
-        ("key", 0o600)
-    ]
+    (key,) = tmp_path.iterdir()
+    assert (key.name, key.stat().st_mode & 0o777) == ("key", 0o600)
 
 
 def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_error(
     tmp_path: Path,
 ) -> None:
-    """One that cannot be written is the system's error: its caller can say for which file."""
+    """A lock that cannot be written raises the system's own error, to which its caller can add."""
     entry = tmp_path / "new" / "entry"
     with locked(entry):
-        entry.with_name("entry.0a1b2c3d.tmp").touch()
+        entry.with_name("entry.0a1b2c3d.tmp").touch()  # as a killed process leaves it
 
     with pytest.raises(ValueError, match="in the middle"), locked(entry):
         raise ValueError("in the middle")
@@ -91,6 +94,7 @@ def test_a_lock_makes_its_folder_clears_leftovers_and_is_free_again_after_an_err
 
 
 def test_a_digest_stands_for_its_parts_in_their_order() -> None:
+    """Their types and borders count too; a tuple and a list are alike."""
     assert digest("a", 1, [2.5]) == digest("a", 1, (2.5,))
     assert len({digest("a", 1), digest(1, "a"), digest("a", "1"), digest("a1")}) == 4
 
@@ -108,7 +112,7 @@ FACTS = {"format": "some-1", "facts": '{"sites": ["nörth"]}'}
 
 
 def tensors() -> dict[str, Tensor]:
-    """Of several types and shapes, a scalar and an empty one among them."""
+    """Return tensors of several types and shapes: a transposed one, a scalar, an empty one."""
     return {
         "a": torch.tensor([[0.0, -1.5], [2.0, 3.0]]).T,
         "half": torch.tensor([1.0, 2.0], dtype=torch.bfloat16),
@@ -118,17 +122,21 @@ def tensors() -> dict[str, Tensor]:
     }
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_tensors_and_facts_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x", tensors(), FACTS)
     found, facts = read_tensors(tmp_path / "x", CPU)
 
     assert (facts, found.keys()) == (FACTS, tensors().keys())
     for name, value in tensors().items():
-        assert (found[name].dtype, torch.equal(found[name], value)) == (value.dtype, True)
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
 
 
 def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
-    """Every eleventh bit is flipped. Only a flip in the key "checksum" itself may go unnoticed."""
+    """Every eleventh bit is flipped, one at a time.
+
+    Only a flip in the key "checksum" itself may go unnoticed: the file then seems to have none.
+    """
     write_tensors(tmp_path / "x", tensors(), FACTS)
     whole = (tmp_path / "x").read_bytes()
     harmless = 0
@@ -143,10 +151,12 @@ def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
             pass
         (tmp_path / "x").write_bytes(whole)
 
-    assert harmless <= 8 * len("checksum") / step + 1
+    most_flips_in_the_key = 8 * len("checksum") / step + 1  # its bits, every eleventh, rounded up
+    assert harmless <= most_flips_in_the_key
 
 
 def test_a_truncated_or_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """The file x is cut to several lengths; y is not there."""
     write_tensors(tmp_path / "x", tensors(), FACTS)
     whole = (tmp_path / "x").read_bytes()
     for length in (0, 7, 100, len(whole) - 1):
@@ -159,6 +169,7 @@ def test_a_truncated_or_missing_file_is_an_error_that_names_it(tmp_path: Path) -
 
 
 def test_files_without_a_checksum_are_read_and_ours_are_plain_safetensors(tmp_path: Path) -> None:
+    """Whoever writes with the safetensors library alone adds no checksum."""
     save_file({"a": torch.ones(2)}, tmp_path / "old", metadata={"format": "some-0"})
     found, facts = read_tensors(tmp_path / "old", CPU)
 

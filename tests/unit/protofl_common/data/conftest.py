@@ -29,7 +29,10 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data_settings(cache_dir: Path) -> MakeSettings:
-    """``data_settings(dataset="digits", train_samples=0)``: 30 samples a client, but for this."""
+    """``data_settings(dataset="digits")``: the defaults with these changes.
+
+    Unless they are changed too, clients have one domain each and at most 30 training samples.
+    """
 
     def make(**changes: Any) -> DataSettings:
         config = default_run_config()
@@ -56,7 +59,10 @@ def open_all(data_settings: MakeSettings) -> OpenAll:
 
 @pytest.fixture
 def read(data_settings: MakeSettings) -> Read:
-    """``read("arrays", folder, image_size=8)``: a data set, by a process that knows no listing."""
+    """``read("arrays", folder, image_size=8)``: a data set, as a new process reads it.
+
+    A process lists a folder's files once; here that listing is forgotten before every call.
+    """
 
     def read_(dataset: str, path: Path | str = "", **settings: Any) -> StoredData:
         data_key.cache_clear()
@@ -82,13 +88,13 @@ def opened(read: Read, tmp_path: Path) -> Any:
 
 
 def refused(said: str) -> Any:
-    """Return what demands that the lines inside it are refused, with a message that has this."""
+    """Demand that the block inside ``with`` raises DataError with this text (a pattern)."""
     return pytest.raises(DataError, match=said)
 
 
 @pytest.fixture
 def mnist_dir(tmp_path: Path) -> Path:
-    """A folder with 400 + 100 made-up MNIST images, each with its number in its pixels."""
+    """A folder with 400 + 100 made-up MNIST images; the first two pixels hold an image's number."""
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part, first, count in (("train", 0, 400), ("t10k", 400, 100)):
@@ -101,9 +107,9 @@ def mnist_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def usps_dir(mnist_dir: Path) -> Path:
-    """`mnist_dir` with 40 + 20 made-up USPS images beside.
+    """`mnist_dir`, with 40 + 20 made-up USPS images beside.
 
-    Its format is LIBSVM's: labels 1 … 10, values -1 … 1.
+    The format of USPS is LIBSVM's: labels 1 … 10, and the 256 pixels as number:value, -1 … 1.
     """
     for name, count in (("usps.bz2", 40), ("usps.t.bz2", 20)):
         rows = []
@@ -115,7 +121,7 @@ def usps_dir(mnist_dir: Path) -> Path:
 
 
 def write_idx(file: Path, array: np.ndarray) -> None:
-    """MNIST's own format: a magic number (8: unsigned bytes; number of axes), shape, values."""
+    """Write an array in MNIST's own format: 0x08 for unsigned bytes, axes, shape, values."""
     header = np.array([0x800 + array.ndim, *array.shape], dtype=">i4")
     file.write_bytes(header.tobytes() + array.tobytes())
 

@@ -43,28 +43,23 @@ ENDS = ["\n", "\r\n", "\r", "\n\n", "\n \n"]
 
 
 def content_of(read: CsvContent) -> tuple[object, ...]:
-    """Everything that a reader has found, and the numbers that its columns become."""
+    """Return everything that a reader has found, and the numbers that its columns become."""
     texts = [list(column) for column in read.columns]
-    some = [column[1:3] for column in read.columns]
-    numbers = [_numbers(column).tobytes() for column in read.columns]
-    return (
-        read.names,
-        list(read.lines),
-        read.last_line,
-        texts,
-        [list(part) for part in some],
-        numbers,
-    )
+    slices = [list(column[1:3]) for column in read.columns]
+    numbers = [_numbers(column).tobytes() for column in read.columns]  # NaN equals NaN in bytes
+    return read.names, list(read.lines), read.last_line, texts, slices, numbers
 
 
 @given(st.data())
-def test_what_one_reader_reads_the_other_reads_alike(
+def test_what_pyarrow_may_read_pythons_reader_reads_alike(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
+    """Whatever a file contains: if PyArrow reads it at all, both find the same."""
     sign = data.draw(st.sampled_from(SIGNS))
-    cells = st.lists(st.sampled_from(NUMBERS + TEXTS + ["1", "2"] * 30), min_size=2, max_size=2)
+    plain = ["1", "2"] * 30  # most cells, so that PyArrow reads some of the files
+    cells = st.lists(st.sampled_from(NUMBERS + TEXTS + plain), min_size=2, max_size=2)
     rows = [["a", "label"], *data.draw(st.lists(cells, max_size=6))]
-    ragged = data.draw(st.sampled_from(["", "", "", sign, "x"]))
+    ragged = data.draw(st.sampled_from(["", "", "", sign, "x"]))  # after the last row
     end = data.draw(st.sampled_from(["\n", *ENDS]))
     start = data.draw(st.sampled_from(["", "", "\ufeff", f"sep={sign}\n", "\n"]))
     text = start + end.join(map(sign.join, rows)) + ragged + data.draw(st.sampled_from(["", end]))
@@ -104,18 +99,19 @@ def test_what_is_refused_is_refused_by_pythons_reader(text: bytes, tmp_path: Pat
 
 
 def test_blocks_do_not_change_what_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(csv_file, "BLOCK_BYTES", 64)
+    """PyArrow reads a file in blocks, whose borders fall anywhere in its lines."""
+    monkeypatch.setattr(csv_file, "BLOCK_BYTES", 64)  # of a file of some thousand bytes
     file = tmp_path / "t.csv"
     lines = [f'{row / 7},"{row}, {row}",c{row % 3}' for row in range(100)]
     file.write_text("\n".join(["a,b,label", *lines]), encoding="utf-8")
-    assert _plain_lines(file, ",") == 101
+    assert _plain_lines(file, ",") == 1 + len(lines)
     read = _by_arrow(file, None)
     assert read is not None
     assert len(read.columns) == 3
     assert content_of(read) == content_of(_by_python(file, None))
 
 
-def test_a_category_may_be_called_as_a_gap_is() -> None:
+def test_a_category_may_be_called_none_although_that_stands_for_a_gap_elsewhere() -> None:
     column = {"smoker": ["none", "some", "", "none"]}
     chosen = ("smoker:none|some",)
     read = read_columns(column, chosen, "here", "row {}".format, gaps=True)

@@ -36,16 +36,21 @@ FRAGMENTS += [b"label", b"split", b"client", b"../", b"\xef\xbb\xbf", b"0" * 40,
 
 @st.composite
 def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
-    """A few changes of a file: bytes that are replaced, put in, taken out or moved."""
+    """Draw a function that makes one to four changes to a file's bytes.
+
+    R replaces bytes, I inserts some, D deletes a range, M repeats one, C keeps the start or end.
+    """
     places = st.floats(0, 1, allow_nan=False)
     new = st.one_of(st.sampled_from(FRAGMENTS), st.binary(max_size=8))
     change = st.tuples(st.sampled_from("RIDMC"), places, places, new)
     changes = draw(st.lists(change, min_size=1, max_size=4))
 
     def damaged(content: bytes) -> bytes:
+        """Return ``content`` after all changes: replaced, inserted, deleted, repeated or cut."""
         for kind, first, second, inserted in changes:
             start = int(first * len(content))
-            end = start + int(second**4 * (len(content) - start))  # mostly short
+            length = int(second**4 * (len(content) - start))  # the power makes most ranges short
+            end = start + length
             match kind:
                 case "R":
                     content = content[:start] + inserted + content[start + len(inserted) :]
@@ -63,6 +68,7 @@ def damage(draw: st.DrawFn) -> Callable[[bytes], bytes]:
 
 
 def table_of(rows: int) -> dict[str, list[Any]]:
+    """Return columns of a table with ``rows`` rows, of two clients and two classes."""
     return {
         "a": [row / 7 for row in range(rows)],
         "b": [float(row % 3) for row in range(rows)],
@@ -118,7 +124,10 @@ KINDS = [*CONTENTS, "x.png", "x.jpg", "x.tif", "x.gif", "x.bmp", "x.webp", "x.pp
 
 
 def read(kind: str, folder: Path, damaged: Callable[[bytes], bytes]) -> RawData | None:
-    """Damage a file of this kind, and read it as training, or prediction, does."""
+    """Damage a file of this kind, and read it as training does; arrays also as prediction does.
+
+    Return what training reads; None for ``inputs.npy``, which is for prediction alone.
+    """
     if kind in CONTENTS:
         file = folder / kind
         file.write_bytes(damaged(CONTENTS[kind]))
@@ -142,7 +151,7 @@ def read(kind: str, folder: Path, damaged: Callable[[bytes], bytes]) -> RawData 
 
 
 def _predict(file: Path) -> None:
-    """Numbers that a model can take, or one line."""
+    """Read a file to predict: its samples are numbers that a model takes, or have a reason."""
     (samples,) = read_batches([file], TABLE)  # type: ignore[arg-type]
     if samples.inputs is not None:
         assert np.isfinite(samples.inputs).all()
@@ -158,6 +167,7 @@ def _predict(file: Path) -> None:
 def test_a_damaged_file_is_read_as_samples_or_refused_in_a_line(
     kind: str, tmp_path_factory: pytest.TempPathFactory, damaged: Callable[[bytes], bytes]
 ) -> None:
+    """Reading ends in time; what is read has finite inputs, and labels of plain class names."""
     folder = tmp_path_factory.getbasetemp() / f"fuzz-{kind}"
     folder.mkdir(exist_ok=True)
     data = None

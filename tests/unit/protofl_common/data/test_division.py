@@ -24,6 +24,7 @@ from .conftest import WHOLE, MakeSettings, OpenAll, counts, held, identities, re
 def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_dividing(
     open_all: OpenAll,
 ) -> None:
+    """``test_samples`` caps each client's tests, ``total_samples`` all data."""
     for client in open_all(5, dataset="digit-domains", partition="feature-shift", test_samples=50):
         assert len(client.train_labels) == 30  # as `data_settings` has it
         # 50 of ten classes that are equally large: about 5 of each
@@ -34,7 +35,9 @@ def test_a_cap_on_tests_keeps_proportions_and_total_samples_are_drawn_before_div
     assert [counts(client).sum() for client in everyone] == [25] * 4
 
 
-def test_official_test_part(open_all: OpenAll, mnist_dir: Path) -> None:
+def test_an_official_test_part_is_divided_by_classes_and_capped_alike(
+    open_all: OpenAll, mnist_dir: Path
+) -> None:
     """Each client is tested on the official test samples of its classes."""
     official = {"dataset": "mnist", "data_dir": str(mnist_dir), "test_from": "official"}
     everyone = open_all(5, **official, partition="pathological", **WHOLE)
@@ -51,9 +54,10 @@ def test_official_test_part(open_all: OpenAll, mnist_dir: Path) -> None:
 
 
 def numbers(images: np.ndarray) -> list[int]:
-    """Which images of the made-up MNIST these are.
+    """Return which images of `mnist_dir` these are.
 
-    0…399 are for training and 400…499 for testing; an image's class is its number mod 10.
+    0…399 are for training and 400…499 for testing; an image's class is its number mod 10. The
+    first two pixels are the number's digits in base 256.
     """
     values: list[int] = (images[:, 0, 0, :2].astype(int) @ [256, 1]).tolist()
     return values
@@ -66,18 +70,18 @@ def trained_numbers(clients: list[ClientData]) -> list[int]:
 def test_the_official_test_part_for_everybody(
     open_all: OpenAll, data_settings: MakeSettings, mnist_dir: Path
 ) -> None:
-    """Clients of two classes each are tested on all ten, and so is a client alone.
+    """Clients of two classes each are tested on all ten, and so is a site with data of its own.
 
-    Training shares are as with `official`.
+    Training shares are as with ``official``. The test part is in memory once, for all clients.
     """
     same = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "pathological", **WHOLE}
     everyone = open_all(5, **same, test_from="official-all")
-    with_own_tests = open_all(5, **same, test_from="official")
-    for client, narrow in zip(everyone, with_own_tests, strict=True):
+    tested_on_their_classes = open_all(5, **same, test_from="official")
+    for client, official in zip(everyone, tested_on_their_classes, strict=True):
         assert numbers(client.test_inputs) == list(range(400, 500))
         assert_array_equal(client.test_labels, np.arange(100) % 10)
-        assert len(held(narrow)) == 2
-        assert_array_equal(client.train_inputs, narrow.train_inputs)
+        assert len(held(official)) == 2
+        assert_array_equal(client.train_inputs, official.train_inputs)
         assert client.train_inputs.flags.owndata
         assert not client.test_inputs.flags.owndata
         assert not client.test_inputs.flags.writeable
@@ -92,6 +96,7 @@ def test_the_official_test_part_for_everybody(
 def test_a_cap_on_the_test_part_for_everybody_is_balanced_common_and_of_the_seed(
     open_all: OpenAll, mnist_dir: Path
 ) -> None:
+    """All clients have the same 30 test samples, three of each class."""
     same: dict[str, Any] = {"dataset": "mnist", "data_dir": str(mnist_dir), "partition": "iid"}
     same |= {"test_from": "official-all", "test_samples": 30}
 
@@ -127,6 +132,7 @@ def test_balanced_tests_have_every_class_as_often_of_what_nobody_trains_on(
 def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share(
     open_all: OpenAll,
 ) -> None:
+    """Two clients of one domain share their test samples: ten of each class."""
     skewed = {"dataset": "digit-domains", "partition": "feature-label-shift", "alpha": 0.3}
     skewed |= {"clients_per_domain": "2,1,1,1,1", **WHOLE}
 
@@ -145,12 +151,14 @@ def test_balanced_tests_are_of_ones_own_domain_however_skewed_the_training_share
 def test_validation_samples_are_taken_from_training_and_change_nothing_else(
     open_all: OpenAll,
 ) -> None:
+    """A fifth of each client's training samples is set aside."""
     same: dict[str, Any] = {"dataset": "digit-domains", "partition": "dirichlet", **WHOLE}
     same |= {"alpha": 0.5, "total_samples": 600}
 
     everyone = open_all(4, **same, validation_fraction=0.2)
 
-    for client, without in zip(everyone, open_all(4, **same), strict=True):
+    without_validation = open_all(4, **same)
+    for client, without in zip(everyone, without_validation, strict=True):
         assert len(without.validation_labels) == 0
         assert_array_equal(client.test_inputs, without.test_inputs)
         assert len(client.validation_labels) == round(0.2 * len(without.train_labels))
@@ -161,37 +169,42 @@ def test_validation_samples_are_taken_from_training_and_change_nothing_else(
 
 
 def test_which_samples_are_for_validation_is_of_the_seed(open_all: OpenAll) -> None:
+    """The same seed sets the same samples aside, and another seed others."""
     same = {"dataset": "digits", "partition": "iid", "validation_fraction": 0.2}
-    first, again = open_all(4, **same)[2], open_all(4, **same)[2]
-    of_another_seed = open_all(4, **same, seed=7)[2]
+    one_of_four = 2
+    first = open_all(4, **same)[one_of_four]
+    again = open_all(4, **same)[one_of_four]
+    of_another_seed = open_all(4, **same, seed=7)[one_of_four]
     assert_array_equal(first.validation_inputs, again.validation_inputs)
     assert not np.array_equal(first.validation_inputs, of_another_seed.validation_inputs)
 
 
 def test_a_share_may_be_too_small_for_a_validation_sample(open_all: OpenAll) -> None:
     small = {"dataset": "digits", "partition": "iid", "train_samples": 4}
-    for client in open_all(3, **small, validation_fraction=0.1):
+    for client in open_all(3, **small, validation_fraction=0.1):  # 0.4 of a sample
         assert len(client.train_labels) == 4
         assert client.validation_inputs.shape == (0, 1, 8, 8)
 
 
-def test_a_rate_of_every_class_keeps_its_label_and_at_least_one() -> None:
+def test_a_part_of_each_class_keeps_its_labels_at_least_one_of_them() -> None:
+    """A fifth of 10, 5, 1 and 100 samples, and so small a rate that one sample is left."""
     labels = np.repeat([0, 3, 4, 7], [10, 5, 1, 100])
     labels.flags.writeable = False
 
-    hidden = hide_labels(labels, 0.2, 0)
+    hidden = hide_labels(labels, rate=0.2, seed=0)
 
     assert [int((hidden == label).sum()) for label in (0, 3, 4, 7)] == [2, 1, 1, 20]
     kept = hidden != UNLABELLED
     assert (~kept).sum() == 116 - 24
     assert_array_equal(hidden[kept], labels[kept])
-    assert hide_labels(labels, 1.0, 3) is labels
+    assert hide_labels(labels, rate=1.0, seed=3) is labels
     for rate in (1e-9, 0.001, 0.005):
-        hidden = hide_labels(np.repeat([1, 2], [100, 3]), rate, 0)
+        hidden = hide_labels(np.repeat([1, 2], [100, 3]), rate, seed=0)
         assert (hidden == 1).sum() == (hidden == 2).sum() == 1
 
 
 def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one() -> None:
+    """At each of five rates the labelled samples contain those at the smaller ones."""
     labels = np.arange(300) % 3
 
     labelled = [
@@ -204,6 +217,7 @@ def test_what_is_labelled_at_a_rate_is_labelled_at_every_larger_one() -> None:
 
 
 def test_hiding_labels_changes_only_training_labels(open_all: OpenAll) -> None:
+    """With ``positive_rate`` 0.1 a tenth of each class stays labelled."""
     same = {"dataset": "digit-domains", "partition": "feature-shift", "train_samples": 0}
     labelled = open_all(5, **same)
     hidden = open_all(5, **same, positive_rate=0.1)
@@ -218,13 +232,14 @@ def test_hiding_labels_changes_only_training_labels(open_all: OpenAll) -> None:
         known = client.train_labels[is_known]
         assert_array_equal(known, whole.train_labels[is_known])
         assert set(known) == set(whole.train_labels)
-        tenth = np.round(0.1 * np.bincount(whole.train_labels))
-        assert_array_equal(np.bincount(known), tenth)
+        tenth_of_each_class = np.round(0.1 * np.bincount(whole.train_labels))
+        assert_array_equal(np.bincount(known), tenth_of_each_class)
 
 
 def test_which_labels_are_hidden_depends_on_seed_and_client_alone(
     open_all: OpenAll, cache_dir: Path
 ) -> None:
+    """Three clients with two seeds have six different choices."""
     same = {"dataset": "digits", "partition": "iid", "train_samples": 0, "positive_rate": 0.2}
     first = open_all(3, **same)
     for client, again in zip(first, open_all(3, **same), strict=True):
@@ -232,7 +247,7 @@ def test_which_labels_are_hidden_depends_on_seed_and_client_alone(
 
     of_another_seed = open_all(3, seed=7, **same)
     known = [client.train_labels != UNLABELLED for client in (*first, *of_another_seed)]
-    assert len({mask.tobytes() for mask in known}) == 6
+    assert len({mask.tobytes() for mask in known}) == 6  # all differ
 
     before = set(cache_dir.iterdir())
     open_all(3, **same | {"positive_rate": 0.3})  # rates share one division in the cache
@@ -277,7 +292,7 @@ def test_all_problems_are_told_at_once(data_settings: MakeSettings) -> None:
     assert len(str(caught.value).splitlines()) == 4  # and the partition needs domains
 
 
-def test_every_data_set_can_be_right(data_settings: MakeSettings) -> None:
+def test_every_data_set_has_settings_that_pass_the_check(data_settings: MakeSettings) -> None:
     for dataset, row in DATASETS.items():
         test_from = "official-own" if row.shares_parts else "split"
         check_data_settings(
@@ -335,10 +350,10 @@ def test_data_that_cannot_be_divided_as_asked(
         open_client_data(settings, seed=1, partition=0, num_partitions=clients, domain=domain)
 
 
-def test_a_domain_without_samples_is_no_domain_less(
+def test_a_domain_without_samples_is_refused_unless_a_site_has_another(
     data_settings: MakeSettings, domain_dir: Path
 ) -> None:
-    """Two clients would be of the first two, and nobody would miss the third.
+    """Two clients would be of the first two domains, and nobody would miss the third.
 
     A site has one domain only, so the others do not matter to it.
     """
@@ -357,7 +372,7 @@ def test_a_domain_without_samples_is_no_domain_less(
     ({"clients_per_domain": "1,1,1"}, "names 3 domains; the data have 2: photo, sketch"),
     ({"partition": "pathological", "classes_per_client": 4}, "= 4: the data have only 3 classes"),
 ])  # fmt: skip
-def test_the_domains_and_classes_of_files_count(
+def test_settings_must_fit_the_domains_and_classes_that_the_files_have(
     data_settings: MakeSettings, domain_dir: Path, changes: dict[str, Any], said: str
 ) -> None:
     settings = data_settings(dataset="domain-folder", data_dir=str(domain_dir), **changes)
@@ -368,8 +383,10 @@ def test_the_domains_and_classes_of_files_count(
 def test_an_official_test_part_must_have_a_clients_classes(
     data_settings: MakeSettings, mnist_dir: Path
 ) -> None:
+    """The test part is made to have class 0 only; ten clients have one class each."""
     labels = mnist_dir / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
-    labels.write_bytes(labels.read_bytes()[:8] + bytes(100))
+    header = labels.read_bytes()[:8]
+    labels.write_bytes(header + bytes(100))  # all 100 are of class 0
     pathological = {"partition": "pathological", "classes_per_client": 1, "test_from": "official"}
     settings = data_settings(dataset="mnist", data_dir=str(mnist_dir), **pathological)
     with refused("the official test part has no sample of classes"):

@@ -1,4 +1,4 @@
-"""The door: what is not what its owner thinks is refused or said, wherever it comes in."""
+"""The check of all data that become samples: what is not as its owner thinks is refused or said."""
 
 import os
 from pathlib import Path
@@ -40,6 +40,7 @@ def test_what_training_refuses_prediction_refuses(value: Any, said: str) -> None
 
 
 def test_a_model_is_given_what_its_card_says(capsys: Printed) -> None:
+    """It is given numbers of its type and shape; a gap only if the card says how to fill it."""
     assert inputs_for(TABLE, [[-1, 2]]).tolist() == [[-1, 2]]
     with_gradient = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
     assert inputs_for(TABLE, with_gradient).dtype == np.float32
@@ -49,7 +50,7 @@ def test_a_model_is_given_what_its_card_says(capsys: Printed) -> None:
         with refused(r"a sample is float32 .*; the model takes"):
             inputs_for(card, value)
 
-    inputs_for(TABLE, [[1e9, 0], [1e9 + 1, 1]])
+    inputs_for(TABLE, [[1e9, 0], [1e9 + 1, 1]])  # which are one number in float32
     assert "sample 1, feature 0: 1000000001 is 1000000000 to a model" in capsys.readouterr().err
 
 
@@ -61,10 +62,12 @@ def test_channels_last_are_refused_whatever_the_shape(shape: tuple[int, ...]) ->
 
 # -- labels
 def labelled(labels: Any, **arrays: Any) -> Any:
+    """Return the data of as many samples, each with the input 1, that have these labels."""
     return from_arrays({"inputs": np.ones((len(labels), 1)), "labels": labels, **arrays}, "here")
 
 
 AGES = (np.random.default_rng(1).normal(50, 25, 200).astype(int)).clip(0).tolist()
+"""Whole numbers, of which each is the label of few samples."""
 
 
 @pytest.mark.parametrize(("labels", "said"), [
@@ -92,17 +95,18 @@ AGES = (np.random.default_rng(1).normal(50, 25, 200).astype(int)).clip(0).tolist
     (["a", "b\n60,1,b\n61,2,b"], r"labels: sample 1 has 'b; 60,1,b; 61,2,b': a name has no"),
     (["a", "b" * 201], r"labels: sample 1 has 'b{40} … \(201 characters\)'"),
 ])  # fmt: skip
-def test_labels_that_are_no_classes(labels: Any, said: str) -> None:
+def test_labels_that_are_no_classes_are_refused(labels: Any, said: str) -> None:
     with refused(said):
         labelled(labels)
 
 
 def test_labels_that_are_classes(capsys: Printed) -> None:
+    """Signs, bytes and commas are no obstacle; a rare label that begins as another is printed."""
     assert labelled([-1, 1]).classes == ("-1", "1")
     assert labelled([b"b", b"a"]).classes == ("a", "b")
     assert labelled(["lung, left", "lung, right"]).classes == ("lung, left", "lung, right")
-    cut_off = labelled(["sick"] * 20 + ["well"] * 20 + ["si"])
-    assert len(cut_off.classes) == 3
+    with_one_cut_off = labelled(["sick"] * 20 + ["well"] * 20 + ["si"])
+    assert len(with_one_cut_off.classes) == 3
     assert "here, sample 40: alone has the label 'si'" in capsys.readouterr().err
     with refused("has both client and domain"):
         labelled([0, 1], client=["x", "y"], domain=["u", "v"])
@@ -122,7 +126,9 @@ def test_a_quote_without_its_pair_is_named_by_its_lines(opened: Any, dataset: st
         opened(dataset, "t.csv", f'{OPEN_QUOTE}6,y"\n')
 
 
-def test_every_line_is_accounted_for(opened: Any, capsys: Printed) -> None:
+def test_the_lines_of_a_text_file_are_counted_and_repeated_names_refused(
+    opened: Any, capsys: Printed
+) -> None:
     data = opened("text-csv", "t.csv", 'label,text\nx,"one\ntwo"\ny,three\n')
     assert data.notes[0].endswith("t.csv: 2 rows in 4 lines")
     assert data.notes[0] in capsys.readouterr().err
@@ -138,10 +144,11 @@ def test_semicolons_with_decimal_commas_are_read(opened: Any, first: str) -> Non
 
 
 def test_names_with_any_sign_can_be_columns_and_be_dropped(opened: Any) -> None:
+    """The error proposes a value of ``drop``, which works as it stands."""
     text = '"k__B|p__F",MET:z|rt,"Bilirubin, total",label\n1,2,high,x\n3,4,5,y\n'
     with refused("""drop=' "Bilirubin, total"'""") as caught:
         opened("arrays", "t.csv", text)
-    drop = str(caught.value).rpartition("drop=")[2].strip("'")
+    drop = str(caught.value).rpartition("drop=")[2].strip("'")  # as the error proposes it
     data = opened("arrays", "t.csv", text, drop=drop)
     assert data.inputs.tolist() == [[1, 2], [3, 4]]
     with refused("'1_0' is not a finite number"):
@@ -149,18 +156,22 @@ def test_names_with_any_sign_can_be_columns_and_be_dropped(opened: Any) -> None:
 
 
 def test_a_column_that_numbers_the_rows_is_said(opened: Any, capsys: Printed) -> None:
-    rows = [f"{row},{row % 7},{'xy'[row // 20]}\n" for row in range(40)]
+    rows = [f"{row},{row % 7},{'xy'[row // 20]}\n" for row in range(40)]  # sorted by label
     opened("arrays", "t.csv", f"Id,a,label\n{''.join(rows)}")
     assert "column 'Id' numbers the rows" in capsys.readouterr().err
 
 
 def test_a_language_without_blanks_has_a_token_for_each_letter() -> None:
-    assert np.count_nonzero(tokens(["今天天气很好", "อากาศดี"], 9), axis=1).tolist() == [6, 7]
+    chinese_of_6 = "今天天气很好"
+    thai_of_7 = "อากาศดี"
+    found = tokens([chinese_of_6, thai_of_7], 9)
+    assert np.count_nonzero(found, axis=1).tolist() == [6, 7]  # 0 is padding
 
 
 # -- folders
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
+    """A folder with four images each of a cat and of a dog."""
     root = tmp_path / "photos"
     for shade, name in enumerate(("cat", "dog")):
         for number in range(4):
@@ -169,12 +180,13 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_every_file_is_accounted_for(photos: Path, read: Read, capsys: Printed) -> None:
+    """What is no image of a class is counted, and the counts are printed."""
     for path in ("dog/.ipynb_checkpoints/0.jpg", "dog/@eaDir/1.jpg", "cat/Thumbnails/2.png"):
         write_image(photos / path)
     for path in ("cat/4.dcm", "cat/5.dcm", "cat/.DS_Store", "list.txt"):
         (photos / path).write_bytes(b"")
     os.mkfifo(photos / "cat/pipe.jpg")
-    (photos / "cat/0.jpg").rename(photos / "cat/0.jfif")
+    (photos / "cat/0.jpg").rename(photos / "cat/0.jfif")  # another ending of JPEG files
 
     data = read("image-folder", photos, image_size=8)
 
@@ -201,7 +213,8 @@ def test_parts_folds_and_sites_are_no_classes(layout: str, photos: Path, read: R
         read("image-folder", root, image_size=8)
 
 
-def test_the_same_image_twice_is_seen(photos: Path, read: Read) -> None:
+def test_a_copy_of_an_image_is_left_out_or_refused(photos: Path, read: Read) -> None:
+    """It is left out of a folder, and refused in another class, part or client."""
     copy = Image.open(photos / "cat/0.jpg")
     copy.save(photos / "cat/copy.png")
     data = read("image-folder", photos, image_size=8)
@@ -212,8 +225,7 @@ def test_the_same_image_twice_is_seen(photos: Path, read: Read) -> None:
     copy.save(photos / "dog/copy.png")
     with refused(r"cat/0\.jpg and .*dog/copy\.png .* of two labels"):
         read("image-folder", photos, image_size=8)
-    for column, values in (("split", "train,test"), ("client", "p,q")):
-        first, second = values.split(",")
+    for column, first, second in (("split", "train", "test"), ("client", "p", "q")):
         rows = f"cat/0.jpg,cat,{first}\ndog/1.jpg,dog,{first}\ncat/copy.png,cat,{second}\n"
         (photos / "list.csv").write_text(f"file,label,{column}\n{rows}")
         with refused("line 2 and line 4 are equal in all inputs, and of tw"):
@@ -221,6 +233,7 @@ def test_the_same_image_twice_is_seen(photos: Path, read: Read) -> None:
 
 
 def test_a_link_that_leads_back_is_followed_once(photos: Path, data_settings: MakeSettings) -> None:
+    """Otherwise the listing of the folder would go round and round, and never end."""
     for name in ("current", "latest"):
         (photos.parent / name).symlink_to(photos.parent)
     data_key(data_settings(dataset="image-folder", data_dir=str(photos.parent)))

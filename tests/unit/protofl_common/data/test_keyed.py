@@ -18,7 +18,7 @@ SIDES = ("train", "test", "validation")
 
 
 class Owner:
-    """Who has files of numbers, each row another, and divides them by a key."""
+    """A site's operator, whose files have different numbers in each row, and who has a key."""
 
     def __init__(self, folder: Path, make: MakeSettings) -> None:
         self.folder = folder
@@ -27,7 +27,10 @@ class Owner:
     def sides(
         self, samples: int, of_person: int = 0, key: bytes = KEY, **changes: Any
     ) -> dict[int, str]:
-        """Sample -> its side; the samples are of persons who have ``of_person`` each, if any."""
+        """Return for each of the ``samples`` whether it is for training, testing or validation.
+
+        Persons have ``of_person`` samples each, one after the other; 0: the file names no persons.
+        """
         rows = np.arange(samples)
         arrays = {"inputs": np.stack([rows, rows % 7], 1).astype(np.float32), "labels": rows % 2}
         if of_person:
@@ -52,26 +55,34 @@ def owner(tmp_path: Path, data_settings: MakeSettings) -> Owner:
 
 
 @pytest.mark.parametrize("of_person", [0, 3])
-def test_who_comes_or_goes_moves_nobody_else(of_person: int, owner: Owner) -> None:
+def test_samples_that_are_added_move_no_other(of_person: int, owner: Owner) -> None:
+    """Samples of one person, three each, are on one side."""
     before = owner.sides(300, of_person)
     after = owner.sides(303, of_person)
     assert {row: side for row, side in after.items() if row < 300} == before
     if of_person:
         for row in range(303):
-            assert after[row] == after[row // 3 * 3]
+            first_of_person = row // 3 * 3
+            assert after[row] == after[first_of_person]
 
 
 def test_the_key_decides_and_the_parts_are_about_as_large_as_asked(owner: Owner) -> None:
+    """By default a quarter is for testing, and of the rest 0.2 for validation: 0.15 of all.
+
+    The tolerances are four deviations of such numbers or more.
+    """
     sides = owner.sides(2000)
     number = {side: list(sides.values()).count(side) for side in SIDES}
     assert number["test"] == pytest.approx(500, abs=80)
     assert number["validation"] == pytest.approx(300, abs=70)
+
     others = owner.sides(2000, key=b"another")
     same = sum(sides[row] == others[row] for row in range(2000)) / 2000
-    assert same == pytest.approx(0.6**2 + 0.25**2 + 0.15**2, abs=0.05)
+    same_by_chance = 0.6**2 + 0.25**2 + 0.15**2
+    assert same == pytest.approx(same_by_chance, abs=0.05)
 
 
-def test_without_a_key_nothing_is_divided_so(owner: Owner) -> None:
+def test_without_a_key_no_data_are_divided_by_one(owner: Owner) -> None:
     with refused("only in the node config of a site with data of its own"):
         owner.sides(30, key=b"")
 
@@ -99,6 +110,7 @@ def test_no_setting_of_a_run_moves_a_sample(
 def test_a_site_that_demands_privacy_divides_by_its_key_unless_its_operator_says_otherwise() -> (
     None
 ):
+    """Without a demand the division is the seed's, as ``test-from`` is "split"."""
     own = {"data-dir": "/srv/data"}
     demand = {**own, "require-dp": "epsilon<=2"}
     defaults = default_run_config()

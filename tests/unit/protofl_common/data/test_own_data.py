@@ -37,7 +37,10 @@ TABLE = f"""{HEADER}1,sick,2.5,north,train
 
 @pytest.fixture
 def divided(open_all: OpenAll, tmp_path: Path) -> Any:
-    """``divided(2, text)``: what each of two clients has of the table with these lines."""
+    """``divided(2, text)``: what each of two clients has of the CSV table with these lines.
+
+    Each call writes its table into a file of its own: 0.csv, 1.csv, …
+    """
 
     def open_(clients: int, text: str, **changes: Any) -> list[ClientData]:
         file = tmp_path / f"{len(list(tmp_path.iterdir()))}.csv"
@@ -49,6 +52,7 @@ def divided(open_all: OpenAll, tmp_path: Path) -> Any:
 
 
 def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
+    """The columns label, client and split have their meaning; blanks around values do not count."""
     with_blanks = TABLE.replace("sick,", " sick ,", 1).replace(",north,", ", north,", 1)
 
     data = opened("arrays", "a.csv", with_blanks)
@@ -67,7 +71,8 @@ def test_a_table_of_numbers_with_its_own_clients_and_split(opened: Any) -> None:
 def test_the_users_clients_and_split_are_respected(
     divided: Any, data_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    north, south = divided(2, TABLE, test_from="official-own")
+    """Clients are those of the file; a site of one domain has that client's rows."""
+    north, south = divided(2, TABLE, test_from="official-own")  # which writes 0.csv
     assert (north.domain, south.domain) == ("north", "south")
     assert north.train_inputs.tolist() == [[1, 2.5]]
     assert north.test_inputs.tolist() == [[2, 3]]
@@ -96,7 +101,10 @@ def test_the_users_clients_and_split_must_fit_the_run(divided: Any) -> None:
 def test_at_a_site_no_patient_is_both_for_training_and_for_testing(
     patients: int, divided: Any
 ) -> None:
-    """A rare class has some of its patients for testing, whatever other classes they have."""
+    """A rare class has some of its patients for testing, whatever other classes they have.
+
+    ``patients``: their number. Class b is of every fifth patient, and only in the second half.
+    """
     text = "x,label,client\n"
     for row in range(400):
         patient = row % patients
@@ -111,6 +119,8 @@ def test_at_a_site_no_patient_is_both_for_training_and_for_testing(
     assert train.isdisjoint(test)
     assert validation.isdisjoint(train | test)
     assert len(train | test | validation) >= patients - 2  # the cap on training leaves out some
+
+    # three patients are too few for a validation side, and for a tested one of class b
     assert train
     assert test
     assert bool(validation) == (patients > 3)
@@ -120,6 +130,10 @@ def test_at_a_site_no_patient_is_both_for_training_and_for_testing(
 
 
 def test_who_has_the_last_samples_of_a_class_is_trained_on(divided: Any) -> None:
+    """Five of six patients have a class r1 … r5 that nobody else has; so P0 alone can be tested.
+
+    In the second table two patients have class c (label 2): one of them must be trained on.
+    """
     text = "x,label,client\n0,a,P0\n"
     for patient in range(1, 6):
         text += f"{patient},a,P{patient}\n{patient},r{patient},P{patient}\n"
@@ -133,7 +147,11 @@ def test_who_has_the_last_samples_of_a_class_is_trained_on(divided: Any) -> None
 
 
 def many_with_one_large(column: str) -> str:
-    """600 samples: half are of value 0 of the column, and two of each other value, told by x."""
+    """Return a table of 600 samples whose ``column`` has one value often and 149 twice each.
+
+    Half of the samples have 0 there. The input x is the same value, so it tells whose samples
+    these are.
+    """
     text = f"x,label,{column}\n"
     for row in range(600):
         value = max(0, row - 300) // 2
@@ -149,7 +167,10 @@ def many_with_one_large(column: str) -> str:
 def test_no_patient_is_trained_on_and_tested_by_anybody(
     partition: str, test_from: str, column: str, divided: Any
 ) -> None:
-    """Nor is one validated on. A scanner (a domain) is both trained on and tested."""
+    """Nor is one validated on who is trained on. A scanner (a domain) is both.
+
+    A pathological partition takes as many patients for testing as its classes need.
+    """
     clients = divided(
         3,
         many_with_one_large(column),
@@ -168,7 +189,8 @@ def test_no_patient_is_trained_on_and_tested_by_anybody(
     assert np.isin(test, train).any() == (column == "domain")
     assert np.isin(validation, train).any() == (column == "domain")
     if test_from == "split" and partition != "pathological":
-        assert 0.22 < len(test) / (len(train) + len(validation) + len(test)) < 0.28
+        tested = len(test) / (len(train) + len(validation) + len(test))
+        assert 0.22 < tested < 0.28  # about a quarter, as train-fraction is 0.75
 
 
 @pytest.mark.parametrize("test_from", ["split", "balanced"])
@@ -187,6 +209,7 @@ def test_each_of_many_clients_has_a_patient_to_test_on(
 def test_a_test_part_at_the_end_of_the_file_is_divided_as_the_rest(
     partition: str, divided: Any
 ) -> None:
+    """The last quarter of the file is for testing; no client has all of it, or none."""
     text = "x,label,split\n"
     for row in range(400):
         text += f"{row},{row % 2},{'test' if row >= 300 else 'train'}\n"
@@ -201,10 +224,11 @@ def test_a_test_part_at_the_end_of_the_file_is_divided_as_the_rest(
 
 MARKED = TABLE.replace("4,well", "9,well,7,north,validation\n8,sick,7,south,validation\n4,well")
 MARKED += "5,sick,1,south,train\n"
+"""`TABLE` with a validation sample of each client: north's has the age 9, south's 8."""
 
 
 def ages(inputs: np.ndarray) -> list[int]:
-    """The first column of the table: which samples these are."""
+    """Return the first column of the table, which tells the samples apart."""
     column: list[int] = inputs[:, 0].tolist()
     return column
 
@@ -229,10 +253,11 @@ def test_a_part_marked_for_validation_is_used_as_it_stands(
 def test_the_marked_validation_part_is_common_with_the_test_part_and_never_tested_on(
     divided: Any,
 ) -> None:
+    """It is common with ``official-all``; with ``balanced`` tests each client has its own."""
     everybody = divided(2, MARKED, test_from="official-all")
     assert [ages(client.validation_inputs) for client in everybody] == [[9, 8], [9, 8]]
 
-    # nor are validation samples of others used
+    # the test part has no sick sample, and the one for validation does not take its place
     with refused("no sample of classes sick"):
         divided(2, MARKED, test_from="official")
 
@@ -269,6 +294,8 @@ def test_no_shot_is_marked_for_validation(divided: Any) -> None:
 
 
 def test_arrays_of_every_kind(opened: Any) -> None:
+    """Bytes are images, floating point numbers signals, and whole numbers tokens of texts."""
+
     def read(**arrays: Any) -> StoredData:
         data: StoredData = opened("arrays", "a.npz", arrays)
         return data
@@ -288,8 +315,9 @@ def test_arrays_of_every_kind(opened: Any) -> None:
     assert words.classes == ("x", "y")
 
 
-def test_arrays_of_parts(opened: Any) -> None:
-    parts = {"x_mean": np.zeros(3)}  # no part, so no matter
+def test_arrays_named_by_parts_are_joined_or_refused(opened: Any) -> None:
+    """x_train, y_train, x_test, … are the inputs and labels of a part each."""
+    parts = {"x_mean": np.zeros(3)}  # not of a part, so it is left out
     for value, part in enumerate(("train", "test", "validation")):
         parts[f"x_{part}"] = np.full((2, 3), float(value))
         parts[f"y_{part}"] = np.arange(2)
@@ -309,7 +337,8 @@ def test_arrays_of_parts(opened: Any) -> None:
         opened("arrays", "p.npz", small_train | large_test)
 
 
-def test_files_that_are_no_arrays_as_they_say(read: Read, tmp_path: Path) -> None:
+def test_npz_files_without_plain_arrays_in_them_are_refused(read: Read, tmp_path: Path) -> None:
+    """Rows of different lengths; a single array under that name; damaged bytes."""
     uneven = np.array([[1.0], [1.0, 2.0]], object)
     np.savez(tmp_path / "odd.npz", inputs=uneven, labels=[0, 1])
 
@@ -319,7 +348,7 @@ def test_files_that_are_no_arrays_as_they_say(read: Read, tmp_path: Path) -> Non
     torn = tmp_path / "torn.npz"
     np.savez_compressed(torn, inputs=np.zeros((600, 40)), labels=np.zeros(600, int))
     contents = bytearray(torn.read_bytes())
-    contents[120:130] = b"\xff" * 10
+    contents[120:130] = b"\xff" * 10  # within the compressed inputs
     torn.write_bytes(contents)
 
     for name in ("odd.npz", "one.npz", "torn.npz"):
@@ -330,6 +359,7 @@ def test_files_that_are_no_arrays_as_they_say(read: Read, tmp_path: Path) -> Non
 
 
 def test_a_manifest_of_images(opened: Any, tmp_path: Path) -> None:
+    """A list names image files with label, client and part; errors name its line."""
     (tmp_path / "scans").mkdir()
     for grey, name in ((90, "a.png"), (91, "scans/b.png")):
         Image.fromarray(np.full((5, 7), grey, np.uint8)).save(tmp_path / name)
@@ -398,6 +428,7 @@ def test_a_wrong_table_is_named_by_line_column_and_value(
 
 
 def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divided: Any) -> None:
+    """Each refusal names the setting or the line, and what was found there."""
     with refused("dataset 'wine' has no domains"):
         open_all(2, dataset="wine", partition="natural")
 
@@ -411,8 +442,8 @@ def test_what_data_cannot_serve_for_is_said(opened: Any, open_all: OpenAll, divi
         divided(1, "x,label,client\n1,a,P1\n2,b,P2\n", partition="own")
 
     one_sample_of_each_class = "a,label\n"
-    for number in range(9):
-        one_sample_of_each_class += f"{number},{number}\n"
+    for label in range(9):
+        one_sample_of_each_class += f"{label},{label}\n"
     with refused(r"a client has \d training and \d test samples"):
         divided(2, one_sample_of_each_class, partition="n-way-k-shot")
 
@@ -454,7 +485,10 @@ def test_wrong_inputs_are_refused(inputs: Any, said: str) -> None:
 
 
 def test_labels_are_names_or_indices() -> None:
+    """Whole numbers from 0 are indices if ``classes`` has names that they are not."""
+
     def labels(given: Any, setting: str = "", **more: Any) -> tuple[Any, ...]:
+        """Return labels and classes of data; ``setting`` is that of ``classes``."""
         arrays = {"inputs": np.ones((len(given), 1)), "labels": given, **more}
         data = from_arrays(arrays, "here", setting)
         return data.labels.tolist(), data.classes
@@ -475,7 +509,7 @@ def test_names_as_macos_writes_them_are_those_of_others(opened: Any) -> None:
     """macOS writes an umlaut in a file's name as two characters (NFD)."""
     text = "größe,art,label,client\n1,süß,bösartig,Köln\n2,herb,gut,Köln\n"
     rows = text.partition("\n")[2]
-    mixed = normalize("NFD", text) + rows
+    mixed = normalize("NFD", text) + rows  # the same two rows in both spellings
     one_hot = "art:süß|herb"
 
     for form in ("NFC", "NFD"):
@@ -501,6 +535,7 @@ def test_names_as_macos_writes_them_are_those_of_others(opened: Any) -> None:
 
 
 def test_texts_with_and_without_a_header(opened: Any) -> None:
+    """Without one the first column is the label, and all others are joined to a text."""
     news = opened(
         "text-csv", "news.csv", '"3","Fears, again","The end"\n"1","Good","news"\n', text_length=4
     )
@@ -522,7 +557,10 @@ def test_texts_with_and_without_a_header(opened: Any) -> None:
 
 
 def test_texts_of_a_training_and_a_test_file(read: Read, tmp_path: Path) -> None:
+    """A folder with train.csv and test.csv is one data set of two parts."""
+
     def both(train: str, test: str) -> StoredData:
+        """Read a folder with these two files; ``official`` is 1 for samples of the test file."""
         (tmp_path / "train.csv").write_text(train)
         (tmp_path / "test.csv").write_text(test)
         return read("text-csv", tmp_path)
@@ -547,7 +585,7 @@ def test_texts_of_a_training_and_a_test_file(read: Read, tmp_path: Path) -> None
 
 
 def test_a_token_is_a_checksum_of_its_word() -> None:
-    """crc32("a") = 3904355907."""
+    """It is crc32 within the vocabulary; 0 is padding. crc32("a") = 3904355907."""
     a = 1 + 3904355907 % (VOCABULARY - 1)
     assert tokens(["A a", ""], 3).tolist() == [[a, a, 0], [0, 0, 0]]
 
@@ -569,6 +607,7 @@ def misspelt(data_dir):
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: Patch) -> str:
+    """The name of a module with the functions of OWN, which may be imported."""
     name = f"own_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -577,6 +616,7 @@ def own_module(tmp_path: Path, monkeypatch: Patch) -> str:
 
 
 def test_a_function_of_the_users_own(own_module: str, read: Read, tmp_path: Path) -> None:
+    """It returns a dictionary of arrays, or an object that has them as attributes."""
     for function in ("load", "thing"):
         data = read(f"{own_module}:{function}")
         assert data.inputs.tolist() == np.eye(4).tolist()
@@ -597,7 +637,7 @@ def test_a_function_of_the_users_own(own_module: str, read: Read, tmp_path: Path
 
 
 def test_data_of_edited_code_are_read_again(read: Read, tmp_path: Path, monkeypatch: Patch) -> None:
-    """Even if only a module has changed that the function's module imports."""
+    """They are, even if only a module has changed that the function's module imports."""
     package = tmp_path / "pack_age"
     package.mkdir()
     (package / "load.py").write_text(
@@ -610,6 +650,7 @@ def test_data_of_edited_code_are_read_again(read: Read, tmp_path: Path, monkeypa
         (package / "more.py").write_text(f"X = [[{number}], [3.0]]")
         data = read("pack_age.load:load")
         assert data.inputs[0].tolist() == [number]
+        # as in the next process, which imports it anew
         for module in [name for name in sys.modules if name.startswith("pack_age")]:
             monkeypatch.delitem(sys.modules, module)
 
@@ -617,6 +658,7 @@ def test_data_of_edited_code_are_read_again(read: Read, tmp_path: Path, monkeypa
 def test_code_of_no_file_cannot_be_watched_for_edits(
     read: Read, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A module of a notebook, and one in a zip file, are refused."""
     notebook = ModuleType("note_book")
     exec("def load(data_dir): ...", vars(notebook))
     monkeypatch.setitem(sys.modules, "note_book", notebook)
@@ -632,7 +674,10 @@ def test_code_of_no_file_cannot_be_watched_for_edits(
 
 @pytest.fixture
 def reviews(tmp_path: Path) -> Any:
-    """A training and a test data set of Hugging Face, saved as ``reviews`` in `tmp_path`."""
+    """Save a training and a test set as Hugging Face does, as ``reviews`` in `tmp_path`.
+
+    Return both sets. The name of the training part, ``train_valley``, is as people make them up.
+    """
     datasets = pytest.importorskip("datasets")
     kinds = datasets.Features(
         title=datasets.Value("string"),
@@ -647,6 +692,7 @@ def reviews(tmp_path: Path) -> Any:
 
 
 def test_texts_of_a_folder_of_hugging_face(reviews: Any, read: Read, tmp_path: Path) -> None:
+    """Columns of text are joined; parts have their names, and odd ones are refused."""
     import datasets
 
     data = read("hf:reviews", tmp_path, text_length=3)
@@ -671,6 +717,7 @@ def test_texts_of_a_folder_of_hugging_face(reviews: Any, read: Read, tmp_path: P
 
 
 def test_tables_of_a_folder_of_hugging_face(read: Read, tmp_path: Path, capsys: Printed) -> None:
+    """Columns of numbers are inputs; a mix of kinds is refused until some are dropped."""
     datasets = pytest.importorskip("datasets")
 
     def saved_and_read(columns: dict[str, Any], **settings: Any) -> StoredData:
@@ -716,6 +763,10 @@ def test_a_folder_of_hugging_face_is_one_in_data_dir(
 def test_a_copy_that_a_killed_process_leaves_is_listed(
     reviews: Any, read: Read, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """Reading makes a copy for Hugging Face's library; the command that lists a site's data has it.
+
+    Here the copy is not opened but noted, and made again after the reader has removed it.
+    """
     copies: list[Path] = []
     monkeypatch.setattr(
         "protofl_common.data.own._opened", lambda *words: copies.append(Path(words[-1]))

@@ -27,6 +27,7 @@ ON_DOMAINS = ["iid", "dirichlet", "label-shift"]
 ON_DOMAINS += [name for name, row in PARTITIONS.items() if row.shares_domains]
 DOMAINS = ["scanned", "printed", "photo", "inverted", "coloured"]
 SHOTS: dict[str, Any] = {"dataset": "digits", "partition": "n-way-k-shot", **WHOLE}
+NUMBER_OF_DIGITS = 1797
 EACH = [("digits", partition) for partition in COMMON]
 EACH += [("digit-domains", partition) for partition in ON_DOMAINS]
 
@@ -36,6 +37,7 @@ EACH += [("digit-domains", partition) for partition in ON_DOMAINS]
 def test_shares_are_disjoint_and_of_the_seed(
     open_all: OpenAll, dataset: str, partition: str, clients: int
 ) -> None:
+    """No sample is with two clients, and another seed divides otherwise."""
     settings = {"dataset": dataset, "partition": partition, "shots": 5, "alpha": 0.5, **WHOLE}
 
     everyone = open_all(clients, **settings)
@@ -53,7 +55,7 @@ def test_shares_are_disjoint_and_of_the_seed(
 
     sizes = [counts(client).sum() for client in everyone]
     if dataset == "digits" and not PARTITIONS[partition].leaves_out:
-        assert sum(sizes) == 1797
+        assert sum(sizes) == NUMBER_OF_DIGITS
     if partition == "iid":
         assert np.ptp(sizes) <= 1
 
@@ -78,16 +80,16 @@ CHANGED: dict[str, Any] = {
 def test_a_partition_reads_the_settings_said_to_act(
     data_settings: MakeSettings, setting: str, partition: str
 ) -> None:
-    """When another setting changes it divides alike, of the same seed."""
+    """It divides in another way if such a setting changes, and as before if another one does."""
     assert CHANGED.keys() == {key for row in PARTITIONS.values() for key in row.reads}
 
     def rows(**changes: Any) -> list[list[int]]:
-        """Of each of six clients, the rows for training, testing, ... one after the other."""
+        """Return each of six clients' rows for training, its rows for testing, and so on."""
         settings = data_settings(dataset="digit-domains", partition=partition, **changes)
         shares = Division(open_data(settings), settings, 5, "").shares(6)
         return [part.tolist() for share in shares for part in share]
 
-    before = rows(shots=5)
+    before = rows(shots=5)  # the default asks for more samples than there are
     after = rows(**{"shots": 5, setting: CHANGED[setting]})
 
     assert (after == before) == (setting not in PARTITIONS[partition].reads)
@@ -97,7 +99,10 @@ def test_a_partition_reads_the_settings_said_to_act(
 def test_the_order_of_the_file_is_nobodys_share(
     data_settings: MakeSettings, partition: str
 ) -> None:
-    """Domain after domain stands in the file; who has 40 samples of a class has all five."""
+    """The five domains stand one after the other in the file.
+
+    So a share in the file's order would be of one or two; who has 40 samples of a class has all.
+    """
     mixed = {"dataset": "digit-domains", "partition": partition, "shots": 50, "alpha": 0.5}
     settings = data_settings(**mixed, **WHOLE)
     data = open_data(settings)
@@ -121,7 +126,7 @@ def test_pathological_covers_all_classes_unequally(open_all: OpenAll, clients: i
     assert set.union(*map(held, everyone)) == set(range(10))
 
     sizes = np.array([counts(client).sum() for client in everyone])
-    if clients > 5:
+    if clients > 5:  # more clients share classes, in unequal parts
         assert sizes.max() > 1.5 * sizes.min()
 
 
@@ -140,12 +145,14 @@ def test_n_way_k_shot_is_exact_for_any_fraction(
 def test_n_way_k_shot_varies_shots_and_stays_within_the_classes(open_all: OpenAll) -> None:
     everyone = open_all(20, **SHOTS, ways=10, ways_stdev=3, shots=5, shots_stdev=2)
 
+    # uniform in 5 ± 2, and both ends occur among twenty clients
     shots = {int(np.bincount(client.train_labels).max()) for client in everyone}
     assert {3, 7} <= shots <= {3, 4, 5, 6, 7}
     assert all(7 <= len(held(client)) <= 10 for client in everyone)
 
 
 def test_n_way_k_shot_varies_ways(open_all: OpenAll) -> None:
+    """Clients have 4 ± 1 classes, with eight training samples of each."""
     everyone = open_all(20, **SHOTS, ways=4, ways_stdev=1, shots=8)
 
     assert {len(held(client)) for client in everyone} == {3, 4, 5}
@@ -158,6 +165,10 @@ def test_n_way_k_shot_varies_ways(open_all: OpenAll) -> None:
 def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_testing(
     open_all: OpenAll,
 ) -> None:
+    """Three clients train on 90 images of each of ten classes, which is more than there are.
+
+    With their tests, a quarter of a share, each has 1,200 images.
+    """
     all_ways = {**SHOTS, "ways": 10, "ways_stdev": 0}
     everyone = open_all(3, **all_ways, shots=90)
     trained: set[bytes] = set()
@@ -173,7 +184,7 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_tes
     assert not trained & tested
 
     greedy = open_all(2, **all_ways, shots=1000)
-    assert [counts(client).sum() for client in greedy] == [1797, 1797]
+    assert [counts(client).sum() for client in greedy] == [NUMBER_OF_DIGITS] * 2
 
 
 @pytest.mark.parametrize(
@@ -182,16 +193,21 @@ def test_n_way_k_shot_shares_samples_only_when_a_class_runs_out_and_none_for_tes
 def test_a_cap_keeps_the_proportions_that_the_partition_gives(
     open_all: OpenAll, partition: str
 ) -> None:
+    """A client's 40 capped samples have the class proportions of its whole share."""
     same = {"dataset": "digit-domains", "partition": partition, "alpha": 0.5, "test_samples": 0}
     everyone = open_all(5, **same, train_samples=40)
     uncapped = open_all(5, **same, train_samples=0)
 
     for client, whole in zip(everyone, uncapped, strict=True):
         assert len(client.train_labels) <= 40
-        np.testing.assert_allclose(proportions(client), proportions(whole), atol=1.5 / 40)
+        one_sample_and_a_half = 1.5 / 40  # of a share of 40
+        np.testing.assert_allclose(
+            proportions(client), proportions(whole), atol=one_sample_and_a_half
+        )
 
 
 def proportions(client: ClientData) -> np.ndarray:
+    """Return the part that each of ten classes has of a client's training samples."""
     return np.bincount(client.train_labels, minlength=10) / len(client.train_labels)
 
 
@@ -222,6 +238,7 @@ def test_feature_shift_deals_domains_as_clients_per_domain_says(open_all: OpenAl
 
 @pytest.mark.parametrize("partition", ["own", "feature-shift"])
 def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, partition: str) -> None:
+    """A client with a domain of its own has all of it, whatever its number among the clients."""
     settings = data_settings(
         dataset="digit-domains", partition=partition, clients_per_domain="4,4,4,4,4", **WHOLE
     )
@@ -234,6 +251,7 @@ def test_a_named_domain_is_all_the_clients_own(data_settings: MakeSettings, part
 
 
 def test_own_is_everything_whoever_asks(data_settings: MakeSettings, domain_dir: Path) -> None:
+    """Each class of the folder has eight images, three quarters of them for training."""
     sketches = {"dataset": "image-folder", "data_dir": str(domain_dir / "sketch")}
     settings = data_settings(**sketches, partition="own", **WHOLE)
     client = open_client_data(settings, seed=1, partition=99, num_partitions=2)
@@ -249,12 +267,13 @@ def test_label_shift_has_equal_sizes_and_mixed_domains(open_all: OpenAll) -> Non
     assert {client.domain for client in everyone} == {""}
 
     largest = [counts(client).max() / counts(client).sum() for client in everyone]
-    assert np.mean(largest) > 0.4
+    assert np.mean(largest) > 0.4  # of ten classes, which iid shares have at 0.1 each
 
 
 def test_feature_label_shift_has_a_domain_and_proportions(
     open_all: OpenAll, data_settings: MakeSettings
 ) -> None:
+    """Each of five clients has one domain: all 50 samples of some class, and fewer of others."""
     same = {"dataset": "digit-domains", "partition": "feature-label-shift", **WHOLE}
     everyone = open_all(5, **same, alpha=0.3)
 
@@ -271,6 +290,7 @@ def test_feature_label_shift_has_a_domain_and_proportions(
 
 
 def made_up(samples: int, classes: int) -> Pool:
+    """Return samples of one domain with random labels, to be divided."""
     labels = np.random.default_rng(0).integers(0, classes, samples)
     return Pool(np.arange(samples), labels, np.zeros_like(labels), ("one",))
 
@@ -281,6 +301,7 @@ def made_up(samples: int, classes: int) -> Pool:
 def test_shares_are_flowers_partitioners(
     data_settings: MakeSettings, classes: int, clients: int, alpha: float
 ) -> None:
+    """With the same seed Flower's partitioner gives each client the same labels."""
     # these take two seconds, which collecting the tests need not take
     from datasets import Dataset
     from flwr_datasets.partitioner import DirichletPartitioner
@@ -290,7 +311,7 @@ def test_shares_are_flowers_partitioners(
 
     assert sorted(np.concatenate(found)) == list(range(1500))
 
-    seed = int(np.random.default_rng(3).integers(2**31))
+    seed = int(np.random.default_rng(3).integers(2**31))  # which `dirichlet` draws first
     flowers = DirichletPartitioner(clients, "label", alpha, min_partition_size=10, seed=seed)
     flowers.dataset = Dataset.from_dict({"row": pool.rows, "label": pool.labels})
     with warnings.catch_warnings():
@@ -303,9 +324,10 @@ def test_shares_are_flowers_partitioners(
 def pfllib(
     labels: np.ndarray, clients: int, alpha: float, least: float, rng: np.random.Generator
 ) -> list[list[int]]:
-    """``separate_data`` of PFLlib's ``dataset_utils.py``, partition "dir".
+    """Return the labels that each client gets, sorted, by PFLlib's partition "dir".
 
-    Returns the labels that each client gets, sorted.
+    This is ``separate_data`` of its ``dataset_utils.py``: it draws anew until each client has
+    ``least`` samples.
     """
     smallest = 0
     while smallest < least:
@@ -329,8 +351,10 @@ def pfllib(
 def test_balanced_shares_are_pfllibs(
     data_settings: MakeSettings, samples: int, clients: int, alpha: float
 ) -> None:
+    """PFLlib's code, from the same random numbers, gives each client the same labels."""
     pool = made_up(samples, 10)
     found = balanced_dirichlet(pool, data_settings(alpha=alpha), clients, np.random.default_rng(3))
+    # PFLlib's least_samples, for its batch size of 10 and its train ratio of 0.75
     least = int(min(10 / (1 - 0.75), samples / clients / 2))
     wanted = pfllib(pool.labels, clients, alpha, least, np.random.default_rng(3))
 
@@ -338,9 +362,10 @@ def test_balanced_shares_are_pfllibs(
 
 
 def test_neighbours_share_classes_as_pfllib_deals_them(data_settings: MakeSettings) -> None:
-    """PFLlib's rule: of 7,000 samples a class, three of four clients take 175 to 1,749 each.
+    """Four neighbours share two classes of about 7,000 samples each.
 
-    The fourth takes the rest.
+    PFLlib's rule: three of them take from a tenth of an equal share to all of it, 175 to 1,749
+    samples of a class; the fourth takes the rest.
     """
     pool = made_up(70_000, 10)
     settings = data_settings(partition="pathological-in-order", classes_per_client=2)
@@ -365,6 +390,7 @@ def test_neighbours_share_classes_as_pfllib_deals_them(data_settings: MakeSettin
 def test_a_thousand_clients_get_their_least(
     data_settings: MakeSettings, partition: str, least: int
 ) -> None:
+    """An equal share is 60 samples: the least is 10, and half of a share in the balanced one."""
     pool = made_up(60_000, 10)
     shares = DIVIDE[partition](pool, data_settings(alpha=0.1), 1000, np.random.default_rng(3))
     sizes = [len(share) for share in shares]
@@ -383,6 +409,7 @@ def test_a_thousand_clients_get_their_least(
 def test_there_is_a_division_where_the_numbers_allow_one(
     data_settings: MakeSettings, partition: str
 ) -> None:
+    """Each client needs two samples, one for training and one for testing: all there are."""
     pool = made_up(400, 10)
     settings = data_settings(partition=partition, alpha=0.01)
     shares = DIVIDE[partition](pool, settings, 200, np.random.default_rng(3))
@@ -391,6 +418,10 @@ def test_there_is_a_division_where_the_numbers_allow_one(
 
 
 def test_the_poor_are_filled_up_in_their_own_proportions_by_those_with_most() -> None:
+    """The second of three clients N has 1 sample of two classes C, and shall have 4.
+
+    Drawn as 0.6 to 0.2 these are 3 and 1; drawn as 0 to 0.5, none and 4.
+    """
     counts_CN = np.array([[9, 0, 4], [3, 1, 6]])
 
     mostly_first_CN = np.array([[0.6, 0.6, 0.2], [0.2, 0.2, 0.6]])

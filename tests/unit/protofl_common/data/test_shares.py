@@ -14,7 +14,9 @@ LABELS = st.lists(st.integers(0, 4), min_size=2, max_size=60).map(np.array)
     st.lists(st.integers(0, 4), max_size=60).map(lambda labels: np.array(labels, dtype=np.int64)),
     st.integers(0, 99),
 )
-def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed: int) -> None:
+def test_a_shuffled_class_has_its_positions_in_one_common_order(
+    labels: np.ndarray, seed: int
+) -> None:
     """Each class has its positions in the order of one permutation of all samples."""
     decks = partitions.shuffled_by_class(labels, np.random.default_rng(seed))
 
@@ -28,7 +30,7 @@ def test_the_positions_of_each_class_by_the_definition(labels: np.ndarray, seed:
     st.integers(0, 50),
     st.integers(0, 99),
 )
-def test_the_first_by_turn_and_lot_by_the_definition(
+def test_the_rows_of_lowest_turn_are_taken_and_ties_drawn_by_lot(
     turns: list[float], limit: int, seed: int
 ) -> None:
     """`_first` takes the ``limit`` rows of lowest turn, and draws lots among equals.
@@ -37,7 +39,8 @@ def test_the_first_by_turn_and_lot_by_the_definition(
     """
     first, others = partitions._first(np.array(turns), limit, np.random.default_rng(seed))
 
-    order = np.lexsort((np.random.default_rng(seed).random(len(turns)), turns))
+    lots = np.random.default_rng(seed).random(len(turns))
+    order = np.lexsort((lots, turns))  # by turn, then by lot
     taken = limit or len(turns)
 
     assert first.tolist() == sorted(order[:taken])
@@ -64,7 +67,7 @@ def test_split_is_stratified(labels: np.ndarray, fraction: float, seed: int) -> 
 def test_what_is_set_aside_leaves_every_class_in_training(
     labels: np.ndarray, fraction: float, seed: int
 ) -> None:
-    """It is the fraction, or less where a class has few samples and must keep one."""
+    """As many are set aside as the fraction says, or fewer: each class keeps one sample."""
     stay, aside = partitions.set_aside(labels, fraction, np.random.default_rng(seed))
 
     assert sorted([*stay, *aside]) == list(range(len(labels)))
@@ -93,7 +96,7 @@ def test_balanced_takes_equally_from_each_class(labels: np.ndarray, limit: int, 
 
 
 def test_eleven_of_a_class_are_dealt_evenly_to_three_clients() -> None:
-    """Three or four to each, and of all samples eleven to each."""
+    """Each client gets three or four of them, and eleven of all 33 samples."""
     labels = np.repeat([0, 1], [11, 22])
 
     shares = partitions.dealt_evenly(labels, 3, np.random.default_rng(0))

@@ -28,16 +28,19 @@ def test_every_name_has_its_function() -> None:
 
 
 def test_digits_are_scikit_learns(read: Read) -> None:
+    """The images and labels are those of `sklearn.datasets.load_digits`."""
     data = read("digits")
     original = load_digits()
     assert data.inputs.shape == (1797, 1, 8, 8)
     assert data.inputs.dtype == np.uint8
     assert data.domain_names == ()
     assert_array_equal(data.labels, original.target)
+    # scikit-learn's pixels are 0 … 16, here bytes: rounding may change them by 16/255/2 = 0.031
     assert_allclose(data.inputs[:, 0] / 255 * 16, original.images, atol=0.04)
 
 
 def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: MakeSettings) -> None:
+    """Five domains with 50 images a class differ in brightness and colour."""
     settings = data_settings(dataset="digit-domains")
     data = open_data(settings)
     assert_array_equal(SOURCES["digit-domains"].read(settings).inputs, data.inputs)
@@ -51,7 +54,7 @@ def test_digit_domains_are_balanced_unlike_and_always_the_same(data_settings: Ma
         is_of_domain = data.domains == number
         assert np.bincount(data.labels[is_of_domain]).tolist() == [50] * 10
         brightness[name] = data.inputs[is_of_domain].mean()
-        colour[name] = np.ptp(data.inputs[is_of_domain], axis=1).mean()
+        colour[name] = np.ptp(data.inputs[is_of_domain], axis=1).mean()  # 0 in grey pixels
     assert brightness["scanned"] < 80 < 140 < brightness["inverted"] < brightness["printed"]
     assert colour["scanned"] == colour["inverted"] == 0
     assert colour["coloured"] > 30
@@ -63,10 +66,12 @@ def test_mean_and_deviation_of_the_pixels(read: Read) -> None:
     scaled = np.asarray(data.inputs) / 255
     assert_allclose(data.mean, scaled.mean(axis=(0, 2, 3)), atol=1e-9)
     assert_allclose(data.std, scaled.std(axis=(0, 2, 3)), atol=1e-9)
-    assert statistics(np.full((2, 1, 3, 3), 51, np.uint8)) == ((pytest.approx(0.2),), (1.0,))
+    of_one_colour = np.full((2, 1, 3, 3), 51, np.uint8)  # 51/255; a deviation of 0 counts as 1
+    assert statistics(of_one_colour) == ((pytest.approx(0.2),), (1.0,))
 
 
 def test_digit_mix_takes_the_first_images_of_each_training_part(read: Read, usps_dir: Path) -> None:
+    """Made-up MNIST and USPS stand beside three of the embedded domains."""
     data = read("digit-mix", usps_dir)
 
     assert data.domain_names == ("mnist", "usps", "photo", "inverted", "coloured")
@@ -74,7 +79,7 @@ def test_digit_mix_takes_the_first_images_of_each_training_part(read: Read, usps
     assert np.bincount(data.domains).tolist() == [400, 40, 500, 500, 500]
     assert data.inputs.shape[1:] == (3, 28, 28)
     mnist = data.inputs[data.domains == 0]
-    assert_array_equal(mnist[:, 2, 0, 1], np.arange(400) % 256)
+    assert_array_equal(mnist[:, 2, 0, 1], np.arange(400) % 256)  # the images' numbers
     assert_array_equal(data.labels[data.domains == 1], np.arange(40) % 10)
     photos = data.inputs[data.domains == 2]
     embedded = read("digit-domains")
@@ -96,7 +101,10 @@ def test_image_size_resizes_any_source_but_not_what_has_it(read: Read, mnist_dir
     assert resized(grey, 8) is resized(grey, 0) is grey
 
 
-def test_domain_folder(read: Read, domain_dir: Path) -> None:
+def test_a_domain_folder_has_its_domains_and_classes_and_nothing_hidden(
+    read: Read, domain_dir: Path
+) -> None:
+    """Photos are bluish and sketches reddish, so that channel 2, or 0, is 200 everywhere."""
     (domain_dir / "photo" / "cat" / "notes.txt").write_text("not an image")
     (domain_dir / "photo" / "cat" / ".hidden.png").write_text("not an image either")
     (domain_dir / ".git" / "cat").mkdir(parents=True)
@@ -112,6 +120,7 @@ def test_domain_folder(read: Read, domain_dir: Path) -> None:
 
 
 def test_folders_of_parts_are_no_classes_and_no_domains(read: Read, domain_dir: Path) -> None:
+    """Folders that are called train and Test are refused, for their names say what they are."""
     train = (domain_dir / "photo").rename(domain_dir / "train")
     test = (domain_dir / "sketch").rename(domain_dir / "Test")
     for dataset, taken in (("image-folder", "classes"), ("domain-folder", "domains")):
@@ -142,6 +151,7 @@ def test_folders_that_macos_has_named(read: Read, domain_dir: Path) -> None:
 
 
 def test_image_folder_with_classes_in_the_order_given(read: Read, domain_dir: Path) -> None:
+    """``classes`` gives the order, and may name one that this site lacks, fox."""
     sketches = domain_dir / "sketch"
     data = read("image-folder", sketches, image_size=12, classes="owl, dog, cat, fox")
     assert data.inputs.shape == (24, 3, 12, 12)
@@ -185,7 +195,10 @@ def test_a_damaged_file_is_named(read: Read, domain_dir: Path, mnist_dir: Path) 
 
 
 def manifest_of(folder: Path, without: set[str]) -> Path:
-    """The images of a domain folder in a list, each domain a client; some left out."""
+    """Write a list of a domain folder's images but for those ``without``; return its path.
+
+    Each domain is a client.
+    """
     lines = ["file,label,client"]
     for file in sorted(folder.rglob("*.png")):
         name = file.relative_to(folder)
@@ -200,7 +213,10 @@ def manifest_of(folder: Path, without: set[str]) -> Path:
 def test_some_files_may_be_unreadable_and_are_named(
     dataset: str, read: Read, domain_dir: Path, capsys: Printed
 ) -> None:
-    """The data are those of a folder without them, to the bit."""
+    """The data are those of a folder without them, to the bit.
+
+    Three files are cut in half, as many as ``max-unreadable`` allows here.
+    """
     broken = {"photo/cat/1.png", "photo/dog/0.png", "sketch/owl/3.png"}
     if dataset == "image-folder":
         broken = {f"sketch/{name}/2.png" for name in ("cat", "dog", "owl")}
@@ -210,6 +226,7 @@ def test_some_files_may_be_unreadable_and_are_named(
     where = {"domain-folder": domain_dir, "image-folder": domain_dir / "sketch"}
 
     def found_with(share: float, without: set[str]) -> StoredData:
+        """Read the data with this ``max-unreadable``, from a manifest ``without`` some files."""
         path = where.get(dataset) or manifest_of(domain_dir, without)
         return read(dataset, path, max_unreadable=share)
 
@@ -240,13 +257,17 @@ def test_no_class_may_be_unreadable(read: Read, domain_dir: Path) -> None:
 
 
 def test_photos_are_upright(tmp_path: Path) -> None:
-    """The first row of pixels is the right side of the photo, as its Exif data say."""
+    """The first row of pixels is the right side of the photo, as its Exif data say.
+
+    Damage beside that note does not matter; without a note that can be read the image stays.
+    """
     first_row = np.zeros((8, 8), np.uint8)
     first_row[0] = 1
     exif = Image.Exif()
-    exif.update({0x0112: 6, 0x010F: "maker"})
+    orientation, maker = 0x0112, 0x010F
+    exif.update({orientation: 6, maker: "maker"})  # 6: turn it a quarter to the right
     turned = exif.tobytes()
-    broken_beside_it = turned.replace(b"\1\x0f", b"\1\1")
+    broken_beside_it = turned.replace(b"\1\x0f", b"\1\1")  # of ``maker``
 
     def column_sums(note: bytes) -> list[int]:
         file = tmp_path / "turned.png"
@@ -264,9 +285,10 @@ def test_photos_are_upright(tmp_path: Path) -> None:
     ("dog/more", "cat", "dog/more is a link to a folder, which is not followed"),
     ("Cat", "cat", "labels 'Cat', 'cat' are alike but for capitals"),
 ])  # fmt: skip
-def test_no_link_or_spelling_is_missed(
+def test_links_that_lead_nowhere_or_to_folders_and_like_names_are_refused(
     read: Read, domain_dir: Path, name: str, target: str, said: str
 ) -> None:
+    """``name`` becomes a link to ``target``."""
     photos = domain_dir / "photo"
     (photos / name).symlink_to(photos / target)
     with refused(said):
@@ -274,7 +296,9 @@ def test_no_link_or_spelling_is_missed(
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "usps", "image-folder", "domain-folder", "arrays"])
-def test_data_dir_missing_or_empty(read: Read, tmp_path: Path, dataset: str) -> None:
+def test_a_data_dir_that_is_missing_or_empty_is_refused(
+    read: Read, tmp_path: Path, dataset: str
+) -> None:
     with refused(rf"data-dir = ''.*'{dataset}'"):
         read(dataset)
     with refused(r"data-dir = .*there is no such (file or )?folder"):
@@ -294,11 +318,12 @@ def test_a_changed_folder_is_read_anew(read: Read, domain_dir: Path) -> None:
 def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
     data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """Of two broken files the first in order is named, whichever is decoded first."""
     rng = np.random.default_rng(0)
     files = [tmp_path / f"bild {number}.png" for number in range(20)]
     for file in files:
         Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(file)
-    monkeypatch.setattr(door, "PROGRESS_SECONDS", -1.0)
+    monkeypatch.setattr(door, "PROGRESS_SECONDS", -1.0)  # a line for every image
     settings = data_settings(image_size=8, cache_dir=str(tmp_path / "cache"))
 
     images = decoding.decoded(files, settings, {})
@@ -306,7 +331,7 @@ def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
     assert "protofl: 18 of 20 images decoded" in capsys.readouterr().err
     one_by_one = np.stack([decoding.read_image(file, 8) for file in files])
     assert_array_equal(images, one_by_one)
-    assert isinstance(images, np.memmap)  # not in memory
+    assert isinstance(images, np.memmap)  # on the disk, in a file that nobody else sees
     assert not list((tmp_path / "cache").iterdir())
 
     for number in (13, 17):
@@ -316,7 +341,10 @@ def test_files_are_decoded_in_their_order_and_it_says_how_far_it_is(
 
 
 def test_a_strangers_file_starts_no_other_program(tmp_path: Path, monkeypatch: Patch) -> None:
-    """PIL reads PostScript with Ghostscript, under any name of a file."""
+    """Pillow would start Ghostscript for PostScript, under any name of a file.
+
+    A program ``gs`` stands first on the PATH, and would leave a file ``started``.
+    """
     program = tmp_path / "gs"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     program.chmod(0o700)
@@ -342,6 +370,7 @@ def test_pixels_of_more_than_eight_bits_are_refused(
 
 
 def test_several_pages_or_frames_are_refused_but_not_of_a_phones_photo(tmp_path: Path) -> None:
+    """Phones write MPO files: a photo with others beside it, such as a preview."""
     dark = Image.new("L", (8, 8))
     grey = Image.new("L", (8, 8), 9)
     for name in ("scan.tif", "film.gif"):
@@ -362,7 +391,8 @@ def test_torchvision_set_has_both_parts(own_folder: bool, read: Read, mnist_dir:
     data = read("mnist", mnist_dir)
     assert data.inputs.shape == (500, 1, 28, 28)
     assert_array_equal(data.official, np.arange(500) >= 400)
-    assert_array_equal(data.inputs[:, 0, 0, :2].astype(int) @ [256, 1], np.arange(500))
+    numbers = data.inputs[:, 0, 0, :2].astype(int) @ [256, 1]  # as `mnist_dir` writes them
+    assert_array_equal(numbers, np.arange(500))
     assert len(data.classes) == 10
 
 
@@ -390,9 +420,9 @@ class FakeFlowers(FakeSet):
 @pytest.mark.parametrize(("dataset", "cls", "fake", "parts", "shape"), [
     ("cifar10", "CIFAR10", FakeCifar, 2, (3, 32, 32)),
     ("svhn", "SVHN", FakeSvhn, 2, (3, 32, 32)),
-    ("flowers102", "Flowers102", FakeFlowers, 3, (3, 64, 64)),
+    ("flowers102", "Flowers102", FakeFlowers, 3, (3, 64, 64)),  # a validation part as well
 ])  # fmt: skip
-def test_torchvision_layouts(
+def test_the_parts_of_a_torchvision_set_become_one_array_of_images(
     dataset: str,
     cls: str,
     fake: type,
@@ -402,6 +432,10 @@ def test_torchvision_layouts(
     tmp_path: Path,
     monkeypatch: Patch,
 ) -> None:
+    """Stand-ins have images with channels last, channels first, or as PIL images.
+
+    Each part has two samples; ``parts`` is their number.
+    """
     monkeypatch.setattr(f"torchvision.datasets.{cls}", fake)
     raw = SOURCES[dataset].read(data_settings(dataset=dataset, data_dir=str(tmp_path)))
     assert raw.inputs.shape == (2 * parts, *shape)
@@ -422,9 +456,10 @@ def test_missing_torchvision_file_says_how_to_get_it(read: Read, mnist_dir: Path
         read("mnist", mnist_dir / "nowhere")
 
 
-def test_it_fetches_every_part_once_or_fails(
+def test_a_download_fetches_every_part_once_or_fails(
     read: Read, data_settings: MakeSettings, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A stand-in for torchvision's USPS notes which parts are fetched."""
     fetched = []
 
     class FakeUsps(FakeSet):

@@ -34,12 +34,13 @@ def opened(opened: Any) -> Any:
 
 
 def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None:
+    """Four of five columns are bad; the last line has a cure for all."""
     with pytest.raises(DataError) as caught:
         opened(MESSY)
     first, *lines, last = str(caught.value).splitlines()
     assert first.endswith("t.csv: 4 columns cannot be used as they are")
-    named = [f"line 2, column '{name}'" for name in ("id", "admitted", "sex", "chol")]
-    assert [line.split(":")[0].strip() for line in lines] == named
+    bad_columns = [f"line 2, column '{name}'" for name in ("id", "admitted", "sex", "chol")]
+    assert [line.split(":")[0].strip() for line in lines] == bad_columns
     assert "'2021-03-04' is not a finite number but a date" in lines[1]
     why = "'f' is not a finite number but text; name its categories (4 of 5 values)"
     assert lines[2].endswith(f'{why}: one-hot="sex:f|m"')
@@ -53,8 +54,9 @@ def test_with_what_the_last_line_says_the_table_can_be_used(opened: Any) -> None
 
 
 def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) -> None:
+    """A gap in a category is 0 in all its columns; one in a number is NaN until it is filled."""
     data = opened(MESSY, **CLEAN)
-    sexes = [[1, 0], [0, 1], [0, 0], [0, 1], [1, 0]]
+    sexes = [[1, 0], [0, 1], [0, 0], [0, 1], [1, 0]]  # f, m, a gap, m, f
     assert data.inputs[:, :2].tolist() == sexes
     assert data.inputs[:, 2].tolist() == [40, 50, 60, 70, 80]
     assert np.isnan(data.inputs[:, 3]).tolist() == [True, False, True, False, False]
@@ -72,6 +74,10 @@ def test_categories_that_are_numbers_may_be_spelt_as_any_number() -> None:
 def test_a_column_whose_samples_lose_what_tells_them_apart_is_named(
     opened: Any, capsys: Printed
 ) -> None:
+    """A model gets float32, in which 2²⁴ and 2²⁴ + 1 are one number.
+
+    A column that says the label in other words is named too.
+    """
     text = "id,amount,same,coded,gone,label\n"
     for row in range(60):
         label = row % 2
@@ -122,6 +128,7 @@ def test_a_wrong_definition_is_refused_before_reading(
 
 
 def test_a_text_in_parquet_that_is_no_text_is_refused(read: Read, tmp_path: Path) -> None:
+    # a column of one text that is a single byte, and no UTF-8
     offsets = pa.array([0, 1], pa.int32()).buffers()[1]
     no_utf8 = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\x80")])
     columns = {"a": [1.5], "label": no_utf8}
@@ -131,6 +138,7 @@ def test_a_text_in_parquet_that_is_no_text_is_refused(read: Read, tmp_path: Path
 
 
 def test_parquet_has_numbers_texts_and_gaps_of_its_own(read: Read, tmp_path: Path) -> None:
+    """Truth values are 0 and 1; lists and huge numbers are refused unless they are dropped."""
     columns = {
         "a": [1.5, None],
         "on": [True, False],
@@ -163,10 +171,10 @@ def test_parquet_has_numbers_texts_and_gaps_of_its_own(read: Read, tmp_path: Pat
 
 # -- what values are fitted on
 def table(test: float = 0.0, south: float = 0.0, validation: float = 0.0) -> str:
-    """Two clients of eight samples, two of them for testing and one for validation.
+    """Return a table of two clients with eight samples each: two to test, one to validate.
 
     ``test`` is added to the values of test samples, ``validation`` to those for validation, and
-    ``south`` to those of the second client.
+    ``south`` to those of the second client. Every fifth value of column a is a gap.
     """
     text = "a,b,client,split,label\n"
     for row in range(16):
@@ -188,7 +196,7 @@ def table(test: float = 0.0, south: float = 0.0, validation: float = 0.0) -> str
 
 
 def seen(client: ClientData) -> list[list[float]]:
-    """The training inputs as a model is given them."""
+    """Return the training inputs as a model is given them."""
     return normalised(client.train_inputs, client.mean, client.std, torch.device("cpu")).tolist()
 
 
@@ -197,10 +205,12 @@ def seen(client: ClientData) -> list[list[float]]:
 def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
     opened: Any, open_all: OpenAll, tmp_path: Path, standardise: str, impute: str
 ) -> None:
+    """The table is read again with other values in the rows that must not matter."""
     own = {"dataset": "arrays", "data_dir": str(tmp_path / "t.csv"), "partition": "natural"}
     own |= {"test_from": "official-own", "impute": impute, "standardise": standardise}
 
     def clients_of(text: str) -> list[ClientData]:
+        """Write the table, and return what the two clients have of it."""
         opened(text, impute=impute)
         clients = open_all(2, **own, train_samples=0)
         assert np.isfinite(clients[0].train_inputs).all()
@@ -217,7 +227,7 @@ def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
     assert seen(north_of_other_validation) == seen(north)
 
     north_beside_other_south, _ = clients_of(table(south=1e4))
-    is_apart = standardise != "pooled"
+    is_apart = standardise != "pooled"  # pooled values are of all clients' training samples
     assert (seen(north_beside_other_south) == seen(north)) == is_apart
     assert (north_beside_other_south.fill == north.fill) == is_apart
     if is_apart:
@@ -228,10 +238,14 @@ def test_neither_test_samples_nor_other_clients_change_what_is_trained_on(
 def test_a_split_made_here_leaks_nothing_either(
     opened: Any, open_all: OpenAll, tmp_path: Path
 ) -> None:
-    """A split is made here for bundled tables, and where a file marks no test samples."""
+    """The split is ours for bundled tables, and where a file marks no test samples.
+
+    Test samples are changed to -99: what is trained on must stay as it was.
+    """
     values = np.arange(40)
 
     def client_of(values: np.ndarray) -> ClientData:
+        """Return the only client of a table with this column and two classes in turn."""
         rows = [f"{value},{'xy'[row % 2]}\n" for row, value in enumerate(values)]
         opened("a,label\n" + "".join(rows))
         (client,) = open_all(1, dataset="arrays", data_dir=str(tmp_path / "t.csv"), partition="own")
@@ -247,6 +261,7 @@ def test_a_split_made_here_leaks_nothing_either(
 
 
 def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all: OpenAll) -> None:
+    """Four clients share samples where a class has run out."""
     shared = {"partition": "n-way-k-shot", "ways": 3, "ways_stdev": 0, "shots": 30}
     clients = open_all(4, dataset="wine", **shared, train_samples=0, standardise="pooled")
 
@@ -257,6 +272,7 @@ def test_a_sample_that_clients_share_counts_once_in_the_pooled_scale(open_all: O
 
 
 def test_images_are_normalised_by_the_data_set_unless_asked(open_all: OpenAll) -> None:
+    """``standardise``: "client" is by each client's own images, "pooled" by all clients'."""
     whole = open_all(2)
     assert whole[0].mean == whole[1].mean
 
@@ -286,6 +302,8 @@ def test_a_feature_without_a_value_at_a_client_is_nought_there(
 
 # -- classes
 def test_many_classes_and_few_fractions_are_classes_and_so_is_a_column() -> None:
+    """60 labels of two samples each; six fractions; labels [N, 1]; 60 names that are declared."""
+
     def number_of_classes(labels: Any, classes: str = "") -> int:
         arrays = {"inputs": np.ones((len(labels), 2)), "labels": labels}
         return len(from_arrays(arrays, "here", classes).classes)

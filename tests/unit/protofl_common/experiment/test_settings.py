@@ -26,7 +26,10 @@ def test_flower_reads_the_same_defaults() -> None:
 
 
 def test_defaults_are_those_of_the_papers() -> None:
-    """Those that no recipe repeats; where a default is not the paper's, its page says why."""
+    """These are the settings that no recipe repeats.
+
+    Where a default is not the paper's, the algorithm's page says why.
+    """
     papers = {
         "fedtgp": {
             "lambda": 0.1,
@@ -50,9 +53,9 @@ def test_defaults_are_those_of_the_papers() -> None:
         "fedfa": {"probability": 0.5},
         "pfedme": {"lambda": 15.0, "personal-steps": 5, "beta": 1.0},
     }
-    found = default_run_config()
+    defaults = default_run_config()
     for algo, wanted in papers.items():
-        assert {key: found[f"{algo}.{key}"] for key in wanted} == wanted
+        assert {key: defaults[f"{algo}.{key}"] for key in wanted} == wanted
 
 
 @pytest.mark.parametrize("algo", CATALOG)
@@ -97,16 +100,19 @@ def test_defaults_suit_every_algorithm_and_survive_a_round_trip(algo: str) -> No
     ("fedkd.student", "cnn5", "choose one of '', mnist-cnn, "),
 ])  # fmt: skip
 def test_a_bad_value_is_named_with_what_would_be_right(key: str, value: object, said: str) -> None:
-    algo = {"algo": key.partition(".")[0]} if "." in key else {}
+    """The error is one line with key, value and choices, or a like name."""
+    algo = {"algo": key.partition(".")[0]} if "." in key else {}  # whose setting it is
     with pytest.raises(SettingsError) as caught:
         Settings.from_run_config(default_run_config() | algo | {key: value})
 
     (line,) = str(caught.value).splitlines()
+    # a string stands there in quotes, True as true
     assert line.startswith((f"{key} = {value!r}: ", f"{key} = {str(value).lower()}: "))
     assert said in line
 
 
 def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
+    """Four mistakes give four lines."""
     config = default_run_config() | {"batchsize": 3, "data-dir": "~not-here/x"}
     del config["lr"]
 
@@ -117,7 +123,7 @@ def test_unknown_and_missing_keys_are_all_named_at_once() -> None:
     assert "batchsize: unknown key; did you mean batch-size?" in lines
     assert "lr: missing from the configuration" in lines
     assert "data-dir = '~not-here/x': this machine has no such user; write the whole path" in lines
-    assert len(lines) == 4
+    assert len(lines) == 4  # the fourth is on rounds = -1
 
 
 @pytest.mark.parametrize(("algo", "key", "meant"), [
@@ -138,7 +144,7 @@ def test_an_unknown_key_was_rather_meant_for_the_chosen_algorithm(
 
 
 def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_act() -> None:
-    """A baseline's settings act, too."""
+    """The settings of a baseline, which runs beside the algorithm, act too."""
 
     def check(chosen: dict[str, Scalar], **config: Scalar) -> None:
         check_settings_act(chosen, Settings.from_run_config(default_run_config() | config))
@@ -163,7 +169,11 @@ def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_ac
 
 
 def test_a_baseline_has_no_value_that_its_run_does_not_show() -> None:
-    """So an operator who is shown the run's values, and its baselines' own keys, sees all."""
+    """So an operator who is shown the run's values and its baselines' own keys sees all.
+
+    A baseline that sends nothing up, as local training, has no merging, so the settings of merging
+    are as by default there.
+    """
     chosen = {"lr": 0.3, "max-update-ratio": 2.0, "merging": "median"}
     baselines = "fedbn, fedprox, local"
     run = Settings.from_run_config(
@@ -176,11 +186,13 @@ def test_a_baseline_has_no_value_that_its_run_does_not_show() -> None:
         added = values.keys() - shown.keys()
         differing = {key for key in values.keys() & shown.keys() if values[key] != shown[key]}
         assert all(key.startswith(f"{algo}.") for key in added)
-        of_merging = set() if baseline.exchange.up else {"merging", "max-update-ratio"}
+        sends_nothing = not baseline.exchange.up
+        of_merging = {"merging", "max-update-ratio"} if sends_nothing else set()
         assert differing == {"algo", "baselines"} | of_merging
 
 
 def test_a_node_may_override_its_own_facts_only() -> None:
+    """Architecture and device are a node's; the learning rate is the run's."""
     node = {"device": "cpu", "arch": "cnn4", "partition-id": 3}
     settings = Settings.from_run_config(default_run_config(), node)
 
@@ -202,15 +214,16 @@ def test_a_node_may_override_its_own_facts_only() -> None:
 def test_a_configuration_is_read_once_and_no_value_is_taken_for_an_equal_one_of_another_type() -> (
     None
 ):
+    """Settings are kept by their values, and 1, 1.0 and True are equal keys in Python."""
     whole = Settings.from_run_config(default_run_config() | {"lr": 1}).training.lr
     assert (whole, type(whole)) == (1.0, float)
 
     config = default_run_config() | {"rounds": 1}
-    settings = Settings.from_run_config(config, {"partition-id": 0, "num-partitions": 2})
+    first_node = {"partition-id": 0, "num-partitions": 2}
+    second_node = {"partition-id": 1, "num-partitions": 2}
+    settings = Settings.from_run_config(config, first_node)
 
-    assert (
-        Settings.from_run_config(dict(config), {"partition-id": 1, "num-partitions": 2}) is settings
-    )
+    assert Settings.from_run_config(dict(config), second_node) is settings
     for rounds in (True, 1.0):
         with pytest.raises(SettingsError, match="rounds = "):
             Settings.from_run_config(config | {"rounds": rounds})

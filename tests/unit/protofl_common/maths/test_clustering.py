@@ -12,15 +12,19 @@ from tests.support.given import Patch
 
 
 def same_partition(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two numberings put the same rows together."""
+    """Return whether two numberings of clusters put the same rows together.
+
+    They do if each number of the one goes with a single number of the other.
+    """
     pairs = set(zip(one.tolist(), other.tolist(), strict=True))
     return len(pairs) == len(set(one)) == len(set(other))
 
 
 def first_partition(rows: np.ndarray) -> np.ndarray:
-    """FINCH's first partition by the paper's Eq. 1, by plain loops and a union-find.
+    """Return FINCH's first partition by the paper's Eq. 1, by plain loops and a union-find.
 
-    i and j are linked if one is the other's first neighbour, or if they have the same one.
+    i and j are linked if one is the other's first neighbour, or if they have the same one. The
+    first neighbour of a row is the one of the largest cosine.
     """
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     similarity = unit @ unit.T
@@ -43,7 +47,10 @@ def first_partition(rows: np.ndarray) -> np.ndarray:
 
 
 def rows_of(source: str) -> np.ndarray:
-    """Uniform rows; 12 blobs of 20 rows each, far apart; or sparse rows, as after a ReLU."""
+    """Return uniform rows ("random"), 12 blobs of 20 rows each ("blobs"), or sparse ones ("relu").
+
+    The blobs are far apart; the sparse rows are as features after a ReLU.
+    """
     random = np.random.default_rng(5)
     if source == "random":
         return random.random((150, 16))
@@ -55,7 +62,10 @@ def rows_of(source: str) -> np.ndarray:
 
 @pytest.mark.parametrize("source", ["random", "blobs", "relu"])
 def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str) -> None:
-    """From fine to coarse, as many clusters and the same rows together as the authors' package."""
+    """From fine to coarse, as many clusters and the same rows together as the authors' package.
+
+    It returns a column for each of P partitions of the N rows, and their numbers of clusters.
+    """
     rows = rows_of(source)
 
     found = finch_partitions(rows)
@@ -71,10 +81,11 @@ def test_every_partition_is_finch_clusts_and_the_first_is_the_papers(source: str
 def test_neighbours_are_the_same_when_they_are_searched_block_by_block(
     monkeypatch: Patch,
 ) -> None:
+    """Similarities are computed for as many pairs at once as fit into memory."""
     rows = rows_of("random")
     expected = finch_partitions(rows)
 
-    monkeypatch.setattr(finch, "MAX_PAIRS", 7 * len(rows))  # 22 blocks, of which one is smaller
+    monkeypatch.setattr(finch, "MAX_PAIRS", 7 * len(rows))  # 150 rows: 21 blocks of 7, one of 3
 
     for partition, wanted in zip(finch_partitions(rows), expected, strict=True):
         assert partition.tolist() == wanted.tolist()
@@ -103,7 +114,7 @@ def test_few_or_equal_vectors_are_one_cluster(rows: np.ndarray) -> None:
 
 
 def two_groups() -> torch.Tensor:
-    """Three vectors along each axis: their means are (2.9/3, 0.1/3) and (0.1/3, 5.9/3)."""
+    """Return three vectors along each axis; the means are (2.9/3, 0.1/3) and (0.1/3, 5.9/3)."""
     return torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.0], [0.0, 2.0], [0.1, 2.0], [0.0, 1.9]])
 
 
@@ -113,7 +124,7 @@ def test_means_of_two_groups_by_hand(method: str, clusters: int) -> None:
     means, counts = cluster(two_groups(), method, clusters)
 
     assert counts.sum() == len(two_groups())
-    in_order = means[means[:, 0].argsort()]
+    in_order = means[means[:, 0].argsort()]  # clusters have no order of their own
     wanted = torch.tensor([[0.1 / 3, 5.9 / 3], [2.9 / 3, 0.1 / 3]])
     torch.testing.assert_close(in_order, wanted)
 
@@ -157,6 +168,6 @@ def test_classes_are_clustered_apart() -> None:
 
 
 def test_a_ratio_of_centres_is_not_rounded_up_by_floating_point() -> None:
-    """0.07 · 100 is a little above 7 there."""
+    """0.07 · 100 is a little above 7 in floating point, and ceil would make 8 of it."""
     centres = cluster_classes(torch.rand(100, 2), torch.zeros(100), "kmeans", ratio=0.07)
     assert len(centres) == 7

@@ -13,7 +13,8 @@ FEATURES = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 1.0], [5.0, 5.0]])
 LABELS = torch.tensor([0, 0, 2, 3])
 PROTOTYPES = torch.tensor([[1.5, 0.0], [9.0, 9.0], [1.0, 4.0], [0.0, 0.0]])
 HELD = torch.tensor([True, True, True, False])
-# class means: 0 -> (1.5, 2), 2 -> (1, 1); class 3 has no prototype, class 1 no samples
+"""Which classes have a prototype. The means of the features are (1.5, 2) in class 0 and (1, 1) in
+class 2, so 2 and 3 from their prototypes; class 3 has no prototype, class 1 no samples."""
 
 
 @pytest.mark.parametrize(("granularity", "distance", "expected"), [
@@ -32,6 +33,7 @@ def test_alignment_by_hand(granularity: str, distance: str, expected: float) -> 
 
 
 def test_gradient_is_finite_on_the_prototype_itself() -> None:
+    """The slope of a distance (l2) is not defined at 0."""
     labels = torch.tensor([0, 2])
     features = PROTOTYPES[labels].clone().requires_grad_()
     loss = terms.prototype_alignment(features, labels, PROTOTYPES, HELD, "l2", "class")
@@ -61,25 +63,27 @@ TARGETS = torch.tensor([[1.0, 0.0], [0.0, 2.0], [6.0, 8.0]], dtype=torch.float64
 
 
 def test_angular_alignment_leaves_out_classes_without_a_prototype() -> None:
+    """The loss is 1 − cos: cosines are 0.6 and 0. A sample left out still counts in B."""
     held = torch.tensor([True, True, False])
     both = terms.angular_alignment(SAMPLES, CLASSES, TARGETS, held)
 
-    assert both.item() == pytest.approx((0.4 + 1.0) / 2)
+    assert both.item() == pytest.approx(((1 - 0.6) + (1 - 0)) / 2)
 
     first_alone = terms.angular_alignment(SAMPLES, torch.tensor([0, 2]), TARGETS, held)
     assert first_alone.item() == pytest.approx((1 - 0.6) / 2)
 
 
 def test_a_class_alone_has_no_others_to_keep_away_from() -> None:
-    loss = terms.orthogonality(SAMPLES[:1], CLASSES[:1], TARGETS[:1], 10.0)
-    assert loss.item() == pytest.approx(1 - 0.6)
+    gamma = 10.0  # the weight of the others
+    loss = terms.orthogonality(SAMPLES[:1], CLASSES[:1], TARGETS[:1], gamma)
+    assert loss.item() == pytest.approx(1 - 0.6)  # 1 − cos
     assert terms.nearest_distances(SAMPLES[:1]).tolist() == [0.0]
 
 
 def test_distillation_by_hand_leaves_out_a_class_without_a_teacher() -> None:
-    """F = (1/2, 1/4, 1/4), (1/3, 1/3, 1/3) and again.
+    """The probabilities F are (1/2, 1/4, 1/4) for a sample of class 0, and 1/3 each for 1 and 2.
 
-    Class 1 has no teacher, and counts in B only.
+    Class 1 has no teacher, and its sample counts in B only. Expected is −Σ_c F̂_{y,c} log F_c.
     """
     targets = torch.tensor([[0.5, 0.25, 0.25], [9.0, 9.0, 9.0], [0.0, 0.0, 1.0]]).double()
     logits = torch.tensor([[2.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]).double().log()
@@ -94,6 +98,7 @@ def test_distillation_by_hand_leaves_out_a_class_without_a_teacher() -> None:
 
 
 def test_two_models_without_a_mistake_have_no_infinite_term() -> None:
+    """FedKD divides by the sum of the two task losses, which is 0 here."""
     none = torch.tensor(0.0)
     assert terms.adaptive_distillation(none, none, none).item() == 0.0
 
@@ -104,6 +109,10 @@ Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 @pytest.fixture
 def arrays() -> Arrays:
+    """Features z [B, D], their labels y [B], sets of prototypes [m, C, D], and which are held.
+
+    The first of three sets lacks class 4, the second class 2.
+    """
     torch.manual_seed(1)
     z = normalize(torch.randn(6, 4, dtype=torch.float64), dim=1)
     y = torch.tensor([0, 1, 2, 3, 4, 0])
@@ -115,7 +124,10 @@ def arrays() -> Arrays:
 
 
 @pytest.mark.parametrize("with_own", [False, True])
-def test_against_equations_8_and_9(with_own: bool, arrays: Arrays) -> None:
+def test_prototype_contrast_against_equations_8_and_9_of_fedpcl(
+    with_own: bool, arrays: Arrays
+) -> None:
+    """The denominator sums over the other classes' prototypes, or over the own one as well."""
     z, y, sets, held = (array.numpy() for array in arrays)
     losses = []
     for sample, label in zip(z, y, strict=True):
@@ -136,6 +148,10 @@ def test_against_equations_8_and_9(with_own: bool, arrays: Arrays) -> None:
 
 
 def test_without_anything_to_contrast_with_nothing_is_learnt() -> None:
+    """All these contrasts are 0, and their gradients too.
+
+    No sample has a partner of its class, no prototype is known, or only one of another class.
+    """
     z = torch.randn(4, 3, requires_grad=True)
     labels = torch.tensor([0, 1, 0, 1])
     none = torch.zeros(4, 2, dtype=torch.bool)
@@ -157,6 +173,7 @@ def test_without_anything_to_contrast_with_nothing_is_learnt() -> None:
 
 
 def test_supcon_against_its_equation(arrays: Arrays) -> None:
+    """A sample's partners are the others of its class; the denominator sums over all others."""
     z = arrays[0].numpy()
     y = np.array([0, 1, 0, 1, 1, 2])
     losses = []
@@ -167,7 +184,7 @@ def test_supcon_against_its_equation(arrays: Arrays) -> None:
             logs = [math.log(math.exp(z[i] @ z[p] / TAU) / below) for p in partners]
             losses.append(-np.mean(logs))
 
-    assert len(losses) == 5  # the sample of class 2 has no partner
+    assert len(losses) == 5  # the sample of class 2 has no partner, and does not count
 
     loss = terms.supervised_contrast(arrays[0], torch.from_numpy(y), TAU)
 
@@ -182,12 +199,16 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 
-def test_corrections_that_do_not_grow_with_the_prototypes() -> None:
+def test_corrections_that_do_not_grow_with_the_number_of_prototypes() -> None:
+    """Two of FedPLVM's corrections do not: the mean over the prototypes, and the one by centres.
+
+    The paper's sum (Eq. 8) doubles when every prototype is there twice.
+    """
     torch.manual_seed(0)
     z = torch.rand(7, 5, dtype=torch.float64) + 0.05
     y = torch.tensor([0, 0, 1, 2, 2, 3, 1])
     g = torch.rand(6, 5, dtype=torch.float64) + 0.05
-    labels = torch.tensor([0, 0, 1, 2, 2, 2])  # nobody has class 3
+    labels = torch.tensor([0, 0, 1, 2, 2, 2])  # of the prototypes g: none is of class 3
 
     means = []
     centres = []
@@ -202,7 +223,7 @@ def test_corrections_that_do_not_grow_with_the_prototypes() -> None:
     mean = pytest.approx(np.mean(means), rel=1e-10)
     centre = pytest.approx(np.mean(centres), rel=1e-10)
 
-    own = y.unsqueeze(1) == labels
+    own = y.unsqueeze(1) == labels  # [B, G]: which prototypes are of a sample's class
     similarity = terms.sparse_similarity(z, g, ALPHA, FLOOR)
 
     assert terms.sparse_correction(similarity, own, mean=True).item() == mean
@@ -222,6 +243,7 @@ def test_corrections_that_do_not_grow_with_the_prototypes() -> None:
 
 
 def test_orthogonal_and_zero_features_have_finite_gradients() -> None:
+    """The slope of cos^α is infinite at a cosine of 0, as α is below 1."""
     z = torch.tensor([[1.0, 0.0], [0.0, 0.0]], requires_grad=True)
     similarity = terms.sparse_similarity(z, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), ALPHA, FLOOR)
     own = torch.tensor([[True, False], [True, False]])

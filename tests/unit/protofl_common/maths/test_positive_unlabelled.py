@@ -16,7 +16,7 @@ HALF = -log(1 / 2 + 1e-6)
 QUARTER = -log(3 / 4 + 1e-6)
 
 
-def test_not_of_class_by_hand() -> None:
+def test_the_loss_of_not_being_of_a_class_by_hand() -> None:
     expected = [[HALF, QUARTER, QUARTER], [QUARTER, HALF, QUARTER], [QUARTER, QUARTER, HALF]]
     np.testing.assert_allclose(loss_of_absence(LOGITS).numpy(), expected)
 
@@ -24,9 +24,13 @@ def test_not_of_class_by_hand() -> None:
 def reference(
     logits: np.ndarray, labels: np.ndarray, counts: np.ndarray, unlabelled: int, floor: float
 ) -> float:
-    """The formula, sample by sample; probabilities from exponentials."""
+    """Return FedPU's risk of a batch, sample by sample; probabilities are from exponentials.
+
+    ``counts`` has a client's labelled samples of each class, ``unlabelled`` the number of its
+    others (label -1). No class's risk counts as less than ``floor``.
+    """
     held = [c for c in range(len(counts)) if counts[c]]
-    scale = (unlabelled + counts.sum()) / len(labels)
+    scale = (unlabelled + counts.sum()) / len(labels)  # the batch stands for all samples
     total = 0.0
     for c in held:
         risk = 0.0
@@ -41,9 +45,9 @@ def reference(
 
 
 def some_client(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """Logits [60, 6], labels [60], labelled samples of each class, unlabelled samples.
+    """Return logits [60, 6], labels [60], labelled samples of each class, unlabelled samples.
 
-    A third is labelled, of classes 0, 1 and 3 only.
+    A third is labelled, of classes 0, 1 and 3 only; the label of the others is -1.
     """
     rng = np.random.default_rng(seed)
     labels = torch.from_numpy(np.where(rng.random(60) < 1 / 3, rng.choice([0, 1, 3], 60), -1))
@@ -55,6 +59,7 @@ def some_client(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, in
 @pytest.mark.parametrize("non_negative", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_against_a_float64_loop_and_gradients(seed: int, non_negative: bool) -> None:
+    """The risk of a batch of ten is the loop's, and its gradients pass PyTorch's check."""
     logits, labels, counts, unlabelled = some_client(seed)
     logits = logits[:10].clone().requires_grad_()
     labels = labels[:10]
@@ -71,9 +76,9 @@ def test_against_a_float64_loop_and_gradients(seed: int, non_negative: bool) -> 
 
 @pytest.mark.parametrize("size", [1, 7, 10, 60])
 def test_the_mean_over_an_epochs_batches_is_the_risk_of_all_samples(size: int) -> None:
-    """Also when some batches have no labelled sample, or no unlabelled one.
+    """So it is when some batches have no labelled sample, or no unlabelled one.
 
-    And when the last batch is smaller.
+    And when the last batch is smaller: batches are weighted by their sizes.
     """
     logits, labels, counts, unlabelled = some_client(9)
     whole = positive_unlabelled_risk(logits, labels, counts, unlabelled, non_negative=False)
@@ -96,7 +101,7 @@ def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
     expected = np.mean([np.where(truth == c, 0, against[:, c]).mean() for c in range(4)])
 
     risks = []
-    counts = torch.full((4,), 3)
+    counts = torch.full((4,), 3)  # of ten samples a class three are labelled, 28 of 40 are not
     for _ in range(4000):
         labels = np.full(40, -1)
         for c in range(4):
@@ -104,16 +109,18 @@ def test_labels_hidden_at_random_give_the_risk_of_knowing_them_all() -> None:
         risk = positive_unlabelled_risk(logits, torch.from_numpy(labels), counts, 28, False)
         risks.append(risk.item())
 
-    deviation = np.std(risks) / np.sqrt(len(risks))
-    assert np.mean(risks) == pytest.approx(expected, abs=4 * deviation)
+    deviation_of_mean = np.std(risks) / np.sqrt(len(risks))
+    assert np.mean(risks) == pytest.approx(expected, abs=4 * deviation_of_mean)
 
 
 @pytest.mark.parametrize("non_negative", [False, True])
 def test_batches_without_labelled_or_without_unlabelled_samples(non_negative: bool) -> None:
+    """Both have finite risks and gradients; a client has 4 labelled and 8 unlabelled samples."""
     counts = torch.tensor([2, 2, 0])
     unlabelled = torch.tensor([-1, -1, -1])
     risk = positive_unlabelled_risk(LOGITS, unlabelled, counts, 8, non_negative)
 
+    # three of the client's 12 samples, of which 8 are unlabelled; each class has this risk
     assert risk.item() == pytest.approx((2 * QUARTER + HALF) / (8 * 3 / 12))
 
     logits = LOGITS.clone().requires_grad_()
@@ -128,8 +135,11 @@ def test_batches_without_labelled_or_without_unlabelled_samples(non_negative: bo
         assert risk.item() < 0
 
 
-def test_bounded_with_gradients_of_at_most_one_however_sure_the_model() -> None:
-    """And none where it is sure: the risk's second term would fall without end."""
+def test_the_loss_is_bounded_with_gradients_of_at_most_one_however_sure_the_model() -> None:
+    """There is no gradient where the model is sure: the risk's second term would fall without end.
+
+    The last sample is not so sure: log(1 + e⁵) is 5.006715, which ε makes 5.006567.
+    """
     logits = torch.tensor([[500.0, 0.0], [-500.0, 0.0], [3e4, -3e4], [5.0, 0.0]])
     logits.requires_grad_()
 

@@ -53,6 +53,7 @@ def test_merging_by_counts_needs_those_of_every_client() -> None:
 
 
 def test_a_class_nobody_sent_keeps_its_prototype() -> None:
+    """Class 3 has a prototype from before, and class 0 a new one."""
     previous = prototypes([[1.0], [2.0]], [0, 3])
     sent = prototypes([[9.0]], [0], [2])
 
@@ -63,6 +64,10 @@ def test_a_class_nobody_sent_keeps_its_prototype() -> None:
 
 
 def test_a_classs_own_prototypes_do_not_make_its_margin() -> None:
+    """A margin is the distance to the nearest prototype of another class: 5 between 0 and 2 here.
+
+    Class 1 has no prototype, and so no margin.
+    """
     several = prototypes([[0.0, 0.0], [1.0, 0.0], [0.0, 5.0]], [2, 2, 0])
     torch.testing.assert_close(
         margins(several, 3), torch.tensor([5.0, torch.nan, 5.0]).double(), equal_nan=True
@@ -78,6 +83,7 @@ def test_table_by_class_marks_what_is_held() -> None:
 
 
 def nearest(features: torch.Tensor, prototypes: Prototypes) -> torch.Tensor:
+    """Return the label of the nearest prototype of each feature vector."""
     return prototypes.labels[distances(features, prototypes).argmin(dim=1)]
 
 
@@ -114,6 +120,7 @@ def test_cosine_distances_are_of_directions_alone() -> None:
 
 
 def test_joined_sets_keep_their_order_and_tell_counts_only_if_all_do() -> None:
+    """The rows of one set follow those of the other, even of equal classes."""
     one = prototypes([[1.0, 1.0]], [4], [3])
     other = prototypes([[0.0, 0.0], [0.0, 0.0]], [1, 4], [5, 6])
 

@@ -48,6 +48,7 @@ def body_of(arch: str, shape: tuple[int, ...]) -> nn.Module:
 
 @pytest.mark.parametrize("arch", STAGES)
 def test_stages_end_where_maps_get_smaller(arch: str) -> None:
+    """The layers that end a stage are those of `STAGES`, with their channels."""
     shape, wanted = STAGES[arch]
     body = body_of(arch, shape)
     names = {module: name for name, module in body.named_modules()}
@@ -59,16 +60,17 @@ def test_stages_end_where_maps_get_smaller(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["mnist-cnn", "resnet6-imagenet-stem", "text-cnn"])
 def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch: str) -> None:
-    """Beside a plain network of the same weights: equal in evaluation, another while training.
+    """It is compared with a plain network of the same weights.
 
-    Of its own numbers, training moves the averages and leaves the coefficients.
+    The two are equal in evaluation and differ while training. Of the augmentation's own numbers,
+    training moves the averages and leaves the coefficients.
     """
     shape, _ = STAGES[arch]
     plain = body_of(arch, shape)
     body = body_of(arch, shape).train()
     samples = torch.randint(0, 9, (3, *shape)) if arch == "text-cnn" else torch.randn(3, *shape)
 
-    augmentation = Augmentation(body, shape, 1.0)
+    augmentation = Augmentation(body, shape, 1.0)  # with a probability of 1: in every step
     assert body.training
     assert body.state_dict().keys() == plain.state_dict().keys()
     assert torch.equal(body.eval()(samples), plain.eval()(samples))
@@ -86,7 +88,7 @@ def test_it_acts_while_training_only_and_leaves_no_trace_in_the_network(arch: st
 
 
 def test_a_moment_of_one_sample_hardly_moves() -> None:
-    """There is no other sample whose moments would say how far it may."""
+    """There is no other sample whose moments would say how far it may move."""
     moment = torch.tensor([[1.0, 5.0]], dtype=torch.float64)
     assert (resampled(moment, torch.ones(2)) - moment).abs().max() < 0.01
 

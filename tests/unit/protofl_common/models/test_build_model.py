@@ -24,7 +24,10 @@ def _seeded() -> None:
 
 
 def assert_shapes(arch: str, channels: int, size: int, built_for: int) -> None:
-    """Of features and logits of two images of a size, from a network without numbers."""
+    """Check the shapes of features and logits of two images of ``size`` pixels a side.
+
+    The network, built for images of ``built_for`` pixels, has shapes only (PyTorch's meta device).
+    """
     with torch.device("meta"), torch.no_grad():
         model = build(arch, channels, built_for).eval()
         z = model.body(torch.empty(2, channels, size, size))
@@ -44,7 +47,7 @@ SOME = ["resnet4-imagenet-stem", "resnet10", "resnet10-imagenet-stem", "resnet18
 
 @pytest.mark.parametrize("arch", [*SOME, "resnet50-imagenet-stem", "googlenet", "mobilenet-v2"])
 def test_shapes_of_larger_networks(arch: str) -> None:
-    """They are built without regard to the images' size, but for GoogLeNet on the smallest."""
+    """What is built for 28 pixels a side takes 64; GoogLeNet must be built for the smallest."""
     for size, built_for in ((28, 28), (64, 28), (8, 8)):
         assert_shapes(arch, 1, size, built_for)
 
@@ -81,7 +84,10 @@ def test_heads_without_a_hidden_layer_can_be_exchanged(arch: str) -> None:
     assert head_shapes(arch) == {"weight": (CLASSES, DIM), "bias": (CLASSES,)}
 
 
-@pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(net.HTC4[1:])])
+HIDDEN_HEADS = net.HTC4[1:]  # of the four heads the first has no hidden layer
+
+
+@pytest.mark.parametrize("arch", [arch for arch in LARGER if arch.endswith(HIDDEN_HEADS)])
 def test_heads_with_a_hidden_layer_have_named_parts(arch: str) -> None:
     hidden = int(arch.rpartition("fc")[2])
     assert head_shapes(arch) == {
@@ -96,6 +102,8 @@ def test_heads_with_a_hidden_layer_have_named_parts(arch: str) -> None:
     "arch", ["mnist-cnn", "htcnn-4", net.PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"]
 )
 def test_weights_follow_from_the_seed_alone(arch: str) -> None:
+    """They do not depend on PyTorch's random state, and leave it as it is."""
+
     def weights(seed: int) -> list[Tensor]:
         return list(build(arch, seed=seed).state_dict().values())
 
@@ -111,6 +119,7 @@ def test_weights_follow_from_the_seed_alone(arch: str) -> None:
 
 
 def test_everybodys_first_model_is_each_clients_own() -> None:
+    """The model is built once and copied: training a copy does not change the next one."""
     settings = Settings.from_run_config(default_run_config()).model
     arguments = ("resnet4-imagenet-stem", (1, 28, 28), CLASSES, settings, 0, "global")
     first = initial_model(*arguments)
@@ -156,6 +165,7 @@ CASES = [(arch, shape) for group, shape in SHAPES.items() for arch in net.GROUPS
 
 
 def of_vectors(arch: str, shape: tuple[int, ...]) -> SplitModel:
+    """Build a network for samples of this shape, which are no images."""
     return build_model(arch, input_shape=shape, num_classes=3, feature_dim=WIDTH, seed=1)
 
 
@@ -167,7 +177,9 @@ def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("arch", "shape"), CASES)
-def test_they_learn_and_every_weight_moves(arch: str, shape: tuple[int, ...]) -> None:
+def test_networks_for_tables_signals_and_texts_learn_and_every_weight_moves(
+    arch: str, shape: tuple[int, ...]
+) -> None:
     model = of_vectors(arch, shape)
     x = samples(arch, shape, 12)
 
@@ -177,6 +189,7 @@ def test_they_learn_and_every_weight_moves(arch: str, shape: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("arch", net.GROUPS["text3"])
 def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
+    """Tokens beyond the vocabulary count modulo its size; 0 is padding, and stays apart."""
     body = of_vectors(arch, (9,)).body.eval()
     short = torch.tensor([[5, 7, 0, 0]])
     beyond = net.VOCABULARY - 1
@@ -188,11 +201,16 @@ def test_texts_of_any_length_and_tokens_of_any_size_serve(arch: str) -> None:
 
 def test_padding_changes_no_mean() -> None:
     body = of_vectors("text-bag", (9,)).body.eval()
-    torch.testing.assert_close(body(torch.tensor([[5, 7]])), body(torch.tensor([[5, 7, 0, 0, 0]])))
-    assert torch.isfinite(body(torch.zeros(1, 4, dtype=torch.int64))).all()
+    two_words = torch.tensor([[5, 7]])
+    padded = torch.tensor([[5, 7, 0, 0, 0]])
+    no_words = torch.zeros(1, 4, dtype=torch.int64)
+
+    torch.testing.assert_close(body(two_words), body(padded))
+    assert torch.isfinite(body(no_words)).all()
 
 
 def test_inputs_of_another_type_are_refused() -> None:
+    """A network for texts is given numbers, and one for numbers is given tokens."""
     numbers = torch.rand(2, 9)
     said = r"arch = 'text-bag': inputs float32 \[2, 9\] do not fit .*text3 for texts"
 
@@ -206,7 +224,7 @@ def test_inputs_of_another_type_are_refused() -> None:
         check_model(of_vectors("mlp-1", (9,)), "mlp-1", tokens, WIDTH)
 
 
-def test_every_architecture_is_a_body_and_a_head_that_is_built_somewhere() -> None:
+def test_every_architecture_is_a_known_body_with_or_without_a_hidden_layer_in_its_head() -> None:
     assert sorted([*VISION, *TABLE, *SIGNAL, *TEXT]) == sorted(net.BODIES)
     assert {net.body_and_hidden(arch)[0] for arch in net.ARCHITECTURES} == set(net.BODIES)
     assert {net.body_and_hidden(arch)[1] for arch in net.ARCHITECTURES} == {0, 128, 256, 512}
@@ -244,6 +262,7 @@ def test_feature_extractors_of_fedtgp() -> None:
 
 
 def test_classifiers_of_fedtgp_are_dealt_out_independently_of_bodies() -> None:
+    """Bodies repeat after eight clients, and heads after four."""
     heads = [0, 512, 256, 128]
     res34 = "resnet34-imagenet-stem"
     dealt = [net.body_and_hidden(arch) for arch in net.GROUPS["res34-htc4"]]

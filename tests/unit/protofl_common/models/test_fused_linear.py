@@ -21,12 +21,13 @@ Settings = dict[str, float]
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several blocks, the last one incomplete, in the widest layer only."""
+    """Let the widest layer, 40 × 50, be updated in several blocks, the last one incomplete."""
     monkeypatch.setattr(fused_linear, "BLOCK_ROWS", 7)
     monkeypatch.setattr(fused_linear, "BLOCK_FROM", 32 * 50)
 
 
 def small_model(dtype: torch.dtype = torch.float64) -> SplitModel:
+    """Return the same network at every call; its first two layers differ in their bias."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         body = nn.Sequential(
@@ -41,7 +42,7 @@ def small_model(dtype: torch.dtype = torch.float64) -> SplitModel:
 
 
 def prototype_loss(model: SplitModel, x: Tensor, y: Tensor, prototypes: Tensor) -> Tensor:
-    """As in FedProto: it depends on the features and on the logits."""
+    """Return a loss that depends on features and logits, as FedProto's does."""
     z = model.body(x)
     return nn.functional.cross_entropy(model.head(z), y) + nn.functional.mse_loss(z, prototypes[y])
 
@@ -49,7 +50,7 @@ def prototype_loss(model: SplitModel, x: Tensor, y: Tensor, prototypes: Tensor) 
 def train(
     model: SplitModel, settings: Settings, fused: bool, rounds: int = 2
 ) -> torch.optim.Optimizer:
-    """50 steps, by default in two rounds with one optimizer."""
+    """Take 50 steps in ``rounds`` rounds with one optimizer, which is returned."""
     generator = torch.Generator().manual_seed(1)
     dtype = model.head.weight.dtype
     data = torch.randn(50, 10, 50, generator=generator, dtype=torch.float64).to(dtype)
@@ -57,9 +58,9 @@ def train(
     prototypes = torch.randn(4, 6, generator=generator, dtype=torch.float64).to(dtype)
 
     optimizer = torch.optim.SGD(model.parameters(), **settings)
-    for part in torch.arange(50).chunk(rounds):
+    for steps_of_round in torch.arange(50).chunk(rounds):
         with fused_linears(model, optimizer, MIN) if fused else nullcontext():
-            for i in part:
+            for i in steps_of_round:
                 optimizer.zero_grad()
                 prototype_loss(model, data[i], labels[i], prototypes).backward()
                 optimizer.step()
@@ -72,6 +73,7 @@ def train(
 def test_fifty_steps_are_sgds(
     dtype: torch.dtype, tolerance: float, momentum: float, weight_decay: float
 ) -> None:
+    """Weights and momentum are those of `torch.optim.SGD`, up to rounding."""
     settings = {"lr": 0.05, "momentum": momentum, "weight_decay": weight_decay}
     ours = small_model(dtype)
     reference = small_model(dtype)
@@ -88,11 +90,12 @@ def test_fifty_steps_are_sgds(
 
 
 def unchanged(model: SplitModel, start: dict[str, Tensor]) -> set[str]:
-    """The names of the weights that are as they were."""
+    """Return the names of the weights that are as they were at the ``start``."""
     return {key for key, value in model.state_dict().items() if torch.equal(value, start[key])}
 
 
 def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -> None:
+    """Inside, a wide layer steps in backward and keeps no gradient of its weight."""
     model = small_model()
     first = model.body[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -114,6 +117,7 @@ def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -
 
     with pytest.raises(KeyError), fused_linears(model, optimizer, MIN):
         raise KeyError
+    # nothing of it is left in the layer and in the optimizer
     assert "forward" not in vars(first)
     assert not optimizer._optimizer_step_pre_hooks
 
@@ -122,7 +126,8 @@ def test_the_model_looks_the_same_inside_and_is_the_same_after_even_an_error() -
 def test_wide_layers_of_a_client_model_take_steps_inside(
     momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()
+    """In htcnn-3 two linear layers are wide enough; its weights are SGD's."""
+    monkeypatch.undo()  # blocks as large as in a run
     x = torch.rand(4, 1, 28, 28)
     y = torch.tensor([0, 1, 2, 1])
     shape: dict[str, Any] = {"input_shape": (1, 28, 28), "num_classes": 3, "feature_dim": 512}
@@ -146,6 +151,8 @@ def test_wide_layers_of_a_client_model_take_steps_inside(
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "eval"])
 def test_evaluation_takes_the_ordinary_path(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients, or in evaluation mode, the layer's forward is PyTorch's own."""
+
     def other_path(*_: object) -> None:
         pytest.fail("not the ordinary path")
 
@@ -178,7 +185,7 @@ def test_other_optimizers_are_left_alone(name: str) -> None:
 
 @pytest.mark.parametrize("parts", [("weight",), ("weight", "bias"), ("bias",)])
 def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]) -> None:
-    """Though the optimizer knows them, with momentum and weight decay."""
+    """They stay though the optimizer knows them, and has momentum and weight decay."""
     ours = small_model()
     reference = small_model()
     for model in (ours, reference):
@@ -195,6 +202,7 @@ def test_frozen_parts_stay_while_the_rest_takes_its_steps(parts: tuple[str, ...]
 
 
 def test_a_layer_used_twice_is_refused() -> None:
+    """Its weight has moved after the first of the two uses that backward comes to."""
     model = small_model()
     x = torch.ones(1, 50, dtype=torch.float64)
     with fused_linears(model, torch.optim.SGD(model.parameters(), lr=0.1), MIN):

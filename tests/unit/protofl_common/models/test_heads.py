@@ -28,12 +28,13 @@ def build(
 
 
 def head_alone(arch: str, head: str) -> Any:
+    """Return the head that a server trains; the input shape () stands for no body."""
     settings = Settings.from_run_config({**default_run_config(), "head": head, "feature-dim": 512})
     return initial_model(arch, (), 10, settings.model, 3, "global").head
 
 
 def cosines(rows: Tensor) -> Tensor:
-    """Of all pairs; the rows must have length 1."""
+    """Return the cosines of all pairs of rows, which must have length 1."""
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)))
     return (rows @ rows.T)[torch.triu(torch.ones(len(rows), len(rows), dtype=torch.bool), 1)]
 
@@ -51,11 +52,12 @@ def test_directions_are_orthogonal_where_there_is_room(classes: int, width: int)
     (5, 2, 0.309017, -0.809017),  # pentagon: cos 72°, cos 144°
     (6, 3, 0.0, -1.0),  # octahedron
     (12, 3, 0.447214, -1.0),  # icosahedron
-    (3, 1, 1.0, -1.0),  # more than one direction can tell apart
+    (3, 1, 1.0, -1.0),  # in one dimension two of three directions are equal
 ])  # fmt: skip
 def test_directions_without_room_for_right_angles_are_spread_evenly(
     classes: int, width: int, largest: float, smallest: float
 ) -> None:
+    """The largest and smallest cosines of all pairs are those of regular figures."""
     torch.manual_seed(0)
     found = cosines(class_directions(classes, width))
 
@@ -90,9 +92,9 @@ ARCHS = [
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_frozen_head_stays_while_everything_else_trains(arch: str, momentum: float) -> None:
-    """Also under weight decay, with the steps inside backward.
+    """It stays under weight decay, with steps inside backward (`fused_linears`).
 
-    And when the optimizer knows the frozen parameters.
+    The optimizer knows the frozen parameters.
     """
     model = build(arch, "orthogonal-frozen")
     before = {name: value.clone() for name, value in model.named_parameters()}
@@ -130,6 +132,8 @@ def test_a_frozen_head_takes_a_state_in_which_it_stays_frozen() -> None:
 
 
 def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies() -> None:
+    """Without a head seed a client's own seed makes the head."""
+
     def weight(arch: str, seed: int, head_seed: int | None) -> Tensor:
         return build(arch, "orthogonal-frozen", seed, head_seed).head.weight
 
@@ -146,7 +150,7 @@ def test_clients_have_the_same_head_by_the_same_head_seed_whatever_their_bodies(
 @pytest.mark.parametrize("arch", ["cnn4", "resnet18-imagenet-stem+fc128"])
 @pytest.mark.parametrize("head", ["trainable", "orthogonal-shared"])
 def test_a_head_alone_is_like_that_of_a_whole_model(arch: str, head: str) -> None:
-    """Of the same shapes; an orthogonal one has the same directions as a client's frozen one."""
+    """It has the same shapes; an orthogonal one has the directions of a client's frozen head."""
     is_orthogonal = head == "orthogonal-shared"
     alone = head_alone(arch, head)
 
@@ -171,7 +175,8 @@ def test_a_head_of_a_network_that_cannot_be_imported_here_can_be_built() -> None
 def test_a_move_of_the_features_can_stand_in_the_bias_of_the_first_layer(head: nn.Module) -> None:
     """The model that a client of FedDBE leaves has its features moved in this way."""
     torch.manual_seed(0)
-    features_BD, move_D = torch.randn(6, 3), torch.randn(3)
+    features_BD = torch.randn(6, 3)
+    move_D = torch.randn(3)
     wanted = head(features_BD + move_D)
 
     layer = first_layer(head)

@@ -44,6 +44,7 @@ def build(arch: str, dim: int, channels: int = 3, classes: int = 10, size: int =
 
 
 def count(arch: str, dim: int, channels: int = 3, classes: int = 1000, size: int = 32) -> int:
+    """Return how many parameters a network has."""
     with torch.device("meta"):  # shapes only
         model = build(arch, dim, channels, classes, size)
     return sum(parameter.numel() for parameter in model.parameters())
@@ -51,11 +52,12 @@ def count(arch: str, dim: int, channels: int = 3, classes: int = 1000, size: int
 
 @pytest.mark.parametrize("arch", PUBLISHED)
 def test_parameters_are_torchvisions(arch: str) -> None:
+    """Features are narrowed by averaging neighbours, which takes no parameters."""
     width, parameters = PUBLISHED[arch]
     assert count(arch, width) == parameters
 
     dim = width // 4
-    without_head = parameters - 1000 * (width + 1)
+    without_head = parameters - 1000 * (width + 1)  # weights and a bias for each class
 
     assert count(arch, dim, classes=10) == without_head + 10 * (dim + 1)
 
@@ -78,10 +80,10 @@ def test_fewer_channels_only_shorten_the_first_convolution(arch: str) -> None:
 
 
 def test_resnets_of_up_to_ten_layers() -> None:
-    """Layer by layer; D = width, C = 10."""
+    """Their parameters are counted layer by layer, with 10 classes and the last width as D."""
 
     def convolution(side: int, inputs: int, outputs: int) -> int:
-        """Without bias, with a BatchNorm of two numbers a channel."""
+        """Count a convolution without bias, with a BatchNorm of two numbers a channel."""
         return side * side * inputs * outputs + 2 * outputs
 
     body = convolution(7, 3, 64)
@@ -103,7 +105,7 @@ def test_resnets_of_up_to_ten_layers() -> None:
     ("googlenet", torchvision.googlenet, 1024),
 ])  # fmt: skip
 def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int) -> None:
-    """With our trunk's weights in their model; then neighbours are averaged."""
+    """With our trunk's weights their model gives our features, once neighbours are averaged."""
     options = {"aux_logits": False, "init_weights": False} if arch == "googlenet" else {}
     theirs = own(**options)  # type: ignore[operator]
     setattr(theirs, "classifier" if arch == "mobilenet-v2" else "fc", nn.Identity())
@@ -121,16 +123,18 @@ def test_bodies_compute_what_torchvisions_do(arch: str, own: object, width: int)
     ("arch", "width"), [("resnet4-imagenet-stem", 64), ("mobilenet-v2", 1280), ("googlenet", 1024)]
 )
 def test_more_features_than_the_trunk_has_are_projected(arch: str, width: int) -> None:
-    body: Any = build(arch, width + 36).eval().body
+    """A linear layer makes the wider features of the trunk's."""
+    wider = width + 36
+    body: Any = build(arch, wider).eval().body
     x = torch.rand(2, 3, 32, 32)
 
-    trunk = body[:-1](x)
+    *_, projection = body
+    features_of_trunk = body[:-1](x)  # all before the projection
     z = body(x)
 
-    projection = body[-1]
-    assert trunk.shape == (2, width)
-    assert z.shape == (2, width + 36)
-    torch.testing.assert_close(z, trunk @ projection.weight.T + projection.bias)
+    assert features_of_trunk.shape == (2, width)
+    assert z.shape == (2, wider)
+    torch.testing.assert_close(z, features_of_trunk @ projection.weight.T + projection.bias)
 
 
 SIDES = {  # of the map after the first convolution, and after the pool, on 32×32 images
@@ -151,7 +155,7 @@ def test_strides_of_the_stems(arch: str) -> None:
     def note(_module: nn.Module, _inputs: object, maps: Tensor) -> None:
         sides.append(maps.shape[-1])
 
-    trunk = body[-2]
+    *_, trunk, _narrowing = body
     trunk.conv1.register_forward_hook(note)
     trunk.maxpool.register_forward_hook(note)
     body(torch.rand(1, 3, 32, 32))
@@ -177,6 +181,7 @@ def test_dropout_is_for_training_only(arch: str, part: str, input_shape: tuple[i
 
 
 def test_googlenet_keeps_its_third_pool_wherever_there_is_something_to_pool() -> None:
+    """Maps of images of 14×14 pixels are a single pixel there, those of 15×15 are not."""
     for size, pooled in ((14, nn.Identity), (15, nn.MaxPool2d)):
         assert isinstance(build("googlenet", 8, size=size).body[-2].maxpool3, pooled)  # type: ignore[index, union-attr]
 
@@ -220,6 +225,7 @@ def test_parameter_counts_of_fedproto(arch: str, channels: int) -> None:
 
 
 def test_mnist_cnn_is_the_published_function() -> None:
+    """The same layers are applied as in FedProto's code: convolution, pool, ReLU, twice."""
     body = build("mnist-cnn", 50, 1, size=28).eval().body
     conv1, conv2 = [module for module in body.modules() if isinstance(module, nn.Conv2d)]
     (fc1,) = [module for module in body.modules() if isinstance(module, nn.Linear)]
@@ -240,6 +246,7 @@ SHAPE: dict[str, Any] = {"num_classes": 7, "feature_dim": 16, "seed": 1}
 def test_a_network_of_torchvision_trains_with_these_channels_and_classes(
     arch: str, channels: int
 ) -> None:
+    """All weights get gradients, and the same seed gives the same ones."""
     model = build_model(f"torchvision:{arch}", input_shape=(channels, 32, 32), **SHAPE)
     logits = model.train()(torch.rand(4, channels, 32, 32))
 
@@ -253,7 +260,7 @@ def test_a_network_of_torchvision_trains_with_these_channels_and_classes(
         assert torch.equal(mine, other)
 
 
-def test_it_is_the_network_of_that_name() -> None:
+def test_a_network_named_after_torchvisions_is_that_network() -> None:
     named = build_model("torchvision:resnet18", input_shape=(3, 32, 32), **SHAPE).eval()
     ours = build_model("resnet18-imagenet-stem", input_shape=(3, 32, 32), **SHAPE).eval()
     ours.load_state_dict(named.state_dict())
@@ -283,6 +290,8 @@ def test_what_does_not_fit_is_named(
 
 
 def test_timm_is_asked_for_an_untrained_network(monkeypatch: Patch) -> None:
+    """A stand-in for timm checks how it is called."""
+
     def create_model(name: str, *, pretrained: bool, in_chans: int, num_classes: int) -> nn.Module:
         assert name == "tiny.of_somebody"
         assert not pretrained
@@ -299,7 +308,8 @@ def test_timm_is_asked_for_an_untrained_network(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     "arch", ["timm:hf-hub:any/repo", "timm:a/b", "timm:", "torchvision:", "keras:resnet"]
 )
-def test_no_other_name_is_one_of_a_library(arch: str) -> None:
+def test_names_like_those_of_a_library_are_refused_or_a_module_of_ones_own(arch: str) -> None:
+    """``keras:resnet`` could be a module of one's own; the other names are of no library here."""
     assert is_python_name(arch) == (arch == "keras:resnet")
     assert not is_python_name("torchvision:resnet18")
     assert is_python_name("torchvision.models:resnet18")  # a module, which a person must allow

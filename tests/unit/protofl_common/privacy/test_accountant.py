@@ -37,7 +37,7 @@ def dp_accounting() -> Any:
 
 
 def composed(dp_accounting: Any, accountant: Any, mechanisms: list[Mechanism]) -> float:
-    """The epsilon of their accountant."""
+    """Return the ε that an accountant of dp-accounting has for these mechanisms."""
     for mechanism in mechanisms:
         gaussian = dp_accounting.GaussianDpEvent(mechanism.noise)
         sampled = dp_accounting.PoissonSampledDpEvent(mechanism.rate, gaussian)
@@ -59,6 +59,7 @@ def test_epsilon_is_that_of_dp_accounting_to_three_digits(
 def test_epsilon_is_never_below_the_tight_one(
     mechanisms: list[Mechanism], dp_accounting: Any
 ) -> None:
+    """The tight ε follows from the distribution of the privacy loss (PLD), ours from Rényi's."""
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     tight = composed(dp_accounting, accountant, mechanisms)
 
@@ -71,13 +72,13 @@ Chances = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def log_discrete_gaussian(deviation: float, middle: int) -> Chances:
-    """The logarithms of its chances at the `WHOLE` numbers."""
+    """Return the logarithms of its chances at the `WHOLE` numbers, around ``middle``."""
     exponents = -((WHOLE - middle) ** 2) / (2 * deviation**2)
     return np.asarray(exponents - np.logaddexp.reduce(exponents))
 
 
 def divergence(log_p: Chances, log_q: Chances, order: int) -> float:
-    """The Rényi divergence of P from Q."""
+    """Return the Rényi divergence of P from Q."""
     terms = order * log_p + (1 - order) * log_q
     return float(np.logaddexp.reduce(terms)) / (order - 1)
 
@@ -86,7 +87,11 @@ def divergence(log_p: Chances, log_q: Chances, order: int) -> float:
 @pytest.mark.parametrize("noise", [0.6, 1.0, 5.0])
 @pytest.mark.parametrize("steps", [1, 7, 64])
 def test_the_discrete_gaussian_costs_what_is_counted(rate: float, noise: float, steps: int) -> None:
-    """Summed up over all whole numbers; with the sample on either side, and whatever the grid."""
+    """Its Rényi divergence, summed over all whole numbers, is what the accountant counts.
+
+    A sample moves the sum by ``steps`` of the grid, however fine that is, and is drawn with the
+    chance ``rate``. It may be in the data of P or of Q.
+    """
     without = log_discrete_gaussian(noise * steps, 0)
     shifted = log_discrete_gaussian(noise * steps, steps)
     sampled = shifted
@@ -104,7 +109,10 @@ def test_the_discrete_gaussian_costs_what_is_counted(rate: float, noise: float, 
 def test_the_noise_of_several_sites_costs_what_that_of_one_would(
     sites: int, part_of_each: float
 ) -> None:
-    """Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism", 2021."""
+    """Kairouz, Liu and Steinke, "The Distributed Discrete Gaussian Mechanism", 2021.
+
+    ``part_of_each``: the deviation, in steps, of the noise that a site adds.
+    """
     whole = np.arange(-700, 701)
     of_one = np.exp(-(whole**2) / (2 * part_of_each**2))
     of_all = np.ones(1)
@@ -112,7 +120,7 @@ def test_the_noise_of_several_sites_costs_what_that_of_one_would(
         of_all = np.convolve(of_all, of_one / of_one.sum())
     steps = math.ceil(part_of_each)
     noise = part_of_each * math.sqrt(sites) / steps
-    is_common = (of_all[steps:] > 1e-250) & (of_all[:-steps] > 1e-250)
+    is_common = (of_all[steps:] > 1e-250) & (of_all[:-steps] > 1e-250)  # where floats have both
     log_shifted = np.log(of_all[:-steps][is_common])
     log_without = np.log(of_all[steps:][is_common])
     counted = dict(zip(ORDERS, _renyi(1.0, noise), strict=True))
@@ -122,15 +130,19 @@ def test_the_noise_of_several_sites_costs_what_that_of_one_would(
 
 
 def test_one_gaussian_by_hand() -> None:
-    of_orders = [
-        a / 8 + math.log(1 - 1 / a) - (math.log(DELTA) + math.log(a)) / (a - 1) for a in ORDERS
-    ]
+    """Its Rényi divergence of order a is a / (2 σ²); σ is 2. ε is the least of all orders."""
+    of_orders = []
+    for a in ORDERS:
+        to_epsilon = math.log(1 - 1 / a) - (math.log(DELTA) + math.log(a)) / (a - 1)
+        of_orders.append(a / 8 + to_epsilon)
 
     assert epsilon([Mechanism(1.0, 2.0, 1)], DELTA) == pytest.approx(min(of_orders), rel=1e-12)
     assert epsilon([], DELTA) == 0
 
 
 def test_the_least_noise_keeps_the_budget() -> None:
+    """One percent less noise would cost more than ε = 3."""
+
     def mechanisms(noise: float) -> list[Mechanism]:
         return [Mechanism(0.1, noise, 100)]
 
@@ -143,10 +155,11 @@ def test_the_least_noise_keeps_the_budget() -> None:
 
 
 def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
+    """Seven rounds of three epochs, each with a table and an evaluation."""
     work = {"batch_size": 10, "epochs": 3, "tables": (1,) * 7, "evaluate_every": 1}
     plan = plan_of(privacy(dp_epsilon=2.0), 95, **work)
 
-    assert plan.steps == 30
+    assert plan.steps == 30  # of a round: ten of an epoch of 95 samples
     assert plan.rate == pytest.approx(10 / 95)
 
     mechanisms: list[Mechanism] = []
@@ -169,6 +182,7 @@ def test_a_plan_spends_its_budget_in_all_rounds_and_not_more() -> None:
 def test_what_is_not_sent_costs_nothing(
     epochs: int, tables: tuple[int, ...], evaluate_every: int
 ) -> None:
+    """``tables``: how many tables each of five rounds sends; 0 epochs: no step of DP-SGD."""
     plan = plan_of(privacy(dp_epsilon=2.0), 100, 10, epochs, tables, evaluate_every)
     evaluates = evaluate_every > 0
     evaluated = range(1, 6, evaluate_every) if evaluates else ()
@@ -178,6 +192,7 @@ def test_what_is_not_sent_costs_nothing(
 
     noises = {mechanism.noise for mechanism in mechanisms}
 
+    # one noise for steps, one for tables, one for evaluations
     assert len(noises) == [epochs > 0, any(tables), evaluates].count(True)
     assert epsilon(mechanisms, DELTA) == pytest.approx(plan.epsilon(5))
 
@@ -191,8 +206,10 @@ def test_what_is_not_sent_costs_nothing(
 
 @pytest.mark.parametrize("samples", [1, 20, 64, 65, 5000])
 def test_each_part_of_a_plan_stays_within_its_share(samples: int) -> None:
+    """Evaluations and tables alone cost no more than their shares of ε = 4."""
     plan = plan_of(privacy(dp_epsilon=4.0), samples, 64, 1, (1,) * 6, 2)
-    figures = [Mechanism(1.0, plan.figure_noise, 3 + 2)]
+    evaluations = 3 + 2  # after every second of six rounds, and two that no round plans
+    figures = [Mechanism(1.0, plan.figure_noise, evaluations)]
     tables = [Mechanism(1.0, plan.table_noise, 6)]
 
     assert epsilon(figures, DELTA) <= 4 * FIGURES_SHARE

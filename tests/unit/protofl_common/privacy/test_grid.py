@@ -30,7 +30,9 @@ def test_no_row_is_longer_than_its_steps_however_it_is_rounded(steps: int, width
     lengths = whole.norm(dim=1)
 
     assert float(lengths.max()) <= steps
-    assert float(lengths[:-2].min()) > steps - math.sqrt(width) - 1  # no more is lost than must be
+    # the long rows are cut to a length of all steps, of which rounding may take one a number
+    of_long_rows = lengths[:-2]
+    assert float(of_long_rows.min()) > steps - math.sqrt(width) - 1
 
 
 def test_a_row_that_is_no_number_becomes_zeros() -> None:
@@ -56,7 +58,7 @@ def test_whole_noise_has_the_deviation_that_is_asked_for(deviation: float) -> No
 
 @pytest.mark.parametrize("low_bits", [1, 2, 3])
 def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: int) -> None:
-    """A χ² test at five standard deviations decides it."""
+    """A χ² test at five standard deviations decides it; χ² has twice its freedom as variance."""
     patterns = 2**low_bits
 
     drawn = whole_noise(2.0**22, (400_000,), np.random.default_rng(1)).numpy().astype(np.int64)
@@ -71,7 +73,7 @@ def test_every_pattern_of_the_lowest_bits_is_as_likely_as_any_other(low_bits: in
 
 @pytest.mark.parametrize("head", GAUSSIAN_HEADS)
 def test_class_moments_leave_as_whole_numbers_of_their_steps(head: str) -> None:
-    """Times the number of samples, as the moments are means."""
+    """They are whole once multiplied by the number of samples, as the moments are means."""
     torch.manual_seed(2)
     clip, noise, samples = 3.0, 4.0, 60
     features = torch.randn(samples, 6) * 4

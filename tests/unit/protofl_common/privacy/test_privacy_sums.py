@@ -28,6 +28,7 @@ THIS = masks.SumName("signature", 4711, "fedavg", 2)
 
 # -- masks ----------------------------------------------------------------------------------------
 def secrets_of(clients: int) -> dict[str, bytes]:
+    """Return each site's three private keys of 32 bytes, always the same ones."""
     return {f"site-{i}": hashlib.shake_256(bytes([i])).digest(96) for i in range(clients)}
 
 
@@ -36,7 +37,10 @@ def keys_of(secrets: dict[str, bytes]) -> dict[str, bytes]:
 
 
 class MaskedSum:
-    """Four sites, each with a vector that it masks for the sum of all."""
+    """Four sites, each with a vector of 50 numbers that it masks for the sum of all.
+
+    ``sent`` are the masked vectors; ``own_masks`` those that a site shares among the others.
+    """
 
     def __init__(self) -> None:
         self.vectors = np.random.default_rng(0).integers(0, 2**64, (4, 50), dtype=np.uint64)
@@ -52,7 +56,7 @@ class MaskedSum:
         )
 
     def masked(self, number: int, received: str) -> np.ndarray:
-        """What a site sends that has ``received`` this."""
+        """Return what a site sends. Its masks depend on what it has ``received`` (a digest)."""
         site = self.sites[number]
         secret = self.secrets[site]
         return masks.masked(THIS, self.vectors[number], secret, site, self.keys, received)
@@ -74,6 +78,7 @@ def test_masks_do_not_cancel_if_a_site_has_received_something_else() -> None:
 
 
 def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
+    """Site-3 has left: the server recomputes the masks that its peers made for it."""
     study = MaskedSum()
     total = study.sent[:3].sum(axis=0) - study.own_masks[:3].sum(axis=0)
     absent = masks.key_of(study.secrets["site-3"], masks.PAIR)
@@ -85,16 +90,13 @@ def test_the_secret_of_an_absent_site_takes_its_masks_away() -> None:
 
 
 def p_if_uniform(values: np.ndarray) -> float:
-    """The p-value of a chi-square test over the bytes."""
+    """Return the p-value of a χ² test that all 256 bytes are equally likely."""
     frequencies = np.bincount(np.frombuffer(values.tobytes(), np.uint8), minlength=256)
     return float(chisquare(frequencies).pvalue)
 
 
 def test_a_masked_vector_looks_uniform() -> None:
-    """The mask of one pair alone looks uniform, too.
-
-    The vector itself looks anything but uniform.
-    """
+    """The mask of one pair alone looks uniform too, and the vector itself anything but uniform."""
     vector = np.arange(50_000, dtype=np.uint64)
     secrets = secrets_of(3)
     keys = keys_of(secrets)
@@ -113,6 +115,7 @@ def test_a_masked_vector_looks_uniform() -> None:
 
 
 def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
+    """A third site, another direction and another sum cannot open it."""
     sender, receiver, third = secrets_of(3).values()
     public = masks.public_of(sender)
     text = bytes(2 * SHARE)
@@ -125,21 +128,23 @@ def test_a_share_under_way_opens_for_its_receiver_alone() -> None:
         masks.unseal(THIS, third, public, "a", "b", sealed)
     with pytest.raises(InvalidTag):
         masks.unseal(THIS, receiver, public, "b", "a", sealed)
+    another_sum = replace(THIS, number=4)
     with pytest.raises(InvalidTag):
-        masks.unseal(replace(THIS, number=4), receiver, public, "a", "b", sealed)
+        masks.unseal(another_sum, receiver, public, "a", "b", sealed)
 
 
 def test_a_share_that_does_not_fit_its_digest_is_not_kept() -> None:
     """Its receiver would otherwise give it back later, and seem to lie."""
     sender, receiver = secrets_of(2).values()
-    of_pair, of_own = bytes(SHARE), bytes([1]) * SHARE
+    of_pair = bytes(SHARE)
+    of_own = bytes([1]) * SHARE
     sealed = masks.seal(THIS, sender, masks.public_of(receiver), "a", "b", of_pair + of_own)
 
     assert masks.is_as_dealt(of_pair, masks.PAIR, sealed)
     assert masks.is_as_dealt(of_own, masks.OWN, sealed)
     assert not masks.is_as_dealt(of_own, masks.PAIR, sealed)
 
-    for place in (-1, -masks.COMMITMENT):
+    for place in (-1, -masks.COMMITMENT):  # the digests stand at the end: the last and first byte
         changed = bytearray(sealed)
         changed[place] ^= 1
         with pytest.raises(InvalidTag):
@@ -158,26 +163,26 @@ def test_keys_that_agree_with_all_or_are_spelt_in_another_way_are_none() -> None
 
     for which in range(3):
         start = which * masks.KEY
-        same = (
-            int.from_bytes(masks.key_of(keys, which), "little") + 2**255
-        )  # X25519 ignores the bit
+        # X25519 ignores the highest bit
+        same = int.from_bytes(masks.key_of(keys, which), "little") + 2**255
         spelt = same.to_bytes(masks.KEY, "little")
 
         assert not masks.are_valid_keys(keys[:start] + spelt + keys[start + masks.KEY :])
+
     # the key 9, plus p: X25519 takes it for 9
     nine = (9 + masks.FIELD).to_bytes(masks.KEY, "little")
-
     assert not masks.are_valid_keys(nine + keys[masks.KEY :])
 
 
 def test_a_public_key_has_one_private_key() -> None:
-    """Whatever X25519 ignores: masks are made of all bits."""
+    """Masks are made of all its bits, also of the five that X25519 ignores."""
     secret = masks.key_of(masks.new_secret(), masks.OWN)
     public = masks.public_of(secret)
 
     assert masks.is_secret_of(public, secret)
 
-    for place, bit in ((0, 1), (0, 2), (0, 4), (31, 64), (31, 128)):
+    ignored_bits = ((0, 1), (0, 2), (0, 4), (31, 64), (31, 128))  # which byte, which bit of it
+    for place, bit in ignored_bits:
         same = bytearray(secret)
         same[place] ^= bit
 
@@ -187,6 +192,7 @@ def test_a_public_key_has_one_private_key() -> None:
 
 @pytest.mark.parametrize("which", range(3))
 def test_two_sites_with_one_key_are_both_named(which: int) -> None:
+    """``which`` of the three keys of site-2 is a copy of site-0's."""
     keys = keys_of(secrets_of(3))
 
     assert masks.sites_sharing_a_key(keys) == set()
@@ -197,9 +203,9 @@ def test_two_sites_with_one_key_are_both_named(which: int) -> None:
 
     assert masks.sites_sharing_a_key(keys) == {"site-0", "site-2"}
 
-    twice = {"site-1": 3 * masks.key_of(keys["site-1"], 0)}
+    one_for_all_purposes = {"site-1": 3 * masks.key_of(keys["site-1"], 0)}
 
-    assert masks.sites_sharing_a_key(twice) == {"site-1"}
+    assert masks.sites_sharing_a_key(one_for_all_purposes) == {"site-1"}
 
 
 def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
@@ -218,6 +224,7 @@ def test_a_site_that_copies_the_key_of_another_takes_no_mask_away() -> None:
     {"study": "another"}, {"run_id": 12}, {"algo": "local"}, {"number": 4},
 ])  # fmt: skip
 def test_equal_agreements_give_other_masks_in_every_other_sum(other: dict[str, Any]) -> None:
+    """Two sites always agree on the same secret; study, run, algorithm and number go into masks."""
     secrets = secrets_of(2)
     secret = masks.key_of(secrets["site-0"], masks.PAIR)
     public = masks.public_of(secrets["site-1"])
@@ -234,6 +241,7 @@ def test_equal_agreements_give_other_masks_in_every_other_sum(other: dict[str, A
 
 
 def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire() -> None:
+    """r_u is the digest of what a site u was sent, on which its masks depend."""
     array = Array(dtype="float32", shape=(2, 1), stype="protofl.raw", data=bytes(8))
     content = RecordDict({
         "weights": ArrayRecord({"w": array}),
@@ -256,7 +264,7 @@ def test_r_u_depends_on_every_record_but_the_peers_shares_and_survives_the_wire(
     ]
     digests = {digest_of_message({**content, **other}) for other in others}
 
-    assert len(digests | {digest}) == 8
+    assert len(digests | {digest}) == len(others) + 1
 
 
 # -- uploads as vectors ---------------------------------------------------------------------------
@@ -273,7 +281,7 @@ values = st.floats(-200, 200, width=32)
 
 @st.composite
 def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
-    """What a client sends, and its number of training samples."""
+    """Draw what a client sends, and its number of training samples."""
 
     def numbers(length: int) -> torch.Tensor:
         return torch.tensor(draw(st.lists(values, min_size=length, max_size=length)))
@@ -297,6 +305,10 @@ def uploads(draw: st.DrawFn) -> tuple[Payload, int]:
 def test_sums_give_what_the_server_would_have_made_of_the_uploads(
     sent: list[tuple[Payload, int]],
 ) -> None:
+    """Weights, prototypes and counts read from the sums are those merged from the uploads.
+
+    They agree up to the rounding of the grid.
+    """
     clients = len(sent)
     payloads = [payload for payload, _ in sent]
     samples = [n for _, n in sent]
@@ -313,11 +325,11 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
 
     assert total == sum(samples)
 
-    rounding = clients / summing.scale(clients)
+    rounding = clients / summing.scale(clients)  # of each client up to a step of the grid
     shares = [n / total for n in samples]
     weights = MEAN.merge_weights([payload.weights() or {} for payload in payloads], shares)
     for name, value in (merged.weights() or {}).items():
-        atol = 1.001 if name.endswith("tracked") else rounding
+        atol = 1.001 if name.endswith("tracked") else rounding  # a whole number may be rounded
         wanted = weights[name].double()
         assert torch.allclose(value.double(), wanted, rtol=1e-6, atol=atol), name
 
@@ -335,6 +347,7 @@ def test_sums_give_what_the_server_would_have_made_of_the_uploads(
 
 @pytest.mark.parametrize("clients", [3, 1000])
 def test_the_largest_sums_do_not_overflow(clients: int) -> None:
+    """All clients send the largest number, with more samples than may count."""
     up: Declared = {"weights": Weights()}
     limits = Limits(5, 3, weights={"weights": {"w": ("float32", (2,))}})
     most = summing.MAX_ADDEND
@@ -357,6 +370,7 @@ def test_a_site_with_weights_that_do_not_fit_into_a_sum_is_not_in_it(weight: flo
 
 
 def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None:
+    """One of length 5·10⁶ becomes one of `LIMITS`' max_norm, 10⁴, in the same direction."""
     up: Declared = {"prototypes": Vectors()}
     sent = Payload(prototypes=Prototypes(torch.tensor([[3e6, 4e6, 0.0]]), torch.tensor([2])))
     merged, _ = summing.from_sums(summing.to_sums(sent, up, LIMITS, 9, 3), up, LIMITS, 3)
@@ -365,12 +379,14 @@ def test_a_prototype_is_cut_to_the_length_that_the_server_would_accept() -> None
 
 
 def test_no_prototypes_are_sums_of_nought() -> None:
+    """An upload without a class adds zeros; a sum of zeros has no prototypes."""
     up: Declared = {"prototypes": Vectors(counts=True)}
     none = torch.zeros(0, dtype=torch.int64)
     sent = Payload(prototypes=Prototypes(torch.zeros(0, 3), none, none))
     sums = summing.to_sums(sent, up, LIMITS, 9, 3)
 
-    assert np.array_equal(sums[1:], np.zeros(20, np.uint64))
+    without_samples = sums[1:]  # 5 counts and 5 · 3 numbers; the first is n
+    assert np.array_equal(without_samples, np.zeros(20, np.uint64))
     assert summing.from_sums(sums, up, LIMITS, 3)[0].vectors() is None
 
 
@@ -386,6 +402,10 @@ def test_no_prototypes_are_sums_of_nought() -> None:
     (-1, -2.0, "label_counts: a number of samples is below 0"),
 ])  # fmt: skip
 def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, said: str) -> None:
+    """The vector of sums has n, 9 numbers of `BN`, 3 of each class, its count, and label counts.
+
+    The number at ``place`` is replaced by ``value``.
+    """
     prototypes = Prototypes(torch.ones(1, 3), torch.tensor([0]), torch.tensor([4]))
     ones = torch.ones(5, dtype=torch.int64)
     upload = Payload(weights=BN, prototypes=prototypes, label_counts=ones)
@@ -396,12 +416,13 @@ def test_sums_that_no_honest_clients_have_are_refused(place: int, value: float, 
         summing.from_sums(sums, UP, LIMITS, 3)
 
 
-@pytest.mark.parametrize("k", [1.5, 4.0])
-def test_without_counts_a_class_has_at_most_a_vote_of_each_site(k: float) -> None:
+@pytest.mark.parametrize("votes", [1.5, 4.0])
+def test_without_counts_a_class_has_at_most_a_vote_of_each_site(votes: float) -> None:
+    """Of three sites; the votes for class 0 are the fifth number, after n and its mean."""
     up: Declared = {"prototypes": Vectors()}
     sent = Payload(prototypes=Prototypes(torch.ones(1, 3), torch.tensor([0])))
     sums = summing.to_sums(sent, up, LIMITS, 9, 3)
-    sums[4] = summing.to_whole(np.array([k]), 3)[0]
+    sums[4] = summing.to_whole(np.array([votes]), 3)[0]
     said = "prototypes of a class from more than 3 sites, or from a part of one"
 
     with pytest.raises(RefusedMessage, match=said):
@@ -414,15 +435,20 @@ NAMES = summing.figure_names(("total",), {"head/auc"})
 
 
 def means_of(*reports: tuple[Report, int]) -> Any:
-    """What the server has of three sites' reports, each with the site's training samples."""
+    """Return the figures that the server has of three sites' reports.
+
+    Each report comes with the number of the site's training samples.
+    """
     figures = [summing.weighted_figures(report, n, NAMES) for report, n in reports]
     sums = np.add.reduce([summing.to_whole(of_site, 3) for of_site in figures])
     return summing.means_of(summing.from_whole(sums, 3), NAMES)
 
 
 def test_figures_are_means_over_all_samples() -> None:
+    """Test figures weigh by test samples, losses by training samples."""
     validated = {"validation_samples": 4, "validation": {"head": 0.75, "head/auc": 0.5}}
     figures: dict[str, Any] = {"losses": {"total": 0.25}, "metrics": {"head/auc": 0.5}}
+    # round 4; the number of training samples is not in the report, that of test samples is
     first = Report(4, 0, 10, {"head": 7}, seconds={"train": 1.5}, **figures, **validated)
     second = Report(4, 0, 30, {"head": 9}, losses={"total": 0.75}, metrics={"head/auc": 0.75})
     without = Report(4, 0, 0)
@@ -437,9 +463,10 @@ def test_figures_are_means_over_all_samples() -> None:
 
 
 def test_figures_weigh_at_most_as_uploads() -> None:
+    """Larger ones are cut, and a share of right predictions stays what it is."""
     huge = Report(4, 0, 10**9, {"head": 10**9}, {"total": 1e30})
-    pairs = summing.weighted_figures(huge, 10**9, NAMES).reshape(-1, 2).tolist()
-    figures = dict(zip(NAMES, pairs, strict=True))
+    sums_and_weights = summing.weighted_figures(huge, 10**9, NAMES).reshape(-1, 2).tolist()
+    figures = dict(zip(NAMES, sums_and_weights, strict=True))
 
     assert figures["correct.head"] == [summing.MAX_WEIGHT, summing.MAX_WEIGHT]
     assert figures["losses.total"] == [summing.MAX_WEIGHT * summing.MAX_ADDEND, summing.MAX_WEIGHT]
@@ -468,6 +495,7 @@ def test_figures_that_are_not_finite_are_not_summed(value: float) -> None:
 def test_figures_that_no_honest_sites_have_are_refused(
     name: str, total: float, n: float, said: str
 ) -> None:
+    """``total`` is the sum of a figure, ``n`` that of its weights."""
     sums = np.zeros((len(NAMES), 2))
     sums[NAMES.index(name)] = total, n
 

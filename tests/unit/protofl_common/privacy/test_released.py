@@ -21,6 +21,7 @@ LABELS = torch.arange(12) % 3
 
 
 def noisy() -> Prototypes:
+    """Return class means with noise, the same ones at every call."""
     return private_class_means(FEATURES, LABELS, 3, 1.0, 0.01, np.random.default_rng(0))
 
 
@@ -30,14 +31,17 @@ def released() -> Released:
 
 
 def test_an_array_is_known_by_its_content(released: Released) -> None:
+    """Type and shape belong to the content; names and containers do not."""
     module = nn.Linear(3, 2)
     released.add([noisy(), {"counts": torch.tensor([3, 0])}, module])
 
     assert released.covers([noisy(), noisy().only(torch.tensor([0, 1, 2])), module.state_dict()])
     assert released.covers({"weight": module.weight.detach().clone()})
-    assert not released.covers(class_means(FEATURES, LABELS, 3))
-    assert not released.covers(noisy().means.double())
-    assert not released.covers(torch.tensor([[3, 0]]))
+    exact = class_means(FEATURES, LABELS, 3)
+    of_another_type = noisy().means.double()
+    of_another_shape = torch.tensor([[3, 0]])
+    for array in (exact, of_another_type, of_another_shape):
+        assert not released.covers(array)
 
     module.bias.data[1] += 1e-6
 
@@ -45,6 +49,7 @@ def test_an_array_is_known_by_its_content(released: Released) -> None:
 
 
 def test_what_is_computed_from_released_arrays_alone_is_released(released: Released) -> None:
+    """``post_processed`` calls a function of released arrays, and adds what it returns."""
     released.add([noisy(), torch.tensor([3, 9])])
     kept = released.post_processed(large_enough, noisy(), 2)
     more = released.post_processed(noised_prototypes, kept, "gaussian 0.1 0", 1)
@@ -56,6 +61,7 @@ def test_what_is_computed_from_released_arrays_alone_is_released(released: Relea
 
 
 def test_post_processing_of_anything_else_is_refused(released: Released) -> None:
+    """Exact means, a function that may know more, and an unknown container are refused."""
     exact = class_means(FEATURES, LABELS, 3)
     released.add(noisy())
 
@@ -69,11 +75,12 @@ def test_post_processing_of_anything_else_is_refused(released: Released) -> None
 
 
 def test_no_more_is_used_than_was_charged(released: Released) -> None:
-    kinds: tuple[Kind, ...] = ("table", "step", "evaluation")
+    """No table, one step and two evaluations are charged; one more of each is refused."""
+    charged: dict[Kind, int] = {"table": 0, "step": 1, "evaluation": 2}
     released.allow("step", 1)
     released.allow("evaluation", 2)
 
-    for times, kind in enumerate(kinds):
+    for kind, times in charged.items():
         for _ in range(times):
             released.use(kind)
         with pytest.raises(SettingsError, match=NOT_COVERED):
@@ -81,6 +88,7 @@ def test_no_more_is_used_than_was_charged(released: Released) -> None:
 
 
 def test_an_entry_that_is_not_released_is_named(released: Released) -> None:
+    """Prototypes were released, and weights were not."""
     released.add(noisy())
     released.check_entries({"prototypes": noisy()})
 

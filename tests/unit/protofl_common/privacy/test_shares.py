@@ -20,11 +20,12 @@ def test_the_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_field_has_a_prime_number_of_elements() -> None:
-    """Fermat's test: otherwise it is none."""
+    """Fermat: 3^(p − 1) = 1 mod p for every prime p above 3, and hardly ever for other numbers."""
     assert pow(3, PRIME - 1, PRIME) == 1
 
 
 def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
+    """The secret is split into five shares, of which three give it."""
     all_shares = shares.split(SECRET, 3, range(1, 6))
 
     assert secret_of(all_shares, 3) == SECRET
@@ -46,5 +47,6 @@ def test_shares_of_no_secret_give_none() -> None:
 def test_the_threshold_of_a_number_of_clients(
     clients: int, threshold: int, most_liars: int
 ) -> None:
+    """0.67 of the clients, rounded up, and at least 3; n + c < 2t bounds the liars c among n."""
     assert masks.threshold_of(clients, 0.67) == threshold
     assert masks.most_liars(clients, threshold) == most_liars

@@ -27,6 +27,8 @@ KEPT = (
 
 
 class Half:
+    """An algorithm's half with an attribute of each kind that can be kept over rounds."""
+
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         self.parameter = nn.Parameter(torch.zeros(4))
@@ -36,7 +38,7 @@ class Half:
         self.generator = torch.Generator().manual_seed(0)
         self.prototypes: Prototypes | None = None
         self.absent: Prototypes | None = None
-        # not the order of names
+        # their order, which must stay, is not that of the names
         self.table: dict[str, Any] = {"plain": None, "site-1": None, "a:b": None}
         critic = nn.Linear(2, 2)
         inner = {"optimizer": torch.optim.Adam(critic.parameters())}
@@ -44,7 +46,7 @@ class Half:
         self.parts: dict[str, Any] = {"critic": critic, "dice": dice, "inner": inner}
 
     def live(self) -> None:
-        """Every attribute changes."""
+        """Change every attribute."""
         loss = self.model(torch.rand(5, 3)).square().sum() + (self.parameter - 1).square().sum()
         loss.backward()
         self.optimizer.step()
@@ -69,7 +71,7 @@ def some_prototypes(rows: int) -> Prototypes:
 
 
 def handed_over(source: Any, target: Any, names: tuple[str, ...], folder: Path) -> None:
-    """Through a file."""
+    """Write the attributes of ``source`` into a file, and restore those of ``target`` from it."""
     file = folder / "state.safetensors"
     write_tensors(file, pack_attributes(source, names), {"format": "test"})
     entries, _ = read_tensors(file, CPU)
@@ -77,6 +79,7 @@ def handed_over(source: Any, target: Any, names: tuple[str, ...], folder: Path) 
 
 
 def assert_same(found: Any, wanted: Any) -> None:
+    """``found`` equals ``wanted``, tensors in their type too."""
     match wanted:
         case Prototypes():
             assert isinstance(found, Prototypes)
@@ -94,7 +97,7 @@ def assert_same(found: Any, wanted: Any) -> None:
             assert found == wanted
 
 
-def test_every_kind_survives(tmp_path: Path) -> None:
+def test_every_kind_of_attribute_survives_a_file(tmp_path: Path) -> None:
     """Attributes of each kind that can be kept are, in a fresh object, as they were in the old."""
     lived = Half()
     lived.live()
@@ -115,6 +118,7 @@ def test_every_kind_survives(tmp_path: Path) -> None:
     assert_same(fresh.table, lived.table)
     assert list(fresh.table) == list(lived.table)
 
+    # momentum of two weights and two biases, and of ``parameter``
     assert len(lived.optimizer.state_dict()["state"]) == 5
     assert_same_state(fresh.optimizer, lived.optimizer)
     assert_same_draws(fresh.generator, lived.generator)
@@ -134,6 +138,7 @@ def assert_same_draws(one: torch.Generator, other: torch.Generator) -> None:
 
 
 def test_names_of_entries() -> None:
+    """An attribute's name begins the names of its tensors; of what is None there are none."""
     lived = Half()
     lived.live()
 
@@ -147,6 +152,7 @@ def test_names_of_entries() -> None:
 
 
 def test_entries_are_copies() -> None:
+    """The attribute may change while its entry is written."""
     half = Half()
     entry = pack_attributes(half, ("parameter",))["parameter"]
     before = half.parameter.detach().clone()

@@ -13,10 +13,12 @@ from tests.support.harness import run_config, run_federation
 
 
 def margin_row(number: int) -> folder.MarginRow:
+    """Return the margins of round ``number``: of two classes, one of which has none."""
     return {"round": number, "global": [1.0, None], "clients": {"λ": [None, 0.5]}}
 
 
-def test_rows_come_back_without_a_half_line(tmp_path: Path) -> None:
+def test_rows_come_back_without_a_line_of_which_only_a_part_was_written(tmp_path: Path) -> None:
+    """A part of line 1 is dropped before the run goes on; one of line 4 is not read."""
     run = RunFolder(tmp_path)
     (tmp_path / folder.MARGINS).write_text('{"round": 1, ')
     run.drop_margins_after(0)
@@ -36,9 +38,11 @@ def test_rows_come_back_without_a_half_line(tmp_path: Path) -> None:
 
 
 def test_an_empty_or_damaged_folder_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
+    """Every file is read as if it was not there."""
     run = RunFolder(tmp_path)
 
     def assert_not_begun() -> None:
+        """Nothing is found, and to ask for the summary says what folder to give."""
         assert run.rows() == []
         assert run.margins() == []
         assert run.sites() == {}
@@ -76,10 +80,10 @@ def test_older_folders_open_and_later_ones_are_named(tmp_path: Path) -> None:
 
 
 def test_a_real_run_writes_every_declared_key_and_no_other(tmp_path: Path) -> None:
-    more: dict[str, Any] = {"metrics": "auc", "validation_fraction": 0.2}
-    run = RunFolder(
-        run_federation(run_config(tmp_path, algo="fedplvm", rounds=1, **more), clients=2).folder
-    )
+    """``optional`` keys are declared, and stand only in runs of another kind."""
+    with_metrics: dict[str, Any] = {"metrics": "auc", "validation_fraction": 0.2}
+    config = run_config(tmp_path, algo="fedplvm", rounds=1, **with_metrics)
+    run = RunFolder(run_federation(config, clients=2).folder)
 
     for row in run.rows():
         optional = {"server", "epsilon", "epsilon-of", "void-because", "unused", "bounded", "liars"}

@@ -20,18 +20,25 @@ from tests.support.harness import run_config, run_federation
 
 
 def test_over_clients_by_hand() -> None:
+    """Three clients have the accuracies 0.5, 1 and 0 over 10, 30 and 60 test samples."""
     figures = over_clients([0.5, 1.0, 0.0], [10, 30, 60])
 
     assert figures["mean"] == pytest.approx(0.5)
     assert figures["weighted"] == pytest.approx((5 + 30 + 0) / 100)
     assert figures["worst-10%"] == 0.0
     assert figures["std"] == pytest.approx((1 / 6) ** 0.5)
-    assert over_clients([i / 20 for i in range(20)], [1] * 20)["worst-10%"] == pytest.approx(0.025)
+    twenty = [i / 20 for i in range(20)]
+    mean_of_worst_two = (0 / 20 + 1 / 20) / 2
+    assert over_clients(twenty, [1] * 20)["worst-10%"] == pytest.approx(mean_of_worst_two)
     assert over_clients([], []) == {}
 
 
-def test_evaluations_of_all_sites() -> None:
-    """As many as the last asks and as answer it, but for as many as may lie."""
+def test_rounds_that_asked_fewer_sites_than_the_last_are_not_comparable() -> None:
+    """As many sites as in the last round must have been asked, and have answered.
+
+    Where ``liars`` sites may lie, these numbers may differ by so many. ``numbers``: the rounds that
+    are comparable then.
+    """
     asked_and_valid = [(2, 2), (3, 3), (4, 4), (3, 3), (4, 1), (4, 3)]
 
     for liars, numbers in ((0, [2, 5]), (1, [1, 2, 3, 5]), (2, [0, 1, 2, 3, 4, 5])):
@@ -45,6 +52,7 @@ def test_evaluations_of_all_sites() -> None:
 
 
 def test_human_units() -> None:
+    """Sizes are in powers of 1,000, durations in hours, minutes and seconds."""
     sizes = [human_bytes(size) for size in (0, 999, 1536, 2.5e6, 4e9)]
 
     assert sizes == ["0 B", "999 B", "1.5 kB", "2.5 MB", "4.0 GB"]
@@ -57,6 +65,10 @@ def test_human_units() -> None:
 def evaluated(
     after: int, tested: float, validated: float | None = None, asked: int = 4
 ) -> dict[str, Any]:
+    """Return the row of an evaluation ``after`` a round, with its mean accuracies by head.
+
+    ``tested`` is that on test data, ``validated`` that on validation data; all ``asked`` answered.
+    """
     row: dict[str, Any] = {
         "asked": asked,
         "valid": asked,
@@ -69,9 +81,9 @@ def evaluated(
 
 
 def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() -> None:
-    """The first of several; a lucky draw of clients does not count.
+    """Of several equal rounds it is the first; a lucky draw of two clients does not count.
 
-    `best` tells the test figure all the same.
+    The figure itself, ``mean``, is on test data all the same.
     """
     rows = [
         evaluated(0, 0.1, 0.7),
@@ -96,6 +108,10 @@ def test_the_best_round_is_chosen_on_validation_data_or_says_that_it_is_not() ->
 
 
 def test_where_some_may_lie_a_round_of_few_sites_is_never_the_best() -> None:
+    """Where sites may lie rounds are compared by trimmed means, which take enough sites.
+
+    So a round without one, after round 1, is not the best.
+    """
     rows = [evaluated(0, 0.5), evaluated(1, 0.9), evaluated(2, 0.6)]
 
     for row in rows:
@@ -107,6 +123,7 @@ def test_where_some_may_lie_a_round_of_few_sites_is_never_the_best() -> None:
 
 
 def result(algo: str, **clients: float) -> Any:
+    """Return the summary of a run, with the accuracy of each of its ``clients``."""
     return {
         "settings": {"algo": algo},
         "algorithm": algo.title(),
@@ -118,7 +135,7 @@ def result(algo: str, **clients: float) -> Any:
 
 
 def test_clients_are_compared_one_by_one() -> None:
-    """An equal mean may hide that one client pays for another; a tie harms nobody."""
+    """An equal mean may hide that one client pays for another; c, a tie, is not worse off."""
     alone = result("local", a=0.5, b=0.5, c=0.5)
     fedavg = result("fedavg", a=0.9, b=0.1, c=0.5)
     said = " Clients worse off than alone: Fedavg 1 of 3."
@@ -132,6 +149,7 @@ def test_clients_are_compared_one_by_one() -> None:
 
 
 def test_a_gain_over_training_alone_is_that_of_the_same_networks() -> None:
+    """FedAvg's client b has another network than it had alone, so it is not compared."""
     alone = result("local", a=0.3, b=0.4) | {"clients": {"a": {"arch": "x"}, "b": {"arch": "y"}}}
     fedproto = result("fedproto", a=0.4, b=0.3) | {"clients": alone["clients"]}
     fedavg = result("fedavg", a=0.2, b=0.3) | {"clients": {"a": {"arch": "x"}, "b": {"arch": "x"}}}
@@ -145,6 +163,7 @@ def test_a_gain_over_training_alone_is_that_of_the_same_networks() -> None:
 
 @pytest.mark.slow
 def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
+    """AUC and the recalls of ten classes are in a run's rows, its summary and a table's figure."""
     config = run_config(tmp_path, metrics="auc, recall", train_samples=20, test_samples=40)
     outcome = run_federation(config, clients=3)
 
@@ -172,7 +191,10 @@ def test_metrics_reach_rows_summary_and_tables(tmp_path: Path) -> None:
 
 # -- doubts ---------------------------------------------------------------------------------------
 def written(tmp_path: Path, labels: list[str]) -> dict[str, Any]:
-    """The config of a run over these labels, whose inputs say nothing about them."""
+    """Return the config of a run on samples with these labels, whose inputs say nothing of them.
+
+    With that learning rate, the model stays what it was.
+    """
     inputs = np.random.default_rng(1).normal(size=(len(labels), 3))
     np.savez(tmp_path / "mine.npz", inputs=inputs, labels=labels)
     return run_config(
@@ -189,6 +211,7 @@ def written(tmp_path: Path, labels: list[str]) -> dict[str, Any]:
 
 
 def test_an_accuracy_that_needs_no_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nine tenths of the labels are "no", which a model that learns nothing may say too."""
     outcome = run_federation(written(tmp_path, (["no"] * 9 + ["yes"]) * 8), clients=2)
     guess = outcome.summary["accuracy"]["head"]["mean"]
 
@@ -204,7 +227,7 @@ def test_an_accuracy_that_needs_no_model(tmp_path: Path, capfd: pytest.CaptureFi
 GUESS = "always naming each client's most frequent class is right for 60.0 %"
 
 
-@pytest.mark.parametrize(("last", "doubts"), [
+@pytest.mark.parametrize(("changes_of_last", "doubts"), [
     ({}, []),
     (
         {"void": True, "void-because": "few"},
@@ -224,14 +247,17 @@ GUESS = "always naming each client's most frequent class is right for 60.0 %"
         [f"accuracy by prototype is 60.0 %, no better than a guess: {GUESS}"],
     ),
 ])  # fmt: skip
-def test_what_makes_the_figures_of_a_run_doubtful(last: dict[str, Any], doubts: list[str]) -> None:
+def test_what_makes_the_figures_of_a_run_doubtful(
+    changes_of_last: dict[str, Any], doubts: list[str]
+) -> None:
+    """Site a has 4 and 6 test samples of two classes: naming the larger is right for 60 %."""
     rows = []
 
     for after, mean in ((26, 0.9), (27, 0.971), (40, 0.85)):
         row = {"kind": "round", "void": False, "failed": {}, "refused": {}}
         clients = {"a": {"accuracy": {"head": mean}}, "b": {"accuracy": {}, "metrics": {"auc": 1}}}
         rows.append(row | {"clients": clients} | evaluated(after, mean))
-    rows[-1] |= last
+    rows[-1] |= changes_of_last
     if not rows[-1]["accuracy"]:
         rows[-1]["clients"] = {"a": {"accuracy": {}}}
     sites: Any = {"sites": {"a": {"test-classes": [4, 6]}}}
@@ -248,6 +274,7 @@ def test_a_class_that_is_tested_nowhere(tmp_path: Path, capfd: pytest.CaptureFix
 def test_a_method_that_breaks_at_some_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of two clients fails in both rounds, and in the final evaluation nobody does."""
     honest = FedAvg.fit
 
     def broken(self: FedAvg[Any]) -> dict[str, float]:

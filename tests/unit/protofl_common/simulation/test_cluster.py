@@ -16,6 +16,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_copy_elsewhere_becomes_the_folder_and_only_what_changed_travels(tmp_path: Path) -> None:
+    """``since`` packs what has changed since a listing, ``put_into`` unpacks it elsewhere."""
     here = tmp_path / "here"
     copy = tmp_path / "copy"
 
@@ -59,7 +60,10 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
 
 
 def test_a_stranger_on_a_node_cannot_let_a_worker_wait(tmp_path: Path) -> None:
-    """A worker that opened a FIFO in the usual way would wait until somebody writes."""
+    """A worker that opened a FIFO in the usual way would wait until somebody writes.
+
+    Folders of clients that nobody uses any more are removed, whatever lies beside them.
+    """
     for name in ("protofl-abandoned", "protofl-strange"):
         (tmp_path / name).mkdir()
     (tmp_path / "protofl-abandoned" / IN_USE).touch()

@@ -24,7 +24,10 @@ from protofl_common.tasks.metrics import (
 
 
 def test_one_label_a_sample() -> None:
-    """Two samples of "b", one of "a"; a prototype of each and a second one of "b"."""
+    """There are two samples of "b" and one of "a", a prototype of "a" and two of "b".
+
+    The score of a class is minus the squared distance to its nearest prototype; "c" has none.
+    """
     task = task_of(["a", "b", "c"])
     labels = task.tensor(np.array([1, 0, 1], np.int8))
     assert (labels.dtype, task.num_classes, task.num_outputs) == (torch.int64, 3, 3)
@@ -45,13 +48,16 @@ def test_one_label_a_sample() -> None:
     assert task.predicted(scores).equal(nearest)
     likelihood = 1 / (1 + np.exp(-3.0))  # of −1 against −4
     assert task.probabilities(scores, nearest)[0] == pytest.approx(likelihood)
-    assert float(task.loss(scores[:, :2], labels)) == pytest.approx(
-        np.mean([-np.log(1 - likelihood), -np.log(likelihood), np.log(1 + np.exp(-8.0))]), rel=1e-5
-    )
+    # scores of a and b: −1 and −4 twice, then −9 and −1
+    losses = [-np.log(1 - likelihood), -np.log(likelihood), np.log(1 + np.exp(-8.0))]
+    assert float(task.loss(scores[:, :2], labels)) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_several_labels_a_sample() -> None:
-    """The first sample has the first of three labels and lacks the second, and so on."""
+    """The first sample has label a, lacks b, and of c it is not known (-1); and so on.
+
+    Each label makes two classes: 2 l for "no label l", 2 l + 1 for "label l".
+    """
     task = task_of(["a", "b", "c"], "multi-label")
     labels = torch.tensor([[1, 0, -1], [0, -1, 1]])
     assert (task.num_classes, task.num_outputs, task.classes_of_a_sample) == (6, 3, 3)
@@ -75,7 +81,7 @@ def test_several_labels_a_sample() -> None:
     assert float(task.loss(outputs, labels)) == pytest.approx(np.mean(known))
     predicted = task.predicted(outputs)
     assert int(task.correct(predicted, labels)) == 2
-    least_certain = [1 / (1 + np.exp(-1)), 0.5]
+    least_certain = [1 / (1 + np.exp(-1)), 0.5]  # of the outputs −1 and 0
     assert task.probabilities(outputs, predicted).tolist() == pytest.approx(least_certain)
 
     # prototypes of "no a", "a" and "b" alone: nothing is known against b, and nothing for c
@@ -84,10 +90,11 @@ def test_several_labels_a_sample() -> None:
 
 
 def test_metrics_of_several_labels_by_hand() -> None:
+    """Four samples have labels a, b and c, 1 for yes, 0 for no, -1 for unknown."""
     task = task_of(["a", "b", "c"], "multi-label")
     scores = np.array([[1.0, 0, 0], [2, 0, 0], [3, 0, 1], [-1, 1, 1]])
     truth = np.array([[0, 1, -1], [1, 1, 0], [-1, 0, 0], [1, -1, 0]])
-    by_hand = {
+    by_hand = {  # means over the labels a and b
         "auc": (0.5 + 0.5) / 2,  # nobody is known to have c
         "average-precision": ((1 + 2 / 3) / 2 + 2 / 3) / 2,
         "macro-f1": (2 * 1 / 4 + 0) / 2,
@@ -102,7 +109,11 @@ def test_metrics_of_several_labels_by_hand() -> None:
 
 
 def test_no_sum_over_labels_tells_of_few_samples() -> None:
-    """Whatever groups of fewer than k samples there are, combinations of sums weigh none alone."""
+    """No combination of the sums over classes that are kept is a sum over 1 or 2 samples alone.
+
+    ``sums`` has a row for each group of equal samples: which classes they add to. If some groups
+    of fewer than 3 samples together were told apart, the rank would fall without their rows.
+    """
     task = task_of(["a", "b", "c"], "multi-label")
     rng = np.random.default_rng(5)
     kept = []
@@ -120,11 +131,12 @@ def test_no_sum_over_labels_tells_of_few_samples() -> None:
                 if len(classes) and counts[list(hidden)].sum() < 3:
                     others = np.delete(sums, hidden, axis=0)
                     assert np.linalg.matrix_rank(others) == rank
-    assert {0, 2, 6} >= set(kept) - {4}
+    assert {0, 2, 4, 6} >= set(kept)  # both classes of a label, or neither
     assert len(set(kept)) > 1
 
 
 def test_a_label_of_few_samples_is_small_on_both_sides() -> None:
+    """Two samples have label b, fewer than 3: it becomes unknown to all ten."""
     task = task_of(["a", "b"], "multi-label")
     labels = np.array([[1, 0]] * 4 + [[0, 0]] * 4 + [[0, 1]] * 2)
     assert task.large_classes(labels, 3).tolist() == [0, 1]
@@ -146,6 +158,7 @@ AUC = (AUC_OF_0 + AUC_OF_1) / 2
 
 
 def test_every_metric_by_hand() -> None:
+    """`SCORES` and `LABELS` are four samples of two classes among three."""
     by_hand = {
         "balanced-accuracy": pytest.approx(3 / 4),
         "macro-f1": pytest.approx((4 / 5 + 2 / 3) / 2),
@@ -157,11 +170,14 @@ def test_every_metric_by_hand() -> None:
 
 
 def test_auc_is_of_the_order_of_probabilities() -> None:
+    """It is the same for scores that give the same order of each class's probabilities."""
+
     def auc(scores: np.ndarray) -> float:
         return evaluate_metrics(["auc"], METRICS, scores, LABELS)["auc"]
 
-    assert auc(SCORES + np.array([[9.0], [-9], [40], [0]])) == pytest.approx(AUC)
-    assert auc(900 * SCORES) == pytest.approx(AUC)
+    shift_of_each_sample = np.array([[9.0], [-9], [40], [0]])  # which changes no probability
+    assert auc(SCORES + shift_of_each_sample) == pytest.approx(AUC)
+    assert auc(900 * SCORES) == pytest.approx(AUC)  # rounded to 0 and 1, they keep their order
 
     # class 1 has no prototype, so that its probability is 0 everywhere
     without_class_1 = torch.tensor(SCORES)
@@ -170,6 +186,7 @@ def test_auc_is_of_the_order_of_probabilities() -> None:
 
 
 def test_a_metric_by_class_may_be_reported_for_each_class() -> None:
+    """ "recall" is by class; there are two classes, and two ways to predict."""
     assert declared_metrics(["auc", "recall"], ["recall"], 2) == {
         "head/auc",
         "head/recall/0",
@@ -189,6 +206,7 @@ def test_a_metric_that_nobody_knows_is_refused_with_the_choices() -> None:
 def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """An AUC needs samples of two classes; a metric of one's own may be NaN."""
     module = ModuleType("mine")
     exec("def certain(scores, labels): return float('nan')", vars(module))
     monkeypatch.setitem(sys.modules, "mine", module)
@@ -218,6 +236,10 @@ def test_the_error_of_an_auc_is_that_of_resampling() -> None:
 
 
 def test_a_threshold_has_the_best_f1_of_all() -> None:
+    """It is compared with the F1 at every threshold between two scores.
+
+    Scores are shifted by their thresholds, so that 0 divides them.
+    """
     task = task_of(["a", "b"], "multi-label")
     rng = np.random.default_rng(6)
     truth = np.stack([rng.random(80) < 0.2, np.ones(80)], 1).astype(np.int64)
@@ -227,7 +249,7 @@ def test_a_threshold_has_the_best_f1_of_all() -> None:
     assert thresholds[1] == 0  # all have it
     found = task.figures(["macro-f1"], scores - thresholds, truth)["macro-f1"]
     tried = []
-    for threshold in np.unique(scores[:, 0]) - 0.05:
+    for threshold in np.unique(scores[:, 0]) - 0.05:  # between scores, which are 0.1 apart
         predicted = scores[:, 0] > threshold
         right = (predicted & (truth[:, 0] == 1)).sum()
         tried.append(2 * right / (predicted.sum() + truth[:, 0].sum()))
@@ -236,6 +258,7 @@ def test_a_threshold_has_the_best_f1_of_all() -> None:
 
 
 def test_a_threshold_beside_an_infinite_score_keeps_the_others_apart() -> None:
+    """±1e30 stands for infinity: a midpoint to it would lie beyond all other scores."""
     task = task_of(["a"], "multi-label")
     positive = np.linspace(0, 5, 9)[:, None]
     truth = np.repeat([[1], [0]], [9, 1], axis=0)
@@ -248,7 +271,10 @@ def test_a_threshold_beside_an_infinite_score_keeps_the_others_apart() -> None:
 
 
 def test_rounded_figures_do_not_depend_on_validation_samples() -> None:
-    """One validation sample may move a threshold past many test samples."""
+    """One validation sample may move a threshold past many test samples.
+
+    Metrics of at least ``least`` = 10 samples are rounded, and take no threshold.
+    """
     task = task_of(["a"], "multi-label")
     scores = torch.cat([torch.linspace(-5, 5, 40), torch.full((40,), -9.0)])[:, None]
     labels = torch.tensor([1] * 40 + [0] * 40)[:, None]
@@ -256,6 +282,7 @@ def test_rounded_figures_do_not_depend_on_validation_samples() -> None:
     samples = Samples(scores, labels)
 
     def macro_f1(least: int, threshold: float) -> float:
+        """Return it with this threshold, over the classes with at least ``least`` samples."""
         thresholds = {"head": np.array([threshold])}
         found = evaluate(
             model, samples, 80, task, metrics=["macro-f1"], least=least, thresholds=thresholds

@@ -18,11 +18,13 @@ HONEST = {"text": "denied", "kind": "waiting", "site": "north", "signature": SIG
 
 
 def read(reason: str) -> Refusal:
+    """Return what is read of an error reply with this text."""
     reply: Any = SimpleNamespace(error=Error(2, reason))  # a true one wants a Flower run
     return refusal_in(reply)
 
 
 def test_what_a_site_writes_is_read_as_it_was_written() -> None:
+    """A text is longest if it has signs that are not printable, each of which becomes several."""
     longest = Refusal(printable("\U0010ffff" * 1000), "waiting", "n" * 100, SIGNATURE)
 
     assert read(pack_refusal(Refusal(**HONEST))) == Refusal(**HONEST)  # type: ignore[arg-type]
@@ -53,6 +55,7 @@ def test_what_is_no_whole_record_names_nobody(reason: str) -> None:
     st.dictionaries(st.sampled_from([*HONEST, "age"]), VALUES | st.sampled_from([*HONEST.values()]))
 )
 def test_rubbish_is_short_and_plain(changes: dict[str, Any]) -> None:
+    """Whatever stands in the record, what is read is fit for a log."""
     refusal = read(json.dumps(HONEST | changes, default=repr))
 
     assert refusal.text.isprintable()

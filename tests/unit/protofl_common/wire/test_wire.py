@@ -66,7 +66,7 @@ REPORT = records.Report(
 
 
 def honest() -> RecordDict:
-    """Two prototypes and a report."""
+    """Return a reply of two prototypes and a report, as `UP` declares them."""
     means = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     prototypes = Prototypes(means, labels=torch.tensor([7, 2]), counts=torch.tensor([5, 9]))
     content = pack_payload(Payload(prototypes=prototypes), UP)
@@ -75,6 +75,7 @@ def honest() -> RecordDict:
 
 
 def some_value(entry: Entry) -> Value:
+    """Return a value that fits an entry's declaration, of 10 classes and 3 features."""
     match entry:
         case Vectors():
             counts = torch.tensor([5, 9]) if entry.counts else None
@@ -119,7 +120,7 @@ def assert_too_large(
 
 
 def assert_equal(got: Payload, sent: Payload) -> None:
-    """All entries, to the last bit."""
+    """Compare all entries, to the last bit."""
     assert got.entries.keys() == sent.entries.keys()
     for name in sent.entries:
         got_tensors = tensors_of(got, name)
@@ -131,7 +132,7 @@ def assert_equal(got: Payload, sent: Payload) -> None:
 
 
 def tensors_of(payload: Payload, name: str) -> dict[str, torch.Tensor]:
-    """Every tensor of an entry by a name."""
+    """Return every tensor of an entry by a name that tells it from the others."""
     found = {**(payload.weights(name) or {}), "of classes": payload.counts(name)}
     for number, prototypes in enumerate((payload.vectors(name), *payload.sets(name))):
         for part in ("means", "labels", "counts"):
@@ -142,6 +143,7 @@ def tensors_of(payload: Payload, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("algo", CATALOG)
 @pytest.mark.parametrize("way", ["down", "up"])
 def test_every_declared_payload_survives_a_round_trip(algo: str, way: str) -> None:
+    """Each algorithm's entries, up and down, are packed and unpacked to the last bit."""
     declared = getattr(CATALOG[algo].exchange, way)
     sent = some_payload(declared)
 
@@ -158,6 +160,11 @@ def test_every_declared_payload_survives_a_round_trip(algo: str, way: str) -> No
 
 @pytest.mark.parametrize("algo", CATALOG)
 def test_nothing_undeclared_can_be_packed(algo: str) -> None:
+    """Each entry that an algorithm does not declare is refused when it is packed.
+
+    So are two prototypes of a class where one is declared; counts that are not declared are left
+    out.
+    """
     kinds = {
         "weights": Weights(),
         "prototypes": UP["prototypes"],
@@ -173,7 +180,8 @@ def test_nothing_undeclared_can_be_packed(algo: str) -> None:
             with pytest.raises(ValueError, match=f"{name} is not declared"):
                 pack_payload(Payload(**{name: everything[name]}), declared)
 
-        vectors = declared.get("prototypes", Vectors(several=False))
+        one_a_class = Vectors(several=False)
+        vectors = declared.get("prototypes", one_a_class)
         if not vectors.several:
             with pytest.raises(ValueError, match="not declared"):
                 pack_payload(Payload(prototypes=two_of_a_class), declared)
@@ -232,6 +240,7 @@ def test_a_declared_entry_must_be_there() -> None:
 
 
 def test_several_prototypes_of_a_class_are_limited() -> None:
+    """Class 2 has three prototypes; at most three, or two, are allowed."""
     declared = {"prototypes": Vectors(several=True)}
     prototypes = Prototypes(torch.ones(4, 3), torch.tensor([2, 2, 2, 5]))
     content = pack_payload(Payload(prototypes=prototypes), declared)
@@ -251,7 +260,10 @@ def test_several_prototypes_of_a_class_are_limited() -> None:
 
 
 def test_the_number_of_sets_is_limited(monkeypatch: Patch) -> None:
-    """FedPCL makes a table of all classes of each set, however few of them it has."""
+    """FedPCL makes a table of all classes of each set, however few of them the set has.
+
+    So many tiny sets would fill a client's memory.
+    """
     monkeypatch.setattr("protofl_common.wire.payloads.MAX_SETS", 1)
     declared = {"sets": VectorSets()}
     one = Prototypes(torch.ones(1, 3), torch.tensor([0]))
@@ -268,6 +280,7 @@ def test_the_number_of_sets_is_limited(monkeypatch: Patch) -> None:
     ("labels", np.array([3, 10, 1]), "label outside"),
 ])  # fmt: skip
 def test_bad_local_sets_are_refused(array: str, values: np.ndarray, said: str) -> None:
+    """Two clients' sets hold classes 0 and 1, and class 0; one array is replaced."""
     declared = {"local_sets": VectorSets()}
     sets = (
         Prototypes(torch.ones(2, 3), torch.tensor([0, 1])),
@@ -284,6 +297,7 @@ BODY_LIMITS = Limits(10, 3, weights={"weights": {"body.w": ("float32", (2, 2))}}
 
 
 def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_ways() -> None:
+    """Declared are the weights whose names begin with "body."; others are refused by all checks."""
     body = {"body.w": torch.randn(2, 2)}
     content = pack_payload(Payload(weights=body), BODY)
 
@@ -311,6 +325,7 @@ def test_a_declared_part_of_the_weights_survives_and_the_rest_is_refused_both_wa
 
 
 def test_the_declared_part_of_a_module() -> None:
+    """Body and head of a model are apart, and together all of it."""
     model = build_model("cnn4", input_shape=(1, 8, 8), num_classes=4, feature_dim=6, seed=1)
     whole = model.state_dict()
     body = declared_part(model, Weights(parts=("body.",)))
@@ -372,7 +387,10 @@ def test_bad_counts_are_refused(numbers: list[int]) -> None:
 
 
 def test_a_number_costs_four_bytes_and_a_label_or_a_count_eight() -> None:
-    assert payload_bytes(honest()) == 2 * 3 * 4 + 2 * 8 + 2 * 8
+    """Names and the report cost nothing; what is too large by one number is refused."""
+    of_means = 2 * 3 * 4
+    of_labels = of_counts = 2 * 8
+    assert payload_bytes(honest()) == of_means + of_labels + of_counts
 
     content = pack_payload(some_payload(COUNTS), COUNTS)
 
@@ -420,6 +438,7 @@ def test_a_report_with_an_undeclared_name_cannot_be_packed() -> None:
 
 
 def changed(**entries: float | int | list[int]) -> RecordDict:
+    """Return a report with these entries replaced or added; ``a__b`` stands for ``a.b``."""
     record = records.pack_report(REPORT, LOSSES)
     for name, value in entries.items():
         record[name.replace("__", ".")] = value
@@ -450,9 +469,9 @@ def test_a_bad_report_is_refused_with_its_reason(content: RecordDict, said: str)
 
 
 def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
-    """No client can buy the choice of the best round with a huge AUC.
+    """No client can decide which round is the best by reporting a huge AUC.
 
-    What a user's own metric may be is not known.
+    Which values a user's own metric may have is not known.
     """
     own = "head/mine:loss"
     metrics = {own, "head/auc"}
@@ -469,7 +488,9 @@ def test_a_metric_that_is_a_share_is_one_and_others_are_as_they_are() -> None:
 
 
 def test_the_best_round_survives_a_round_trip() -> None:
+    """The data that chose it are told in the final message only."""
     best: BestRound = {"metric": "head", "after": 3, "on": "test"}
+    # while a better round may follow, the data that chose this one are not told
     during = RecordDict(dict(records.pack_best(best)))
     at_the_end = RecordDict(dict(records.pack_best(best, final=True)))
 
@@ -511,6 +532,7 @@ def test_an_introduction_with_an_impossible_input_shape_is_refused(shape: list[i
 
 
 def test_malformed_instructions_are_refused() -> None:
+    """Each value is put in the place of a right one."""
     with pytest.raises(RefusedMessage, match="no complete record 'round'"):
         records.unpack_instructions(RecordDict())
 
@@ -545,6 +567,7 @@ def unpack_change(**arrays: torch.Tensor) -> Payload:
 
 
 def test_a_matrix_comes_whole_or_as_the_product_of_its_factors() -> None:
+    """The array w is a matrix of 4 × 6 numbers, sent whole or as 4 × 2 and 2 × 6."""
     left = torch.randn(4, 2)
     right = torch.randn(2, 6)
     product = (left @ right).reshape(4, 3, 2)
@@ -599,6 +622,7 @@ def test_wrong_factors_are_refused(arrays: dict[str, torch.Tensor], said: str) -
 
 
 def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:
+    """Factors are for floating point arrays of an `Update`, not for `Weights`."""
     factors = {"seen:left": torch.ones(5, 1), "seen:right": torch.ones(1, 5)}
     content = pack_payload(Payload(weights={"w": torch.ones(4, 3, 2), **factors}), CHANGES)
 
@@ -612,6 +636,7 @@ def test_whole_numbers_come_in_no_factors_and_weights_neither() -> None:
 
 
 def test_factors_are_no_larger_than_their_matrix() -> None:
+    """Factors of rank 3 have more numbers than a matrix of 4 × 6."""
     sent = {"w:left": torch.ones(4, 3), "w:right": torch.ones(3, 5), "seen": SEEN}
     content = pack_payload(Payload(weights=sent), CHANGES)
 
@@ -635,7 +660,7 @@ def test_a_name_that_is_not_declared_is_an_error_and_not_an_entry_that_was_not_s
 
 
 def some_content(numbers: int = 6) -> RecordDict:
-    """A record of each kind, with a value of each kind."""
+    """Return a record of each kind, with a value of each kind, and so many ``numbers``."""
     values = {"name": "run", "on": True, "keys": b"\0\1", "shape": [1, 2], "none": list[str]()}
     weights = Array(np.arange(numbers, dtype=np.float32))
     bias = Array(np.zeros((), np.int64))
@@ -649,23 +674,25 @@ def some_content(numbers: int = 6) -> RecordDict:
 
 
 def test_what_comes_out_of_an_envelope_is_what_was_put_in() -> None:
+    """An envelope is put into none, and what is too large for one stays as it is."""
     envelope = put_in(some_content())
 
     assert take_out(envelope) == some_content()
     assert list(take_out(envelope)) == list(some_content())
     assert put_in(envelope) is envelope
 
-    # Flower sends each nested object by itself
+    # Flower sends each nested object by itself: the whole, three records, two arrays, their chunks
     assert len(get_all_nested_objects(some_content())) == 8
     assert len(get_all_nested_objects(envelope)) == 2
 
-    large = some_content(MAX_ENVELOPE_BYTES // 4 + 1)
+    large = some_content(MAX_ENVELOPE_BYTES // 4 + 1)  # float32
 
     assert put_in(large) is large
     assert take_out(large) is large
 
 
 def test_of_an_envelope_with_something_beside_nothing_comes_out() -> None:
+    """Another record beside it, or another entry in it, makes it void."""
     envelope = put_in(some_content())
     beside = RecordDict({**envelope, "more": ConfigRecord({"bytes": bytes(9)})})
 
@@ -685,6 +712,7 @@ def _in_a_task(monkeypatch: Patch) -> None:
 
 @pytest.mark.usefixtures("_in_a_task")
 def test_what_goes_to_many_sites_is_in_memory_once() -> None:
+    """Two messages of equal content share the bytes of one envelope."""
     first = Message(some_content(), 1, "train", group_id="1")
     second = Message(some_content(), 2, "train", group_id="1")
     grid: Any = HttpGrid(token="any")
@@ -721,6 +749,7 @@ def test_an_envelope_that_cannot_be_read_has_nothing_inside(
 
 @pytest.mark.usefixtures("_in_a_task")
 def test_a_client_answers_in_an_envelope_what_came_in_one() -> None:
+    """A server that does not know envelopes is answered without."""
     handler = answered(lambda message, _: RecordDict({**message.content}))
     context = Context(1, 1, {}, RecordDict(), {})
     for sent in (some_content(), put_in(some_content())):

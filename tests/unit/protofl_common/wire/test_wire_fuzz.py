@@ -40,11 +40,12 @@ ROUND = 5
 MAX_NORM = 100.0
 MAX_PER_CLASS = 3
 HELD_CLASSES = (0, 1, 2, 4)
+"""The classes that the site has said it has (`CARD`)."""
 SAMPLES = 40
 
 
 def modules() -> list[str]:
-    """The record "weights", and every other record of weights that an algorithm declares."""
+    """Return the name "weights", and that of every other record of weights that is declared."""
     names = {"weights": None}
     for declared in DECLARED.values():
         names |= dict.fromkeys(declared.beside)
@@ -79,7 +80,7 @@ CARD = SiteCard(
 # -- what arrives ---------------------------------------------------------------------------------
 @st.composite
 def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
-    """A reply as an honest client might send it, then changed in none to three places."""
+    """Draw a reply as an honest client might send it, then changed in none to three places."""
     content = RecordDict()
     if training:
         add_declared_records(draw, DECLARED[algo], content)
@@ -97,6 +98,7 @@ def replies(draw: st.DrawFn, algo: str, training: bool) -> RecordDict:
 
 
 def add_declared_records(draw: st.DrawFn, declared: Declared, content: RecordDict) -> None:
+    """Add the records that an algorithm's clients send in training."""
     if declared.prototypes:
         content[declared.record] = some_prototypes(draw, declared)
 
@@ -120,6 +122,7 @@ def add_declared_records(draw: st.DrawFn, declared: Declared, content: RecordDic
 
 
 def some_prototypes(draw: st.DrawFn, declared: Declared) -> ArrayRecord:
+    """Return prototypes of classes that the client has, as this algorithm sends them."""
     pool = [*HELD_CLASSES, *HELD_CLASSES] if declared.several else list(HELD_CLASSES)
     number = draw(st.integers(1, len(pool)))
     labels = np.array(draw(st.permutations(pool))[:number], np.int64)
@@ -136,6 +139,7 @@ def some_prototypes(draw: st.DrawFn, declared: Declared) -> ArrayRecord:
 
 
 def some_weights(draw: st.DrawFn, may_be_factors: bool) -> ArrayRecord:
+    """Return the weights of MODEL; ``body.weight`` may be the product of two factors."""
     arrays = {"body.seen": np.array(4, np.int64)}
     if may_be_factors and draw(st.booleans()):
         arrays["body.weight:left"] = floats(draw, (2, 1))
@@ -155,6 +159,7 @@ def change_array(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def change_labels(draw: st.DrawFn, content: RecordDict) -> None:
+    """Replace all labels and counts by other whole numbers of eight bytes."""
     for record in content.array_records.values():
         for name in {"labels", "counts"} & set(record):
             length = len(record[name].data) // 8
@@ -170,6 +175,7 @@ def remove_array(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def add_record(draw: st.DrawFn, content: RecordDict) -> None:
+    """Put a record of any kind into ``content``, under a known or an unknown name."""
     known = ["prototypes", "outputs", "weights", "label_counts", "local_sets", "report", "site"]
     name = draw(st.one_of(st.sampled_from(known), TEXTS))
     kinds: list[Callable[[], Any]] = [
@@ -186,6 +192,7 @@ def remove_record(draw: st.DrawFn, content: RecordDict) -> None:
 
 
 def change_report(draw: st.DrawFn, content: RecordDict) -> None:
+    """Write a number, or a list of numbers, over one value of each metric record."""
     known = ["round", "train_samples", "test_samples", "validation_samples", "correct.head"]
     known += ["losses.total", "losses.x", "seconds.train", "validation.head"]
     value = draw(st.one_of(NUMBERS, st.lists(st.integers(), max_size=3)))
@@ -202,6 +209,7 @@ CHANGES = (change_array, change_labels, remove_array, add_record, remove_record,
 def assert_proper(
     content: RecordDict, payload: Payload, report: Report, algo: str, training: bool
 ) -> None:
+    """Check that a reply that was accepted has what is declared, whole, finite and plausible."""
     declared = DECLARED[algo]
 
     assert set(content.array_records) == (declared.records if training else set())
@@ -244,6 +252,7 @@ def assert_proper(
 
 
 def assert_proper_report(report: Report, training: bool) -> None:
+    """The report is of this round, and no count exceeds the samples."""
     assert report.round == ROUND
     assert (1 if training else 0) <= report.train_samples <= SAMPLES
     assert 0 <= report.test_samples <= SAMPLES
@@ -257,6 +266,7 @@ def assert_proper_report(report: Report, training: bool) -> None:
 def assert_proper_prototypes(
     prototypes: Prototypes, record: ArrayRecord, declared: Declared, train_samples: int
 ) -> None:
+    """They are those of the message, of classes that the client has, and within the bounds."""
     assert set(record) == set(declared.prototypes)
 
     means = prototypes.means.numpy()
@@ -290,6 +300,7 @@ def assert_proper_prototypes(
 
 
 def assert_proper_weights(weights: dict[str, torch.Tensor]) -> None:
+    """They have the names, types and shapes of MODEL, and are finite."""
     assert set(weights) == set(MODEL)
     for name, (dtype, shape) in MODEL.items():
         assert str(weights[name].dtype) == f"torch.{dtype}"
@@ -305,7 +316,7 @@ def assert_refused_with_a_reason_fit_for_a_log(refusal: RefusedMessage) -> None:
 
 
 def assert_taken_or_refused(content: RecordDict, algo: str, training: bool) -> None:
-    """As the server does it."""
+    """Decode a reply in the server's order: it is proper, or refused with a reason."""
     row = CATALOG[algo]
     declared = row.exchange.up if training else {}
     try:
@@ -325,12 +336,15 @@ ALGOS = st.sampled_from(sorted(DECLARED))
 
 
 @given(st.data(), ALGOS, st.booleans())
-def test_replies(data: st.DataObject, algo: str, training: bool) -> None:
+def test_replies_are_proper_or_refused(data: st.DataObject, algo: str, training: bool) -> None:
     assert_taken_or_refused(data.draw(replies(algo, training)), algo, training)
 
 
 def with_bytes(text: bytes, changes: list[tuple[float, int]]) -> bytes:
-    """``text`` with some bytes replaced: (where, as a part of its length; by what)."""
+    """Return ``text`` with some bytes replaced.
+
+    A change is the place, as a part of the length from 0 to 1, and the new byte.
+    """
     changed = bytearray(text)
     for place, value in changes:
         changed[int(place * len(changed))] = value
@@ -373,7 +387,11 @@ PLAUSIBLE: dict[type, st.SearchStrategy[Any]] = {
 
 
 @given(st.data())
-def test_introductions(data: st.DataObject) -> None:
+def test_introductions_are_proper_or_refused(data: st.DataObject) -> None:
+    """A card has up to two values changed, plausible or rubbish; one card in six gets a key more.
+
+    One in six lacks a key, and one in six has a record beside it.
+    """
     values = dict(pack_site_card(CARD))
     for key in data.draw(st.lists(st.sampled_from(sorted(SITE)), max_size=2)):
         values[key] = data.draw(PLAUSIBLE[SITE[key]] if data.draw(st.booleans()) else VALUES)
@@ -392,7 +410,7 @@ def test_introductions(data: st.DataObject) -> None:
         return
     event("accepted")
 
-    assert set(content) - {"audit"} == {"site"}
+    assert set(content) - {"audit"} == {"site"}  # a site may send the end of its log as well
     assert len(card.signature) in (0, 128)
     assert set(values) == set(SITE)
     for key, kind in SITE.items():
@@ -421,8 +439,8 @@ INSTRUCTIONS = {
 
 
 @given(st.data())
-def test_what_a_client_is_told(data: st.DataObject) -> None:
-    """Instructions, and the sets of every client (FedPCL), which only the server sends."""
+def test_what_a_server_sends_is_proper_or_refused(data: st.DataObject) -> None:
+    """It sends instructions, and the prototype sets of every client (FedPCL)."""
     instructions: dict[str, Any] = dict(INSTRUCTIONS)
     if data.draw(st.integers(0, 2)) == 0:
         instructions[data.draw(st.sampled_from(sorted(instructions)))] = data.draw(VALUES)

@@ -18,7 +18,7 @@ Plant = Callable[[Patch, Path], list[str]]
 
 
 def attribute(name: str, value: object) -> Plant:
-    """Another value of something of the doctor's module."""
+    """Return a fault: another value of something in the doctor's module."""
 
     def plant(patch: Patch, folder: Path) -> list[str]:
         patch.setattr(doctor, name, value)
@@ -28,6 +28,7 @@ def attribute(name: str, value: object) -> Plant:
 
 
 def asked(*words: str) -> Plant:
+    """Return a fault that lies in what the doctor is asked; FOLDER stands for the test's folder."""
     return lambda patch, folder: [word.replace("FOLDER", str(folder)) for word in words]
 
 
@@ -42,7 +43,10 @@ def another_flower(patch: Patch, folder: Path) -> list[str]:
 
 
 def written(name: str, text: str, *words: str, **places: str) -> Plant:
-    """A file in FOLDER; ``places``: where in it the doctor looks for something of the machine."""
+    """Return a fault that lies in a file of FOLDER; the doctor is asked ``words``.
+
+    ``places``: a constant of the doctor's module, such as PROC, -> its place in FOLDER.
+    """
 
     def plant(patch: Patch, folder: Path) -> list[str]:
         (folder / name).write_text(text)
@@ -66,7 +70,10 @@ LEFT = {  # process -> its parent, its words, its FLWR_HOME
 
 
 def left_running(patch: Patch, folder: Path) -> list[str]:
-    """The processes of a machine, of which two are left in our FLWR_HOME."""
+    """Write a folder /proc of processes, of which two are left in our FLWR_HOME.
+
+    That are 4711 and 4712, whose parent is process 1: what started them has ended.
+    """
     for number, (parent, words, home) in LEFT.items():
         process = folder / number
         process.mkdir()
@@ -131,12 +138,12 @@ FAULTS: dict[str, tuple[Plant, str, str, str]] = {
 
 @pytest.fixture(autouse=True)
 def well(monkeypatch: Patch, tmp_path: Path) -> None:
-    """What this machine itself may have of such faults does not count."""
+    """Let the doctor see no note of a cluster that this machine itself may have."""
     monkeypatch.setattr(doctor, "RAY_NOTE", tmp_path / "none")
 
 
 def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
-    """The exit status and what is found."""
+    """Return the doctor's exit status and its findings."""
     status = main(["doctor", *words, "--json"])
     return status, json.loads(capsys.readouterr().out)["findings"]
 
@@ -145,6 +152,7 @@ def findings(capsys: Printed, *words: str) -> tuple[int, list[dict[str, str]]]:
 def test_a_planted_fault_is_found_with_a_cure(
     fault: str, monkeypatch: Patch, tmp_path: Path, capsys: Printed
 ) -> None:
+    """The fault is not found before it is planted."""
     plant, level, text, cure = FAULTS[fault]
     _, before = findings(capsys)
 
@@ -171,6 +179,7 @@ def test_what_is_wrong_stands_first_with_its_cure_below(capsys: Printed) -> None
 def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(
     capsys: Printed, tmp_path: Path
 ) -> None:
+    """A key that differs in a letter from a known one is named with it."""
     assert "--clients 0: must be" in output(capsys, "doctor", "--clients", "0", status=1).err
 
     recipe = tmp_path / "mine.toml"
@@ -184,6 +193,7 @@ def test_a_wrong_option_and_a_wrong_key_of_a_recipe_are_named(
 def test_patients_are_not_on_both_sides_where_their_column_means_sites(
     capsys: Printed, monkeypatch: Patch, tmp_path: Path
 ) -> None:
+    """With a partition by domains the column ``client`` is of sites, not of patients."""
     words = ["test-from=official-own", "--clients", "2", "partition=feature-shift"]
     plant = written("p.csv", PATIENTS, *OF_PATIENTS, *words)
     _, found = findings(capsys, *plant(monkeypatch, tmp_path))
@@ -199,6 +209,7 @@ def test_patients_are_not_on_both_sides_where_their_column_means_sites(
 def test_a_check_that_fails_is_wrong_and_hides_no_other(
     name: str, value: object, topic: str, text: str, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """A check raises an unexpected error, and the others have their findings."""
     monkeypatch.setattr(doctor, name, value)
     status, found = findings(capsys)
 

@@ -38,7 +38,10 @@ def write(
     clients: int = 1,
     **settings: Any,
 ) -> list[Path]:
-    """Write a run for each accuracy, of the seeds from ``first_seed`` on."""
+    """Write a run for each accuracy, of the seeds from ``first_seed`` on; return their folders.
+
+    ``division`` stands for the digest of how the data were divided.
+    """
     folders = []
     for seed, accuracy in enumerate(accuracies, first_seed):
         run = folder / f"{algo}-{seed}-{len(settings)}"
@@ -55,10 +58,12 @@ def edit_summary(run: Path, **changes: Any) -> None:
 
 
 def compared(capsys: Printed, *arguments: object) -> list[dict[str, Any]]:
+    """Return the groups that ``protofl compare`` makes of these folders; the best stands first."""
     return told(capsys, "compare", *map(str, arguments))["groups"]
 
 
 def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed) -> None:
+    """Two groups of four seeds each are compared, in percent."""
     write(tmp_path, "local", LOCAL)
     write(tmp_path, "fedproto", OURS)
 
@@ -82,6 +87,10 @@ def test_intervals_and_tests_are_those_of_scipy(tmp_path: Path, capsys: Printed)
 
 
 def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: Printed) -> None:
+    """Ours ran on easy.csv, and on hard.csv, which makes two groups.
+
+    Local training, on hard.csv, is not paired with the first of them.
+    """
     arrays = {"dataset": "arrays", "partition": "iid"}
     easy = arrays | {"data-dir": "easy.csv"}
     hard = arrays | {"data-dir": "hard.csv"}
@@ -100,15 +109,18 @@ def test_runs_on_other_files_are_other_experiments(tmp_path: Path, capsys: Print
 
 @pytest.fixture
 def equal_runs(tmp_path: Path) -> tuple[Path, Path]:
+    """Two runs of the same settings and seed, on data from code of one's own."""
     (old,) = write(tmp_path / "old", "mine", OURS[:1], dataset="mine:load")
     (new,) = write(tmp_path / "new", "mine", OURS[:1], dataset="mine:load")
     return old, new
 
 
 def test_of_equal_runs_the_latest_counts(equal_runs: tuple[Path, Path], capsys: Printed) -> None:
+    """It is the one that ended last; where both ended at once, the one with the younger file."""
     old, new = equal_runs
+    later_than_now = 2e9
     for second, latest in enumerate((old, new, old), start=1):
-        os.utime(latest / SUMMARY, (2e9 + second, 2e9 + second))
+        os.utime(latest / SUMMARY, (later_than_now + second, later_than_now + second))
         (group,) = compared(capsys, old, new, "--against", old)
         assert group["runs"] == {"1": str(latest)}
 
@@ -123,6 +135,7 @@ def test_of_equal_runs_the_latest_counts(equal_runs: tuple[Path, Path], capsys: 
 def test_runs_of_edited_code_are_another_group(
     equal_runs: tuple[Path, Path], capsys: Printed
 ) -> None:
+    """The digests of the module ``mine`` differ."""
     old, new = equal_runs
     edit_summary(old, versions={"torch": "2", "mine": "1a"})
     edit_summary(new, versions={"torch": "2", "mine": "2b"})
@@ -135,6 +148,7 @@ def test_runs_of_edited_code_are_another_group(
 
 
 def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
+    """Four runs of FedProto, and one with another learning rate, are compared with local ones."""
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "fedproto", OURS[:1], lr=0.2)
     local = write(tmp_path, "local", LOCAL)
@@ -151,18 +165,23 @@ def test_the_table_of_groups(tmp_path: Path, capsys: Printed) -> None:
 
     assert ["fedproto lr=0.2", "1", "55.00", "–", "+5.00", "–", "–", "–", note] in rows
 
-    costs = ["1", "1.0 kB", "2.0 kB", "61.0", "1.5"]
+    costs = ["1", "1.0 kB", "2.0 kB", "61.0", "1.5"]  # as `write_run` has them
 
     assert ["local lr=0.1", *costs] in rows
 
 
 def test_estimates_without_spread_and_of_one_figure() -> None:
+    """p is 0 if two equal figures are not 0, 1 if they are, and unknown of a single one."""
     assert Estimate.of([2.0, 2.0]) == Estimate(2, 2.0, 0.0, 0.0)
     assert Estimate.of([0.0, 0.0]).p == 1.0
     assert math.isnan(Estimate.of([1.0]).p)
 
 
 def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Printed) -> None:
+    """Holm: the smallest of n values of p is multiplied by n, the next by n − 1, and so on.
+
+    None is below that of a smaller p; a comparison of one pair is no test.
+    """
     corrected = holm({"a": 0.04, "b": 0.01, "one pair": math.nan, "c": 0.03})
 
     assert corrected == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
@@ -188,7 +207,7 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path, capsys: Pr
 
 
 def p_cells(printed: str, name: str) -> list[str]:
-    """The two p of a group in the printed table, without and with correction."""
+    """Return the two p of a group in the printed table, without and with correction."""
     (row,) = [row for row in cells_of(printed) if row[0] == name and len(row) == 9]
     return row[6:8]
 
@@ -196,6 +215,7 @@ def p_cells(printed: str, name: str) -> list[str]:
 def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """The mean of the last nine evaluations is asked for, and one run has only four."""
     for seed, evaluations in enumerate((4, 9, 9)):
         settings = {"algo": "local", "seed": seed}
         write_run(tmp_path / str(seed), settings, [{"0": {"head": 0.5}}] * evaluations)
@@ -211,9 +231,10 @@ def test_a_group_says_of_how_many_evaluations_each_of_its_figures_is(
     ({"clients": 2}, OTHER_DATA),
     ({"first_seed": 11}, "not paired: no seed in common"),
 ])  # fmt: skip
-def test_unpaired_runs_are_said(
+def test_runs_that_cannot_be_paired_are_named_with_the_reason(
     tmp_path: Path, capsys: Printed, changes: dict[str, Any], note: str
 ) -> None:
+    """``changes`` are of the runs of local training."""
     ours = write(tmp_path, "fedproto", OURS)
     others = write(tmp_path, "local", LOCAL, **changes)
 
@@ -226,6 +247,7 @@ def test_unpaired_runs_are_said(
 def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Options of groups ask for a difference, even of single runs."""
     (ours,) = write(tmp_path, "fedproto", OURS[:1])
     (local,) = write(tmp_path, "local", LOCAL[:1])
 
@@ -240,6 +262,7 @@ def test_single_runs_are_shown_side_by_side_with_a_warning_unless_options_ask(
 def test_a_group_without_the_others_figure_and_networks_is_not_paired(
     tmp_path: Path, capsys: Printed
 ) -> None:
+    """Local training predicts by prototypes only, and with another network."""
     (ours,) = write(tmp_path, "fedproto", OURS[:1])
     (local,) = write(tmp_path, "local", LOCAL[:1])
     for path in local.glob("*.json*"):
@@ -252,7 +275,10 @@ def test_a_group_without_the_others_figure_and_networks_is_not_paired(
     assert group["note"] == "one pair: may be chance; by final prototype; other networks"
 
 
-def test_the_values_and_the_figure(tmp_path: Path, capsys: Printed) -> None:
+def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    """Four runs of ours and two of local training have two seeds in common."""
     write(tmp_path, "fedproto", OURS)
     write(tmp_path, "local", LOCAL[:2])
     figures = tmp_path / "figures"
@@ -273,7 +299,8 @@ def test_the_values_and_the_figure(tmp_path: Path, capsys: Printed) -> None:
     assert "final head worst-10%, %" in svg
 
 
-def test_the_files_for_a_paper(tmp_path: Path, capsys: Printed) -> None:
+def test_comparing_writes_a_latex_table_and_figures(tmp_path: Path, capsys: Printed) -> None:
+    """The name of a network has signs that LaTeX reads, which are escaped."""
     write(tmp_path, "local", LOCAL, models="my_net:50%&$x")
     write(tmp_path, "fedavg", LOCAL[:1], models="cnn4")
     latex = tmp_path / "all.tex"

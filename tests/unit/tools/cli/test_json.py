@@ -15,6 +15,7 @@ from tests.support.given import Patch, Printed
 
 
 def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
+    """The schema has a definition for each such command, and one for each event of a run."""
     able = set()
     for name in COMMANDS:
         if any("--json" in parser.format_help() for parser in parsers_of(name)):
@@ -30,15 +31,18 @@ def test_every_command_with_the_option_has_a_part_of_the_schema() -> None:
     assert set(SCHEMA["$defs"]["run"]["properties"]["event"]["enum"]) == events
 
 
-def test_lists_and_findings(tmp_path: Path, capsys: Printed) -> None:
+def test_lists_and_findings_follow_the_schema(tmp_path: Path, capsys: Printed) -> None:
     assert told(capsys, "runs", str(tmp_path))["runs"] == []
     assert told(capsys, "list", "partitions").keys() == {"command", "format", "partitions"}
-    assert len(told(capsys, "list")) == 9
+    assert len(told(capsys, "list")) == 9  # seven lists, the command and the format
     assert told(capsys, "doctor")["findings"]
     assert told(capsys, "site", "check", "--node-config", 'site-name="north"')["findings"]
 
 
-def test_what_a_site_keeps(tmp_path: Path, capsys: Printed) -> None:
+def test_what_a_site_keeps_is_told_with_its_size_and_places(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    """It keeps a model of ten bytes of one run, and has no caches."""
     state = tmp_path / "first" / "clients" / "north"
     state.mkdir(parents=True)
     (state / "model.safetensors").write_bytes(bytes(10))
@@ -49,8 +53,13 @@ def test_what_a_site_keeps(tmp_path: Path, capsys: Printed) -> None:
     assert caches == {"name": "caches/", "bytes": 0, "paths": []}
 
 
-def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
+def test_a_run_is_a_line_for_each_event_and_quietly_for_its_end_alone(
+    tmp_path: Path, capsys: Printed, monkeypatch: Patch
+) -> None:
+    """What code of one's own prints is not among these lines."""
+
     def attempt(config: Any, federation: object, on_event: OnEvent) -> Path | Failed:
+        """Stand in for a run: one round is done, and it ends well unless its name is "bad"."""
         print("what code of one's own prints")
         on_event(RoundDone(row(1, ["a"]), 1, 0.5))
         end = Finished(tmp_path, {"rounds": 1}, "alone 50.0 %; 3 kB exchanged", "")
@@ -60,6 +69,7 @@ def test_a_run(tmp_path: Path, capsys: Printed, monkeypatch: Patch) -> None:
         return end if isinstance(end, Failed) else tmp_path
 
     def lines(*words: str) -> list[dict[str, Any]]:
+        """Return the events of ``protofl run --json``, each of which follows the schema."""
         main(["run", *words, "--json"])
         events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         for event in events:

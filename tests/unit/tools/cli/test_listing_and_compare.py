@@ -33,6 +33,7 @@ def wide(monkeypatch: Patch) -> None:
 
 
 def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
+    """Each line is a name, spaces, and what the code says of it."""
     assert main(["list"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
@@ -49,6 +50,7 @@ def test_every_choice_is_listed_with_its_explanation(capsys: Printed) -> None:
 
 
 def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch: Patch) -> None:
+    """The program must not end in an error of the encoding."""
     printed = io.BytesIO()
     monkeypatch.setattr("sys.argv", ["protofl", "list"])
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, "ascii", write_through=True))
@@ -56,11 +58,11 @@ def test_an_output_that_takes_ascii_only_gets_question_marks(monkeypatch: Patch)
 
     with pytest.raises(SystemExit):
         program()
-    assert b"MNIST, 28?28 grey" in printed.getvalue()
+    assert b"MNIST, 28?28 grey" in printed.getvalue()  # for 28×28
 
 
 def listed_algorithms(capsys: Printed) -> str:
-    """The list of algorithms as one line."""
+    """Return what ``protofl list algorithms`` prints, as one line."""
     main(["list", "algorithms"])
     return " ".join(capsys.readouterr().out.split())
 
@@ -84,9 +86,10 @@ def test_what_crosses_the_wire_is_said(text: str, capsys: Printed) -> None:
     assert text in listed_algorithms(capsys)
 
 
-def test_a_part_of_the_model_and_a_model_of_its_own_are_said(
+def test_a_part_of_the_model_and_a_second_model_are_named(
     monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """A made-up algorithm sends the body, and a model called critic."""
     up = {"weights": Weights(parts=("body.",)), "critic": Weights(of="critic")}
     monkeypatch.setitem(CATALOG, "mine", replace(CATALOG["fedavg"], exchange=Exchange(up=up)))
     both = "weights (the body weights of the model), critic (all weights of the critic model)"
@@ -96,6 +99,7 @@ def test_a_part_of_the_model_and_a_model_of_its_own_are_said(
 
 @pytest.fixture
 def two_runs(tmp_path: Path) -> list[str]:
+    """The folders of a run of local training and one of FedProto, on data divided otherwise."""
     one = tmp_path / "one"
     two = tmp_path / "two"
     same = {"dataset": "digits", "lr": 0.1}
@@ -109,6 +113,7 @@ def two_runs(tmp_path: Path) -> list[str]:
 def test_compare_shows_figures_and_the_settings_that_differ(
     two_runs: list[str], capsys: Printed
 ) -> None:
+    """A row has a name and a cell for each of two runs."""
     rows = cells_of(output(capsys, "compare", *two_runs).out)
 
     assert ["head: mean", "50.00", "25.00"] in rows
@@ -126,9 +131,10 @@ def test_compare_shows_figures_and_the_settings_that_differ(
     ({"settings": {"seed": "x"}}, "Value"),
     ({"best-accuracy": 3}, "Attr"),
 ])  # fmt: skip
-def test_a_summary_that_is_none_is_named(
+def test_a_summary_whose_content_is_not_that_of_a_run_is_named(
     changes: dict[str, Any], error: str, two_runs: list[str], capsys: Printed
 ) -> None:
+    """``error`` begins the name of Python's error."""
     _, run = two_runs
     file = Path(run) / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -148,7 +154,10 @@ EVIL = "\x1b]0;owned\x07<img src=x>"
 
 @pytest.fixture
 def strangers_runs(tmp_path: Path) -> Path:
-    """Runs with control characters in whatever a run has; of the last two the rounds are none."""
+    """A folder of runs with control characters in whatever a run has.
+
+    The number of rounds of the last two is no number, or infinite.
+    """
     folders = {"one": "1", "[/b]two": "1", "odd": '"many"', "endless": "inf"}
     for name, rounds in folders.items():
         folder = tmp_path / name
@@ -166,6 +175,7 @@ def strangers_runs(tmp_path: Path) -> Path:
 def test_a_strangers_run_writes_no_escapes_on_the_terminal(
     strangers_runs: Path, capsys: Printed
 ) -> None:
+    """Two of four runs are left out of the list, as their rounds are no numbers."""
     listed = output(capsys, "runs", strangers_runs)
 
     assert "left out: " in listed.err
@@ -181,7 +191,10 @@ def test_a_strangers_run_writes_no_escapes_on_the_terminal(
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """Four runs: of today, running; of yesterday, stopped; of 10 and of 20 days ago, finished."""
+    """A folder of four runs: of today, yesterday (stopped), and 10 and 20 days ago (finished).
+
+    That of today is running while a test takes its lock.
+    """
     monkeypatch.chdir(tmp_path)
     for name, days in (("running", 0), ("stopped", 1), ("newer", 10), ("older", 20)):
         folder = tmp_path / "runs" / name
@@ -202,6 +215,7 @@ def runs(tmp_path: Path, monkeypatch: Patch) -> Path:
 
 
 def test_the_list_of_runs(runs: Path, capsys: Printed) -> None:
+    """A run's line has its state, its data, its last and best accuracy, and its size."""
     with FileLock(runs / ".running.lock"):
         found = {run["name"]: run for run in told(capsys, "runs")["runs"]}
 
@@ -237,6 +251,7 @@ def test_a_folder_of_runs_that_is_not_there_is_named(capsys: Printed) -> None:
 def test_a_report_of_a_folder_and_of_a_name_in_runs(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """A run is given by its folder, or by its name in ``runs``."""
     monkeypatch.chdir(tmp_path)
     one = write(tmp_path / "elsewhere" / "one", [row(1, ["a"])])
     two = write(tmp_path / "runs" / "two", [row(1, ["a"])])
@@ -252,6 +267,7 @@ def test_a_report_of_a_folder_and_of_a_name_in_runs(
 def test_no_run_and_no_page_to_write_are_named(
     tmp_path: Path, monkeypatch: Patch, capsys: Printed
 ) -> None:
+    """There is no folder, or an empty one, or a folder in the place of the page, or no true row."""
     monkeypatch.chdir(tmp_path)
 
     def refusal_of(run: object) -> str:

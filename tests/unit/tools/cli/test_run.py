@@ -38,10 +38,14 @@ Attempt = tuple[Config, Config]
 
 @pytest.fixture
 def attempts(monkeypatch: Patch, tmp_path: Path) -> list[Attempt]:
-    """The run configs and federation configs that would have run."""
+    """The run config and federation config of each run that would have begun.
+
+    A run with the name "bad" fails.
+    """
     attempts: list[Attempt] = []
 
     def attempt(config: Config, federation: Config, on_event: OnEvent) -> Path | Failed:
+        """Stand in for a run, which fails if its name is "bad"."""
         attempts.append((dict(config), dict(federation)))
         on_event(Said("a line of the run"))
         if config["run-name"] == "bad":
@@ -61,6 +65,7 @@ def federation_of(clients: int) -> Config:
 def test_settings_go_over_the_defaults_of_ten_clients(
     attempts: list[Attempt], capsys: Printed, tmp_path: Path
 ) -> None:
+    """Without any word the defaults run with ten clients."""
     assert main(["run", "algo=fedplvm", "--clients", "20", "rounds=20", "models=cnn4"]) == 0
 
     config = default_run_config() | {"algo": "fedplvm", "rounds": 20, "models": "cnn4"}
@@ -77,6 +82,7 @@ def test_settings_go_over_the_defaults_of_ten_clients(
 def test_a_recipe_alone_has_the_clients_of_its_comment(
     attempts: list[Attempt], monkeypatch: Patch
 ) -> None:
+    """FedPCL's recipe says in a comment that it is for five."""
     monkeypatch.setattr(arguments, "check_data_are_here", lambda settings: None)
     assert main(["run", "--recipe", "configs/recipes/fedpcl-digits.toml"]) == 0
 
@@ -105,6 +111,7 @@ def test_a_recipe_may_hold_settings_of_several_algorithms_and_settings_beside_it
 def test_own_data_are_read_before_anything_starts(
     attempts: list[Attempt], capsys: Printed, tmp_path: Path
 ) -> None:
+    """A file without the arrays that are needed is refused; the right one is run."""
     command = [*run_of_arrays(tmp_path), "partition=iid"]
     np.savez(tmp_path / "mine.npz", x=np.ones((4, 3)), y=np.arange(4))
 
@@ -121,6 +128,7 @@ def test_own_data_are_read_before_anything_starts(
 def test_as_many_clients_as_the_data_name(
     options: str, clients: int, attempts: list[Attempt], tmp_path: Path
 ) -> None:
+    """A natural partition has the data's three clients unless ``--clients`` says otherwise."""
     sites = ["a", "a", "b", "b", "c", "c"]
     np.savez(tmp_path / "mine.npz", inputs=np.ones((6, 3)), labels=[0, 1] * 3, client=sites)
 
@@ -135,7 +143,7 @@ def run_of_arrays(folder: Path) -> list[str]:
     return ["run", "dataset=arrays", *places]
 
 
-def test_versions(capsys: Printed) -> None:
+def test_the_versions_of_protofl_flower_and_pytorch_are_printed(capsys: Printed) -> None:
     printed = output(capsys, "--version").out
     assert re.fullmatch(r"protofl \d\S+, flwr \d\S+, torch \d\S+\n", printed)
 
@@ -231,6 +239,7 @@ def test_a_recipe_that_is_not_toml_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_key_has_the_type_that_its_field_declares() -> None:
+    """The defaults have the types of the fields of all settings."""
     types = {key: type(value) for key, value in default_run_config().items()}
     assert set(types) == set(known_keys())
 
@@ -243,6 +252,7 @@ def test_every_key_has_the_type_that_its_field_declares() -> None:
 
 
 def test_the_declared_type_decides_how_a_value_is_read() -> None:
+    """ "7" is a text for ``classes``, and "1" a floating point number for ``lr``."""
     words = ["algo=fedplvm", "rounds=20", "lr=1", "fedplvm.contrast=False"]
     words += ['run-name="a b"', "data-dir=/x=y", "classes=7"]
     settings = read_assignments(words)
@@ -255,6 +265,7 @@ def test_the_declared_type_decides_how_a_value_is_read() -> None:
 
 
 def test_what_does_not_fit_stays_text_and_is_named_with_the_choices() -> None:
+    """Four wrong words give four lines."""
     words = ["rounds=many", "algo=fedplvn", "keep-optimizer=2", "momentim=0.5"]
     config = default_run_config() | read_assignments(words)
 
@@ -275,7 +286,7 @@ def test_words_that_are_no_settings_are_named() -> None:
         read_assignments(["clients=20", "fedproto"])
 
 
-GOOD = [
+GOOD_RUN = [
     Started(Path("/runs/mine"), "FedProto", "Tan et al., AAAI 2022", baseline=False),
     Said("models: 2 × cnn4"),
     RoundDone(row(1, ["a"]), 2, 2.8),
@@ -288,7 +299,7 @@ GOOD = [
         report="report: /runs/mine/report.html",
     ),
 ]
-OURS = """
+LINES = """
 FedProto (Tan et al., AAAI 2022)
 models: 2 × cnn4
 round 1/2  loss 1.000  head 1.0% (worst 10.0%)  prototype 1.0% (worst 10.0%)  \
@@ -307,28 +318,30 @@ next: protofl list
 
 
 def shown(events: list[Event], capsys: Printed, **options: Any) -> list[str]:
+    """Return the lines that a screen shows of a run's events, and of its end if it is good."""
     with Screen(**options) as screen:
         for event in events:
             screen(event)
-    if events is GOOD:
+    if events is GOOD_RUN:
         screen.conclude("protofl list")
     return capsys.readouterr().out.splitlines()
 
 
 def test_a_good_run_shows_all_and_quietly_the_result_alone(capsys: Printed) -> None:
-    assert shown(GOOD, capsys) == OURS + RESULT
-    assert shown(GOOD, capsys, quiet=True) == RESULT
+    assert shown(GOOD_RUN, capsys) == LINES + RESULT
+    assert shown(GOOD_RUN, capsys, quiet=True) == RESULT
 
 
 def test_a_dumb_terminal_is_shown_lines(capsys: Printed) -> None:
     looks: dict[str, Any] = {"no_color": True, "soft_wrap": True, "highlight": False}
     dumb = Console(force_terminal=True, _environ={"TERM": "dumb"}, **looks)
-    assert shown(GOOD[:5], capsys, console=dumb) == OURS
+    assert shown(GOOD_RUN[:5], capsys, console=dumb) == LINES
 
 
 def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Printed) -> None:
+    """Warnings are shown at the end; of all else the last lines are kept."""
     doubt = Warned("accuracy by head is 50.0 %, no better than a guess")
-    assert shown([*GOOD[:5], doubt], capsys, quiet=True) == []
+    assert shown([*GOOD_RUN[:5], doubt], capsys, quiet=True) == []
 
     screen = Screen(quiet=True)
     for number in range(50):
@@ -342,9 +355,10 @@ def test_quiet_shows_doubts_too_and_keeps_what_a_failure_refers_to(capsys: Print
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
+    """The box has the result; colours depend on ``no_color``."""
     console = Console(force_terminal=True, width=100, no_color=no_color, highlight=False)
     with console.capture() as captured, Screen(console=console) as screen:
-        for event in GOOD:
+        for event in GOOD_RUN:
             screen(event)
         screen.conclude("protofl list")
     screen_text = captured.get()
@@ -352,5 +366,5 @@ def test_a_terminal_has_one_live_line_and_a_box(no_color: bool) -> None:
     assert screen_text.count("╭") == screen_text.count("╰") == 1
     assert "alone 36.0 %" in screen_text.partition("╭")[2]
     assert ("\x1b[32m" in screen_text) != no_color
-    assert OURS[0] in screen_text
-    assert OURS[-1] in screen_text
+    assert LINES[0] in screen_text
+    assert LINES[-1] in screen_text

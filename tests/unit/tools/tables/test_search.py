@@ -53,7 +53,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def written(folder: Path) -> Path:
-    """The table in a folder of its own."""
+    """Write the table into a folder of its own; return its path."""
     folder.mkdir(exist_ok=True)
     path = folder / "tuned.yaml"
     path.write_text(TABLE, encoding="utf-8")
@@ -61,7 +61,7 @@ def written(folder: Path) -> Path:
 
 
 def is_trial(run: Run) -> bool:
-    return run.settings.run.seed in (11, 12)
+    return run.settings.run.seed in (11, 12)  # `TABLE`'s trial-seeds
 
 
 def lr_of(run: Run) -> float:
@@ -69,10 +69,13 @@ def lr_of(run: Run) -> float:
 
 
 class Launcher(launches.Launcher):
-    """The smaller ``lr`` is, the better is a run on validation data, and the worse on test data."""
+    """Stands for making runs: it writes what a run would leave.
+
+    The smaller ``lr`` is, the better is a run on validation data, and the worse on test data.
+    """
 
     def __init__(self, silent: launches.Which = launches.none, **options: Any) -> None:
-        """``silent``: runs that have no figure on validation data."""
+        """Runs that are ``silent`` have no figure on validation data."""
         super().__init__(**options)
         self.silent = silent
 
@@ -81,6 +84,7 @@ class Launcher(launches.Launcher):
         others: Accuracies = {str(site): {"head": 0.0} for site in range(1, clients)}
 
         def both_evaluations(accuracy: float) -> list[Accuracies]:
+            """Return client 0's accuracy in two evaluations, of which the first is better."""
             return [{"0": {"head": accuracy}}, {"0": {"head": accuracy / 2}}]
 
         tested = [evaluation | others for evaluation in both_evaluations(lr_of(run))]
@@ -91,6 +95,7 @@ class Launcher(launches.Launcher):
 
 
 def search(path: Path, launcher: Launcher, shard: str = "1/1") -> int:
+    """Make a table with ``--search``; return the exit status."""
     spec = read_table(path)
     cells = plan(spec)
     check_search(spec, cells)
@@ -102,7 +107,7 @@ def search(path: Path, launcher: Launcher, shard: str = "1/1") -> int:
 
 
 def cells_of(path: Path) -> dict[str, Any]:
-    """Row -> its cell in the result."""
+    """Return the cell of each row in the result."""
     content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     return {cell["row"]: cell for cell in content["cells"]}
 
@@ -110,6 +115,7 @@ def cells_of(path: Path) -> dict[str, Any]:
 def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_other_seeds(
     table: Path,
 ) -> None:
+    """Two rows search by seven trials each; the smallest ``lr`` is the best on validation data."""
     launcher = Launcher()
     assert search(table, launcher) == 0
 
@@ -131,6 +137,7 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
 
 
 def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
+    """Markdown and JSON name the trials, the settings that were chosen, and the data that chose."""
     search(table, Launcher())
 
     cells = cells_of(table)
@@ -159,6 +166,7 @@ def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
 
 @pytest.mark.slow
 def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None:
+    """Two shards, the second one first, make the runs and the table of one search."""
     whole = Launcher()
     search(table, whole)
 
@@ -174,19 +182,20 @@ def test_shards_of_a_search_are_whole_cells(table: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_at", [2, 17])
+@pytest.mark.parametrize("stop_at", [2, 17])  # in the first row that searches, and later
 def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
     stop_at: int, table: Path, tmp_path: Path
 ) -> None:
+    """Finished runs are not repeated, and the result is that of a search made at once."""
     stopped = Launcher(interrupt_at=stop_at)
     with pytest.raises(KeyboardInterrupt):
         search(table, stopped)
 
     goes_on = Launcher()
     search(table, goes_on)
-    *finished, _ = stopped.launched
+    first_finished, *others_finished, _interrupted = stopped.launched
 
-    assert finished[0] not in finished[1:] + goes_on.launched
+    assert first_finished not in others_finished + goes_on.launched
 
     nothing_left = Launcher()
     search(table, nothing_left)
@@ -200,20 +209,24 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
 
 
 def test_more_trials_go_on_from_those_that_were_made(table: Path) -> None:
+    """The number of trials grows from seven to eight."""
     search(table, Launcher())
     table.write_text(TABLE.replace("trials: 7", "trials: 8"), encoding="utf-8")
     launcher = Launcher()
     search(table, launcher)
 
+    # the eighth trial, of each of the two rows that search
     assert len([run for run in launcher.runs if run.settings.run.seed == 11]) == 2
 
 
 def is_unlucky(run: Run) -> bool:
+    """Return whether this is one of the trials that a test lets fail: the best ones."""
     return is_trial(run) and lr_of(run) < 0.02
 
 
 @pytest.mark.slow
 def test_trials_that_fail_count_and_are_tried_again(table: Path) -> None:
+    """The best trials fail the first time, so that another value of ``lr`` is chosen."""
     assert search(table, Launcher(broken=is_unlucky)) == 0
 
     found = cells_of(table)["Local"]["search"]
@@ -274,6 +287,10 @@ def test_a_search_that_cannot_work_is_refused(
 def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
     table: Path, capsys: Printed
 ) -> None:
+    """A plan (``--dry-run``) with ``--search`` waits for the trials.
+
+    Without ``--search`` it says that the settings that were found do not count.
+    """
     command = ["table", str(table), "--dry-run"]
     assert main([*command, "--search", "--seeds", "11"]) == 1
     assert "tuned: trial-seeds: 11: the final runs have this seed, too" in capsys.readouterr().err
@@ -308,14 +325,17 @@ rows: {{Local: {{settings: {{algo: local}}}}}}
 
 
 def planted_rows() -> str:
-    """Two sites whose test labels are turned round."""
+    """Return a table of two sites whose test labels are turned round: 0 for 1 and 1 for 0.
+
+    A label can be told from the sign of x.
+    """
     splits = ("train", "train", "validation", "test")
     lines = ["client,split,x,y,label"]
     for number in range(160):
         site = number // 8 % 2
         split = splits[number % 4]
         label = number // 4 % 2
-        size = 1 + number % 7 / 10
+        size = 1 + number % 7 / 10  # so that samples differ
         x = size if label == 1 else -size
         shown = 1 - label if split == "test" else label
         lines.append(f"site{site},{split},{x:.3f},{number % 5:.3f},{shown}")
@@ -326,7 +346,7 @@ def planted_rows() -> str:
 def test_search_and_best_round_follow_validation_where_test_data_say_the_opposite(
     tmp_path: Path,
 ) -> None:
-    """Who learns is right on validation data alone."""
+    """A model that learns is right on validation data, and wrong on test data."""
     data = tmp_path / "planted.csv"
     data.write_text(planted_rows(), encoding="utf-8")
     path = tmp_path / "planted.yaml"

@@ -92,7 +92,10 @@ def second_of_fedproto(run: Run) -> bool:
 
 
 class Launcher(launches.Launcher):
-    """Runs of ``fedproto`` are better, and unless told otherwise that with seed 2 fails."""
+    """Stands for making runs: it writes what a run would leave.
+
+    Runs of ``fedproto`` are better, and unless told otherwise that with seed 2 fails.
+    """
 
     lost: tuple[str, ...] = ()  # warnings of lost replies, of all runs of ``fedproto``
     models = False
@@ -128,7 +131,10 @@ def run_table(
 def test_every_cell_has_right_settings_and_a_column_the_same_clients(
     path: Path, monkeypatch: Patch
 ) -> None:
-    """However many recipes a table has: data set, division and what is tested are not a row's."""
+    """Data set, division and what is tested are of the column, unless a row sets them itself.
+
+    So it must be, however many recipes a table has.
+    """
     monkeypatch.setattr("protofl_common.tools.tables.plan.check_data_are_here", lambda data: None)
     table = read_table(path)
     cells = plan(table, seeds=(1,))
@@ -174,9 +180,11 @@ def test_every_recipe_stands_in_a_table() -> None:
     assert [path.stem for path in RECIPES.glob("*.toml") if path.stem not in text] == []
 
 
-def test_what_runs_and_that_defaults_said_aloud_and_another_place_are_the_same_run(
-    small: Path,
-) -> None:
+def test_a_run_is_known_by_its_settings_wherever_it_stands_in_the_table(small: Path) -> None:
+    """A setting that is given its default value makes no other run, and another value does.
+
+    Of three rows and three columns with two seeds, two columns share their runs; MNIST has no data.
+    """
     cells = planned(small)
     by_place = {(cell.row, cell.column): cell for cell in cells}
 
@@ -194,11 +202,13 @@ def test_what_runs_and_that_defaults_said_aloud_and_another_place_are_the_same_r
 
     names = [run.name for run in runs_of(cells)]
     assert len(names) == 8
+    # the recipe's momentum; threads are the machine's, and change no result
     assert names_of_runs(small, momentum=0.5, threads=1) == names
     assert names_of_runs(small, momentum=0.9) != names
 
 
 def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
+    """They then have the defaults; a number that YAML takes for a text is read as a number."""
     defaults = default_run_config()
 
     edit(small, "  FedRep:", "  as it is:\n  FedRep:")
@@ -217,6 +227,7 @@ def test_a_row_needs_no_settings_and_a_table_no_recipe(small: Path) -> None:
 
 
 def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+    """``data_dir`` holds the recipe's folder under its name; another path makes another run."""
     table = ROOT / "configs" / "tables" / "fedplvm-office10.yaml"
     data = tmp_path / "office10"
     (data / "amazon" / "mug").mkdir(parents=True)
@@ -236,7 +247,7 @@ def test_the_data_folder_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
 def test_edited_code_of_ones_own_makes_another_run(
     key: str, small: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The settings have its name only: a run of the old code would pass for one of the new."""
+    """Settings have the name of code only: a run of the old code would pass for one of the new."""
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "edited_nets"
     package.mkdir()
@@ -246,7 +257,7 @@ def test_edited_code_of_ones_own_makes_another_run(
     def names() -> set[str]:
         for module in list(sys.modules):
             if module.startswith("edited_nets"):
-                del sys.modules[module]
+                del sys.modules[module]  # as in a new process
         with allowing(["edited_nets"]):
             overrides = {key: "edited_nets.layers:Net", "partition": "iid"}
             return set(names_of_runs(small, **overrides))
@@ -262,6 +273,7 @@ def test_edited_code_of_ones_own_makes_another_run(
 def test_edited_data_or_division_are_another_run(
     dataset: str, small: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """A line more in the file, and another version of the partition, change the runs' names."""
     file = tmp_path / "patients.csv"
     file.write_text("age,label\n1,ill\n2,well\n")
 
@@ -288,6 +300,7 @@ def test_edited_data_or_division_are_another_run(
 def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
     damaged: bool, small: Path
 ) -> None:
+    """``damaged``: the interrupted run cannot go on, and begins anew as well."""
     interrupted = Launcher(interrupt_at=4)
     with pytest.raises(KeyboardInterrupt):
         run_table(small, interrupted)
@@ -315,6 +328,7 @@ def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path) -> None:
+    """What may be removed are the folders of models and of checkpoints."""
     run = runs_of(planned(small, seeds=(2,), only=("Local",)))[0]
     runs = Runs(small.parent / "runs", keep)
 
@@ -327,7 +341,9 @@ def test_a_finished_run_keeps_its_models_only_on_request(keep: bool, small: Path
 
 
 def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
+    """Its lock is taken, and its cell in the table is open."""
     chosen: dict[str, Any] = {"seeds": (1,), "only": ("Local",)}
+    # the run of the columns all and first, and that of the column few
     other, mine = runs_of(planned(small, **chosen))
     launcher = Launcher()
     printed = StringIO()
@@ -345,6 +361,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(small: Path) -> None:
 
 
 def test_shards_are_all_runs_and_share_none(small: Path) -> None:
+    """Three shards take every third run each."""
     table = read_table(small)
     cells = plan(table)
     launched = []
@@ -360,6 +377,7 @@ def test_shards_are_all_runs_and_share_none(small: Path) -> None:
 
 
 def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> None:
+    """The device may differ; the learning rate and the number of clients may not."""
     run = runs_of(planned(small, only=("Local",)))[0]
     runs = Runs(small.parent / "runs")
     config = to_run_config(run.settings)
@@ -377,11 +395,12 @@ def test_a_run_of_other_settings_in_the_same_place_is_repeated(small: Path) -> N
 
 # -- how the result looks -------------------------------------------------------------------------
 def latex_lines(table: Path, suffix: str) -> list[str]:
-    """A table in LaTeX, without the spaces that align columns."""
+    """Return the lines of a table in LaTeX, without the spaces that align columns."""
     return [" ".join(line.split()) for line in result(table, suffix).splitlines()]
 
 
 def test_the_result_as_markdown_latex_and_csv(small: Path) -> None:
+    """One run of FedProto has failed, and the data of a row are missing."""
     assert run_table(small, Launcher()) == 1
 
     assert result(small, ".md") == MARKDOWN
@@ -489,6 +508,7 @@ def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Pat
 
 
 def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None:
+    """``fedtgp.lambda`` acts on none until a row runs FedTGP."""
     overrides: Config = {"lr": 0.1, "fedproto.lambda": 3.0, "fedtgp.lambda": 2.0}
     with pytest.raises(SettingsError) as error:
         planned(small, overrides=overrides)
@@ -505,6 +525,7 @@ def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None
 
 
 def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
+    """Both runs of FedProto have lost two replies; their cells are marked in LaTeX."""
     lost = "2 of 40 replies failed or were refused, the last: ValueError: mine"
     assert run_table(small, Launcher(none, lost=(lost,))) == 0
 
@@ -520,6 +541,7 @@ def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
 
 
 def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Path) -> None:
+    """Local and FedProto have runs, MNIST has no data."""
     run_table(small, Launcher())
     runs = Runs(tmp_path / "runs")
     cells = [cell for cell in planned(small) if cell.column == "all"]
@@ -550,13 +572,15 @@ def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
 
     assert render.cells_of(table, results).bold == []
 
+    # leads of 2.1, 2.2 and 2.3 points are no chance
     for seed in leads:
         results["FedProto", "all"].values[seed] = 52 + seed / 10
-    (bold,) = render.cells_of(table, results).bold
-    assert bold[1] == 1
+    ((_, column),) = render.cells_of(table, results).bold
+    assert column == 1  # the column "all", after the names of the rows
 
 
 def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
+    """FedProto is better in both of its runs."""
     run_table(small, Launcher(none))
 
     latex = "\n".join(latex_lines(small, ".tex"))
@@ -568,6 +592,7 @@ def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
 
 @pytest.mark.parametrize("figure", ["{what: numbers}", "{over: std}"])
 def test_nothing_is_bold_where_less_is_better(figure: str, small: Path) -> None:
+    """Numbers that are sent, and deviations, are better if they are small."""
     edit(small, "figure: {when: final, what: head}", f"figure: {figure}")
     without_domain = small.read_text(encoding="utf-8").replace("{figure: {domain: a}}", "")
     small.write_text(without_domain, encoding="utf-8")
@@ -578,6 +603,7 @@ def test_nothing_is_bold_where_less_is_better(figure: str, small: Path) -> None:
 
 
 def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
+    """The table key ``against`` names the row that all others are compared with."""
     small.write_text(f"{SMALL}against: FedProto\n", encoding="utf-8")
     run_table(small, Launcher())
     of_local = r"2 (1 paired) & 51.50 & 45.15 \ldots{} 57.85 & $-$25.00 & -- & -- & -- \\"
@@ -598,6 +624,7 @@ def test_differences_from_a_row_are_a_table_of_their_own(small: Path) -> None:
 
 
 def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
+    """The second time only the row Local is asked for."""
     launcher = Launcher(none)
     run_table(small, launcher)
     before = result(small, ".md")
@@ -611,6 +638,7 @@ def test_rows_that_do_not_run_now_keep_their_results(small: Path) -> None:
 
 # -- the command ----------------------------------------------------------------------------------
 def test_the_command_shows_what_would_run(small: Path, capsys: Printed) -> None:
+    """A plan names settings only where cells differ, here two of the column few."""
     edit(small, "train-samples: 10", "train-samples: 10, positive-rate: 0.5")
     out = small.parent / "out"
     chosen = ("--only", "Local", "--seeds", "7", "rounds=3")
@@ -629,6 +657,7 @@ def test_the_command_shows_what_would_run(small: Path, capsys: Printed) -> None:
 
 
 def test_a_table_fails_without_its_data_but_not_with_nothing_to_make(small: Path) -> None:
+    """The row MNIST has no data; the second table has numbers of a paper only."""
     out = small.parent / "out"
     command = ["table", str(small), "--out", str(out)]
 
@@ -669,6 +698,7 @@ def test_a_wrong_command_line_is_named(
 
 
 def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
+    """The script is run with a stand-in for protofl that prints its arguments."""
     protofl = tmp_path / "protofl"
     protofl.write_text('#!/bin/sh\necho "$@"\n')
     protofl.chmod(0o755)
@@ -682,6 +712,7 @@ def test_a_job_of_slurms_array_has_its_shard(tmp_path: Path) -> None:
 
 
 def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Three runs are made; the second is resumed, and the third fails."""
     attempts: list[tuple[Config, Config]] = []
     rounds: list[int] = []
     failure = Failed("SettingsError", "why")
@@ -721,6 +752,7 @@ def test_each_run_has_its_settings_and_a_log(tmp_path: Path, monkeypatch: Patch)
 def test_the_processes_for_all_recipes_start_before_the_progress_is_drawn(
     small: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    """Three runs want one, two and one CPU a client: two engines."""
     started: list[object] = []
 
     def start(federation: Config, device: str) -> None:
@@ -749,6 +781,7 @@ VALIDATED = [(0.9, 0.9, 0.9), (0.1, 0.2, 0.3), (0.6, 0.7, 0.5)]
 
 
 def evaluations(heads: list[tuple[float, float, float]]) -> list[Accuracies]:
+    """Return the evaluations in which three sites have these accuracies by head."""
     rows = []
     for accuracies in heads:
         rows.append({str(site): {"head": value} for site, value in enumerate(accuracies)})
@@ -757,6 +790,7 @@ def evaluations(heads: list[tuple[float, float, float]]) -> list[Accuracies]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """The folder of a run of three sites with 10, 20 and 30 test samples and two domains."""
     server = {"local-prototypes": 30.0, "global-prototypes": 12.0}
     write_run(tmp_path, {}, evaluations(TESTED), domains=DOMAINS, server=server)
     return tmp_path
@@ -780,12 +814,17 @@ def folder(tmp_path: Path) -> Path:
     ({"what": "numbers", "when": "last-2"}, (100 + 300) / 2),
     ({"what": "numbers-sent"}, 400 / 4 / 3),
 ])  # fmt: skip
-def test_a_figure(parts: dict[str, Any], value: float, folder: Path) -> None:
+def test_a_figure_is_read_from_a_runs_folder(
+    parts: dict[str, Any], value: float, folder: Path
+) -> None:
     assert Figure.of(parts, "here").read(folder) == pytest.approx(value)
 
 
 def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
-    """The round of the largest deviation is not the best one, either."""
+    """A round that asked two of three clients is not the best, though these are the better ones.
+
+    With the deviation over the clients as figure, the best round is still that of the best mean.
+    """
     better_half: Accuracies = {"0": {"head": 0.9}, "1": {"head": 0.9}}
     all_clients = evaluations([(0.0, 0.9, 0.9), (0.9, 0.9, 0.3)])
     write_run(tmp_path, {}, [better_half, *all_clients], domains=DOMAINS)
@@ -799,6 +838,7 @@ def test_the_best_is_not_a_lucky_draw_of_clients(tmp_path: Path) -> None:
 
 
 def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -> None:
+    """The run has three evaluations, by head alone, and two domains."""
     assert str(Figure("best", "head", "amazon", "worst-10%")) == "best head of amazon worst-10%"
     assert str(Figure()) == "final head"
     assert Figure("last-9").described(folder) == "last-9 head, of 3 evaluations"
@@ -814,7 +854,7 @@ def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -
 @pytest.mark.parametrize(("what", "digits"), [
     ("head", 2), ("head/new-clients", 2), ("head/auc", 4), ("numbers", 1),
 ])  # fmt: skip
-def test_digits_of_a_figure(what: str, digits: int) -> None:
+def test_accuracies_have_two_digits_metrics_four_and_numbers_one(what: str, digits: int) -> None:
     assert Figure(what=what).digits == digits
 
 
