@@ -296,12 +296,12 @@ def pack_reply(
     settings = work.settings
     # the algorithm has left out what is not due in this round (`Settings.due_up`)
     declared = settings.exchange.up if work.client.trains_now else {}
-    upload = algorithm.protections.upload(upload)
-    limits = work.limits(algorithm.templates(declared))
-    reply = Reply(upload, declared, limits, make_report(evaluated, losses, seconds))
-    reply = algorithm.protections.reply(reply)
+    permitted = algorithm.protections.upload(upload)
+    limits = work.limits(algorithm.templates(declared))  # those by which the server will check it
+    reply = Reply(permitted, declared, limits, make_report(evaluated, losses, seconds))
+    reply = algorithm.protections.reply(reply)  # under secure aggregation a masked one
     content = pack_payload(reply.upload, reply.declared)
-    content.update(reply.beside)
+    content.update(reply.beside)  # records of protections
     reported_losses = settings.row.reported_losses
     content["report"] = records.pack_report(reply.report, reported_losses, work.metrics)
     return content

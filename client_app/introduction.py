@@ -206,7 +206,7 @@ def _check_batches(work: Workshop) -> None:
         with torch.no_grad():
             copy.deepcopy(work.model).train().body(_zeros(work, 1))
     except ValueError as error:
-        # it does not say how many samples the client has: that may only be in a sum
+        # not the client's number of samples, which may have to stay secret until it is in a sum
         raise SettingsError(
             f"batch-size = {size}: batch normalisation cannot train on a batch of one sample; "
             "set norm = 'group', or bring more samples"

@@ -47,8 +47,8 @@ class FPL(FedAvg[FPLHparams]):
         """Return the cross-entropy, and λ times contrast and consistency (Eq. 12).
 
         The contrast is with all cluster prototypes, the consistency with the mean of those of the
-        sample's class. Only the cross-entropy without prototypes, or with λ = 0; the settings may
-        leave out each of the other two.
+        sample's class. Without prototypes, or with λ = 0, there is only the cross-entropy. The
+        settings may leave out each of the other two terms.
         """
         terms = super().loss(batch)
         hparams = self.hparams
@@ -56,6 +56,7 @@ class FPL(FedAvg[FPLHparams]):
         if clusters is None or hparams.lambda_ == 0:
             return terms
 
+        # M pairs of a sample and a class that it has: with one label a sample, M = B
         z_MD, classes_M = self.task.assigned(batch.features, batch.labels)
         if hparams.contrast:
             # α = 1 makes the similarity the plain cosine, of which −1 is the least

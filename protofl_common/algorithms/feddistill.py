@@ -27,7 +27,8 @@ class FedDistillHparams(OwnHparams):
         """Return the exchange; with ``outputs = "logits"`` uploads need not be probabilities."""
         if self.outputs == "probabilities":
             return declared
-        # what goes down is declared without the condition that vectors are probabilities
+        # uploads are declared as the same vectors as those that go down, which need not be
+        # probabilities
         return Exchange(down=declared.down, up=declared.down)
 
 

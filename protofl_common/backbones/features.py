@@ -88,9 +88,9 @@ def extract_features(
 
 
 def check_vectors(inputs: Inputs, algo: str) -> None:
-    """Refuse samples that are no vectors of features, which ``algo`` takes without backbones.
+    """Raise SettingsError unless samples are vectors of features.
 
-    SettingsError, which names the algorithm.
+    Without backbones ``algo`` takes no other samples; the error names it.
     """
     if inputs.ndim != 2 or inputs.dtype != np.float32:
         raise SettingsError(

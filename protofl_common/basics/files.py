@@ -25,7 +25,8 @@ class TensorFileError(RuntimeError):
 def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Iterator[Path]:
     """Yield a free name; the file or folder written there replaces ``path`` after the ``with``.
 
-    After an error ``path`` is as it was, and nothing is left beside it. A ``private`` file is
+    A folder must have no folders in it. After an error in the block ``path`` is as it was, and
+    nothing is left beside it. A ``private`` file is
     written in a folder of its own, into which no other user can look. A power cut may undo what is
     not ``durable``, until `sync_disk_of`.
     """

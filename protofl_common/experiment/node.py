@@ -452,7 +452,7 @@ def settings_of_site(node: Values, asked: Values, defaults: Values) -> dict[str,
 
     # of the run's value and the site's the stricter one counts
     key = "min-class-samples"
-    asked_for = asked.get(key)
+    asked_for = asked.get(key)  # a run config has every key
     demanded = node.get(key, 1)  # 1 demands nothing
     if type(asked_for) is int and type(demanded) is int:  # other types are refused later
         settings[key] = max(asked_for, demanded)

@@ -491,11 +491,11 @@ def _stopping_problems(settings: Settings) -> Iterator[str]:
             f"early-stopping-metric = {run.early_stopping_metric!r}: choose head, prototype, or one"
             " of the setting metrics, such as head/auc with metrics = 'auc'"
         )
-    cure = settings.hparams.needs_last_round
-    if run.early_stopping and cure:
+    setting_to_stop_early = settings.hparams.needs_last_round  # "" if the run may stop early
+    if run.early_stopping and setting_to_stop_early:
         yield (
             f"early-stopping = {run.early_stopping}: {run.algo} does a part of its work in the last"
-            f" round only; set {cure}"
+            f" round only; set {setting_to_stop_early}"
         )
 
 

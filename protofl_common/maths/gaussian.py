@@ -291,25 +291,34 @@ class GaussianHead(nn.Module):
         self.bias.copy_(log_priors_C - log_volume_C / 2)
 
 
-def shrunk_covariance(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
-    """Return (1 − ρ) Σ + ρ (tr Σ / F) I of a covariance [F, F], or its diagonal if given that, [F].
+def _oracle_shrinkage(covariance: Tensor, trace: Tensor, samples: float) -> float:
+    """Return ρ of the oracle approximating shrinkage for n ``samples``.
 
-    ρ is ``shrinkage``. Where that is below 0, ρ is the oracle approximating shrinkage for n
-    ``samples`` (Chen et al., "Shrinkage Algorithms for MMSE Covariance Estimation", IEEE TSP 2010,
-    Eq. 23): ρ = min(1, ((1 − 2/F) tr Σ² + tr² Σ) / ((n + 1 − 2/F) (tr Σ² − tr² Σ / F))). The result
-    can be inverted: a millionth of the mean variance, and 10⁻⁹, is added to each variance, for
-    features that never vary.
+    ρ = min(1, ((1 − 2/F) tr Σ² + tr² Σ) / ((n + 1 − 2/F) (tr Σ² − tr² Σ / F))): Chen et al.,
+    "Shrinkage Algorithms for MMSE Covariance Estimation", IEEE TSP 2010, Eq. 23.
+    """
+    F = len(covariance)
+    trace_of_square = covariance.square().sum()
+    square_of_trace = trace.square()
+    numerator = (1 - 2 / F) * trace_of_square + square_of_trace
+    denominator = (samples + 1 - 2 / F) * (trace_of_square - square_of_trace / F)
+    if float(denominator) <= 0:  # Σ is a multiple of I, and shrinking does not change it
+        return 1.0
+    return min(1.0, float(numerator / denominator))
+
+
+def shrunk_covariance(covariance: Tensor, samples: float, shrinkage: float) -> Tensor:
+    """Return (1 − ρ) Σ + ρ (tr Σ / F) I for a covariance Σ [F, F].
+
+    Where Σ is given by its diagonal [F], so is the result. ρ is ``shrinkage``, or
+    `_oracle_shrinkage` where that is below 0. `TOLERANCE` of the mean variance, and
+    `LEAST_VARIANCE`, are added to each variance: the result can then be inverted, even if a feature
+    never varies.
     """
     F = len(covariance)
     is_diagonal = covariance.dim() == 1
     trace = covariance.sum() if is_diagonal else covariance.trace()
-    rho = shrinkage
-    if shrinkage < 0:
-        trace_of_square = covariance.square().sum()
-        square_of_trace = trace.square()
-        numerator = (1 - 2 / F) * trace_of_square + square_of_trace
-        denominator = (samples + 1 - 2 / F) * (trace_of_square - square_of_trace / F)
-        rho = min(1.0, float(numerator / denominator)) if float(denominator) > 0 else 1.0
+    rho = shrinkage if shrinkage >= 0 else _oracle_shrinkage(covariance, trace, samples)
 
     identity_part_F = covariance.new_full((F,), rho * float(trace) / F)
     identity_part_F = identity_part_F + LEAST_VARIANCE + TOLERANCE * float(trace) / F

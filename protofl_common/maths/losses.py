@@ -186,9 +186,10 @@ def sparse_contrast(
 
 
 def sparse_correction(similarity_BG: Tensor, own_BG: Tensor, mean: bool = False) -> Tensor:
-    """Return FedPLVM's correction L_corr = | Σ_{g ∈ G^y} s_α − C_y | (Eq. 8), averaged; a scalar.
+    """Return FedPLVM's correction L_corr = | Σ_{g ∈ G^y} s_α − C_y | (Eq. 8) as a scalar.
 
-    The arguments are those of `sparse_contrast`; C_y is the number of prototypes of class y. As the
+    It is the mean over the batch, to which a sample without a prototype of its class adds 0. The
+    arguments are those of `sparse_contrast`; C_y is the number of prototypes of class y. As the
     paper has it, the term and its gradient grow with that number; ``mean`` divides by it.
     """
     # Σ (s_α − 1) over the C_y own prototypes

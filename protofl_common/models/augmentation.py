@@ -28,7 +28,8 @@ class Augmentation(nn.Module):
         """
         super().__init__()
         self.probability = probability
-        stages = stages_of(body, input_shape)
+        stages = stages_of(body, input_shape)  # the last layer of each -> its channels
+        # μ̄, σ̄ of a stage's feature maps, and how far the clients' differ: γ
         self.averages = nn.ModuleList(
             _moment_buffers(channels, initial_mean=0.0) for channels in stages.values()
         )

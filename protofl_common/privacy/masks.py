@@ -176,10 +176,12 @@ def unseal(
 ) -> bytes:
     """Decrypt what `seal` returned; the ``secret`` is the receiver's, the ``public`` the sender's.
 
-    It raises cryptography's InvalidTag if sum, sender, receiver, keys, text or digests do not fit.
+    ``sealed`` is a nonce, the ciphertext and the digests of the two shares in it. It raises
+    cryptography's InvalidTag if sum, sender, receiver, keys, text or digests do not fit.
     """
     cipher = _cipher_between(name, secret, public, sender, receiver)
     text = cipher.decrypt(sealed[:NONCE], sealed[NONCE:-COMMITMENT], None)
+    # the cipher does not cover the digests, by which the server will check the shares
     if _commitment_to(text) != sealed[-COMMITMENT:]:
         raise InvalidTag
     return text

@@ -39,7 +39,8 @@ class ClientFiles:
     def put_into(self, folder: Path) -> None:
         """Make ``folder`` a copy of the folder that these files were read from.
 
-        What it lacks is written, and files that the other folder does not have are removed.
+        It writes the files that ``folder`` lacked or had in an older version, which are all that
+        `content` has, and removes those that the other folder does not have.
         """
         for name, content in self.content.items():
             with replacing(folder / name, private=True, durable=False) as beside:

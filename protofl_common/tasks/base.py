@@ -186,10 +186,11 @@ class Task(ABC):
 
     # -- metrics -----------------------------------------------------------------------------------
     def thresholds(self, scores_NO: Scores, labels: Labels) -> Scores | None:
-        """Return for each output the score above which to predict it, [O], as is best here.
+        """Return the threshold of each output, [O], that is best for these validation samples.
 
-        ``scores_NO`` and ``labels`` are of validation samples. The thresholds are subtracted from
-        the scores of test samples before metrics are computed. None where predictions need none.
+        An output is predicted if its score is above its threshold. The thresholds are subtracted
+        from the scores of test samples before metrics are computed. None if there are none, as by
+        default.
         """
         return None
 

@@ -520,7 +520,8 @@ class MomentsCodec(WeightsCodec):
         of this noise are accepted.
         """
         moments = ClassMoments.of(super().checked(arrays))
-        # `moment_noise` limits the noise of a sum over samples, and moments are means over them
+        # `moment_noise` limits the noise of a sum over all samples of the upload, whose number is
+        # `limits.samples`; moments are this sum divided by that number
         noise = self.limits.moment_noise / max(1.0, self.limits.samples)
         if noise:
             problem = moments.why_impossible_with_noise(noise, self.limits.max_feature_norm)

@@ -75,13 +75,15 @@ def _check_measured(metric: str, rows: list[RoundRow]) -> None:
     """
     if not metric or not rows or any(row["void"] for row in rows):
         return
-    names = measured(rows)
-    has_figures = bool(measured(rows[-1:]))
     is_of_trained_models = rows[-1]["evaluated-after-round"] > 0
-    if metric in names or not has_figures or not is_of_trained_models:
+    if not is_of_trained_models or not measured(rows[-1:]):
+        return
+    names = measured(rows)
+    if metric in names:
         return
     reason = f"this run measures {', '.join(sorted(names))}"
-    if metric.partition("/")[0] in names:  # of head/auc, say, only the accuracy head
+    kind = metric.partition("/")[0]
+    if kind in names:  # for head/auc: the accuracy of the head, but not its AUC
         reason += f"; {FEW_TESTED}"
     raise SettingsError(f"early-stopping-metric = {metric!r}: {reason}")
 

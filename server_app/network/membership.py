@@ -398,10 +398,11 @@ class Federation:
         """Return the problem of a node that refuses to take part.
 
         It counts as its site's, unless the study names sites and the site's key has not signed the
-        refusal: otherwise anybody could refuse in a site's name.
+        refusal: otherwise anybody could refuse in a site's name. A site may also refuse only until
+        its operator has decided.
         """
         name = refusal.site
-        waits = refusal.kind == "waiting"
+        waits = refusal.kind == "waiting"  # for its operator
         signature = bytes.fromhex(refusal.signature)
         run_id = self.run_history.run_id
         if name and not is_from_site(self.settings.study, name, run_id, "refusal", signature):

@@ -181,14 +181,15 @@ class SecureSum:
         next_keys = {}
         for site, content in answers.items():
             records = dict(content)
-            if self.next_number and NEXT_SUM in records:
+            if self.next_number and NEXT_SUM in records:  # 0: there is no next sum
                 # the reader below accepts nothing beside the upload
                 next_keys[site] = RecordDict({NEXT_SUM: records.pop(NEXT_SUM)})
             uploads[site] = RecordDict(records)
 
         masked = {}
         for upload in self.request.read(uploads, self.reader):
-            arrays = upload.payload.weights("masked") or {}
+            arrays = upload.payload.weights("masked")
+            assert arrays is not None  # the reader refuses an upload without it
             masked[upload.site] = arrays["sum"].numpy().view(np.uint64)
         return masked, {site: keys for site, keys in next_keys.items() if site in masked}
 

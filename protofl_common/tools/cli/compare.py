@@ -135,22 +135,22 @@ def table_of(groups: list[Group]) -> Table:
     notes = []
     for group in groups:
         gain, note = group.difference_from(groups[0])
-        name = [printable(group.name)]
-        entries.append(Estimated(name, group.values.values(), group.digits, gain))
+        first_cells = [printable(group.name)]
+        entries.append(Estimated(first_cells, group.values.values(), group.digits, gain))
         notes.append(note)
     rows = [[*cells, note] for cells, note in zip(estimate_rows(entries), notes, strict=True)]
 
     figures = chain(*(group.figures.values() for group in groups))
     names = ", ".join(dict.fromkeys(figures))  # each once
-    note = (
+    footer = (
         "Over the clients that have them, of test data unless it says otherwise: "
         f"{printable(names)}. Of runs with the same settings and seed the latest counts."
     )
     if "chosen on test" in names:
-        note += " What was chosen on test data is too good."
-    columns = ("group", *ESTIMATED, "")
+        footer += " What was chosen on test data is too good."
+    columns = ("group", *ESTIMATED, "")  # the notes have no heading
     columns_of_words = (0, len(columns) - 1)  # the names, and the notes on differences
-    return Table(columns, rows, f"{note} {ABOUT_P}", words=columns_of_words)
+    return Table(columns, rows, f"{footer} {ABOUT_P}", words=columns_of_words)
 
 
 def costs_of(groups: list[Group]) -> Table:
