@@ -68,9 +68,9 @@ def clean(tmp_path: Path, short: str) -> Clean:
 
 
 def test_the_wheel_runs_exports_and_predicts(clean: Clean, tmp_path: Path) -> None:
-    """Installed from its wheel, the project has its halves inside of protofl_common alone.
+    """The wheel has one top-level package, protofl_common, in which the two apps are.
 
-    It makes a run by a recipe's name, and plans a table of the project's.
+    The project makes a run by a recipe's name, and plans a table of the project's.
     """
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation"]

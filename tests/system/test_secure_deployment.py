@@ -59,9 +59,9 @@ def test_private_files_are_private(federation: Machines) -> None:
 def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
     federation: Machines,
 ) -> None:
-    """The README's last block makes a run, which loses no reply."""
+    """The README's last block makes a run, which loses no reply, while strangers knock."""
     *_, run = blocks_of(README)
-    with press(federation):
+    with strangers_refused_at(federation):
         done = federation.run("superlink", run.text, timeout=240)
     output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
@@ -73,12 +73,13 @@ def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
     assert summary["algorithm"] == "FedTGP"
     assert {site: client["arch"] for site, client in summary["clients"].items()} == SITES
     assert sum(summary["trouble"].values()) == 0
-    assert min(client["head"] for client in summary["accuracy-of-clients"].values()) > 0.3
+    accuracies = [client["head"] for client in summary["accuracy-of-clients"].values()]
+    assert min(accuracies) > 0.3  # by chance 0.1
     for site in SITES:
         files = federation.checkout(site).glob(f"state/first-*/clients/{site}/*")
         names = [path.name for path in files]
-        assert len(names) == 2
-        assert "model.safetensors" in names  # for `protofl export`
+        assert len(names) == 2  # the state, and the model for `protofl export`
+        assert "model.safetensors" in names
     if HAPROXY.exists():
         answered = requests_in_log(federation)
         assert ("200", "/v1/fleet/activate-node") in answered
@@ -105,8 +106,8 @@ def requests_in_log(machines: Machines) -> set[tuple[str, str]]:
 
 
 @contextmanager
-def press(machines: Machines) -> Iterator[None]:
-    """Let strangers press at the door during the block, if there is a door.
+def strangers_refused_at(machines: Machines) -> Iterator[None]:
+    """Let strangers knock at the door during the block, if there is a door.
 
     They are refused with the right status, and neither the door nor the SuperLink has had 400 MB.
     """

@@ -129,7 +129,8 @@ def cut(update: plain.State, energy: float) -> tuple[plain.State, int]:
 def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_path: Path) -> None:
     """With all of the energy the exchange is plain averaging of the students' weights.
 
-    Otherwise the energy grows from ``start`` to ``end``, and updates are cut up and down.
+    Otherwise the energy grows from ``start`` to ``end``, and updates are compressed by a singular
+    value decomposition on the way up and on the way down.
     """
     settings = {
         "fedkd__energy_start": start,
@@ -144,7 +145,7 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
 
     weights = plain.copied(clients[0].student)
     whole = sum(value.numel() for value in weights.values())
-    numbers_down = whole
+    numbers_down = whole  # in round 1 the server sends the weights themselves
     for number in (1, 2):
         updates = [client.train(number, weights) for client in clients]
         if start == 1:
@@ -152,7 +153,7 @@ def test_two_rounds_equal_an_independent_script(start: float, end: float, tmp_pa
             weights = plain.mean_by_samples(clients, students)
             continue
 
-        energy = start + (end - start) * number / 2
+        energy = start + (end - start) * number / 2  # of two rounds
         sent = [cut(update, energy) for update in updates]
         numbers_up = sum(numbers for _, numbers in sent)
         row = outcome.rows[number - 1]

@@ -89,8 +89,8 @@ def divergence(log_p: Chances, log_q: Chances, order: int) -> float:
 def test_the_discrete_gaussian_costs_what_is_counted(rate: float, noise: float, steps: int) -> None:
     """Its Rényi divergence, summed over all whole numbers, is what the accountant counts.
 
-    A sample moves the sum by ``steps`` of the grid, however fine that is, and is drawn with the
-    chance ``rate``. It may be in the data of P or of Q.
+    A sample, which is drawn with the chance ``rate``, moves the sum by ``steps`` of the grid. To
+    add one costs exactly what is counted, to remove one at most that.
     """
     without = log_discrete_gaussian(noise * steps, 0)
     shifted = log_discrete_gaussian(noise * steps, steps)

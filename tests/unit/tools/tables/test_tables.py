@@ -300,7 +300,11 @@ def test_edited_data_or_division_are_another_run(
 def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
     damaged: bool, small: Path
 ) -> None:
-    """``damaged``: the interrupted run cannot go on, and begins anew as well."""
+    """``damaged``: the interrupted run cannot go on, and begins anew as well.
+
+    The two runs of ``fedproto`` with seed 2, of which the columns `all` and `first` share one, fail
+    until they are repaired.
+    """
     interrupted = Launcher(interrupt_at=4)
     with pytest.raises(KeyboardInterrupt):
         run_table(small, interrupted)
@@ -317,9 +321,10 @@ def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
     assert goes_on.launched[: len(begins)] == begins
     assert not set(goes_on.launched) & set(finished)
 
-    repaired = Launcher(none)
+    repaired = Launcher(broken=none)
     assert run_table(small, repaired) == 0
-    assert [name.rpartition("-")[0] for name in repaired.launched] == ["fedproto-digits-s2"] * 2
+    without_digest = [name.rpartition("-")[0] for name in repaired.launched]
+    assert without_digest == ["fedproto-digits-s2"] * 2
 
     done = Launcher()
     assert run_table(small, done) == 0
