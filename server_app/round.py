@@ -196,16 +196,17 @@ def _with_late(
     settings = strategy.settings.federation
     uploads = {upload.site: upload for upload in received.kept}
     for site, late in exchange.late.take(exchanged.number).items():
-        exchanged.late[site] = f"its reply to round {late.round}"
+        exchanged.late[site] = f"its reply to round {late.round}"  # whether it counts or not
         last_merged, _ = federation.counted.get(site, (0, 1.0))  # 0: no round yet
-        is_newest = late.round > last_merged and site not in exchanged.reports
+        has_answered_this_round = site in exchanged.reports
+        is_newest = late.round > last_merged and not has_answered_this_round
         if not settings.late_replies_count or not is_newest or site in federation.expelled:
             continue
         exchanged.bytes_up += payload_bytes(late.content)
         head = head_of(late.content)
         if head:
             exchange.witness.add(exchange.run_name, exchanged.number, {site: head})
-        reader = _reader(strategy, Exchanged(late.round))  # what was due then is accepted
+        reader = _reader(strategy, Exchanged(late.round))  # accepts what was due in that round
         try:
             upload = reader.read(late.content, federation.cards[site])
         except RefusedMessage as refusal:

@@ -95,7 +95,7 @@ class Step:
         """
         terms = self.terms(self.model, inputs, labels, index)
         if terms:
-            self.gradients(terms)
+            self.gradients(terms)  # of the ``total``, which is one of the terms
             self.descend()
         return terms
 

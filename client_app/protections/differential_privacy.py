@@ -157,7 +157,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         They may leave then. SettingsError for more tables than the ledger was charged for.
         """
         clip = self.client.settings.privacy.dp_feature_clip
-        noise = self._table_noise()
+        noise = self._noise_of_next_table()
         rows_P = self._one_of_each(labels_N)
         prototypes = release.private_class_means(
             features_ND[rows_P], labels_N[rows_P], num_classes, clip, noise, fresh_draw()
@@ -166,13 +166,13 @@ class DifferentialPrivacy(Protection, SampleUse):
         return prototypes
 
     def class_counts(self, labels_N: Tensor, num_classes: int) -> Tensor:
-        """Return noisy counts [C] of one sample of each person, which may leave then.
+        """Return counts [C] of one sample of each person with noise, and permit them to leave.
 
-        SettingsError for more tables than the ledger was charged for.
+        Raises SettingsError for more tables than the ledger was charged for.
         """
         rows_P = self._one_of_each(labels_N)
         counts_C = super().class_counts(labels_N[rows_P], num_classes)
-        noisy_C = release.private_counts(counts_C, self._table_noise(), fresh_draw())
+        noisy_C = release.private_counts(counts_C, self._noise_of_next_table(), fresh_draw())
         self._released.add(noisy_C)
         return noisy_C
 
@@ -191,7 +191,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         if samples not in (None, len(labels_N)):
             raise SettingsError(f"{len(labels_N)} classes of {samples} samples; dp takes one each")
         clip = self.client.settings.privacy.dp_feature_clip
-        noise = self._table_noise() * self._plan.part_of_each
+        noise = self._noise_of_next_table() * self._plan.part_of_each
         rows_P = self._one_of_each(labels_N)
         release.private_moments(
             moments, features_NF[rows_P], labels_N[rows_P], clip, noise, fresh_draw()
@@ -228,7 +228,7 @@ class DifferentialPrivacy(Protection, SampleUse):
         self._released.check(persons.samples == len(labels_N))
         return torch.from_numpy(persons.one_of_each(fresh_draw()))
 
-    def _table_noise(self) -> float:
+    def _noise_of_next_table(self) -> float:
         """Count a table as made, and return the σ of its noise.
 
         SettingsError where the ledger was charged for fewer tables.

@@ -85,9 +85,10 @@ class PrivateStep(Step):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Let the modules leave as the steps of the block leave them, with summed gradients.
+        """Permit the modules to leave with the weights that they have after the block.
 
-        SettingsError for modules that something other than a private step has changed before.
+        So are the sums of their gradients, if there are any. Raises SettingsError for modules that
+        something other than a private step has changed before.
         """
         if self.released is None:
             yield

@@ -506,9 +506,10 @@ class SecureAggregation(Protection):
             )
 
     def reply(self, reply: Reply) -> Reply:
-        """Return the reply with upload and figures in one masked vector, and only there.
+        """Return the reply with one masked vector of upload and figures in the upload's place.
 
-        Where a number is not finite, this site leaves the sum and raises UntoldError.
+        The report loses the figures; keys for the next sum travel beside it. If a number is not
+        finite, this site leaves the sum and raises UntoldError.
         """
         try:
             vector = self._vector(reply)

@@ -22,12 +22,13 @@ class StateError(RuntimeError):
 
 
 @contextmanager
-def record_in(path: Path, content: str) -> Iterator[dict[str, Any]]:
+def record_in(path: Path, lost: str) -> Iterator[dict[str, Any]]:
     """Yield a site's JSON record under a lock, and write it back if the block has changed it.
 
     The record is {} where there is no file yet. A block that raises changes nothing. StateError
-    where the file cannot be used or the block finds other content in it than it expects; its text
-    says that ``content``, such as "what was sent", is not known.
+    where the file cannot be used, or where the block raises ValueError, TypeError or AttributeError
+    because it finds other content than it expects; the text says that ``lost``, such as "what was
+    sent", is not known.
     """
     try:
         with locked(path):
@@ -39,8 +40,7 @@ def record_in(path: Path, content: str) -> Iterator[dict[str, Any]]:
                 write_text(path, after + "\n", private=True)
     except RefusedMessage:  # a ValueError of the block's, and no fault of the file
         raise
-    # the last three are also the block's errors where it finds other content
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise StateError(
-            f"state-dir: {path} cannot be read or written ({error}): {content} is not known"
+            f"state-dir: {path} cannot be read or written ({error}): {lost} is not known"
         ) from error

@@ -413,12 +413,11 @@ def _check_one_label_each(labels: Any, where: str) -> None:
 
 
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
-    """Raise DataError for a gap in a column, which would be a class, or a client, of its own.
+    """Raise DataError for a missing value, as it would count as a class or a client of its own.
 
-    ``key`` names the column: ``labels``, ``client``, ``domain`` or ``split``. A label such as "NA"
-    may be a class that the setting ``classes`` lists: so of labels only `NO_LABELS` are refused
-    here, and `check_classes` refuses others of `GAPS` where no names are listed.
+    ``key`` names the column: ``labels``, ``client``, ``domain`` or ``split``.
     """
+    # "NA" may be a class that the setting `classes` lists; if it is not, `check_classes` refuses
     marks = NO_LABELS if key == "labels" else GAPS
     is_missing = column != column  # NaN
     if column.dtype.kind == "U":

@@ -41,7 +41,8 @@ def as_arrays(data: Any, *, alone: bool = False) -> dict[str, Any]:
 
     These are ``inputs`` and ``labels``, or ``x_train`` and so on. ``data`` is one of `TAKEN`, but
     neither a file nor a data frame; DataError for another object. With ``alone`` it may be inputs
-    without labels: all but a dictionary and a tuple are then taken for these.
+    without labels: all but a dictionary and a tuple are then taken for these. A tuple or list of as
+    many entries as `PARTS` has is taken for the arrays, a longer one for pairs (input, label).
     """
     data = getattr(data, "tensors", data)  # a TensorDataset's, which are a tuple
     if isinstance(data, Mapping):

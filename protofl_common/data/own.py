@@ -438,8 +438,8 @@ def read_hugging_face(name: str, settings: DataSettings) -> RawData:
 def _column_of_lists(kinds: Any, where: str) -> tuple[str, list[str] | None]:
     """Return the column that lists each sample's labels, and the labels' names.
 
-    The names are None if the column has no indices into names (a list of ``ClassLabel``). ``kinds``
-    has the type of each column. DataError if no column lists labels.
+    A list of ``ClassLabel`` has numbers of labels, and the type has their names; for any other list
+    the names are None. ``kinds`` has the type of each column. DataError if no column lists labels.
     """
     for column in JOINED:
         if column in kinds:

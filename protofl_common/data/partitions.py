@@ -144,8 +144,9 @@ def _counts_drawn(
     """Draw each client's number of samples of each class, and its proportions, both [C, N].
 
     ``class_sizes`` has the C classes' numbers of samples, ``alpha_N`` the parameters of Dir. The
-    classes are drawn one after another: a client that has ``full`` samples of those before gets
-    none of a class.
+    classes are drawn one after another, and a client that has ``full`` samples by then gets none of
+    the later classes. ``full`` is a client's equal share of all samples, so that one client is
+    always below it, or infinite.
     """
     counts = []
     proportions = []

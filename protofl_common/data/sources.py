@@ -119,8 +119,9 @@ def check_data_are_here(settings: DataSettings) -> None:
 
     DataError if they are missing. Nothing is downloaded here.
     """
+    # the run will then download what is missing into `data_dir`; `locate` would do it now
     may_be_downloaded = settings.download and settings.data_dir
-    if not may_be_downloaded:  # to locate them would download them
+    if not may_be_downloaded:
         source_of(settings.dataset).locate(settings)
 
 

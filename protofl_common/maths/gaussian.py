@@ -255,11 +255,12 @@ class GaussianHead(nn.Module):
         """Become the classifier of these moments, of ``counts_C`` samples of each class.
 
         ``priors_C`` take the place of π_c; a class without samples is never predicted.
-        ``shrinkage`` is that of `shrunk_covariance`. Before it, except for ``lda``, each class's
-        covariance is smoothed: the one within all classes counts in it as one more sample.
+        ``shrinkage`` is that of `shrunk_covariance`. Except for ``lda``, each class's covariance is
+        smoothed before it is shrunk: the covariance within all classes counts as one more sample.
         ``combined`` makes outputs [N, O] of scores of the classes [N, C] (`Task.combined`).
         """
         means_CF = moments.means()
+        # one of all classes [F, F] for "lda", else of each class: [C, F, F], or variances [C, F]
         covariances = moments.covariances()
         log_priors_C = priors_C.double().log().masked_fill(moments.shares == 0, -torch.inf)
         if self.kind == "lda":

@@ -173,7 +173,7 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
     """
     calls: list[str] = []
     one_step = PrivateStep.__call__
-    table_noise = DifferentialPrivacy._table_noise
+    table_noise = DifferentialPrivacy._noise_of_next_table
 
     def count_step(self: PrivateStep, *batch: Tensor) -> Any:
         calls.append("step")
@@ -184,7 +184,7 @@ def test_an_algorithm_takes_the_steps_and_tables_of_its_plan(
         return table_noise(self)
 
     monkeypatch.setattr(PrivateStep, "__call__", count_step)
-    monkeypatch.setattr(DifferentialPrivacy, "_table_noise", count_table)
+    monkeypatch.setattr(DifferentialPrivacy, "_noise_of_next_table", count_table)
     monkeypatch.setattr("client_app.learning.sample_use.class_means", None)
     # rarely, noise makes gradients so large that float32's rounding passes the bound
     without_chance(monkeypatch)

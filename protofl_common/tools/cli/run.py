@@ -118,11 +118,12 @@ def act(arguments: argparse.Namespace) -> int:
 def _clients(arguments: argparse.Namespace, settings: DataSettings) -> int | None:
     """Return how many clients the command line asks for, or else a natural partition has.
 
-    None if neither says. The user's own data are read in any case: wrong ones are named now, and
-    images are decoded before a client waits for them. DataError for data that cannot be read.
+    None if neither says, or a recipe does. The user's own data are read in any case: wrong ones are
+    named now, and images are decoded before a client waits for them. DataError for data that cannot
+    be read.
     """
     clients: int | None = arguments.clients
-    nobody_says = clients is None and not arguments.recipe  # which names a number
+    nobody_says = clients is None and not arguments.recipe  # a recipe names a number
     data_say = settings.partition == "natural" and nobody_says  # a client for each domain
     data_set = data_set_named(settings.dataset)
     must_read = data_set.is_own or (data_say and data_set.has_domains)

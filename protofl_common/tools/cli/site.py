@@ -276,6 +276,7 @@ def approve(arguments: argparse.Namespace) -> None:
         arguments.key,
         until=str(arguments.until or ""),
         runs=runs or 0,  # 0: the study alone limits them
+        # with ``--code patch`` the approval is valid for later patch releases, too
         later=PATCH if arguments.code == PATCH else "",
     )
     print(verdict)
