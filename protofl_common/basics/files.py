@@ -26,9 +26,8 @@ def replacing(path: Path, *, private: bool = False, durable: bool = True) -> Ite
     """Yield a free name; the file or folder written there replaces ``path`` after the ``with``.
 
     A folder must have no folders in it. After an error in the block ``path`` is as it was, and
-    nothing is left beside it. A ``private`` file is
-    written in a folder of its own, into which no other user can look. A power cut may undo what is
-    not ``durable``, until `sync_disk_of`.
+    nothing is left beside it. A ``private`` file is written in a folder of its own, into which no
+    other user can look. A power cut may undo what is not ``durable``, until `sync_disk_of`.
     """
     if private:
         make_private(path.parent)

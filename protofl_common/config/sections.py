@@ -299,8 +299,8 @@ class FederationSettings(Table):
         help=(
             "how many lying sites the server guards against, 0, 1 or 2: it bounds replies, changes"
             " of weights and claimed numbers of samples, and leaves out this many values at each"
-            " end of a mean of prototypes; -1: 1 if sites with operators take part and a round"
-            " asks three or more of them, 0 among simulated clients"
+            " end of a mean of prototypes; -1: 1 if a site with an operator takes part and a round"
+            " asks three or more clients, 0 among simulated clients and with secagg"
         ),
     )
 

@@ -70,7 +70,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class RoundTrouble(Event):
-    """A reply was not used, a round was void, or there are too few sites to begin one.
+    """A reply was not used or counts for less, a round was void, or too few sites are there.
 
     `Waiting` is for a round that has begun.
     """

@@ -27,8 +27,9 @@ MOST_CLIENTS_ON_A_GPU = 8  # at a time: it has enough to do then
 def engine_for(federation: Values, device: str) -> "tuple[int, Cluster | None]":
     """Start what simulates clients: processes of this machine, or those of a Ray cluster.
 
-    Return how many processes of this machine simulate, and the cluster, None without one. What was
-    started before is used again. ``federation`` has Flower's options, and ours for a cluster;
+    Return how many processes of this machine play clients, and the cluster, None without one; with
+    a cluster this machine has one process, which only hands out messages. What was started before
+    is used again. ``federation`` has Flower's options, and ours for a cluster;
     ``device`` is the setting.
     """
     address = str(federation.get(CLUSTER, ""))

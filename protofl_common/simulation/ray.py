@@ -135,7 +135,7 @@ class Worker:
         out_dir = self.copies / digest(question.run_config["out-dir"])
         run_config = {**question.run_config, "out-dir": str(out_dir)}
         arguments = (message, question.run_id, question.node, run_config, question.threads)
-        if question.place is None:  # an introduction, of a client that has no folder yet
+        if question.place is None:  # an introduction names no run, and so no folder of one
             return answer(*arguments), ClientFiles(frozenset(), {})
 
         folder = out_dir / question.place

@@ -323,7 +323,7 @@ class VectorsCodec(Codec):
         if not self.entry.several and len(value.labels.unique()) < len(value.labels):
             raise ValueError(f"several {self.name} of a class are not declared for this direction")
         arrays = {"means": value.means, "labels": value.labels}
-        # prototypes always have counts, for protections: undeclared ones are not sent
+        # a client's prototypes always have counts, for protections; undeclared ones are not sent
         if self.entry.counts and value.counts is not None:
             arrays["counts"] = value.counts
         return arrays

@@ -227,8 +227,8 @@ class MessageExchange:
             seconds |= dict.fromkeys(just_come, now - start)
             longest = settings.round_timeout
             replies_so_far = len(seconds) + len(self.late.arrived)
-            has_enough = bool(seconds) and replies_so_far >= federation.fewest_replies
-            if grace_applies and has_enough:
+            may_close_early = grace_applies and bool(seconds)
+            if may_close_early and replies_so_far >= federation.fewest_replies:
                 # where late replies count, a slow site need not be waited for
                 awaited = () if settings.late_replies_count else self._pending
                 patience = self.times.patience(

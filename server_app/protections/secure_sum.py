@@ -182,7 +182,7 @@ class SecureSum:
         for site, content in answers.items():
             records = dict(content)
             if self.next_number and NEXT_SUM in records:  # 0: there is no next sum
-                # the reader below accepts nothing beside the upload
+                # beside the upload the reader below accepts only the head of the audit log
                 next_keys[site] = RecordDict({NEXT_SUM: records.pop(NEXT_SUM)})
             uploads[site] = RecordDict(records)
 
