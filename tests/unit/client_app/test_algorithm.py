@@ -281,6 +281,7 @@ def test_own_prototypes_are_those_of_the_training_classes(
     run_federation(run_config(tmp_path, predict_among="own", **few), clients=3)
     final_evaluations = seen[-3:]  # of the three clients
 
+    assert len(final_evaluations) == 3
     for tested, known in final_evaluations:
         assert known is not None
         assert len(known.labels) == 4
