@@ -62,8 +62,9 @@ def data_if_cached(settings: DataSettings) -> StoredData | None:
 def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T | None]) -> T:
     """Open the cache ``entry`` by ``open_it``; if that returns None, ``build`` it.
 
-    One process at a time builds; the others wait, and open what it has built. DataError if the
-    cache cannot be written, or the entry cannot be opened afterwards.
+    One process at a time builds; the others wait, and open what it has built. DataError if a file
+    of the data cannot be read, the cache cannot be written, or the entry cannot be opened
+    afterwards.
     """
     opened = open_it()
     if opened is None:
@@ -73,6 +74,8 @@ def cached(entry: Path, open_it: Callable[[], T | None], build: Callable[[], T |
                 if opened is None:
                     opened = build()
         except OSError as error:
+            if error.filename and not Path(error.filename).is_relative_to(entry.parent):
+                raise DataError(f"{error.filename} cannot be read ({error.strerror})") from error
             where = f"cache-dir: {entry.parent} cannot be written ({error})"
             raise DataError(f"{where}; set cache-dir to a folder with room") from error
     if opened is None:

@@ -86,7 +86,8 @@ def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, lis
         if request.study.by and not request.decision:
             is_known = request.study.by in approved_signers
             history = "has signed what was approved here" if is_known else "is new to this site"
-            # below the first line, which ends in the key of whoever has signed the study
+            # below the first line, which ends in the key of whoever has signed the study (unless
+            # the site refuses the study's settings)
             lines.insert(1, f"           that key {history}")
         first_line = f"{request.study.id}  {state_of(request)}"
         yield request, [first_line, *(f"    {line}" for line in lines)]

@@ -432,17 +432,18 @@ def _data(
 
 
 def _why_unreadable(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) -> str:
-    """Return why the data cannot be read, "" if they can.
+    """Return in full why the data cannot be read; "" if they can, or if it is not the data's fault.
 
-    An introduction that fails tells the server, and so its caller, no more than the kind of error.
+    An introduction that fails because of the data tells no more than the kind of error.
     """
     from protofl_common.data.raw import DataError
     from protofl_common.data.store import open_data
 
-    try:
-        open_data(Settings.from_run_config(config, node).data)
-    except (SettingsError, DataError) as error:
-        return str(error)
+    with suppress(Exception):  # the introduction has told of any other error
+        try:
+            open_data(Settings.from_run_config(config, node).data)
+        except (DataError, OSError) as error:
+            return str(error)
     return ""
 
 

@@ -700,6 +700,24 @@ def test_data_and_a_study_that_a_run_cannot_use_are_wrong(site: Path, capsys: Pr
     assert stat.S_IMODE((site / "state").stat().st_mode) == 0o700
 
 
+def test_a_check_whose_second_look_at_the_data_fails_says_what_a_server_would_learn(
+    site: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All findings are shown even so."""
+    (site / "data/cat/0.png").write_text("no image")
+
+    def full_memory(settings: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("protofl_common.data.store.open_data", full_memory)
+
+    assert site_command("check dataset=image-folder partition=own image-size=8") == 1
+
+    shown = capsys.readouterr().out
+    assert "WRONG   data          DataError: its data cannot be read" in shown
+    assert "state-dir" in shown
+
+
 def test_a_check_names_unreadable_and_odd_images(site: Path, capsys: Printed) -> None:
     """Beside equal images stand a grey one, a wide one and one that cannot be read."""
     rng = np.random.default_rng(0)

@@ -1,5 +1,6 @@
 """The cache: built once, mapped into memory, rebuilt when damaged."""
 
+import errno
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from protofl_common.config.sections import DataSettings
 from protofl_common.data import ClientData, open_client_data
 from protofl_common.data.division import shares_of
-from protofl_common.data.store import data_key, open_data
+from protofl_common.data.store import cached, data_key, open_data
 
 from .conftest import MakeSettings, refused
 
@@ -81,6 +82,14 @@ def test_leftovers_are_removed_and_a_cache_that_is_a_file_is_refused(
     (tmp_path / "file").write_text("not a folder")
     with refused(r"cache-dir: .* cannot be written"):
         open_data(data_settings(dataset="digits", cache_dir=str(tmp_path / "file")))
+
+
+def test_a_file_of_the_data_that_cannot_be_read_is_no_fault_of_the_cache(tmp_path: Path) -> None:
+    def build() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "photos/cat")
+
+    with refused(r"photos/cat cannot be read \(Permission denied\)"):
+        cached(tmp_path / "entry", lambda: None, build)
 
 
 def _race(settings: DataSettings, barrier: Any, log: str, results: Any) -> None:
