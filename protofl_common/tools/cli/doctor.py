@@ -6,9 +6,9 @@
 
 It looks at versions, PyTorch, memory, folders, data and processes that earlier runs have left. It
 reads data of your own, which stay in the cache for the run. With data or networks of your own, it
-tries each of the clients' networks on two samples. What it cannot find out counts as wrong. It starts
-nothing. Into folders that runs write to, it writes an empty file for a moment, and nothing else.
-For a site with data of its own use protofl site check.
+tries each of the clients' networks on two samples. What it cannot find out counts as wrong. It
+starts nothing. Into folders that runs write to, it writes an empty file for a moment, and nothing
+else. For a site with data of its own use protofl site check.
 """
 
 import argparse
