@@ -243,8 +243,9 @@ class FederationSettings(Table):
         help=(
             "where clients bring data of their own, from the second round on: once min-replies"
             " clients have answered, the server waits for the others this many times the median"
-            " time, or this many times a client's own slowest time so far, but at least min-wait;"
-            " 0: it waits the whole round-timeout"
+            " time of these replies or, if that is longer, this many times the slowest time so far"
+            " of a client that it still waits for, but at least min-wait; 0: it waits the whole"
+            " round-timeout"
         ),
     )
     min_wait: float = option(
@@ -914,7 +915,8 @@ class PrivacySettings(Table):
         affects="waiting",
         help=(
             "which part of a round's clients, at least three, must stay to its end; fewer cannot"
-            " unmask an upload (all but one of them can subtract their own)"
+            " unmask an upload (but if all clients except one subtract their own uploads from the"
+            " sum, the last one's upload is left)"
         ),
     )
 

@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     checking = add(check, "what runs could make this machine do; status 1 if something is wrong")
     settings = (
-        "settings of a run, such as partition=own, or a file of them, such as a study; data are "
-        "read as it would have them"
+        "settings of a run, such as partition=own, or a file of them, such as a study; the data "
+        "are read as a run with these settings would read them"
     )
     checking.add_argument("settings", nargs="*", metavar="KEY=VALUE|FILE.toml", help=settings)
     quality = "also look for odd samples: images unlike the rest, or of one colour, and label rates"
@@ -94,7 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     approving = add(approve, "let runs of these settings take part")
     approving.add_argument("request", metavar="ID|FILE.toml", help=id_or_file)
     approving.add_argument("--until", type=day, metavar="DAY", help="the last day, as 2027-06-30")
-    approving.add_argument("--runs", type=int, metavar="N", help="that many runs (the study's)")
+    runs = "at most so many runs (default: as many as the study has)"
+    approving.add_argument("--runs", type=int, metavar="N", help=runs)
 
     covers = (
         "which code the approval covers; exact: today's; patch: later patch releases, too, such as "
@@ -110,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_allow_python(denying, "the file")
 
     auditing = add(audit, "what was answered, checked line by line; status 1 if something is wrong")
-    since = "only the lines behind those of earlier days"
+    since = "leave out the lines before this day"
     auditing.add_argument("--since", type=day, metavar="DAY", help=since)
     against = "heads.jsonl, as the server has it beside its runs' folders"
     auditing.add_argument("--against", type=Path, metavar="FILE", help=against)
