@@ -35,10 +35,10 @@ with needing_flowers_names():
     # a node config, as flower-supernode reads it
     from flwr.common.config import parse_config_args
 
-    # the seconds that a site's clock may be off, and those that a process has from when Flower
-    # gives out its task to its first call; the states of a task that may still be worked on
+    # the seconds that a site's clock may be behind or ahead, and those that a process has from when
+    # Flower gives out its task to its first call; the states of a task that may still be worked on
     from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL as TASK_START_SECONDS
-    from flwr.common.constant import TIMESTAMP_TOLERANCE, Status, SubStatus
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE, Status, SubStatus
 
     # Flower's log
     from flwr.common.logger import update_console_handler

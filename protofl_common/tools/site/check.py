@@ -46,7 +46,11 @@ from protofl_common.tools.findings import (
     nearest_existing,
     worst_first,
 )
-from protofl_common.tools.flower import TIMESTAMP_TOLERANCE, get_flwr_home
+from protofl_common.tools.flower import (
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_TOLERANCE,
+    get_flwr_home,
+)
 from protofl_common.tools.site.approvals import problem_of_sites, sent_always, sent_of_model
 from protofl_common.tools.site.node import (
     allowed_algorithms,
@@ -166,14 +170,24 @@ def _superlink(address: str, root_certificates: str) -> Iterator[Finding]:
         else:
             yield Finding(FACT, "superlink", answers)
 
-    seconds_apart = abs(endpoint.ahead)
-    direction = "ahead of" if endpoint.ahead > 0 else "behind"
+    yield _clock(endpoint.ahead)
+
+
+def _clock(ahead: float) -> Finding:
+    """Say how many seconds this clock is ``ahead`` of the SuperLink's, and if Flower refuses that.
+
+    The SuperLink tells its time in whole seconds, so a clock that seems 1 s ahead may be right.
+    """
+    seconds_apart = abs(ahead)
+    direction = "ahead of" if ahead > 0 else "behind"
     text = f"{seconds_apart:.0f} s {direction} the SuperLink's"
-    level = FACT
-    if seconds_apart > TIMESTAMP_TOLERANCE / 10:  # early enough to mend it
-        level = WRONG if seconds_apart > TIMESTAMP_TOLERANCE else WARNING
-        text += f"; above {TIMESTAMP_TOLERANCE} s Flower refuses the site: set both by NTP"
-    yield Finding(level, "clock", text)
+    tolerance = SYSTEM_TIME_TOLERANCE if ahead > 0 else TIMESTAMP_TOLERANCE
+    worth_a_warning = 2 if ahead > 0 else TIMESTAMP_TOLERANCE / 10  # early enough to mend it
+    if seconds_apart <= worth_a_warning:
+        return Finding(FACT, "clock", text)
+    level = WRONG if seconds_apart > tolerance else WARNING
+    refused = f"Flower refuses a site that is more than {tolerance} s {direction} it"
+    return Finding(level, "clock", f"{text}; {refused}: set both by NTP")
 
 
 def _certificates(path: Path) -> Finding:
