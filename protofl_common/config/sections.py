@@ -373,8 +373,9 @@ class BoundsSettings(Table):
         help=(
             "how the server makes one prototype or weight of the clients' values: mean, median,"
             " trimmed-mean (the last two leave the farthest values out of what a server trains on"
-            " or clusters); auto: the mean and, for prototypes whose features can be compared"
-            " across all clients, the mean without the liars smallest and largest values"
+            " or clusters); auto: the mean; but for prototypes whose features can be compared"
+            " across all clients, the mean without the smallest and the largest values, as many of"
+            " each as liars says"
         ),
     )
     trim_fraction: float = option(
@@ -571,10 +572,7 @@ class DataSettings(Table):
     alpha: float = option(
         default=0.1,
         above=0,
-        help=(
-            "concentration of the Dirichlet distribution, for the partitions dirichlet,"
-            " balanced-dirichlet, label-shift, feature-label-shift"
-        ),
+        help="concentration of the Dirichlet distribution",
     )
     classes_per_client: int = option(default=2, minimum=1, help="classes of each client")
     ways: int = option(default=3, minimum=1, help="mean number of classes per client")
@@ -584,8 +582,8 @@ class DataSettings(Table):
     clients_per_domain: str = option(
         default="",
         help=(
-            "feature-shift, feature-label-shift: the number of clients of each domain, such as"
-            ' "1,4,2,2,1"; "": the domains are dealt out in turn'
+            'the number of clients of each domain, such as "1,4,2,2,1"; "": the domains are dealt'
+            " out in turn"
         ),
     )
     total_samples: int = option(
@@ -844,15 +842,15 @@ PER_UNIT = {"sample": "", "person": " per person"}
 
 
 class PrivacySettings(Table):
-    """The protection of a client's data, beside that they stay where they are (`privacy`)."""
+    """Protections of a client's data, beyond keeping them at the client (`privacy`)."""
 
     min_class_samples: int = option(
         default=1,
         minimum=1,
         help=(
             "a client sends no prototype, count or mean output of a class or cluster of fewer"
-            " training samples, and no figure over fewer than that, or 20, test samples; node"
-            " config: min-class-samples raises it"
+            " training samples than this, and no figure over fewer test samples than this, or than"
+            " 20; 1: no limit; node config: min-class-samples raises it"
         ),
     )
     dp: str = option(
@@ -895,8 +893,8 @@ class PrivacySettings(Table):
         maximum=1000,
         at_most="max-honest-sites",
         help=(
-            "with dp and secagg, for Gaussian heads: how many sites of each sum ε assumes to be"
-            " honest. Each of these adds its part of the noise, so that the sum has as much as one"
+            "with dp and secagg, for Gaussian heads: ε holds if at least so many sites of each sum"
+            " are honest. Each site adds a part of the noise, and so many parts are as much as one"
             " site alone would add; 1: each site adds all of the noise, and ε relies on nobody"
             " else"
         ),
@@ -992,8 +990,8 @@ class MachineSettings(Table):
             " absolute with `require-dp`"
         ),
         help=(
-            'where a client keeps its private model; "": under the run\'s own folder; node config:'
-            " state-dir (only it, and data-dir and cache-dir there, count on a site)"
+            'where a client keeps its private model; "": under the run\'s own folder. At a site the'
+            " run's state-dir, data-dir and cache-dir do not count, only those of its node config"
         ),
     )
 
