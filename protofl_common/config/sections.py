@@ -241,11 +241,11 @@ class FederationSettings(Table):
         minimum=0,
         affects="waiting",
         help=(
-            "where clients bring data of their own, from the second round on: once min-replies"
-            " clients have answered, the server waits for the others this many times the median"
-            " time of these replies or, if that is longer, this many times the slowest time so far"
-            " of a client that it still waits for, but at least min-wait; 0: it waits the whole"
-            " round-timeout"
+            "where clients bring data of their own: once min-replies clients have answered, the"
+            " server waits for the others this many times the median time of these replies or, if"
+            " that is longer, this many times the slowest time so far of a client that it still"
+            " waits for, but at least min-wait; 0, and in the first round unless late ="
+            " 'next-round': it waits the whole round-timeout"
         ),
     )
     min_wait: float = option(
