@@ -893,10 +893,9 @@ class PrivacySettings(Table):
         maximum=1000,
         at_most="max-honest-sites",
         help=(
-            "with dp and secagg, for Gaussian heads: ε holds if at least so many sites of each sum"
-            " are honest. Each site adds a part of the noise, and so many parts are as much as one"
-            " site alone would add; 1: each site adds all of the noise, and ε relies on nobody"
-            " else"
+            "with dp and secagg, for Gaussian heads: how many sites of each sum must be honest for"
+            " ε to hold. Together these add as much noise as one site alone would add; 1: each site"
+            " adds all of the noise, and ε relies on nobody else"
         ),
     )
     secagg: bool = option(
