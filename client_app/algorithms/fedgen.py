@@ -34,7 +34,8 @@ class FedGen(ClientAlgorithm[FedGenHparams]):
 
     def __init__(self, client: ClientView, round_number: int) -> None:
         super().__init__(client, round_number)
-        self.needs_gradients = self.hparams.lambda_ > 0  # the head is then used twice
+        # with λ the loss uses the head twice, which the fused optimizer step does not support
+        self.needs_gradients = self.hparams.lambda_ > 0
         feature_dim = self.settings.model.feature_dim
         # any seed would do: the server sends the generator's weights
         generator = Generator(client.num_classes, feature_dim, self.hparams.noise_dim, seed=0)

@@ -100,6 +100,7 @@ class FedPCL(ClientAlgorithm[FedPCLHparams]):
         hparams = self.hparams
         with_own_class = hparams.denominator == "all"
         terms: LossTerms = {}
+        # "global" or "local" -> M sets of prototypes by class, and which of them are there
         for name, (sets_MCD, mask_MC) in self.tables.items():
             if hparams.prototypes in (name, "both"):
                 terms[name] = prototype_contrast(

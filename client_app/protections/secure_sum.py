@@ -466,19 +466,15 @@ class SecureAggregation(Protection):
     def _check_shared_noise(self) -> None:
         """Raise SettingsError where the noise that sites share would be too small in this sum.
 
-        With ``dp-honest-sites`` = k each site adds a part of the noise, so k honest sites are
-        needed. Sites that this one does not know (``peers``) do not count, as they may be the
-        server's own. The sum must not be coarser than the noise: the numbers that sites round to
-        its steps would not add up to a sum with the noise of one client. No number may be too large
-        for a sum: that a site drops out tells of its own number, which has a part of the noise
-        only. And this site may not have more samples than a sum counts, as its noise would count
-        for as much less.
+        With ``dp-honest-sites`` = k each site adds a part of the noise, and k honest sites together
+        add all of it.
         """
         privacy = self.client.settings.privacy
         honest_sites = privacy.dp_honest_sites
         if honest_sites == 1:
             return
         shared = f"dp-honest-sites = {honest_sites}"
+        # sites that this one does not know (`peers`) do not count: they may be the server's own
         fewest = self.sum.fewest_known
         if fewest < honest_sites:
             known = " that this one knows (node config: peers)" if self.client.node.peers else ""
@@ -487,16 +483,21 @@ class SecureAggregation(Protection):
                 f" {fewest} sites{known}; raise that, or choose {fewest} at most"
             )
         clip = privacy.dp_feature_clip
-        if finest_unit_of_moments(clip) * sums.scale(self.sum.num_sites) < 1:
+        # numbers that sites round to coarser steps than the noise's would not add up to its sum
+        steps_of_sum_in_one_of_noise = finest_unit_of_moments(clip) * sums.scale(self.sum.num_sites)
+        if steps_of_sum_in_one_of_noise < 1:
             raise SettingsError(
                 f"{shared}: the sum of {self.sum.num_sites} sites is too coarse for the noise of"
                 f" dp-feature-clip = {clip:g}; choose a larger one"
             )
+        # a site with a number too large for a sum drops out of it, which tells of this number, and
+        # that has only a part of the noise
         if clip > LARGEST_SHARED_CLIP:
             raise SettingsError(
                 f"{shared}: class moments of features as long as dp-feature-clip = {clip:g} may be"
                 f" too large for a sum; choose {LARGEST_SHARED_CLIP:g} at most"
             )
+        # beyond the samples that a sum counts, a site's noise counts for as much less
         data = self.work.data
         largest = max(map(len, (data.train_labels, data.test_labels, data.validation_labels)))
         if largest > MAX_WEIGHT:

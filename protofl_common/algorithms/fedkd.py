@@ -29,7 +29,8 @@ class FedKDHparams(OwnHparams):
     def energy(self, server_round: int, rounds: int) -> float:
         """Return T: the part of a matrix's squared singular values that its factors keep.
 
-        It changes evenly over the rounds, from the first to the last; both halves compress by it.
+        It changes by the same amount in each round, up to ``energy-end`` in the last. Client and
+        server both compress by it.
         """
         growth = self.energy_end - self.energy_start
         return self.energy_start + growth * server_round / rounds

@@ -110,8 +110,9 @@ def frozen_backbone(
 ) -> Backbone:
     """Freeze a network for images of these statistics, and try it on one to count its features.
 
-    ``size`` is the network's own, in pixels a side; a ``name`` with a size overrides it.
-    BackboneError where the network cannot take such an image, or its features are not finite.
+    ``size`` is the network's own, in pixels a side; a ``name`` with a size overrides it. The
+    network must return features [B, width]. BackboneError where the network cannot take such an
+    image, or its features are not finite.
     """
     size = name.size or size
     network.requires_grad_(False).eval()
@@ -127,7 +128,7 @@ def frozen_backbone(
         raise BackboneError(
             f"backbone {name.kind}:{name.arch}: its weights give features that are not finite"
         )
-    digits_of_weights = checksum(network.state_dict(), {})
+    digits_of_weights = checksum(network.state_dict(), facts={})
     identity = f"{name.kind}:{name.arch}@{size}:{mean}:{std}:{digits_of_weights}"
     return Backbone(network, size, width, tuple(mean), tuple(std), identity)
 

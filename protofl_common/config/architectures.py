@@ -107,7 +107,11 @@ GROUPS: dict[str, tuple[str, ...]] = _PAPERS | {name: (name,) for name in ARCHIT
 
 
 def architecture_option(help: str, site: str = "") -> Any:
-    """Return the field of a setting that names one architecture, or "" for none."""
+    """Return the field of a setting that names one architecture, or "" for none.
+
+    ``site`` says what the setting means in a site's node config; without it, it may not stand
+    there.
+    """
     return option(
         default="",
         choices=("", *ARCHITECTURES),

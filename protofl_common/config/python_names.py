@@ -103,9 +103,9 @@ def check_modules(named: Iterable[tuple[str, str]]) -> None:
 def load(name: str, setting: str) -> Any:
     """Import the object that a setting names as ``module:name``.
 
-    This is the only place that imports by name. The object must be one of an allowed module itself,
-    not one that such a module has imported. SettingsError when the module is not allowed or cannot
-    be imported, or has no such object of its own.
+    This is the only place that imports by name. The object must be defined in an allowed module,
+    and not only be imported there from another one. SettingsError when the module is not allowed or
+    cannot be imported, or has no such object of its own.
     """
     check_allowed((setting, name))
     module_name, _, attribute = name.partition(":")

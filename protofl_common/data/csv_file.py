@@ -214,7 +214,7 @@ def _by_python(file: Path, header: list[str] | None) -> CsvContent:
                 if len(values) != len(names):
                     wanted = f"there are {len(names)} columns"
                     raise DataError(f"{file}, line {first}: {len(values)} values; {wanted}")
-                # in a file of texts without a header, "names" may be a sample that occurs twice
+                # without a column "label" the first row may be a sample, which may occur again
                 if values == names and "label" in names:
                     again = "is the row of names again; take it out"
                     raise DataError(f"{file}, line {first}: {again}")

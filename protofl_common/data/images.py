@@ -215,9 +215,10 @@ def _check_picked(
 
 
 def _letters(name: str) -> str:
-    """Return a name in lower case without spaces and signs, which misspelt names have in common.
+    """Return the letters and digits of a name, in lower case.
 
-    A looser comparison would take ``female`` for ``male``.
+    They are the same in spellings that differ only in case, spaces or signs. A looser comparison
+    would take ``female`` for ``male``.
     """
     return re.sub(r"[\W_]", "", name.casefold())
 

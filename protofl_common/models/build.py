@@ -93,11 +93,12 @@ def build_model(
 ) -> SplitModel:
     """Build a model on the CPU, with initial weights that follow from the arguments alone.
 
-    Torch's global generator is left as it was. ``head`` is a value of the setting of this name. A
-    frozen last layer is drawn from ``head_seed``, so that clients of different bodies can have the
-    same one, as in FedNH, or else from ``seed``: each client its own, as in the code of
-    FedProto-UH. With an empty ``input_shape`` there is no body, only a head: FedGH's server has
-    such a model.
+    Torch's global generator is left as it was. With an empty ``input_shape`` there is no body, only
+    a head: FedGH's server has such a model.
+
+    ``head`` is a value of the setting of this name. A frozen last layer is drawn from ``head_seed``
+    if there is one: clients of different bodies then have the same last layer, as in FedNH. Else it
+    is drawn from ``seed``, and each client has its own, as in the code of FedProto-UH.
 
     A Gaussian classifier has no body either: its inputs are the features of frozen backbones. It
     has nothing to draw, so ``head`` and the seeds do not matter. ValueError for an unknown
@@ -108,7 +109,7 @@ def build_model(
         return SplitModel(nn.Identity(), GaussianHead(num_classes, input_shape[0], kind))
     if arch not in ARCHITECTURES and not OTHER_NETWORKS.fullmatch(arch):
         raise ValueError(f"arch is {arch!r}, not one of {', '.join(ARCHITECTURES)}")
-    if arch in ARCHITECTURES and input_shape:
+    if arch in ARCHITECTURES and input_shape:  # a user's own network checks its inputs itself
         _check_size(arch, input_shape, num_classes, feature_dim)
     with seeded(seed):
         body: nn.Module = nn.Identity()

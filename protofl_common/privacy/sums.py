@@ -161,9 +161,11 @@ def weighted_figures(
 ) -> NDArray[np.float64]:
     """Return n · f and n of each figure f that is named, one after another, [2 F].
 
-    n is the number of samples behind the figure; of the group ``correct``, n · f is the number of
-    right predictions. A figure that this report lacks has zeros. Both are cut to the bounds of
-    sums, as the server sees no single ones. NotFinite for NaN or infinity.
+    A figure's name is "group.key", such as "losses.prototype". n is the number of samples behind
+    it: training samples for ``losses``, validation samples for ``validation``, else test samples.
+    Of the group ``correct``, n · f is the number of right predictions. A figure that this report
+    lacks has zeros. Both are cut to the bounds of sums here, because the server sees only their
+    sums. NotFinite for NaN or infinity.
     """
     samples = {"losses": train_samples, "validation": report.validation_samples}
     addends: list[float] = []

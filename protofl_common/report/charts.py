@@ -312,8 +312,8 @@ def prototypes(run: RecordedRun) -> Iterator[plot.Drawing]:
 
     # the server's get a third of the points at most, so that neither they nor the prototypes of
     # many clients fill the whole map
-    of_server = positions(merged.labels, MOST_POINTS // 3)
-    of_clients = positions(own.labels, MOST_POINTS - len(of_server))
+    of_server = drawn_rows(merged.labels, MOST_POINTS // 3)
+    of_clients = drawn_rows(own.labels, MOST_POINTS - len(of_server))
     labels = own.labels[of_clients]
     merged_labels = merged.labels[of_server]
     # all in one map: the clients' points come first, then the server's
@@ -371,8 +371,8 @@ def places_in_map(values_ND: Floats) -> tuple[Floats, str]:
     return np.asarray(method.fit_transform(scaled_ND)), "t-SNE"
 
 
-def positions(labels: Ints, most: int) -> Ints:
-    """Choose at most ``most`` positions of ``labels`` at random; return them in ascending order.
+def drawn_rows(labels: Ints, most: int) -> Ints:
+    """Draw at most ``most`` rows of those with these labels; return them in ascending order.
 
     The seed is fixed, so that a page that is drawn again shows the same points.
     """

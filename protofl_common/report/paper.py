@@ -19,7 +19,7 @@ import numpy as np
 
 from protofl_common.config.options import SettingsError
 from protofl_common.report import drawing as plot
-from protofl_common.report.charts import CLASS_COLOURS, places_in_map, positions
+from protofl_common.report.charts import CLASS_COLOURS, drawn_rows, places_in_map
 from protofl_common.report.reading import Floats, Ints
 from protofl_common.runs.folder import RoundRow, RunFolder
 from protofl_common.runs.over_clients import figures_of, in_percent
@@ -157,7 +157,7 @@ def features(
     with ``clients_N``, the marker of its client; markers repeat after eight clients. At most
     `MOST_SAMPLES` samples are drawn, chosen at random by a fixed seed.
     """
-    chosen = positions(labels_N, MOST_SAMPLES)
+    chosen = drawn_rows(labels_N, MOST_SAMPLES)
     places_N2, method = places_in_map(features_ND[chosen])
     labels_N = labels_N[chosen]
     owners_N = np.zeros_like(labels_N) if clients_N is None else clients_N[chosen]

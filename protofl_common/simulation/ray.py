@@ -307,7 +307,7 @@ class Cluster:
                 )
                 folder_for_copies = f"protofl-{self._secret}-{node.id}"
                 node.workers[index] = actor.remote(os.getcwd(), folder_for_copies)
-                self.nodes[node.id] = node
+                self.nodes[node.id] = node  # a node without a process is not known
                 threading.Thread(target=self._work, args=(node, index), daemon=True).start()
 
     def _share_on(self, resources: Config) -> float:

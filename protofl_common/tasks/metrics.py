@@ -71,7 +71,7 @@ METRICS: dict[str, Metric] = {BALANCED: balanced_accuracy, "macro-f1": macro_f1,
 RECALL = "recall"  # names not one figure but one of each class that occurs: `recall/3`
 
 
-def _columns_known(
+def _labels_to_rank(
     scores_NL: Scores, labels_NL: Labels
 ) -> Iterator[tuple[int, Scores, NDArray[np.bool_]]]:
     """Yield for each label its number, scores [K], and whether samples have it, bool [K].
@@ -91,11 +91,12 @@ def _mean_over_labels(
 ) -> float:
     """Return the mean of a metric over the labels that some samples have and some lack.
 
-    NaN if there are none. ``metric`` is called with whether samples have the label, and scores.
+    NaN if there are none. ``metric`` is called with whether samples have the label, and their
+    scores, both [K], for the K samples of which the label is known.
     """
     values = [
         float(metric(holds_K, scores_K))
-        for _, scores_K, holds_K in _columns_known(scores_NL, labels_NL)
+        for _, scores_K, holds_K in _labels_to_rank(scores_NL, labels_NL)
     ]
     return statistics.fmean(values) if values else math.nan
 
@@ -130,10 +131,10 @@ def f1_of_labels(scores_NL: Scores, labels_NL: Labels) -> float:
 
 
 def _name_of_figure(metric: str, label: int) -> str:
-    """Return the name of a label's figure, by the class of the samples with it: 2 · label + 1.
+    """Return the name of a label's figure; ``label-auc/7`` is that of label 3.
 
-    So ``label-auc/7`` is of label 3: metrics by class are named by classes, of which a label has
-    two (`MultiLabel`).
+    Figures by class are named by classes. A label has two (`MultiLabel`): 2 · label of the samples
+    without it, and 2 · label + 1 of those with it, by which its figures are named.
     """
     return f"{metric}/{2 * label + 1}"
 
@@ -147,7 +148,7 @@ def auc_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float]:
 
     return {
         _name_of_figure(LABEL_AUC, label): float(roc_auc_score(holds_K, scores_K))
-        for label, scores_K, holds_K in _columns_known(scores_NL, labels_NL)
+        for label, scores_K, holds_K in _labels_to_rank(scores_NL, labels_NL)
     }
 
 
@@ -159,7 +160,7 @@ def auc_errors_by_label(scores_NL: Scores, labels_NL: Labels) -> dict[str, float
     """
     return {
         _name_of_figure(LABEL_AUC_ERROR, label): _auc_error(holds_K, scores_K)
-        for label, scores_K, holds_K in _columns_known(scores_NL, labels_NL)
+        for label, scores_K, holds_K in _labels_to_rank(scores_NL, labels_NL)
     }
 
 
@@ -191,7 +192,7 @@ def best_thresholds(scores_NL: Scores, labels_NL: Labels) -> Scores:
     0, probability one half, for a label that all known samples have, or lack.
     """
     thresholds_L = np.zeros(scores_NL.shape[1])
-    for label, scores_K, holds_K in _columns_known(scores_NL, labels_NL):
+    for label, scores_K, holds_K in _labels_to_rank(scores_NL, labels_NL):
         order = np.argsort(-scores_K, kind="stable")
         descending_K = scores_K[order]
         # entry k of the following is for the label predicted of the k + 1 highest scores

@@ -105,7 +105,8 @@ def _averages_what_is_comparable(
 ) -> bool:
     """Return whether the server averages prototypes whose coordinates mean the same at all sites.
 
-    Only such means are trimmed by default. Coordinates of features from networks with nothing in
+    Only such means are trimmed by default. As many as ``liars`` of the ``cards`` may be false.
+    Coordinates of features from networks with nothing in
     common cannot be compared: their median is close to zero. Weights, and vectors that a server
     trains on or clusters, are not trimmed, as that costs accuracy where honest sites have different
     classes.
