@@ -122,14 +122,14 @@ def test_a_site_that_comes_late_begins_with_a_new_model(tmp_path: Path, sites: N
 def test_sites_go_on_with_their_models_in_a_run_that_is_resumed(
     tmp_path: Path, sites: Nodes
 ) -> None:
-    """The server dies while it trains them in round 3, and its next Flower run says so honestly."""
+    """The server dies in round 3, and its next Flower run tells the sites which rounds counted."""
     config = config_of(tmp_path, rounds=3)
     with pytest.raises(Killed):
         run_federation(config, nodes=sites, tamper=on_message("train", 3))
 
     rows = run_federation(config | {"resume": True}, nodes=sites, run_id=RUN_ID + 1).rows
 
-    assert len(rows) == 4
+    assert len(rows) == 4  # three rounds and the final evaluation
     assert not any(row["failed"] or row["void"] for row in rows)
 
 

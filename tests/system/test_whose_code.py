@@ -57,7 +57,7 @@ class Federation:
         """Return the Flower home of a site, or of a run's worker, in which bundles are unpacked."""
         return self.folder / name / "home"
 
-    def came(self, name: str) -> bool:
+    def has_run_changed_code(self, name: str) -> bool:
         """True if the changed code has run at a site, or at a run's worker."""
         return (self.home(name) / "was-here").exists()
 
@@ -79,9 +79,9 @@ def test_changed_code_runs_neither_at_a_site_of_site_run_nor_at_a_worker_of_prot
     assert status == "finished:completed", output + federation.log("south")
     summary = json.loads((results / "ours" / "summary.json").read_text())
     assert set(summary["clients"]) == {"east", "south"}
-    assert not federation.came("ours")
-    assert not federation.came("east")
-    assert federation.came("south")
+    assert not federation.has_run_changed_code("ours")
+    assert not federation.has_run_changed_code("east")
+    assert federation.has_run_changed_code("south")
     # not even unpacked
     assert not list(federation.home("ours").rglob("server_app"))
     assert not list(federation.home("east").rglob("client_app"))
@@ -96,12 +96,12 @@ def test_changed_code_runs_at_flowers_worker_and_changed_defaults_are_refused_by
     """The submitted app has another default of lr: east, which runs its own code, refuses that."""
     settings = federation.changed / "pyproject.toml"
     before = settings.read_text()
-    settings.write_text(before.replace("\nlr = ", "\nlr = 1"))
+    settings.write_text(before.replace("\nlr = ", "\nlr = 1"))  # 0.05 becomes 10.05
     try:
         output, _ = federation.run("stock", "flower-superexec")
     finally:
         settings.write_text(before)  # the other test may run after this one
-    assert federation.came("stock")
+    assert federation.has_run_changed_code("stock")
     assert "east cannot take part: settings with the digest" in output
     assert "settings with the digest" in federation.log("east")
     assert "settings with the digest" not in federation.log("south")

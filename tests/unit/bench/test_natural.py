@@ -54,12 +54,12 @@ def test_patients_are_divided_as_flamby_divides_them(tmp_path: Path) -> None:
         assert np.flatnonzero(split[is_here] == "test").tolist() == sorted(tested)
 
 
-def test_categories_become_columns_and_gaps_leave(tmp_path: Path) -> None:
+def test_categories_become_columns_and_patients_with_gaps_are_left_out(tmp_path: Path) -> None:
     """Four hospitals have ten patients each, and one more with a gap, who is left out."""
     for name in HOSPITALS:
         write(tmp_path, name, [0, 1] * 5, gaps=1)
     inputs = heart(str(tmp_path))["inputs"]
 
     assert inputs.shape == (40, 13)
-    # The columns behind oldpeak, 1.5: cp 2 of 1 to 4, then restecg 2 of 0 to 2.
+    # after oldpeak, 1.5, a column for each category but the first: cp = 2, 3, 4; restecg = 1, 2
     assert inputs[5].tolist() == [5, 1, 130, 200, 0, 150, 0, 1.5, 1, 0, 0, 0, 1]

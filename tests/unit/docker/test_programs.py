@@ -238,7 +238,10 @@ def test_repeating_changes_nothing_nor_does_a_full_disk(certs: Path, monkeypatch
     ("north", {"nodes/north", "nodes/north.pub"}),
 ])  # fmt: skip
 def test_renew_replaces_what_it_names(what: str, changed: set[str], certs: Path) -> None:
-    """Renewing the authority renews the server's certificate too, which it signs."""
+    """Renewing the authority renews the server's certificate too, which it signs.
+
+    Nothing else changes: not even the key of ``north.new``, whose name begins as north's.
+    """
     assert make(certs, "--node", "north.new") == 0
 
     before = contents(certs)

@@ -201,7 +201,8 @@ def four_threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("dim", "batch", "passed", "threads"),
+    # 2^24 multiplications are worth threads: rows · dim · dim
+    ("dim", "batch", "forward_rows", "threads"),
     [
         pytest.param(512, 10, 10, 1, id="ten classes"),
         pytest.param(512, 10, 100, 4, id="a hundred classes"),
@@ -211,11 +212,13 @@ def four_threads() -> Iterator[None]:
     ],
 )
 @pytest.mark.usefixtures("four_threads")
-def test_a_small_step_takes_one_thread(dim: int, batch: int, passed: int, threads: int) -> None:
-    """Threads cost more than they save there; afterwards the process has its own number again.
+def test_a_small_step_takes_one_thread(
+    dim: int, batch: int, forward_rows: int, threads: int
+) -> None:
+    """In a small step threads cost more than they save. Afterwards there are four again.
 
-    ``batch``: rows of a minibatch, 0 for all; ``passed``: rows that pass through the layer, 0 for
-    those of the minibatch.
+    ``batch``: rows of a minibatch, 0 for all 100; ``forward_rows``: rows that pass through the
+    layer, 0 for those of the minibatch.
     """
     layer = nn.Linear(dim, dim)
     seen = set()
@@ -226,7 +229,8 @@ def test_a_small_step_takes_one_thread(dim: int, batch: int, passed: int, thread
 
     hparams = ServerTrainingHparams(server_epochs=1, server_lr=0.1, server_batch_size=batch)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    train(loss, [torch.randn(100, dim)], optimizer, hparams, torch.Generator(), forward_rows=passed)
+    rows = [torch.randn(100, dim)]
+    train(loss, rows, optimizer, hparams, torch.Generator(), forward_rows=forward_rows)
 
     assert seen == {threads}
     assert torch.get_num_threads() == 4

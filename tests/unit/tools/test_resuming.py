@@ -40,16 +40,19 @@ def resumed(folder: Path, *flowers_runs: Any) -> list[str]:
 
 
 def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
-    """Flower run 7 has crashed; run 8, which resumes it, has been submitted or not."""
+    """Flower run 7 has crashed. It is resumed, unless run 8, which resumes it, is there already."""
     stopped(tmp_path / "first", RunHistory(7), last=0)
 
     assert resumed(tmp_path, submission(7)) == ["first"]
-    assert resumed(tmp_path, submission(7, "", "")) == []  # the SuperLink still waits for it
 
-    again = submission(8, "", run_name="first", resume=True)
+    has_not_ended = submission(7, sub_status="")
+    assert resumed(tmp_path, has_not_ended) == []
 
+    again = submission(8, sub_status="", run_name="first", resume=True)
     assert resumed(tmp_path, submission(7), again) == []
-    assert resumed(tmp_path) == []
+
+    unknown_to_the_superlink = resumed(tmp_path)
+    assert unknown_to_the_superlink == []
 
 
 @pytest.mark.parametrize(("sub_status", "details"), [

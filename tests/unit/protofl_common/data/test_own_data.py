@@ -748,9 +748,9 @@ def test_tables_of_a_folder_of_hugging_face(read: Read, tmp_path: Path, capsys: 
     assert filled.contents.shape == (3, 0)  # settings have a say in the inputs
 
 
-def test_a_folder_of_hugging_face_is_one_in_data_dir(
-    reviews: Any, read: Read, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("reviews")
+def test_a_folder_of_hugging_face_is_one_in_data_dir(read: Read, tmp_path: Path) -> None:
+    """The folder ``reviews`` lies beside ``table``, so no path from there may lead to it."""
     (tmp_path / "table").mkdir()
 
     with refused("there is no folder 'none' in data-dir"):

@@ -168,11 +168,11 @@ def test_a_setting_of_an_algorithm_that_does_not_run_is_named_with_those_that_ac
         check({"shots": 5, "alpha": 0.1}, partition="dirichlet")
 
 
-def test_a_baseline_has_no_value_that_its_run_does_not_show() -> None:
-    """So an operator who is shown the run's values and its baselines' own keys sees all.
+def test_a_baseline_differs_from_its_run_only_in_its_own_keys() -> None:
+    """An operator who is shown the run's values and its baselines' own keys sees all.
 
-    A baseline that sends nothing up, as local training, has no merging, so the settings of merging
-    are as by default there.
+    Besides, ``algo`` and ``baselines`` differ, and the settings of merging if a baseline sends
+    nothing up: it has these by default.
     """
     chosen = {"lr": 0.3, "max-update-ratio": 2.0, "merging": "median"}
     baselines = "fedbn, fedprox, local"
@@ -187,8 +187,8 @@ def test_a_baseline_has_no_value_that_its_run_does_not_show() -> None:
         differing = {key for key in values.keys() & shown.keys() if values[key] != shown[key]}
         assert all(key.startswith(f"{algo}.") for key in added)
         sends_nothing = not baseline.exchange.up
-        of_merging = {"merging", "max-update-ratio"} if sends_nothing else set()
-        assert differing == {"algo", "baselines"} | of_merging
+        settings_of_merging = {"merging", "max-update-ratio"} if sends_nothing else set()
+        assert differing == {"algo", "baselines"} | settings_of_merging
 
 
 def test_a_node_may_override_its_own_facts_only() -> None:

@@ -219,6 +219,7 @@ def test_the_error_of_an_auc_is_that_of_resampling() -> None:
     """DeLong's variance against 2,000 bootstrap samples of those with and without the label."""
     task = task_of(["a", "b"], "multi-label")
     rng = np.random.default_rng(4)
+    # 60 samples have the first label and 140 lack it; of the second nothing is known (-1)
     truth = np.repeat([[1, -1], [0, -1]], [60, 140], axis=0)
     scores = np.round(rng.normal(size=(200, 2)) + 0.8 * (truth == 1), 1)  # with ties
     figures = task.figures(["label-auc", "label-auc-error"], scores, truth)
@@ -230,8 +231,9 @@ def test_the_error_of_an_auc_is_that_of_resampling() -> None:
         drawn.append(task.figures(["auc"], scores[rows], truth[rows])["auc"])
     assert figures["label-auc-error/1"] == pytest.approx(np.std(drawn), rel=0.05)
 
-    # rounded figures have no error, nor has a label of one sample
+    # where figures are rounded to what two samples add, they have no error
     assert task.figures(["label-auc-error"], scores, truth, least=2) == {}
+    # nor has the figure of a label that one sample has
     assert task.figures(["label-auc-error"], scores[59:], truth[59:]) == {}
 
 
