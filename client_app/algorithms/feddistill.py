@@ -49,7 +49,8 @@ class FedDistill(ClientAlgorithm[FedDistillHparams]):
         super().__init__(client, round_number)
         classes = client.num_classes
         device = client.device
-        # of this round's training: outputs by class, samples by class, which of the N samples
+        # in this round's training so far: the sum of the outputs for the samples of each class, the
+        # number of these samples, and which of the client's N samples they are
         self.sums_CC = torch.zeros(classes, classes, dtype=torch.float64, device=device)
         self.counts_C = torch.zeros(classes, dtype=torch.int64, device=device)
         self.seen_N = torch.zeros(len(client.train_set), dtype=torch.bool, device=device)

@@ -58,8 +58,8 @@ class SmallClasses(Protection):
         """Raise SettingsError where no class of this client has k samples; no ledger is charged.
 
         A client checks this already when it introduces itself, but a server may leave introductions
-        out. Not checked with secure aggregation, as the server then learns sums over clients only,
-        none of which shows a small class of this one; nor under ``dp``, where noise hides them.
+        out. With secure aggregation there is no check, as no sum over clients shows a small class
+        of this one. Under ``dp`` `require_large_classes` passes, as noise hides small classes.
         """
         if not self.client.settings.privacy.sums_only:
             self.work.require_large_classes()

@@ -84,8 +84,8 @@ def shares_of(
 ) -> list[Share]:
     """Divide the data among ``clients``; return the share of each. Results are cached.
 
-    With a ``domain`` only its samples are divided. ``key`` is what a site with data of its own
-    divides them by (``test-from = "keyed"``).
+    With a ``domain`` only its samples are divided. ``key`` is the secret that decides, with
+    ``test-from = "keyed"``, which samples of a site's own data are for testing.
     """
     return Division(data, settings, seed, domain, key).shares(clients)
 
@@ -368,11 +368,11 @@ class Division:
             if is_aside_N[person] or takes_all_of_a_class:
                 continue
             gain = (abs(wanted_C - aside_C) - abs(wanted_C - with_person_C)).sum()
-            # what is wanted of its samples, less what is not, is half of them or more
-            is_nearer = gain >= has_NC[person].sum() / 2
+            # the gain is what is wanted of this person's samples, less what is not wanted of them
+            is_clearly_nearer = gain >= has_NC[person].sum() / 2
             is_asked_again = turn >= len(order)
             brings_a_class = (with_person_C > 0)[aside_C == 0].any()
-            if is_nearer or (is_asked_again and brings_a_class):
+            if is_clearly_nearer or (is_asked_again and brings_a_class):
                 is_aside_N[person] = True
                 aside_C = with_person_C
         return rows[is_aside_N[person_of_row]]

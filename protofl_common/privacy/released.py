@@ -33,7 +33,7 @@ class Released:
         """Begin with nothing released and nothing charged; errors name ``algo`` and ``dp``."""
         self.algo = algo
         self.dp = dp
-        # what the ledger was charged for and the client has not made yet
+        # how many steps, tables and evaluations are charged to the ledger, and not yet made
         self.unused: Counter[Kind] = Counter()
         self._released_digests: set[bytes] = set()  # of the arrays that may leave
 

@@ -133,9 +133,9 @@ def clientapp_process(
 ) -> AbstractContextManager[None]:
     """While the context is open, have ``flwr-clientapp`` use our functions.
 
-    It fetches its message by ``fetch`` and its ClientApp by ``load``, and installs no bundle. Where
-    the task would end without a reply, ``give_up`` is called instead: a SuperNode waits for ever
-    for the reply of a task that has ended in order.
+    It fetches its message by ``fetch`` and its ClientApp by ``load``, and installs no bundle. If a
+    task ended without an error and without a reply, the SuperNode would wait for ever, so
+    ``give_up`` is called instead.
     """
     with needing_flowers_names():
         from flwr.supernode.runtime import run_clientapp
@@ -204,7 +204,8 @@ def supernode_process(
 
     ``clock`` takes the place of the module `time`: it needs a ``sleep``. ``settings`` returns the
     settings of a run, in the place of Flower's function that would read them in the run's bundle.
-    ``watch`` is called with the tasks before the SuperNode waits for the reply to a message.
+    ``watch`` is called with the tasks each time before the SuperNode sends the replies that are
+    ready. Parts of messages are fetched by `pull_parts`.
     """
     with needing_flowers_names():
         from flwr.supernode import start_client_internal

@@ -122,7 +122,7 @@ def unpack_instructions(content: RecordDict) -> Instructions:
 def pack_counted(rounds: Mapping[str, int]) -> dict[str, ConfigRecord]:
     """Return the record that tells all sites of a secure sum about the last reply of each.
 
-    ``rounds`` has, by site, the last round into whose result its reply went.
+    ``rounds``: site -> the last round whose result includes its reply.
     """
     return {COUNTED: ConfigRecord(dict(rounds))}
 

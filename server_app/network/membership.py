@@ -188,9 +188,9 @@ class Federation:
         """
         if self._questions:
             return False
-        # The clients are there, but neither they nor the settings say how many there shall be
         ready = len(self.cards)
         wanted = self._wanted()
+        # 0: the clients are there, but neither they nor the settings say how many there shall be
         if ready and not wanted:
             raise FederationError(self._too_few())
         # All have come
@@ -213,8 +213,9 @@ class Federation:
         # came have refused, the run ends at once
         if ready and ready + len(problems) < wanted:
             return False
-        # All have answered. Do those that can take part suffice? (0: not known)
-        if not 0 < self._enough() <= ready:
+        # All have answered. Do those that can take part suffice?
+        enough = self._enough()  # 0: not known
+        if not enough or ready < enough:
             raise FederationError(admission.describe_problems(problems))
         return True
 

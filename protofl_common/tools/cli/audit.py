@@ -151,17 +151,18 @@ def audit(folder: Path, allow_backbones: str = "") -> list[dict[str, Any]]:
             f"{folder}: nothing to attack: with secure aggregation no message is that of one client"
         )
     sends_moments = any(isinstance(entry, Moments) for entry in settings.exchange.up.values())
-    # moments can be computed anew from a client's data, but not the noise that was in them
-    noisy = None
+    noisy_moments = None
     if sends_moments and settings.privacy.dp != "none":
-        noisy = sent_in(newest_undamaged(folder, complaint=f"{folder}: no folder of a run").state)
+        # the noise in them cannot be computed anew from a client's data
+        checkpoint = newest_undamaged(folder, complaint=f"{folder}: no folder of a run")
+        noisy_moments = sent_in(checkpoint.state)
 
     scored: list[Scored] = []
     for number, site in enumerate(in_order(run.sites)):
         data, predictor = _data_and_model(run, settings, number, site, allow_backbones)
         sent: Prototypes | None
         if sends_moments:
-            sent = _class_means_sent(folder, settings, site, data, predictor, noisy)
+            sent = _class_means_sent(folder, settings, site, data, predictor, noisy_moments)
         else:
             sent = _prototypes_sent(run, site)
         scored += _scores(data, predictor, sent, settings)

@@ -285,7 +285,7 @@ def _add_run(groups: dict[str, Group], folder: Path, figure: Figure | None) -> N
 
 
 def _experiment_of(summary: Summary) -> Config:
-    """Return all in which the runs of one group must be the same; and the seed, which may differ.
+    """Return what tells experiments apart: runs are of one group if all but the seed is equal.
 
     That is settings, the version of the dividing code, the clients' networks, the place of the
     user's own data, and the version of the user's own code.
