@@ -228,7 +228,7 @@ PARTITIONS: dict[str, Partition] = {
     "balanced-dirichlet": Partition(
         help=(
             "the same, but a client that already has an equal share of all samples gets no further"
-            " class, the practical setting of PFLlib and HtFLlib; a client gets at least 40"
+            " class (the practical setting of PFLlib and HtFLlib); a client gets at least 40"
             " samples, or half an equal share if that is less"
         ),
         reads=("alpha",),

@@ -611,9 +611,9 @@ class DataSettings(Table):
         default="split",
         choices=("split", "balanced", "official", "official-own", "official-all", KEYED),
         site=(
-            "[which samples are for testing](data.md#training-and-test-samples); with data of"
-            " its own only, and never as the run says; if not set, `split`, or with `require-dp`"
-            " `keyed`"
+            "[which samples are for testing](data.md#training-and-test-samples); only at a site"
+            " with data of its own, where the run's value does not count; if not set, `split`, or"
+            " with `require-dp` `keyed`"
         ),
         help=(
             "on which samples a client is tested. split: a part of its own share; balanced:"
@@ -629,8 +629,8 @@ class DataSettings(Table):
         above=0,
         maximum=0.99,
         site=(
-            "the part of its own samples that is for training; with data of its own only, and"
-            " never as the run says; if not set, 0.75"
+            "the part of its own samples that is for training; only at a site with data of its"
+            " own, where the run's value does not count; if not set, 0.75"
         ),
         help=(
             'test-from = "split": part of a client\'s share used for training; "balanced": part of'
@@ -642,8 +642,8 @@ class DataSettings(Table):
         minimum=0,
         maximum=0.9,
         site=(
-            "the part of its training samples that is for validation; with data of its own only,"
-            " and never as the run says; if not set, 0"
+            "the part of its training samples that is for validation; only at a site with data of"
+            " its own, where the run's value does not count; if not set, 0"
         ),
         help=(
             "part of a client's training samples set aside to choose by (best round, early"

@@ -176,8 +176,8 @@ NODE_ROWS: dict[str, NodeKey] = {
     "max-honest-sites": NodeKey(
         default=1,
         help=(
-            "this site's privacy may rely on the noise of so many sites, itself included; 1: on"
-            " its own noise alone"
+            "with 3, this site's privacy may rely on the noise of three sites, itself included;"
+            " with 1, it relies on the site's own noise alone"
         ),
     ),
     "max-image-size": NodeKey(default=512, help="this bounds memory and time"),
@@ -185,10 +185,10 @@ NODE_ROWS: dict[str, NodeKey] = {
     "min-class-samples": NodeKey(
         default=1,
         help=(
-            "no prototype, count or output leaves of a class or cluster with fewer training"
-            " samples; no figure leaves that is made of fewer test samples than that, or than 20;"
-            " and figures are rounded to what so many samples contribute. A run may ask for more,"
-            " never for less"
+            "if a class or cluster has fewer training samples than this, none of its prototypes,"
+            " counts and outputs leaves the site; no figure leaves that is made of fewer test"
+            " samples than this, or than 20; and figures are rounded to what so many samples"
+            " contribute. A run may ask for more, never for less"
         ),
     ),
     MAX_EVALUATIONS: NodeKey(
