@@ -202,7 +202,8 @@ def best_thresholds(scores_NL: Scores, labels_NL: Labels) -> Scores:
         next_K = np.append(descending_K[1:], descending_K[-1] - 1)  # below the last: predict all
         is_possible_K = next_K < descending_K  # no threshold lies between equal scores
         best = np.where(is_possible_K, f1_K, -1).argmax()
-        upper, lower = descending_K[best], next_K[best]
+        upper = descending_K[best]
+        lower = next_K[best]
         # a score that stands for infinity says nothing of the distance of the threshold
         if upper >= LARGEST_SCORE:
             upper = next_K[best] + 1

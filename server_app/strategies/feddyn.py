@@ -13,13 +13,11 @@ of g_k counted, and to what part. If m has changed, h is scaled to it first. Buf
 (batch-normalisation statistics) are averaged, without h.
 """
 
-from dataclasses import replace
-
 import torch
 
 from protofl_common.algorithms.feddyn import FedDynHparams
 from server_app.strategies.base import Federation, Upload
-from server_app.strategies.scaffold import KeepsMeanVariate
+from server_app.strategies.scaffold import KeepsMeanVariate, weighed_alike
 
 
 class FedDyn(KeepsMeanVariate[FedDynHparams]):
@@ -32,8 +30,7 @@ class FedDyn(KeepsMeanVariate[FedDynHparams]):
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Update h, and set the global model to the plain mean of the θ_k minus h / α."""
         alpha = self.hparams.alpha
-        equals = [replace(upload, max_weight=1) for upload in uploads]  # all weigh as one sample
-        mean = self.averaged(equals)
+        mean = self.averaged(weighed_alike(uploads))
         change = {name: -alpha * (mean[name] - self.weights[name]) for name in self.parameters}
         self.add_to_control(change, len(uploads))
         for name, h in self.control.items():

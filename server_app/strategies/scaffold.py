@@ -25,6 +25,11 @@ from server_app.strategies.base import Federation, H, StateDict, Upload
 from server_app.strategies.fedavg import FedAvg
 
 
+def weighed_alike(uploads: list[Upload]) -> list[Upload]:
+    """Return the uploads, each of which weighs as one sample."""
+    return [replace(upload, max_weight=1) for upload in uploads]
+
+
 class KeepsMeanVariate(FedAvg[H]):
     """FedAvg that keeps ``control``, the mean of N clients' variates, and N of the last merge."""
 
@@ -61,7 +66,7 @@ class SCAFFOLD(KeepsMeanVariate[SCAFFOLDHparams]):
 
     def merge(self, uploads: list[Upload]) -> dict[str, float]:
         """Update x and c by Eq. 5, with the same weight for every client."""
-        equals = [replace(upload, max_weight=1) for upload in uploads]  # all weigh as one sample
+        equals = weighed_alike(uploads)
         weights = self._moved(equals)
         self.add_to_control(self.averaged(equals, "control"), len(uploads))
         self.weights = weights

@@ -1,5 +1,6 @@
 """The machines of a federation, and the README of separate machines as what is run on them."""
 
+import json
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -208,6 +210,12 @@ class Machines:
         if makes_node_key:  # people send each other these two files
             self.carry("superlink", site, "ca.crt")
             self.carry(site, "superlink", f"nodes/{site}.pub")
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs as ``flwr ls`` lists them, the latest first."""
+        listed = self.run("superlink", "flwr ls federation --format json")
+        runs: list[dict[str, Any]] = json.loads(listed.stdout)["runs"]
+        return runs
 
     def logs(self) -> str:
         """The last lines of every service."""

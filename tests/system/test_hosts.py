@@ -95,8 +95,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 def status_of_the_run(hosts: Hosts) -> str:
     """Return the status that ``flwr ls`` gives the last run."""
-    listed = hosts.run("superlink", "flwr ls federation --format json")
-    newest, *_ = json.loads(listed.stdout)["runs"]
+    newest, *_ = hosts.runs()
     return str(newest["status"])
 
 

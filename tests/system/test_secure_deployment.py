@@ -65,9 +65,8 @@ def test_two_registered_sites_complete_a_run_with_strangers_at_the_door(
         done = federation.run("superlink", run.text, timeout=240)
     output = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
-    listed = federation.run("superlink", "flwr ls federation --format json")
-    status = json.loads(listed.stdout)["runs"][0]["status"]
-    assert status == "finished:completed", output + federation.logs()
+    newest, *_ = federation.runs()
+    assert newest["status"] == "finished:completed", output + federation.logs()
     folder = federation.checkout("superlink") / "runs" / "first"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["algorithm"] == "FedTGP"
@@ -285,8 +284,7 @@ def stopped_run(machines: Machines) -> str:
     machines.step("superlink", command.replace("--stream", "").replace("rounds=2", "rounds=8"))
     wait_until(lambda: list(folder.glob("checkpoints/000001*")), machines.logs)
 
-    listed = json.loads(machines.run("superlink", "flwr ls federation --format json").stdout)
-    unfinished = [run for run in listed["runs"] if not run["status"].startswith("finished")]
+    unfinished = [run for run in machines.runs() if not run["status"].startswith("finished")]
     return str(unfinished[0]["run-id"])
 
 

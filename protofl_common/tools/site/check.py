@@ -453,11 +453,12 @@ def _why_unreadable(config: Mapping[str, Scalar], node: Mapping[str, Scalar]) ->
     from protofl_common.data.raw import DataError
     from protofl_common.data.store import open_data
 
-    with suppress(Exception):  # the introduction has told of any other error
-        try:
-            open_data(Settings.from_run_config(config, node).data)
-        except (DataError, OSError) as error:
-            return str(error)
+    try:
+        open_data(Settings.from_run_config(config, node).data)
+    except (DataError, OSError) as error:
+        return str(error)
+    except Exception:  # the introduction has told of it
+        return ""
     return ""
 
 

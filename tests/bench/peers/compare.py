@@ -5,10 +5,12 @@
 
 Each is one process of one thread. Each engine other than ours gets a virtual environment of its own
 with the released package, in ``--environments``. BlazeFL needs a ``python3.12`` on the path, and is
-left out where there is none. ``many``: 1,000 users of 50 images, 50 asked,
-batches of 10 (pfl-research's own benchmark, on Fashion-MNIST). ``all``: 100 users of 500 images,
-all asked, batches of 50. Prints milliseconds per visit, the ratio to the bare loop, accuracy, and
-memory, without the first two rounds. Engines draw differently. Nothing here passes or fails.
+left out where there is none.
+
+``many``: 1,000 users of 50 images, 50 asked, batches of 10 (pfl-research's own benchmark, on
+Fashion-MNIST). ``all``: 100 users of 500 images, all asked, batches of 50. Prints milliseconds per
+visit, the ratio to the bare loop, accuracy, and memory, without the first two rounds. Engines draw
+differently. Nothing here passes or fails.
 """
 
 import argparse
