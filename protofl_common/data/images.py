@@ -26,7 +26,7 @@ import numpy as np
 from protofl_common.basics.files import cache_folder, make_private
 from protofl_common.basics.text import first_of, with_composed_letters
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import class_names, from_arrays, with_progress
+from protofl_common.data.door import class_names, from_arrays, letters_of, with_progress
 from protofl_common.data.raw import DataError, Images, Place, RawData, digests
 from protofl_common.data.several_labels import SeveralLabels
 
@@ -203,24 +203,15 @@ def _check_picked(
         for folder in _folders(tree):
             name = with_composed_letters(folder.name)
             if name not in names:
-                unlisted[_letters(name)] = folder
+                unlisted[letters_of(name)] = folder
     for name in absent:
-        folder_alike = unlisted.get(_letters(name))
+        folder_alike = unlisted.get(letters_of(name))
         if folder_alike:
             without = f"{name!r} has no images, and it does not list the folder {folder_alike}"
             raise DataError(f"classes = {settings.classes!r}: {without}; is it misspelt?")
     if settings.partition != "own":
         without = f"no domain in {root} has images in a folder {absent[0]!r}"
         raise DataError(f"classes = {settings.classes!r}: {without}")
-
-
-def _letters(name: str) -> str:
-    """Return the letters and digits of a name, in lower case.
-
-    They are the same in spellings that differ only in case, spaces or signs. A looser comparison
-    would take ``female`` for ``male``.
-    """
-    return re.sub(r"[\W_]", "", name.casefold())
 
 
 def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:

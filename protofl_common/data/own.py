@@ -291,12 +291,17 @@ def _npz(file: Path) -> dict[str, Any]:
     joined to ``inputs``, ``labels`` and ``split``. If those of ``train`` or ``test`` are missing,
     nothing is joined, and `from_arrays` will name what there is.
     """
+    arrays: dict[str, Any] = {}
+    name = ""  # of the array that is being read
     try:
         with np.load(file, allow_pickle=False) as opened:
-            arrays: dict[str, Any] = dict(opened)
+            for name in opened.files:
+                arrays[name] = opened[name]
     except Exception as error:  # what is raised of a broken file may be anything
-        wanted = "plain NumPy arrays, series of one length"
-        raise DataError(f"{file} cannot be read as {wanted} ({printable(str(error))})") from error
+        which = f", at the array {name!r}" if name else ""
+        wanted = "plain NumPy arrays, series of one length, names as labels.astype(str)"
+        reason = printable(str(error))
+        raise DataError(f"{file} cannot be read as {wanted}{which} ({reason})") from error
 
     # the parts of which there are both: "train" for x_train and y_train
     named = [key[2:] for key in arrays if key.startswith("x_") and f"y_{key[2:]}" in arrays]

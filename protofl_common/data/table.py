@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.text import (
-    LONGEST_NAME,
     first_of,
-    is_short_and_printable,
     printable,
+    problem_of_name,
     with_composed_letters,
 )
 from protofl_common.config.lists import as_list, as_setting, names_in
@@ -110,7 +109,7 @@ class Columns:
             if name in self.columns:
                 columns[key] = list(self.columns[name])
         labels = columns.get("labels")
-        if labels is not None and all(WHOLE.fullmatch(str(label)) for label in labels):
+        if labels is not None and all(map(_is_plain_whole_number, {*map(str, labels)})):
             columns["labels"] = np.array(labels, dtype=np.int64)
         return columns
 
@@ -121,6 +120,11 @@ class Columns:
             raise DataError(f"{self.where}: has no column of texts beside {present}")
         columns = [self.columns[name] for name in joined]
         return [" ".join(parts) for parts in zip(*columns, strict=True)]
+
+
+def _is_plain_whole_number(text: str) -> bool:
+    """Return whether a text is a whole number as programs write it: "01" may be a name."""
+    return WHOLE.fullmatch(text) is not None and str(int(text)) == text
 
 
 class TableFile(Columns):
@@ -251,9 +255,10 @@ def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
     DataError for one that is too long, or has a line break or another control character.
     """
     for column in columns:
-        if not is_short_and_printable(column):
-            what = f"a name, or categories, of over {LONGEST_NAME} letters, or with a line break"
-            raise DataError(f"{where}: column '{printable(column, 40)}' has {what}")
+        problem = problem_of_name(column)
+        if problem:
+            shown = printable(column, 40)
+            raise DataError(f"{where}: column '{shown}', with its categories: {problem}")
     return tuple(with_composed_letters(column) for column in columns)
 
 

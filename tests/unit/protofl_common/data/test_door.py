@@ -28,6 +28,8 @@ BEHIND_A_MASK = np.ma.masked_equal([[1.0, 2.0], [3.0, 4.0]], 4.0)
     ([[1, 2], [3, 1e39]], r"sample 1 has 1e\+39 at \[1\]"),
     ([[1, np.inf], [3, 4]], r"sample 0 has inf at \[1\]"),
     (BEHIND_A_MASK, r"sample 1 has nan at \[1\]"),
+    ([*BEHIND_A_MASK], r"sample 1 has nan at \[1\]"),  # a list of rows with masks
+    (torch.eye(2).to_sparse(), "are no array .*Sparse"),
     (np.ma.masked_equal([[1, 2], [3, 4]], 4), "are masked, and no floating point"),
     ([["a", "b"], ["c", "d"]], r"are <U1 \[2, 2\], not numbers"),
     ([[1.0], [1.0, 2.0]], "differ in shape"),
@@ -54,10 +56,20 @@ def test_a_model_is_given_what_its_card_says(capsys: Printed) -> None:
     assert "sample 1, feature 0: 1000000001 is 1000000000 to a model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shape", [(2, 12, 16, 3), (2, 28, 30, 1), (2, 9, 9, 4)])
+@pytest.mark.parametrize("shape", [
+    (2, 12, 16, 3), (2, 28, 30, 1), (2, 9, 9, 4), (2, 9, 9, 9, 1),
+])  # fmt: skip
 def test_channels_last_are_refused_whatever_the_shape(shape: tuple[int, ...]) -> None:
     with refused("the channels first"):
         from_arrays({"inputs": np.zeros(shape, np.uint8), "labels": [0, 1]}, "here")
+
+
+def test_signals_of_more_channels_than_steps_are_said(capsys: Printed) -> None:
+    """They may be signals with the channels last, or grey images without a channel."""
+    from_arrays({"inputs": np.eye(18).reshape(2, 9, 18), "labels": [0, 1]}, "here")
+    assert not capsys.readouterr().err
+    from_arrays({"inputs": np.eye(18).reshape(2, 18, 9), "labels": [0, 1]}, "here")
+    assert "which are signals [N, channels, steps]: 18 channels of 9" in capsys.readouterr().err
 
 
 # -- labels
@@ -76,6 +88,14 @@ AGES = (np.random.default_rng(1).normal(50, 25, 200).astype(int)).clip(0).tolist
     (["a", "b", "#N/A"], "labels '#N/A' .* stand for none"),
     (["a", "b", "missing"], "labels 'missing' .* stand for none"),
     (["a", "b", "."], r"labels '\.' .* stand for none"),
+    (["0.0", "1.0", "-1.0"], r"labels '-1\.0' .* stand for none"),  # as pandas writes them
+    (["1", "2", "99"], "labels '99' .* stand for none"),
+    ([0, 1, 65535], "labels '65535' .* stand for none"),
+    (["sick", "well", "-"], "labels '-' .* stand for none"),
+    (["sick", "well", "N.A."], r"labels 'N\.A\.' .* stand for none"),
+    (["sick", "well", "\\N"], r"labels '\\\\N' .* stand for none"),  # as MySQL writes NULL
+    (["01", "1", "2"], "labels '01', '1' are alike"),
+    (["non\xa0small", "small"], r"'non\\xa0small': .* U\+00A0 NO-BREAK SPACE here"),
     (["mass", "nodule", "mass|nodule"], r"labels 'mass\|nodule' join other labels"),
     (["a", "a"], "'a' is the only label: one class alone"),
     (AGES, r"different values of 200 samples.*quantities \(regression\)"),
@@ -100,9 +120,17 @@ def test_labels_that_are_no_classes_are_refused(labels: Any, said: str) -> None:
         labelled(labels)
 
 
+@pytest.mark.parametrize("labels", ["abab", np.array(1), 1])
+def test_one_value_is_no_list_of_labels(labels: Any) -> None:
+    with refused("labels are .*, no list with one for each input"):
+        from_arrays({"inputs": np.ones((4, 1)), "labels": labels}, "here")
+
+
 def test_labels_that_are_classes(capsys: Printed) -> None:
     """Signs, bytes and commas are no obstacle; a rare label that begins as another is printed."""
     assert labelled([-1, 1]).classes == ("-1", "1")
+    assert labelled(["+", "-"]).classes == ("+", "-")
+    assert labelled([0, 50, 99]).classes == ("0", "50", "99")  # not far above the others
     assert labelled([b"b", b"a"]).classes == ("a", "b")
     assert labelled(["lung, left", "lung, right"]).classes == ("lung, left", "lung, right")
     with_one_cut_off = labelled(["sick"] * 20 + ["well"] * 20 + ["si"])
@@ -112,6 +140,15 @@ def test_labels_that_are_classes(capsys: Printed) -> None:
         labelled([0, 1], client=["x", "y"], domain=["u", "v"])
     with refused("sample 1 has no client"):
         labelled([0, 1], client=["x", "NA"])
+    labelled([0, 1], client=["P1", "p1"])
+    assert "here: client: 'P1', 'p1' are alike" in capsys.readouterr().err
+
+
+def test_a_number_with_zeros_before_it_is_a_name(opened: Any) -> None:
+    """Such as the folders of GTSRB, which a manifest lists: ``classes`` must find them."""
+    rows = "".join(f"{number},{number % 2:02}\n" for number in range(8))
+    assert opened("arrays", "t.csv", f"a,label\n{rows}").classes == ("00", "01")
+    assert opened("arrays", "t.csv", f"a,label\n{rows}", classes="00,01,02").labels[1] == 1
 
 
 # -- text files

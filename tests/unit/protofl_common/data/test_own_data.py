@@ -501,6 +501,9 @@ def test_labels_are_names_or_indices() -> None:
     assert labels([-1, 1], "-1,1") == ([0, 1], ("-1", "1"))
     assert labels(np.array([True, False]), "True,False") == ([0, 1], ("True", "False"))
     assert labels([0, 1], classes=["1", "2"]) == ([0, 1], ("1", "2"))
+    assert labels([0, 1], classes=["0", "1", "2"]) == ([0, 1], ("0", "1", "2"))
+    with refused("labels that are numbers are indices into classes, from 0; these are 1, 2, 3"):
+        labels([1, 2], classes=["1", "2", "3"])  # as np.unique has them; 1 would be "2"
     assert labels(["b", "a"]) == ([1, 0], ("a", "b"))
     assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
 
@@ -548,7 +551,7 @@ def test_texts_with_and_without_a_header(opened: Any) -> None:
     assert opened("text-csv", "twice.csv", first_row_again).labels.tolist() == [1, 0, 1]
 
     # such a header is of no model
-    with refused("categories, of over 200 letters, or with a line break"):
+    with refused("categories: a name has no line break, and at most 200 characters"):
         opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
     with refused("has no column 'label', only category, text"):
         opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
