@@ -38,6 +38,7 @@ GAP = (
 _SIGNS = frozenset("|:")  # that no category may have
 _NUMBERS = ("double", "float", "int32", "int64")
 """Types of Parquet that are read as arrays: these take an eighth of the memory."""
+_IN_GROUPS = re.compile(r"[-+]?\d{1,3}([.,']\d{3})+([.,]\d+)?")  # 1,234 or 1.234,50
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b.*")
 Floats = NDArray[np.float32]
 
@@ -445,6 +446,9 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tu
     if column.categories:
         why = "is none of the categories in one-hot; where it is one, add it at all sites alike"
         return why, drop
+    if _IN_GROUPS.fullmatch(str(value)):
+        cure = "write decimals alike everywhere, and thousands without a sign"
+        return f"may be thousands or decimals; {cure}", drop
     if is_number(value):
         return "has a number that is too large; correct it, or leave the column out", drop
     if _DATE.fullmatch(str(value)):

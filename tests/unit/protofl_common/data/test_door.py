@@ -180,6 +180,23 @@ def test_semicolons_with_decimal_commas_are_read(opened: Any, first: str) -> Non
     assert data.columns == ("a", "b;c, d")
 
 
+@pytest.mark.parametrize(("rows", "unclear"), [
+    ("1,234;7;x\n850;8;y\n", "line 2, column 'a': '1,234'"),  # thousands, or decimals?
+    ("1.234;18,5;x\n850;19,5;y\n", "line 2, column 'a': '1.234'"),  # German thousands
+    ("1.234,50;7;x\n2;8;y\n", "line 2, column 'a': '1.234,50'"),
+])  # fmt: skip
+def test_a_sign_that_may_stand_between_thousands_makes_no_number(
+    rows: str, unclear: str, opened: Any
+) -> None:
+    with refused(f"{unclear} may be thousands or decimals"):
+        opened("arrays", "t.csv", f"a;b;label\n{rows}")
+
+
+def test_other_columns_show_that_commas_are_decimal_ones(opened: Any) -> None:
+    data = opened("arrays", "t.csv", "a;b;label\n1,234;18,5;x\n2,500;19,5;y\n")
+    assert data.inputs.tolist() == np.float32([[1.234, 18.5], [2.5, 19.5]]).tolist()
+
+
 def test_names_with_any_sign_can_be_columns_and_be_dropped(opened: Any) -> None:
     """The error proposes a value of ``drop``, which works as it stands."""
     text = '"k__B|p__F",MET:z|rt,"Bilirubin, total",label\n1,2,high,x\n3,4,5,y\n'
