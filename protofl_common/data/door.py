@@ -254,12 +254,15 @@ def without_copies(data: RawData, where: str) -> RawData:
 
 
 # -- values
-def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
+def as_array(
+    value: Any, what: str, place: Place = any_place, *, are_names: bool = True
+) -> NDArray[Any]:
     """Return an array of what a user gives as one: a list, a tensor, an array with a mask.
 
     A masked floating-point number becomes NaN. If the values are one column, and not all numbers,
-    they become texts; None becomes the empty text. DataError for a text that is no name, as it is
-    too long or has a line break: a quote without its pair joins the rows of many patients to one.
+    they become texts; None becomes the empty text. If they ``are_names``, DataError for a text that
+    is too long or has a line break: a quote without its pair joins the rows of many patients to
+    one.
     """
     if hasattr(value, "detach"):  # PyTorch's, perhaps with a gradient, or of a type of its own
         value = value.detach().cpu()
@@ -276,7 +279,7 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
         raise DataError(f"{what} differ in shape ({error})") from error
     except (TypeError, RuntimeError) as error:  # of a sparse or quantised tensor
         raise DataError(f"{what} are no array ({printable(str(error))})") from error
-    if array.dtype.kind in NUMBER_KINDS or array.ndim != 1:
+    if array.dtype.kind in NUMBER_KINDS or array.ndim != 1 or not are_names:
         return array
 
     texts = []
@@ -309,11 +312,13 @@ def checked_inputs(
     (`warn_of_rounding`). With ``gaps``, numbers may be NaN. DataError names the first value that is
     wrong by ``where`` and ``place``.
     """
-    array = as_array(value, f"{where}: inputs")
+    array = as_array(value, f"{where}: inputs", are_names=False)
     shape = list(array.shape)
     is_empty = 0 in shape[1:]
     if array.ndim < 2 or is_empty or array.dtype.kind not in NUMBER_KINDS:
         wanted = "not numbers [N, …] of some samples"
+        if array.dtype.kind in "US":
+            wanted += "; texts are read from CSV files (dataset = 'text-csv')"
         raise DataError(f"{where}: inputs are {array.dtype} {shape}, {wanted}")
     # [N, H, W, channels], or a volume: the second axis is too long to be one of channels
     has_channels_last = (

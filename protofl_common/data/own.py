@@ -56,9 +56,11 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
         raise DataError(f"data-dir = '': {what} needs a file ({kinds}); set data-dir to it")
     path = _data_path(settings)
     where = f"data-dir = {settings.data_dir!r}"
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):  # a pipe can be read only once
         raise DataError(f"{where}: there is no such file or folder ({what})")
-    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+    candidates = [path]
+    if path.is_dir():  # what begins so, other programs have made: ._a.csv, ~$a.csv
+        candidates = [file for file in sorted(path.iterdir()) if file.name[0] not in ".~"]
     files = [file for file in candidates if file.suffix.lower() in suffixes]
     if not files:
         raise DataError(f"{where}: {what} needs one file ({kinds}); none there")
@@ -164,7 +166,7 @@ def read_text(settings: DataSettings) -> RawData:
     the same columns, or if one of several columns of texts copies the label (`check_no_label`).
     """
     where = settings.data_dir
-    parts = [_with_label(file) for file in locate_text(settings)]
+    parts = [with_label(file) for file in locate_text(settings)]
     joined = checked_names(parts[0].others, where)
     only_in_one = set(parts[0].names) ^ set(parts[-1].names)
     if only_in_one:
@@ -265,21 +267,22 @@ def tokens(texts: Iterable[str], length: int) -> Ints:
     return result
 
 
-def _with_label(file: Path) -> TableFile:
+def with_label(file: Path) -> TableFile:
     """Read a file of texts; if it has no header, its first column is the label.
 
     A file without a column ``label`` has no header if the first value in its first row is a whole
-    number, or occurs again below: then it is a label. Otherwise the row may be a header that lacks
-    that column: DataError.
+    number, or occurs again below: then it is a label. The names ``text``, ``text 1`` and so on are
+    a header, too. Otherwise the row may be a header that lacks that column, or a sample: DataError.
     """
     rows = TableFile(file)
-    if "label" in rows.columns:
+    names_texts = all(re.fullmatch(r"text( \d+)?", name) for name in rows.names)
+    if names_texts or "label" in rows.columns:
         return rows
     first, *others = rows.names  # read as a header so far
     if not first.isdecimal() and first not in rows.columns[first]:
         has = f"has no column 'label', only {', '.join(rows.names)}"
         no_other = f"or if that is its first row, no other has the label {first!r}"
-        raise DataError(f"{file}: {has}; {no_other}")
+        raise DataError(f"{file}: {has}; {no_other}; call columns of texts alone text, text 1, …")
     header = ["label"] + [f"text {number}" for number, _ in enumerate(others, 1)]
     return TableFile(file, header)
 

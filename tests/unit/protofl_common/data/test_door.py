@@ -14,6 +14,7 @@ from protofl_common.data.door import from_arrays
 from protofl_common.data.objects import inputs_for
 from protofl_common.data.own import tokens
 from protofl_common.data.store import data_key
+from protofl_common.data.table import TableFile
 from tests.support.given import Printed
 from tests.unit.protofl_common.data.conftest import MakeSettings, Read, refused, write_image
 
@@ -70,6 +71,50 @@ def test_signals_of_more_channels_than_steps_are_said(capsys: Printed) -> None:
     assert not capsys.readouterr().err
     from_arrays({"inputs": np.eye(18).reshape(2, 18, 9), "labels": [0, 1]}, "here")
     assert "which are signals [N, channels, steps]: 18 channels of 9" in capsys.readouterr().err
+
+
+AGES_MODEL = SimpleNamespace(input_type="float32", input_shape=(1,), columns=("age",), fill=())
+TEXTS_MODEL = SimpleNamespace(input_type="int64", input_shape=(4,), columns=("text",), fill=())
+ARRAYS_MODEL = SimpleNamespace(**{**vars(AGES_MODEL), "columns": (), "input_shape": (2,)})
+HEADERLESS_MODEL = SimpleNamespace(**{**vars(TEXTS_MODEL), "columns": ()})
+
+
+@pytest.mark.parametrize(("card", "text", "said"), [
+    (AGES_MODEL, "age,age\n1,2\n", "several columns are called 'age'"),
+    (AGES_MODEL, "age,b\n,2\n", r"'' is not a finite number but a gap \(1 of 1 values\)$"),
+    (ARRAYS_MODEL, "1.5,2\n3,4\n", "its first row has numbers, and no names"),
+    (HEADERLESS_MODEL, "good\nbad\n", "call columns of texts alone text, text 1"),
+])  # fmt: skip
+def test_a_file_to_predict_is_read_by_its_names(
+    card: Any, text: str, said: str, tmp_path: Path
+) -> None:
+    """The error proposes no settings, as an exported model has none."""
+    file = tmp_path / "new.csv"
+    file.write_text(text)
+    with refused(said):
+        inputs_for(card, TableFile(file))
+
+
+def test_a_file_without_names_may_be_predicted_as_it_was_trained_on(tmp_path: Path) -> None:
+    """Its first row is a sample, and the label no part of the text."""
+    texts = tokens(["good film", "bad plot", "so nice"], 4)
+    for text in ("1,good film\n0,bad plot\n1,so nice\n", "text\ngood film\nbad plot\nso nice\n"):
+        (tmp_path / "new.csv").write_text(text)
+        table = TableFile(tmp_path / "new.csv")
+        assert inputs_for(HEADERLESS_MODEL, table).tolist() == texts.tolist()
+    (tmp_path / "new.csv").write_text("0,1\n3,4\n")  # as pandas names columns
+    assert inputs_for(ARRAYS_MODEL, TableFile(tmp_path / "new.csv")).tolist() == [[3, 4]]
+
+
+def test_a_data_frame_to_predict_is_checked(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    for frame, card, said in (
+        (pandas.DataFrame([[1, 2]], columns=["age", "age"]), AGES_MODEL, "Duplicate column"),
+        (pandas.DataFrame({"text": ["good", None]}), TEXTS_MODEL, "row 1, column 'text': None is"),
+        (["good " * 99, "bad"], TEXTS_MODEL, "are texts; give a data frame of these columns: text"),
+    ):
+        with refused(said):
+            inputs_for(card, frame)
 
 
 # -- labels
