@@ -9,12 +9,13 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.basics.replaced import replaced
-from protofl_common.basics.text import first_of, printable
+from protofl_common.basics.text import first_of, printable, with_composed_letters
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_code import files_of
 from protofl_common.config.python_names import load, module_of
@@ -42,7 +43,10 @@ from protofl_common.data.table import (
 ARRAY_SUFFIXES = (".npz", ".csv", ".parquet")
 _NO_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese: no blanks between words."""
-_WORD = re.compile(rf"[{_NO_BLANKS}]|[^\W{_NO_BLANKS}]+|[^\w\s]")
+_MARKS = "".join(chr(code) for code in range(0x300, 0x10000) if category(chr(code))[0] == "M")
+"""Signs that belong to the letter before them, as vowels in Hindi do: ``\\w`` has none of them."""
+_LETTERS = rf"[^\W{_NO_BLANKS}]"
+_WORD = re.compile(rf"[{_NO_BLANKS}]|{_LETTERS}+(?:[{_MARKS}\u200c\u200d]+{_LETTERS}*)*|[^\w\s]")
 
 
 def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
@@ -258,8 +262,9 @@ def tokens(texts: Iterable[str], length: int) -> Ints:
 
     The token of a word is 1 + crc32(word) mod (`VOCABULARY` − 1): so all sites agree without a
     common list of words (feature hashing; Weinberger et al., ICML 2009). 0 fills up short texts.
+    Letters are composed first, as programs write an accent in two ways.
     """
-    words_of = [_WORD.findall(text.lower())[:length] for text in texts]
+    words_of = [_WORD.findall(with_composed_letters(text.lower()))[:length] for text in texts]
     result = np.zeros((len(words_of), length), dtype=np.int64)
     for row, words in enumerate(words_of):
         hashes = [zlib.crc32(word.encode()) for word in words]

@@ -27,7 +27,7 @@ from protofl_common.data.sources import source_of
 from protofl_common.tasks import kind_of, task_of
 
 T = TypeVar("T")
-FORMAT = 13
+FORMAT = 14
 """Raise it when the content of the files, or of a data set that a source delivers, changes."""
 MADE_BY = ("pillow", "matplotlib", "scikit-learn")  # packages that decode, resize or bring images
 ARRAYS = ("inputs", "labels", "domains", "official", "contents")

@@ -260,6 +260,19 @@ def test_a_column_that_numbers_the_rows_is_said(opened: Any, capsys: Printed) ->
     assert "column 'Id' numbers the rows" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "word", ["हिन्दी", "தமிழ்", "שָׁלוֹם", "السَّلَامُ", "cafe\u0301", "İstanbul", "می\u200cروم"]
+)
+def test_a_word_keeps_the_marks_of_its_letters(word: str) -> None:
+    """Vowels of Hindi, points of Hebrew, accents after their letter, and joiners are no words."""
+    assert np.count_nonzero(tokens([f"{word} x"], 8)) == 2
+
+
+def test_an_accent_makes_one_token_however_it_is_written() -> None:
+    composed, in_two = tokens(["café", "cafe\u0301"], 4)
+    assert (composed == in_two).all()
+
+
 def test_a_language_without_blanks_has_a_token_for_each_letter() -> None:
     chinese_of_6 = "今天天气很好"
     thai_of_7 = "อากาศดี"
