@@ -33,6 +33,7 @@ from protofl_common.data.several_labels import JOINED, SeveralLabels
 from protofl_common.data.table import (
     ANNOTATION_COLUMNS,
     TableFile,
+    check_annotations,
     checked_names,
     chosen_columns,
     chosen_names,
@@ -87,18 +88,26 @@ def read_manifest(settings: DataSettings) -> RawData:
     """
     rows = TableFile(file_of(settings, (".csv",)))
     several = SeveralLabels.of(settings)
+    used = {"file"}
     if several is None:
         columns = rows.annotations("file", "label")
     else:
         columns = rows.annotations("file")
-        labels, _ = several.in_table(rows.columns, str(rows.file))
+        labels, names_of_labels = several.in_table(rows.columns, str(rows.file))
         columns |= labels
+        used |= names_of_labels
+    unused = [name for name in rows.others if name not in used]
+    check_annotations(unused, str(rows.file), "left out")
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
             place = rows.place(row)
             raise DataError(f"{rows.file}, {place}, column 'file': there is no file {name!r}")
-    return with_images(columns, files, str(rows.file), settings, rows.place)
+    data = with_images(columns, files, str(rows.file), settings, rows.place)
+    notes = rows.notes
+    if unused:
+        notes += (f"{rows.file}: left out the columns {first_of(unused)}",)
+    return replace(data, notes=(*notes, *data.notes))
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
@@ -172,6 +181,7 @@ def read_text(settings: DataSettings) -> RawData:
     where = settings.data_dir
     parts = [with_label(file) for file in locate_text(settings)]
     joined = checked_names(parts[0].others, where)
+    check_annotations(joined, where)
     only_in_one = set(parts[0].names) ^ set(parts[-1].names)
     if only_in_one:
         names = ", ".join(sorted(only_in_one))
@@ -195,6 +205,9 @@ def read_text(settings: DataSettings) -> RawData:
     columns = joined if parts[0].has_header else ()
     data = from_arrays(arrays, where, settings.classes, places.__getitem__, columns=columns)
     notes = tuple(chain.from_iterable(rows.notes for rows in parts))
+    others = {file.name for file in parts[0].file.parent.glob("*.csv")} - {"test.csv", "train.csv"}
+    if len(parts) == 2 and others:
+        notes += (f"{where}: left out {first_of(sorted(others))}; write other parts as split",)
     return replace(data, contents=digests(text.encode() for text in all_texts), notes=notes)
 
 

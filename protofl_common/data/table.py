@@ -216,8 +216,8 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
     """Return the columns of the inputs, in order: ``age``, or ``sex:f|m`` for categories.
 
     ``names`` are the columns of the file that may be inputs; ``columns``, ``drop`` and ``one-hot``
-    choose among them. DataError for a setting with another column, for a column that is called
-    nearly as that of the labels, and if none is left.
+    choose among them. DataError for a setting with another column, for a column that `chosen_names`
+    refuses, and if none is left.
     """
     categories = {}
     for column in names_in(settings.one_hot):
@@ -225,10 +225,6 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
         categories[name] = f"{name}:{'|'.join(values)}"
     chosen = chosen_names(settings, names, where)
     _check_present("one-hot", categories, chosen, where)
-    for name in chosen:
-        if name.lower() in ANNOTATION_COLUMNS:  # ``Label``: perhaps the labels
-            cure = f"call it {name.lower()!r}, or drop it"
-            raise DataError(f"{where}: column {name!r} would be an input; {cure}")
     if not chosen:
         besides = "besides label, client, domain, split and those of drop"
         raise DataError(f"{where} has no column for the inputs {besides}")
@@ -239,13 +235,28 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
 def chosen_names(settings: DataSettings, names: Sequence[str], where: str) -> list[str]:
     """Return the columns in ``columns``, or else all ``names``, without those in ``drop``.
 
-    DataError if one of these settings has a column that is none of ``names``.
+    DataError if one of these settings has a column that is none of ``names``, or if a column is
+    left whose name is nearly that of a column that is no input (`check_annotations`).
     """
     picked = names_in(settings.columns) or names
     dropped = {*names_in(settings.drop)}
     _check_present("columns", picked, names, where)
     _check_present("drop", dropped, names, where)
-    return [name for name in picked if name not in dropped]
+    chosen = [name for name in picked if name not in dropped]
+    check_annotations(chosen, where)
+    return chosen
+
+
+def check_annotations(others: Iterable[str], where: str, fate: str = "an input") -> None:
+    """Raise DataError for a column among ``others`` that may be of labels, clients or parts.
+
+    Its name differs from theirs in capitals alone: ``Label``, ``Split``. ``fate`` says what would
+    become of it.
+    """
+    for name in others:
+        if name.lower() in ANNOTATION_COLUMNS:
+            cure = f"call it {name.lower()!r}, or drop it"
+            raise DataError(f"{where}: column {name!r} would be {fate}; {cure}")
 
 
 def _check_present(key: str, wanted: Iterable[str], names: Sequence[str], where: str) -> None:

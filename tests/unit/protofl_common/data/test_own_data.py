@@ -377,6 +377,10 @@ def test_a_manifest_of_images(opened: Any, tmp_path: Path) -> None:
     said = r"line 2 and line 4 are equal in all inputs, and of two labels \(1 such copies\)"
     with refused(said):
         opened("manifest", "list4.csv", "file,label\na.png,cat\na.png,cat\nscans/../a.png,dog\n")
+    with refused("column 'Split' would be left out; call it 'split'"):
+        opened("manifest", "list5.csv", "file,label,Split\na.png,cat,train\nscans/b.png,dog,test\n")
+    with_more = opened("manifest", "list6.csv", "file,label,age\na.png,cat,3\nscans/b.png,dog,5\n")
+    assert any("left out the columns age" in note for note in with_more.notes)
 
 
 def test_a_manifests_images_may_change_elsewhere(read: Read, tmp_path: Path) -> None:
@@ -585,6 +589,12 @@ def test_texts_of_a_training_and_a_test_file(read: Read, tmp_path: Path) -> None
         "label,text,by,split\ny,three,a,test\nx,four,b,test\nx,five,b,test\n",
     )
     assert by_writers.official.tolist() == [1, 1, 1, 0, 2]
+
+    with refused("column 'Split' would be an input; call it 'split'"):
+        both("label,text,Split\nx,one,train\ny,two,test\n", "label,text,Split\ny,six,test\n")
+    (tmp_path / "validation.csv").write_text(test)
+    with_a_third = both("label,text\nx,one\ny,two\n", test)
+    assert any("left out validation.csv" in note for note in with_a_third.notes)
 
 
 def test_a_token_is_a_checksum_of_its_word() -> None:
