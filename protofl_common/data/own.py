@@ -28,7 +28,7 @@ from protofl_common.data.images import (
     square_rgb,
     with_images,
 )
-from protofl_common.data.raw import DataError, Ints, RawData, digests
+from protofl_common.data.raw import DataError, Images, Ints, RawData, digests
 from protofl_common.data.several_labels import JOINED, SeveralLabels
 from protofl_common.data.table import (
     ANNOTATION_COLUMNS,
@@ -496,10 +496,12 @@ def _label_column(datasets: Any, kinds: Any, where: str) -> tuple[str, list[str]
 def _splits(parts: Mapping[str, Any], where: str) -> list[str]:
     """Return what each part of a data set is for: "test", "validation", or else "train".
 
-    DataError for a part with a name such as ``testing``, which would be trained on.
+    DataError for a part with a name such as ``testing`` or ``clean_test``, which would be trained
+    on; but ``train_val`` is for training.
     """
+    is_for_tests = re.compile(r"(?!train)(.*[\W_])?(test|val|dev|eval|hold_?out)")
     for part in parts:
-        if part not in SPLITS and re.match("test|val|dev|eval", part.lower()):
+        if part not in SPLITS and is_for_tests.match(part.lower()):
             cure = "call it test, validation or train_…"
             raise DataError(f"{where}: would train on part {part!r}: {cure}")
     return [part if part in ("test", "validation") else "train" for part in parts]
@@ -571,11 +573,13 @@ def _inputs(
         if Path(first).suffix.lower() in EXTENSIONS:
             cure = f"cast_column({column!r}, Image())"
             raise DataError(f"{where}: column {column!r} names files of images; {cure}")
+        if None in values:
+            row = values.index(None)
+            raise DataError(f"{where}: sample {row} has no text in column {column!r}; fill it in")
     check_no_label(texts, labels, where)
+    if images:
+        return _decoded(whole, images[0], settings.image_size or DEFAULT_SIZE, where), []
     try:
-        if images:
-            side = settings.image_size or DEFAULT_SIZE
-            return np.stack([square_rgb(image, side) for image in whole[images[0]]]), []
         if texts:
             joined = (" ".join(parts) for parts in zip(*texts.values(), strict=True))
             return tokens(joined, settings.text_length), list(texts)
@@ -592,5 +596,17 @@ def _inputs(
         inputs = np.concatenate(list(features.values()), axis=1)
         return inputs, list(single) if len(single) == len(features) else []
     except (ValueError, TypeError) as error:
-        what = f"images of column {images[0]}" if images else f"columns {', '.join(kinds)}"
+        what = f"columns {', '.join(kinds)}"
         raise DataError(f"{where}: {what} cannot be used: {error}") from error
+
+
+def _decoded(whole: Any, column: str, side: int, where: str) -> Images:
+    """Return the images of a column, uint8 [N, 3, side, side]; DataError for an unreadable one."""
+    images: list[Images] = []
+    try:
+        for image in whole[column]:
+            images.append(square_rgb(image, side))
+    except Exception as error:  # what decoders raise of a broken image may be anything
+        what = f"the image of sample {len(images)}, column {column!r}, cannot be read ({error})"
+        raise DataError(f"{where}: {what}; repair or remove it") from error
+    return np.stack(images)

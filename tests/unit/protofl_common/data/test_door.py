@@ -311,6 +311,37 @@ def test_every_file_is_accounted_for(photos: Path, read: Read, capsys: Printed) 
     assert data.notes[0] in capsys.readouterr().err
 
 
+def test_masks_and_copies_of_programs_are_none_of_the_images(photos: Path, read: Read) -> None:
+    """Masks lie beside their images or in a folder; what else lies below a class is said."""
+    for path in ("cat/0_mask.jpg", "dog/masks/0.jpg", "dog/x.lrdata/0.jpg", "dog/deleted/0.jpg"):
+        write_image(photos / path)
+    write_image(photos / "cat/face_mask.jpg", (7, 7, 7))  # of no image beside it
+    write_image(photos / "cat/images/late.jpg", (9, 9, 9))
+    (note,) = read("image-folder", photos, image_size=8).notes
+    assert "10 images of cat, dog; 1 of them in folders below their class: images;" in note
+    assert note.endswith(
+        "1 folder deleted, 1 folder masks, 1 folder x.lrdata, 1 named as masks of others"
+    )
+
+
+def test_classes_may_have_their_images_in_folders_of_one_name(photos: Path, read: Read) -> None:
+    """As in Tiny ImageNet; only if such a name could be a class, they may be parts."""
+    for name in ("cat", "dog"):
+        (photos / name).rename(photos / "moved")
+        (photos / name).mkdir()
+        (photos / "moved").rename(photos / name / "images")
+        write_image(photos / name / "masks" / "0.jpg")
+    assert len(read("image-folder", photos, image_size=8).labels) == 8
+
+
+@pytest.mark.parametrize("names", ["train test", "train2017 val2017", "fold1 fold2", "TestSet val"])
+def test_folders_that_are_called_parts_are_no_classes(names: str, photos: Path, read: Read) -> None:
+    for name, old in zip(names.split(), ("cat", "dog"), strict=True):
+        (photos / old).rename(photos / name)
+    with refused("parts, folds or sites of a data set, which would be taken for classes"):
+        read("image-folder", photos, image_size=8)
+
+
 @pytest.mark.parametrize("layout", [
     "seg_train/seg_train seg_test/seg_test",
     "north south",
@@ -323,6 +354,13 @@ def test_parts_folds_and_sites_are_no_classes(layout: str, photos: Path, read: R
             write_image(root / part / name / "0.png", (shade, number, 0))
     with refused("parts, folds or sites of a data set, which would be take"):
         read("image-folder", root, image_size=8)
+
+
+def test_parts_are_no_domains_though_there_are_other_folders(photos: Path, read: Read) -> None:
+    for part in ("train", "test", "extra"):
+        write_image(photos.parent / "data" / part / "cat" / "0.png")
+    with refused("test, train in .* which would be taken for domains"):
+        read("domain-folder", photos.parent / "data", image_size=8)
 
 
 def test_a_copy_of_an_image_is_left_out_or_refused(photos: Path, read: Read) -> None:

@@ -722,6 +722,8 @@ def test_texts_of_a_folder_of_hugging_face(reviews: Any, read: Read, tmp_path: P
     for parts, said in (
         ({"test_matched": train}, "part 'test_matched'"),
         ({"Val": train}, "part 'Val'"),
+        ({"train": train, "clean_test": test}, "part 'clean_test'"),
+        ({"train": train, "holdout": test}, "part 'holdout'"),
         (with_words, "'label_text' says the label in other words"),
     ):
         datasets.DatasetDict(parts).save_to_disk(tmp_path / "wrong")
@@ -759,6 +761,19 @@ def test_tables_of_a_folder_of_hugging_face(read: Read, tmp_path: Path, capsys: 
     assert filled.columns == ()
     assert "column 'c' says the label in other words; drop it" in capsys.readouterr().err
     assert filled.contents.shape == (3, 0)  # settings have a say in the inputs
+    with refused("sample 1 has no text in column 'text'"):
+        saved_and_read({"text": ["good", None], "label": [0, 1]})
+
+
+def test_an_image_of_hugging_face_that_cannot_be_read_is_named(read: Read, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    good = Image.new("RGB", (8, 8))
+    for wrong, said in ((None, "there is none"), ({"bytes": b"x"}, "cannot identify image file")):
+        columns = {"image": [good, wrong], "label": [0, 1]}
+        datasets.Dataset.from_dict(columns, features=kinds).save_to_disk(tmp_path / "photos")
+        with refused(rf"the image of sample 1, column 'image', cannot be read \({said}"):
+            read("hf:photos", tmp_path)
 
 
 @pytest.mark.usefixtures("reviews")
