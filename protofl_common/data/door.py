@@ -10,6 +10,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -71,8 +73,27 @@ WHOLE = re.compile(r"-?\d{1,18}")  # that fits into int64
 PROGRESS_SECONDS = 5.0  # seconds between two lines of progress
 
 
+_doubts: ContextVar[list[str]] = ContextVar("_doubts")
+
+
+@contextmanager
+def doubts() -> Iterator[list[str]]:
+    """Collect what `say` prints in this block, for those who open the data from the cache later."""
+    lines: list[str] = []
+    before = _doubts.set(lines)
+    try:
+        yield lines
+    finally:
+        _doubts.reset(before)
+
+
 def say(text: str) -> None:
     """Print a line about data that are admitted, but perhaps not as their owner thinks."""
+    _doubts.get([]).append(text)
+    show(text)
+
+
+def show(text: str) -> None:
     print(f"protofl: {text}", file=sys.stderr, flush=True)
 
 
@@ -83,7 +104,7 @@ def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
         yield item
         if time.monotonic() > reported + PROGRESS_SECONDS:
             reported = time.monotonic()
-            say(f"{count:,} {what}")
+            show(f"{count:,} {what}")
 
 
 # -- a data set

@@ -254,6 +254,14 @@ def test_names_with_any_sign_can_be_columns_and_be_dropped(opened: Any) -> None:
         opened("arrays", "t.csv", "a,label\n1_0,x\n2,y\n")
 
 
+def test_what_was_said_is_noted_for_those_who_open_the_data_later(opened: Any) -> None:
+    """Such as ``protofl doctor``, when it is asked again."""
+    rows = "".join(f"{number},{number % 2}\n" for number in range(40))
+    for _ in range(2):
+        (note,) = opened("arrays", "t.csv", f"a,label\n{rows}").notes
+        assert "column 'a' numbers the rows" in note
+
+
 def test_a_column_that_numbers_the_rows_is_said(opened: Any, capsys: Printed) -> None:
     rows = [f"{row},{row % 7},{'xy'[row // 20]}\n" for row in range(40)]  # sorted by label
     opened("arrays", "t.csv", f"Id,a,label\n{''.join(rows)}")
