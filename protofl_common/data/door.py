@@ -538,12 +538,11 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
     meanings = [meaning_of(name) for name in classes]
     times = Counter(meanings)  # more than 1 for a class in two spellings
     codes = _codes_of_gaps(classes)
-    may_be_classes = {"none"}
-    if any(name.startswith("+") for name in classes):
-        may_be_classes |= {"-", "--"}  # the result of a test
+    gaps = gaps_among(classes)
     doubtful = []
     for name, meaning in zip(classes, meanings, strict=True):
-        stands_for_none = name in codes or (is_gap(name) and meaning not in may_be_classes)
+        # "none" may well be a class
+        stands_for_none = name in codes or (name in gaps and meaning != "none")
         if times[meaning] > 1 or stands_for_none:
             doubtful.append(name)
     if doubtful:
@@ -642,6 +641,15 @@ def meaning_of(label: str) -> float | str:
 def is_gap(value: Any) -> bool:
     """True for a value that says nothing: None, NaN, or a text such as "NA"."""
     return str(value).strip().lower() in GAPS
+
+
+def gaps_among(values: Iterable[Any]) -> set[str]:
+    """Return the texts of the values that say nothing; "-" beside "+" is the result of a test."""
+    texts = {*map(str, values)}
+    gaps = {text for text in texts if is_gap(text)}
+    if any(re.fullmatch(r"\s*\++\s*", text) for text in texts):
+        gaps = {text for text in gaps if text.strip() not in ("-", "--")}
+    return gaps
 
 
 def number(value: Any) -> float:

@@ -23,7 +23,7 @@ from protofl_common.basics.text import (
 from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.csv_file import ArrowTexts, read_csv
-from protofl_common.data.door import WHOLE, is_gap, is_number, number, warn_of_rounding
+from protofl_common.data.door import WHOLE, gaps_among, is_number, number, warn_of_rounding
 from protofl_common.data.raw import DataError, Place
 
 ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client", "split": "split"}
@@ -404,8 +404,9 @@ def _read(
         if is_wrong.any():
             column = column._replace(values=list(column.values))
             is_missing = is_wrong.copy()  # a category may be called as a gap is: "none"
+            texts_of_gaps = gaps_among(column.values)
             for row in np.flatnonzero(is_wrong).tolist():
-                is_missing[row] = is_gap(column.values[row])
+                is_missing[row] = str(column.values[row]) in texts_of_gaps
             part[is_missing] = 0.0 if categories else np.nan
             problems += _problems(column, is_wrong, is_missing, place, gaps)
         if not problems:

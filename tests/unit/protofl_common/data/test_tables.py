@@ -53,6 +53,15 @@ def test_with_what_the_last_line_says_the_table_can_be_used(opened: Any) -> None
     assert opened(MESSY, **CLEAN).columns == ("sex:f|m", "age", "chol")
 
 
+def test_a_minus_is_a_gap_unless_it_is_the_result_of_a_test(opened: Any) -> None:
+    table = "a,b,label\n+,1,x\n-,-,y\n+,3,x\n-,4,y\n"
+    with refused(r'name its categories \(4 of 4 values\): one-hot="a:\+\|-"'):
+        opened(table, impute="mean")
+    data = opened(table, impute="mean", one_hot="a:+|-")
+    assert data.inputs[0].tolist() == [1, 0, 1]
+    assert np.isnan(data.inputs[1]).tolist() == [False, False, True]
+
+
 def test_categories_are_columns_of_zero_and_one_and_gaps_stay_open(opened: Any) -> None:
     """A gap in a category is 0 in all its columns; one in a number is NaN until it is filled."""
     data = opened(MESSY, **CLEAN)
