@@ -20,7 +20,15 @@ from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_code import files_of
 from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import FEW_CLASSES, KEYS, SPLITS, from_arrays, number, say
+from protofl_common.data.door import (
+    FEW_CLASSES,
+    KEYS,
+    SPLITS,
+    from_arrays,
+    is_number,
+    number,
+    say,
+)
 from protofl_common.data.images import (
     DEFAULT_SIZE,
     EXTENSIONS,
@@ -577,6 +585,10 @@ def _inputs(
             row = values.index(None)
             raise DataError(f"{where}: sample {row} has no text in column {column!r}; fill it in")
     check_no_label(texts, labels, where)
+    for column, values in texts.items():
+        if all(map(is_number, values)):
+            cure = f"cast_column({column!r}, Value('float32')), or drop it"
+            raise DataError(f"{where}: column {column!r} has numbers written as texts; {cure}")
     if images:
         return _decoded(whole, images[0], settings.image_size or DEFAULT_SIZE, where), []
     try:

@@ -224,8 +224,9 @@ class SeveralLabels:
         wrong = np.flatnonzero(~np.isin(numbers_N, (0, 1)))
         if len(wrong):
             row = int(wrong[0])
-            value = printable(repr(values[row]), 40)
-            why = f"{value} is neither 1 nor 0, nor a gap ({len(wrong)} such values)"
+            value = values[row].item() if isinstance(values[row], np.generic) else values[row]
+            shown = printable(repr(value), 40)
+            why = f"{shown} is neither 1 nor 0, nor a gap ({len(wrong)} such values)"
             if is_uncertain_N.any():
                 why += "; set uncertain where -1 means that it is not certain"
             raise DataError(f"{where}: {place(row)}, {what}: {why}")
