@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from unicodedata import name as character_name
 from unicodedata import normalize
 
 LONGEST = 500
@@ -71,7 +72,19 @@ def is_plain_name(text: str) -> bool:
 
 
 def is_short_and_printable(text: str) -> bool:
-    return len(text) <= LONGEST_NAME and text.isprintable()
+    return not problem_of_name(text)
+
+
+def problem_of_name(text: str) -> str:
+    """Return why a text of data or settings cannot be a name; "" if it can."""
+    if len(text) <= LONGEST_NAME and text.isprintable():
+        return ""
+    if len(text) > LONGEST_NAME or len(text.splitlines()) > 1:
+        wanted = f"a name has no line break, and at most {LONGEST_NAME} characters"
+        return f'{wanted}; is a quote (") without its pair?'
+    hidden = next(letter for letter in text if not letter.isprintable())
+    called = f"U+{ord(hidden):04X} {character_name(hidden, '')}".rstrip()
+    return f"a name has no invisible character, such as {called} here; write it without"
 
 
 def is_site_name(text: str) -> bool:

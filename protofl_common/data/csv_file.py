@@ -5,6 +5,7 @@ rows (`_plain_lines`). What it refuses Python's reader reads again, and names th
 """
 
 import csv
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,15 +21,20 @@ from protofl_common.data.door import number, with_progress
 from protofl_common.data.raw import DataError
 
 BLOCK_BYTES = 2**24  # that PyArrow reads at a time
-_DECIMAL_COMMA = r"^[-+]?\p{Nd}*,\p{Nd}+([eE][-+]?\p{Nd}+)?$"  # as PyArrow's RE2 has it
+# as PyArrow's RE2 has them
+_DECIMAL_COMMA = r"^[-+]?\p{Nd}*,\p{Nd}+([eE][-+]?\p{Nd}+)?$"
+_ONE_GROUP = r"^[-+]?[1-9]\p{Nd}{0,2},\p{Nd}{3}$"  # 1,234 may be 1.234 or 1234
+_GROUPS_BY_POINTS = r"^[-+]?[1-9]\p{Nd}{0,2}(\.\p{Nd}{3})+$"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class ArrowTexts(Sequence[str]):
     """A column of texts in PyArrow's memory, which become Python's when they are asked for."""
 
-    def __init__(self, texts: Any) -> None:
+    def __init__(self, texts: Any, *, are_unclear: bool = False) -> None:
         self.texts = texts  # pyarrow.ChunkedArray, not yet stripped of spaces
+        # a comma or point may stand before decimals or between thousands: that is no number
+        self.are_unclear = are_unclear
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -53,6 +59,8 @@ class ArrowTexts(Sequence[str]):
         import pyarrow  # not for every command
         from pyarrow import compute
 
+        if self.are_unclear:
+            return np.array([math.nan if {*text} & {".", ","} else number(text) for text in self])
         double = pyarrow.float64()
         with suppress(pyarrow.ArrowInvalid):
             return np.array(compute.cast(self.texts, double))
@@ -62,21 +70,26 @@ class ArrowTexts(Sequence[str]):
             return np.array(compute.cast(filled, double))
         return np.array([number(text) for text in self])
 
-    def with_points(self) -> "ArrowTexts":
-        """Return the column with points for decimal commas, if all its commas are such.
-
-        Otherwise it is returned as it is: commas may also separate thousands, or words.
-        """
+    def all_with(self, sign: str, pattern: str) -> bool:
+        """Return whether some texts have the sign, and all that have it match the pattern."""
         from pyarrow import compute  # not for every command
 
-        has_comma = compute.match_substring(self.texts, ",")
-        if not compute.any(has_comma).as_py():
-            return self
-        with_comma = compute.utf8_trim_whitespace(self.texts.filter(has_comma))
-        are_numbers = compute.match_substring_regex(with_comma, _DECIMAL_COMMA)
-        has_point = compute.match_substring(self.texts, ".")
-        if compute.any(has_point).as_py() or not compute.all(are_numbers).as_py():
-            return self
+        with_sign = self.texts.filter(compute.match_substring(self.texts, sign))
+        trimmed = compute.utf8_trim_whitespace(with_sign)
+        are_such = compute.match_substring_regex(trimmed, pattern)
+        return len(with_sign) > 0 and bool(compute.all(are_such).as_py())
+
+    def has_decimal_commas(self) -> bool:
+        """Return whether all commas may be decimal ones; otherwise they may separate words."""
+        from pyarrow import compute  # not for every command
+
+        has_point = compute.any(compute.match_substring(self.texts, ".")).as_py()
+        return not has_point and self.all_with(",", _DECIMAL_COMMA)
+
+    def with_points(self) -> "ArrowTexts":
+        """Return the column with points in the place of commas."""
+        from pyarrow import compute  # not for every command
+
         return ArrowTexts(compute.replace_substring(self.texts, ",", "."))
 
 
@@ -254,7 +267,23 @@ def _separator(opened: TextIO) -> tuple[str, int]:
 def _texts_of(columns: Iterable[Any], separator: str) -> list[ArrowTexts]:
     """Return PyArrow's columns as texts.
 
-    Where commas do not separate columns, they may be decimal ones: these become points.
+    Where commas do not separate columns, they may be decimal ones: these become points. But 1,234
+    may be 1234: it is a number only if another column shows that the file's commas are decimal
+    ones, as 18,5 does. In such a file 1.234 is unclear.
     """
     texts = [ArrowTexts(column) for column in columns]
-    return texts if separator == "," else [column.with_points() for column in texts]
+    if separator == ",":
+        return texts
+    are_decimal = [column.has_decimal_commas() for column in texts]
+    may_be_groups = [column.all_with(",", _ONE_GROUP) for column in texts]
+    is_file_of_decimal_commas = any(
+        decimal and not groups for decimal, groups in zip(are_decimal, may_be_groups, strict=True)
+    )
+    result = []
+    for column, decimal in zip(texts, are_decimal, strict=True):
+        if decimal and is_file_of_decimal_commas:
+            column = column.with_points()
+        elif decimal or (is_file_of_decimal_commas and column.all_with(".", _GROUPS_BY_POINTS)):
+            column = ArrowTexts(column.texts, are_unclear=True)
+        result.append(column)
+    return result

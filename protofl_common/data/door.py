@@ -10,6 +10,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -17,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.text import (
-    LONGEST_NAME,
     first_of,
     is_short_and_printable,
     printable,
+    problem_of_name,
     with_composed_letters,
 )
 from protofl_common.config.lists import as_list, parts_of
@@ -53,12 +55,15 @@ NO_LABELS = frozenset(("", "nan", "<na>"))
 """Texts that never are a name, in lower case: no value at all, as NumPy and pandas write it."""
 GAPS = NO_LABELS | frozenset(
     (
-        *("?", ".", "na", "n/a", "null", "none", "missing", "unlabeled", "unlabelled"),
+        *("?", ".", "-", "--", "na", "n/a", "n.a.", "null", "(null)", "<null>", "\\n", "nil"),
+        *("none", "missing", "(blank)", "undefined", "not available", "unlabeled", "unlabelled"),
         *("-nan", "#n/a", "#n/a n/a", "#na", "1.#ind", "1.#qnan", "-1.#ind", "-1.#qnan"),
         *("#null!", "#div/0!", "#value!", "#ref!", "#name?", "#num!"),
     )
 )
-"""Texts that stand for no value, in lower case: pandas' own, Excel's errors, SAS's point."""
+"""Texts that stand for no value, in lower case: pandas' own, Excel's errors, databases' nulls."""
+CODES_OF_GAPS = frozenset((99, 999, 9999, 65535))
+"""Numbers that stand for no label in surveys, and in images of two bytes a pixel."""
 JOINTS = "|;,+&/"  # signs between several labels of a sample
 FEW_CLASSES = 20  # different labels that are taken for classes, whatever they look like
 MOST_CHANNELS = 4  # of usual images; a line tells of more
@@ -68,8 +73,27 @@ WHOLE = re.compile(r"-?\d{1,18}")  # that fits into int64
 PROGRESS_SECONDS = 5.0  # seconds between two lines of progress
 
 
+_doubts: ContextVar[list[str]] = ContextVar("_doubts")
+
+
+@contextmanager
+def doubts() -> Iterator[list[str]]:
+    """Collect what `say` prints in this block, for those who open the data from the cache later."""
+    lines: list[str] = []
+    before = _doubts.set(lines)
+    try:
+        yield lines
+    finally:
+        _doubts.reset(before)
+
+
 def say(text: str) -> None:
     """Print a line about data that are admitted, but perhaps not as their owner thinks."""
+    _doubts.get([]).append(text)
+    show(text)
+
+
+def show(text: str) -> None:
     print(f"protofl: {text}", file=sys.stderr, flush=True)
 
 
@@ -80,7 +104,7 @@ def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
         yield item
         if time.monotonic() > reported + PROGRESS_SECONDS:
             reported = time.monotonic()
-            say(f"{count:,} {what}")
+            show(f"{count:,} {what}")
 
 
 # -- a data set
@@ -136,6 +160,10 @@ def from_arrays(
             raise DataError(f"{where}: has no {key!r}, only {names_present}")
     if "client" in present and "domain" in present:
         raise DataError(f"{where}: has both client and domain; leave one of them out")
+    given_labels = present["labels"]
+    if isinstance(given_labels, str | bytes) or not np.iterable(given_labels):
+        shown = printable(repr(given_labels), 40)
+        raise DataError(f"{where}: labels are {shown}, no list with one for each input")
     inputs = present["inputs"]
     if callable(inputs):  # it is called at the end, after all cheap checks
         samples = len(present["labels"])
@@ -177,6 +205,7 @@ def from_arrays(
         if key in annotations:
             unique, domains = np.unique(annotations[key].astype(str), return_inverse=True)
             domain_names = tuple(unique.tolist())
+            _say_which_are_alike(domain_names, f"{where}: {key}")
     official = np.zeros(samples, np.uint8)
     if "split" in annotations:
         official = _official(annotations["split"], where, place)
@@ -246,16 +275,21 @@ def without_copies(data: RawData, where: str) -> RawData:
 
 
 # -- values
-def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
+def as_array(
+    value: Any, what: str, place: Place = any_place, *, are_names: bool = True
+) -> NDArray[Any]:
     """Return an array of what a user gives as one: a list, a tensor, an array with a mask.
 
     A masked floating-point number becomes NaN. If the values are one column, and not all numbers,
-    they become texts; None becomes the empty text. DataError for a text that is too long for a
-    name, or has a line break: a quote without its pair joins the rows of many patients to one.
+    they become texts; None becomes the empty text. If they ``are_names``, DataError for a text that
+    is too long or has a line break: a quote without its pair joins the rows of many patients to
+    one.
     """
     if hasattr(value, "detach"):  # PyTorch's, perhaps with a gradient, or of a type of its own
         value = value.detach().cpu()
         value = value.double() if value.is_floating_point() else value
+    if isinstance(value, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in value):
+        value = np.ma.stack(value)  # `np.asarray` would forget the masks of the rows
     if isinstance(value, np.ma.MaskedArray) and value.dtype.kind == "f":
         value = value.filled(np.nan)
     if np.ma.is_masked(value):
@@ -264,7 +298,9 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise DataError(f"{what} differ in shape ({error})") from error
-    if array.dtype.kind in NUMBER_KINDS or array.ndim != 1:
+    except (TypeError, RuntimeError) as error:  # of a sparse or quantised tensor
+        raise DataError(f"{what} are no array ({printable(str(error))})") from error
+    if array.dtype.kind in NUMBER_KINDS or array.ndim != 1 or not are_names:
         return array
 
     texts = []
@@ -279,10 +315,10 @@ def as_array(value: Any, what: str, place: Place = any_place) -> NDArray[Any]:
             except UnicodeDecodeError as error:
                 raise DataError(f"{what}: {place(row)} has {text!r}, no UTF-8") from error
         text = "" if text is None else with_composed_letters(str(text))
-        if not is_short_and_printable(text):
-            wanted = f"a name has no line break, and at most {LONGEST_NAME} characters"
+        problem = problem_of_name(text)
+        if problem:
             shown = f"{place(row)} has '{printable(text, 40)}'"
-            raise DataError(f'{what}: {shown}: {wanted}; is a quote (") without its pair?')
+            raise DataError(f"{what}: {shown}: {problem}")
         seen.add(text)
         texts.append(text)
     return np.array(texts, dtype=np.str_)
@@ -297,19 +333,25 @@ def checked_inputs(
     (`warn_of_rounding`). With ``gaps``, numbers may be NaN. DataError names the first value that is
     wrong by ``where`` and ``place``.
     """
-    array = as_array(value, f"{where}: inputs")
+    array = as_array(value, f"{where}: inputs", are_names=False)
     shape = list(array.shape)
     is_empty = 0 in shape[1:]
     if array.ndim < 2 or is_empty or array.dtype.kind not in NUMBER_KINDS:
         wanted = "not numbers [N, …] of some samples"
+        if array.dtype.kind in "US":
+            wanted += "; texts are read from CSV files (dataset = 'text-csv')"
         raise DataError(f"{where}: inputs are {array.dtype} {shape}, {wanted}")
-    # [N, H, W, channels]: the second axis is too long to be one of channels
+    # [N, H, W, channels], or a volume: the second axis is too long to be one of channels
     has_channels_last = (
-        array.ndim == 4 and shape[3] in (1, 3, 4) and min(shape[1:3]) > MOST_CHANNELS
+        array.ndim >= 4 and shape[-1] in (1, 3, 4) and min(shape[1:-1]) > MOST_CHANNELS
     )
     if has_channels_last:
         wanted = "images are [N, channels, H, W], the channels first"
         raise DataError(f"{where}: inputs are {shape}: {wanted}")
+    has_many_channels = array.ndim == 3 and shape[1] > MOST_CHANNELS and shape[1] >= shape[2]
+    if has_many_channels and array.dtype.kind == "f":
+        counts = f"{shape[1]} channels of {shape[2]} steps"
+        say(f"{where}: inputs are {shape}, which are signals [N, channels, steps]: {counts}")
     if array.dtype.kind in "iu":
         return _whole_numbers(array, where, place)
 
@@ -340,11 +382,12 @@ def _whole_numbers(array: NDArray[Any], where: str, place: Place) -> Inputs:
         if array.shape[1] > MOST_CHANNELS:
             say(f"{where}: its images have {array.shape[1]} channels ({described(array)})")
         return np.ascontiguousarray(array)
-    if array.dtype.kind == "i" and (array < 0).any():
-        row = int(np.argwhere(array < 0)[0][0])
+    tokens = np.ascontiguousarray(array, dtype=np.int64)
+    if (tokens < 0).any():  # also those that were above the range of int64
+        row = int(np.argwhere(tokens < 0)[0][0])
         cure = "give numbers as floating point"
-        raise DataError(f"{where}: {place(row)} has a token below 0; {cure}")
-    return np.ascontiguousarray(array, dtype=np.int64)
+        raise DataError(f"{where}: {place(row)} has a token below 0, or from 2^63; {cure}")
+    return tokens
 
 
 def warn_of_rounding(
@@ -409,7 +452,8 @@ def _check_one_label_each(labels: Any, where: str) -> None:
     for label in labels:
         if not isinstance(label, str | np.generic) and np.size(label) > 1:
             several = "several labels of a sample need task = 'multi-label'"
-            raise DataError(f"{where}: the first label is {label!r}: {several}")
+            cure = "if each row has a single 1, give labels.argmax(1)"
+            raise DataError(f"{where}: the first label is {label!r}: {several}; {cure}")
 
 
 def _check_none_missing(column: NDArray[Any], key: str, where: str, place: Place) -> None:
@@ -454,6 +498,7 @@ def _labels(
     names_are_numbers = any(name.lstrip("-").isdecimal() or name == "True" for name in names)
     if are_numbers and not (from_setting and names_are_numbers):
         labels = column.astype(np.int64)
+        _check_indices(labels, names, where)
     else:
         index = {name: position for position, name in enumerate(names)}
         labels = np.array([index.get(str(value), -1) for value in column], dtype=np.int64)
@@ -466,6 +511,20 @@ def _labels(
     return labels, names
 
 
+def _check_indices(labels: Ints, names: tuple[str, ...], where: str) -> None:
+    """Raise DataError for numbers that are names of an array ``classes``, and perhaps indices.
+
+    Such are 1 and 2 where the classes are 1, 2, 3, as ``np.unique(labels)`` has them.
+    """
+    counted = tuple(map(str, range(len(names))))
+    occurring = set(map(str, np.unique(labels).tolist()))
+    if names != counted and occurring <= {*names}:
+        are = (
+            f"labels that are numbers are indices into classes, from 0; these are {first_of(names)}"
+        )
+        raise DataError(f"{where}: {are}; give the labels as texts, or leave classes out")
+
+
 def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place) -> None:
     """Raise DataError for labels that are no classes.
 
@@ -476,18 +535,20 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
     """
     named = f"{where}: the labels"
     cure = "correct them, or name them in `classes`"
-    meanings = [_meaning(name) for name in classes]
+    meanings = [meaning_of(name) for name in classes]
     times = Counter(meanings)  # more than 1 for a class in two spellings
-    marks = {*_marks(classes), *(GAPS - {"none"})}  # "none" may well be a class
-    doubtful = [
-        name
-        for name, meaning in zip(classes, meanings, strict=True)
-        if times[meaning] > 1 or name in marks or meaning in marks
-    ]
+    codes = _codes_of_gaps(classes)
+    gaps = gaps_among(classes)
+    doubtful = []
+    for name, meaning in zip(classes, meanings, strict=True):
+        # "none" may well be a class
+        stands_for_none = name in codes or (name in gaps and meaning != "none")
+        if times[meaning] > 1 or stands_for_none:
+            doubtful.append(name)
     if doubtful:
         alike = "are alike but for capitals and spaces, or stand for none"
         raise DataError(f"{named} {first_of(map(repr, doubtful))} {alike}; {cure}")
-    joined = [name for name in classes if _joins(name, {*classes})]
+    joined = [name for name in classes if joins_labels(name, {*classes})]
     if joined:
         several = "join other labels: several of a sample need task = 'multi-label'"
         raise DataError(f"{named} {first_of(map(repr, joined))} {several}; {cure}")
@@ -519,21 +580,28 @@ def check_classes(classes: Sequence[str], labels: Ints, where: str, place: Place
             say(f"{where}, {place(row)}: alone has the label {name!r}; is it misspelt, or cut off?")
 
 
-def _marks(classes: Sequence[str]) -> set[str]:
+def _codes_of_gaps(classes: Sequence[str]) -> set[str]:
     """Return the classes that mark a missing label, if all classes are whole numbers.
 
-    They are numbers below 0, and 255 if there is no 254, which would make it the last of many. They
-    are marks only beside two or more other classes: -1 and 1 alone are classes.
+    They are numbers below 0; 255 if there is no 254, which would make it the last of many; and
+    `CODES_OF_GAPS` that are more than twice any other number: 99 may be an age. They are marks only
+    beside two or more other classes: -1 and 1 alone are classes.
     """
-    if not all(map(WHOLE.fullmatch, classes)):
+    values = [number(name) for name in classes]  # of "-1.0" as of "-1"
+    if not all(value.is_integer() for value in values):
         return set()
-    marks = {name for name in classes if name.startswith("-")}
-    if "255" in classes and "254" not in classes:
-        marks.add("255")
-    return marks if len(classes) - len(marks) > 1 else set()
+    codes = set()
+    largest = max(values)
+    is_far_above = all(largest > 2 * value for value in values if value != largest)
+    for name, value in zip(classes, values, strict=True):
+        is_code = value == largest and value in CODES_OF_GAPS and is_far_above
+        is_fill = value == 255 and 254 not in values
+        if value < 0 or is_code or is_fill:
+            codes.add(name)
+    return codes if len(classes) - len(codes) > 1 else set()
 
 
-def _joins(label: str, labels: set[str]) -> bool:
+def joins_labels(label: str, labels: set[str]) -> bool:
     """True if ``label`` joins others of the ``labels``, as ``a|b`` does ``a`` and ``b``."""
     for sign in JOINTS:
         parts = {part.strip() for part in label.split(sign)}
@@ -542,7 +610,25 @@ def _joins(label: str, labels: set[str]) -> bool:
     return False
 
 
-def _meaning(label: str) -> float | str:
+def _say_which_are_alike(names: Sequence[str], what: str) -> None:
+    """Print a line if two names of clients may be one client's: ``P1`` and ``p1``, 1 and 1.0."""
+    times = Counter(map(meaning_of, names))
+    alike = [name for name in names if times[meaning_of(name)] > 1]
+    if alike:
+        shown = first_of(map(repr, alike))
+        say(f"{what}: {shown} are alike but for capitals, spaces or zeros; they count as several")
+
+
+def letters_of(name: str) -> str:
+    """Return the letters and digits of a name, in lower case; of one without any the name.
+
+    They are the same in spellings that differ only in case, spaces or signs. A looser comparison
+    would take ``female`` for ``male``.
+    """
+    return re.sub(r"[\W_]", "", name.casefold()) or name
+
+
+def meaning_of(label: str) -> float | str:
     """Return what two spellings of one label have in common.
 
     That is its number, or else its text in lower case without spaces.
@@ -555,6 +641,15 @@ def _meaning(label: str) -> float | str:
 def is_gap(value: Any) -> bool:
     """True for a value that says nothing: None, NaN, or a text such as "NA"."""
     return str(value).strip().lower() in GAPS
+
+
+def gaps_among(values: Iterable[Any]) -> set[str]:
+    """Return the texts of the values that say nothing; "-" beside "+" is the result of a test."""
+    texts = {*map(str, values)}
+    gaps = {text for text in texts if is_gap(text)}
+    if any(re.fullmatch(r"\s*\++\s*", text) for text in texts):
+        gaps = {text for text in gaps if text.strip() not in ("-", "--")}
+    return gaps
 
 
 def number(value: Any) -> float:

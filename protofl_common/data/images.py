@@ -26,7 +26,7 @@ import numpy as np
 from protofl_common.basics.files import cache_folder, make_private
 from protofl_common.basics.text import first_of, with_composed_letters
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import class_names, from_arrays, with_progress
+from protofl_common.data.door import class_names, from_arrays, letters_of, with_progress
 from protofl_common.data.raw import DataError, Images, Place, RawData, digests
 from protofl_common.data.several_labels import SeveralLabels
 
@@ -38,13 +38,23 @@ EXTENSIONS = frozenset(
 )
 _LEFT_OUT = re.compile(r"[.@$#~].*|__MACOSX|lost\+found|System Volume Information")
 """Names of folders that systems and tools make, of files that begin with a point."""
-_COPIES = re.compile(r"_?thumb(nail)?s?|trash|recycle[rd]?|recycle bin", re.IGNORECASE)
-"""Names of folders below a class that hold copies, or what was thrown away."""
-PART = re.compile(
-    r"(.*[\W_])?(train|test|val|valid|dev|eval)(ing|idation|ation|uation)?([\W_].*)?",
+_COPIES = re.compile(
+    r"_?thumb(nail)?s?([\W_].*)?|(smart )?previews?|caches?|.*\.lrdata"
+    r"|trash|recycle[rd]?|recycle bin|deleted( items)?|papierkorb|corbeille|papelera|cestino"
+    r"|masks?|segmentations?|annotations?|ground[ _-]?truths?",
     re.IGNORECASE,
 )
-"""Names of folders and of parts of a data set that are no domains."""
+"""Names of folders below a class that hold copies, what was thrown away, or masks of images."""
+_MASK = re.compile(r"(.+?)[ _-](masks?|seg|segmentation|gt|annotation)([ _-]?\d+)?", re.IGNORECASE)
+"""Names of images, without their ending, that are masks of the image called as the first group."""
+_HOLDER = re.compile(r"images?|imgs?|jpe?gs?|pngs?|photos?|pictures|frames", re.IGNORECASE)
+"""Names of folders that say only that images lie there."""
+PART = re.compile(
+    r"(.*[\W_])?(train|test|val|valid|dev|eval|fold)(ing|idation|ation|uation)?"
+    r"(s?(data|daten|set))?[\W_]?\d*([\W_].*)?",
+    re.IGNORECASE,
+)
+"""Names of folders and of parts of a data set that are neither domains nor classes."""
 DEFAULT_SIZE = 64
 """Pixels a side when ``image-size`` is 0: photographs have no common size of their own."""
 MOST_PIXELS = 2**26  # limit of an image file; decoded, so many pixels take 200 MB
@@ -73,6 +83,7 @@ class _Sample(NamedTuple):
     file: Path
     class_name: str
     domain: str
+    folder_below: str  # of the class's folder, if the image lies in one; else ""
 
 
 def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData:
@@ -97,8 +108,9 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
 
     arrays: dict[str, Any] = {"labels": [image.class_name for image in samples]}
     if by_domain:
-        if all(PART.fullmatch(folder.name) for folder in folders):
-            raise _no_layout(root, folders, "domains")
+        parts = [folder for folder in folders if PART.fullmatch(folder.name)]
+        if len(parts) > 1 or len(parts) == len(folders):
+            raise _no_layout(root, parts, "domains")
         _check_picked(samples, trees, root, settings)
         arrays["domain"] = [image.domain for image in samples]
     else:
@@ -106,6 +118,10 @@ def read_folder(settings: DataSettings, domains: Sequence[Path] = ()) -> RawData
     files = [image.file for image in samples]
     data = with_images(arrays, files, str(root), settings, lambda row: str(files[row]))
     note = f"{root}: {len(data.labels)} images of {first_of(data.classes)}"
+    folders_below = [image.folder_below for image in samples if image.folder_below]
+    if folders_below:
+        names_below = first_of(sorted({*folders_below}))
+        note += f"; {len(folders_below)} of them in folders below their class: {names_below}"
     if left_out:
         note += f"; left out: {counts_of(left_out)}"
     if by_domain:  # domains without images count, too, so indices are into the names of all folders
@@ -130,7 +146,9 @@ def _images_in(
                 left_out["folder of no class in `classes`"] += 1
                 continue
             domain = with_composed_letters(tree.name)
-            samples += [_Sample(file, name, domain) for file in image_files(folder, left_out)]
+            for file in image_files(folder, left_out):
+                *folders_below, _ = file.relative_to(folder).parts
+                samples.append(_Sample(file, name, domain, "".join(folders_below[:1])))
     return samples
 
 
@@ -140,8 +158,8 @@ def _check_classes_of_folders(
     """Raise DataError for folders of an ``image-folder`` that are no classes.
 
     With the setting ``classes`` these are folders that it does not list. Without it, they are
-    folders without an image, and folders that are parts or domains: several of those have folders
-    of the same names below them, the real classes.
+    folders without an image, and folders that are parts or domains: all are called so, or several
+    of those have folders of the same names below them, the real classes.
     """
     names = class_names(settings.classes)
     present = {image.class_name for image in samples}
@@ -159,6 +177,8 @@ def _check_classes_of_folders(
             cure = "add some, remove it, or name the classes"
             raise DataError(f"classes = '': the folder {name!r} in {root} {without}; {cure}")
 
+    if len(folders) > 1 and all(PART.fullmatch(folder.name) for folder in folders):
+        raise _no_layout(root, folders, "classes")
     # a folder that itself has images is a class; of the others compare the names of their folders
     direct = {image.class_name for image in samples if image.file.parent.parent == root}
     nested = [folder for folder in folders if with_composed_letters(folder.name) not in direct]
@@ -172,9 +192,13 @@ def _check_classes_of_folders(
 
 
 def _names_below(folder: Path) -> set[str]:
-    """Return the names of all folders below this one, without those of systems and tools."""
+    """Return the names of all folders below this one that may be names of classes.
+
+    Folders of systems and tools, and such as ``images`` and ``masks``, are none.
+    """
     names = {with_composed_letters(path.name) for path in folder.rglob("*") if path.is_dir()}
-    return {name for name in names if not _LEFT_OUT.fullmatch(name)}
+    no_classes = (_LEFT_OUT, _COPIES, _HOLDER)
+    return {name for name in names if not any(kind.fullmatch(name) for kind in no_classes)}
 
 
 def _no_layout(root: Path, folders: Sequence[Path], taken: str) -> DataError:
@@ -203,24 +227,15 @@ def _check_picked(
         for folder in _folders(tree):
             name = with_composed_letters(folder.name)
             if name not in names:
-                unlisted[_letters(name)] = folder
+                unlisted[letters_of(name)] = folder
     for name in absent:
-        folder_alike = unlisted.get(_letters(name))
+        folder_alike = unlisted.get(letters_of(name))
         if folder_alike:
             without = f"{name!r} has no images, and it does not list the folder {folder_alike}"
             raise DataError(f"classes = {settings.classes!r}: {without}; is it misspelt?")
     if settings.partition != "own":
         without = f"no domain in {root} has images in a folder {absent[0]!r}"
         raise DataError(f"classes = {settings.classes!r}: {without}")
-
-
-def _letters(name: str) -> str:
-    """Return the letters and digits of a name, in lower case.
-
-    They are the same in spellings that differ only in case, spaces or signs. A looser comparison
-    would take ``female`` for ``male``.
-    """
-    return re.sub(r"[\W_]", "", name.casefold())
 
 
 def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
@@ -240,11 +255,14 @@ def _folders(root: Path, left_out: Counter[str] | None = None) -> list[Path]:
 def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path]:
     """Return all image files in ``folder`` and below it, sorted; count others in ``left_out``.
 
-    Hidden files count as others, and so do folders of thumbnails, of trash, and of systems and
-    tools (`_COPIES`, `_LEFT_OUT`). DataError for a link to a folder there: it may lead anywhere.
+    Hidden files count as others, and so do masks of other images, folders of thumbnails, of masks,
+    of trash, and of systems and tools (`_COPIES`, `_LEFT_OUT`). DataError for a link to a folder
+    there: it may lead anywhere.
     """
     images = []
-    for path in sorted(folder.iterdir()):
+    paths = sorted(folder.iterdir())
+    stems = {path.stem for path in paths if path.suffix.lower() in EXTENSIONS}
+    for path in paths:
         is_foreign = path.name.startswith(".")
         if path.is_dir() and not is_foreign:
             is_foreign = bool(_LEFT_OUT.fullmatch(path.name) or _COPIES.fullmatch(path.name))
@@ -255,11 +273,20 @@ def image_files(folder: Path, left_out: Counter[str] | None = None) -> list[Path
                 link = f"{path} is a link to a folder, which is not followed"
                 raise DataError(f"{link}; link a whole class, or files")
             images += image_files(path, left_out)
+        elif is_image and _is_mask(path.stem, stems):
+            if left_out is not None:
+                left_out["named as masks of others"] += 1
         elif is_image and not is_foreign:
             images.append(path)
         elif left_out is not None:
             left_out[_kind(path)] += 1
     return images
+
+
+def _is_mask(stem: str, stems: set[str]) -> bool:
+    """Return whether an image is called as a mask of one of the others: ``a_mask`` beside ``a``."""
+    match = _MASK.fullmatch(stem)
+    return match is not None and match[1] in stems
 
 
 def _kind(path: Path) -> str:
@@ -377,8 +404,10 @@ def _array_on_disk(shape: tuple[int, ...], settings: DataSettings) -> Images:
 def square_rgb(image: Any, size: int) -> Images:
     """Return a PIL image as uint8 [3, size, size], stretched (bilinear).
 
-    ValueError for an image of more than 8 bits, or of several pages.
+    ValueError for None, and for an image of more than 8 bits, or of several pages.
     """
+    if image is None:
+        raise ValueError("there is none")
     if image.mode.startswith(("I", "F")):  # PIL would cut them off at 255
         deep = f"its pixels have more than 8 bits (mode {image.mode}), whose range nobody says"
         raise ValueError(f"{deep}: save it with 8 bits, or bring arrays of floating point")

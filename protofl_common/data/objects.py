@@ -1,14 +1,15 @@
 """Python's own objects as data: one way in for training and for prediction."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
-from protofl_common.data.door import as_array, checked_inputs
-from protofl_common.data.own import tokens
+from protofl_common.data.door import as_array, checked_inputs, is_number
+from protofl_common.data.own import tokens, with_label
 from protofl_common.data.raw import DataError, Inputs, Place, any_place, described
-from protofl_common.data.table import Columns, name_and_categories, read_columns
+from protofl_common.data.table import Columns, TableFile, name_and_categories, read_columns
 
 PARTS = {2: ("inputs", "labels"), 4: ("x_train", "y_train", "x_test", "y_test")}
 """Length of a tuple of arrays -> the arrays' names."""
@@ -90,7 +91,10 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
             raise DataError(f"{where}: has no array 'inputs', only {names}")
         data = arrays["inputs"]
 
-    array = as_array(data, where)
+    array = as_array(data, where, are_names=False)
+    if array.dtype.kind in "US" and card.input_type == "int64":
+        columns = ", ".join(card.columns) or "text"
+        raise DataError(f"{where}: are texts; give a data frame of these columns: {columns}")
     are_whole_numbers = array.dtype.kind in "iu"  # of any width: they become the model's type
     if are_whole_numbers and card.input_type == "float32":
         array = array.astype(np.float64)
@@ -106,19 +110,41 @@ def inputs_for(card: Wanted, data: Any, where: str = "inputs", place: Place = an
 def _of_table(card: Wanted, table: Columns) -> Inputs:
     """Return the inputs [N, …] from those columns of a table that the model was trained on.
 
-    The columns are found by their names. Only the card of a model that was trained on texts in
-    files without a header has none: then all columns that may be inputs are taken. DataError for a
-    column that is missing.
+    The columns are found by their names. The card of a model that was trained on arrays, or on
+    texts in files without a header, has none: then all columns that may be inputs are taken.
+    DataError for a column that is missing, or that stands there twice, and for a file whose first
+    row has no names.
     """
     is_text = card.input_type == "int64"  # tokens
     wanted = list(card.columns)
+    if not card.columns and isinstance(table, TableFile):
+        table = _with_names(table, is_text)
     if not is_text:  # a column of categories is called ``sex:f|m`` on the card
         wanted = [name_and_categories(column)[0] for column in card.columns]
+    times = Counter(table.names)
     for name in wanted:
-        if name not in table.columns:
+        if times[name] != 1:
+            has = "several columns are called" if times[name] else "has no column"
             takes = f"the model takes {', '.join(wanted)}"
-            raise DataError(f"{table.where}: has no column {name!r}; {takes}")
+            raise DataError(f"{table.where}: {has} {name!r}; {takes}")
     columns = card.columns or table.others
     if is_text:
         return tokens(table.texts(columns), card.input_shape[0])
-    return read_columns(table.columns, columns, table.where, table.place, gaps=bool(card.fill))
+    return read_columns(
+        table.columns, columns, table.where, table.place, gaps=bool(card.fill), proposes=False
+    )
+
+
+def _with_names(table: TableFile, is_text: bool) -> TableFile:
+    """Return a table whose first row has been read as names, if these are names.
+
+    Texts may come as in training, with the label first (`own.with_label`). DataError if the first
+    row has numbers, or texts that may be a sample.
+    """
+    if is_text:
+        return with_label(table.file)
+    counted = [str(number) for number, _ in enumerate(table.names)]  # as pandas has them
+    if all(map(is_number, table.names)) and table.names != counted:
+        cure = "give the columns names in a first row"
+        raise DataError(f"{table.where}: its first row has numbers, and no names; {cure}")
+    return table

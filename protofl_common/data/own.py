@@ -9,17 +9,26 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unicodedata import category
 
 import numpy as np
 
 from protofl_common.basics.files import cache_folder, digest, make_private
 from protofl_common.basics.replaced import replaced
-from protofl_common.basics.text import first_of, printable
+from protofl_common.basics.text import first_of, printable, with_composed_letters
 from protofl_common.config.architectures import VOCABULARY
 from protofl_common.config.python_code import files_of
 from protofl_common.config.python_names import load, module_of
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import FEW_CLASSES, KEYS, SPLITS, from_arrays, number, say
+from protofl_common.data.door import (
+    FEW_CLASSES,
+    KEYS,
+    SPLITS,
+    from_arrays,
+    is_number,
+    number,
+    say,
+)
 from protofl_common.data.images import (
     DEFAULT_SIZE,
     EXTENSIONS,
@@ -27,11 +36,12 @@ from protofl_common.data.images import (
     square_rgb,
     with_images,
 )
-from protofl_common.data.raw import DataError, Ints, RawData, digests
+from protofl_common.data.raw import DataError, Images, Ints, RawData, digests
 from protofl_common.data.several_labels import JOINED, SeveralLabels
 from protofl_common.data.table import (
     ANNOTATION_COLUMNS,
     TableFile,
+    check_annotations,
     checked_names,
     chosen_columns,
     chosen_names,
@@ -42,7 +52,10 @@ from protofl_common.data.table import (
 ARRAY_SUFFIXES = (".npz", ".csv", ".parquet")
 _NO_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 """Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese: no blanks between words."""
-_WORD = re.compile(rf"[{_NO_BLANKS}]|[^\W{_NO_BLANKS}]+|[^\w\s]")
+_MARKS = "".join(chr(code) for code in range(0x300, 0x10000) if category(chr(code))[0] == "M")
+"""Signs that belong to the letter before them, as vowels in Hindi do: ``\\w`` has none of them."""
+_LETTERS = rf"[^\W{_NO_BLANKS}]"
+_WORD = re.compile(rf"[{_NO_BLANKS}]|{_LETTERS}+(?:[{_MARKS}\u200c\u200d]+{_LETTERS}*)*|[^\w\s]")
 
 
 def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
@@ -56,9 +69,11 @@ def file_of(settings: DataSettings, suffixes: Sequence[str]) -> Path:
         raise DataError(f"data-dir = '': {what} needs a file ({kinds}); set data-dir to it")
     path = _data_path(settings)
     where = f"data-dir = {settings.data_dir!r}"
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):  # a pipe can be read only once
         raise DataError(f"{where}: there is no such file or folder ({what})")
-    candidates = sorted(path.iterdir()) if path.is_dir() else [path]
+    candidates = [path]
+    if path.is_dir():  # what begins so, other programs have made: ._a.csv, ~$a.csv
+        candidates = [file for file in sorted(path.iterdir()) if file.name[0] not in ".~"]
     files = [file for file in candidates if file.suffix.lower() in suffixes]
     if not files:
         raise DataError(f"{where}: {what} needs one file ({kinds}); none there")
@@ -81,18 +96,26 @@ def read_manifest(settings: DataSettings) -> RawData:
     """
     rows = TableFile(file_of(settings, (".csv",)))
     several = SeveralLabels.of(settings)
+    used = {"file"}
     if several is None:
         columns = rows.annotations("file", "label")
     else:
         columns = rows.annotations("file")
-        labels, _ = several.in_table(rows.columns, str(rows.file))
+        labels, names_of_labels = several.in_table(rows.columns, str(rows.file))
         columns |= labels
+        used |= names_of_labels
+    unused = [name for name in rows.others if name not in used]
+    check_annotations(unused, str(rows.file), "left out")
     files = [rows.file.parent / name for name in rows.columns["file"]]
     for row, name in enumerate(rows.columns["file"]):
         if not files[row].is_file():
             place = rows.place(row)
             raise DataError(f"{rows.file}, {place}, column 'file': there is no file {name!r}")
-    return with_images(columns, files, str(rows.file), settings, rows.place)
+    data = with_images(columns, files, str(rows.file), settings, rows.place)
+    notes = rows.notes
+    if unused:
+        notes += (f"{rows.file}: left out the columns {first_of(unused)}",)
+    return replace(data, notes=(*notes, *data.notes))
 
 
 def locate_manifest(settings: DataSettings) -> tuple[Path, ...]:
@@ -164,8 +187,9 @@ def read_text(settings: DataSettings) -> RawData:
     the same columns, or if one of several columns of texts copies the label (`check_no_label`).
     """
     where = settings.data_dir
-    parts = [_with_label(file) for file in locate_text(settings)]
+    parts = [with_label(file) for file in locate_text(settings)]
     joined = checked_names(parts[0].others, where)
+    check_annotations(joined, where)
     only_in_one = set(parts[0].names) ^ set(parts[-1].names)
     if only_in_one:
         names = ", ".join(sorted(only_in_one))
@@ -189,6 +213,9 @@ def read_text(settings: DataSettings) -> RawData:
     columns = joined if parts[0].has_header else ()
     data = from_arrays(arrays, where, settings.classes, places.__getitem__, columns=columns)
     notes = tuple(chain.from_iterable(rows.notes for rows in parts))
+    others = {file.name for file in parts[0].file.parent.glob("*.csv")} - {"test.csv", "train.csv"}
+    if len(parts) == 2 and others:
+        notes += (f"{where}: left out {first_of(sorted(others))}; write other parts as split",)
     return replace(data, contents=digests(text.encode() for text in all_texts), notes=notes)
 
 
@@ -256,8 +283,9 @@ def tokens(texts: Iterable[str], length: int) -> Ints:
 
     The token of a word is 1 + crc32(word) mod (`VOCABULARY` − 1): so all sites agree without a
     common list of words (feature hashing; Weinberger et al., ICML 2009). 0 fills up short texts.
+    Letters are composed first, as programs write an accent in two ways.
     """
-    words_of = [_WORD.findall(text.lower())[:length] for text in texts]
+    words_of = [_WORD.findall(with_composed_letters(text.lower()))[:length] for text in texts]
     result = np.zeros((len(words_of), length), dtype=np.int64)
     for row, words in enumerate(words_of):
         hashes = [zlib.crc32(word.encode()) for word in words]
@@ -265,21 +293,22 @@ def tokens(texts: Iterable[str], length: int) -> Ints:
     return result
 
 
-def _with_label(file: Path) -> TableFile:
+def with_label(file: Path) -> TableFile:
     """Read a file of texts; if it has no header, its first column is the label.
 
     A file without a column ``label`` has no header if the first value in its first row is a whole
-    number, or occurs again below: then it is a label. Otherwise the row may be a header that lacks
-    that column: DataError.
+    number, or occurs again below: then it is a label. The names ``text``, ``text 1`` and so on are
+    a header, too. Otherwise the row may be a header that lacks that column, or a sample: DataError.
     """
     rows = TableFile(file)
-    if "label" in rows.columns:
+    names_texts = all(re.fullmatch(r"text( \d+)?", name) for name in rows.names)
+    if names_texts or "label" in rows.columns:
         return rows
     first, *others = rows.names  # read as a header so far
     if not first.isdecimal() and first not in rows.columns[first]:
         has = f"has no column 'label', only {', '.join(rows.names)}"
         no_other = f"or if that is its first row, no other has the label {first!r}"
-        raise DataError(f"{file}: {has}; {no_other}")
+        raise DataError(f"{file}: {has}; {no_other}; call columns of texts alone text, text 1, …")
     header = ["label"] + [f"text {number}" for number, _ in enumerate(others, 1)]
     return TableFile(file, header)
 
@@ -291,12 +320,17 @@ def _npz(file: Path) -> dict[str, Any]:
     joined to ``inputs``, ``labels`` and ``split``. If those of ``train`` or ``test`` are missing,
     nothing is joined, and `from_arrays` will name what there is.
     """
+    arrays: dict[str, Any] = {}
+    name = ""  # of the array that is being read
     try:
         with np.load(file, allow_pickle=False) as opened:
-            arrays: dict[str, Any] = dict(opened)
+            for name in opened.files:
+                arrays[name] = opened[name]
     except Exception as error:  # what is raised of a broken file may be anything
-        wanted = "plain NumPy arrays, series of one length"
-        raise DataError(f"{file} cannot be read as {wanted} ({printable(str(error))})") from error
+        which = f", at the array {name!r}" if name else ""
+        wanted = "plain NumPy arrays, series of one length, names as labels.astype(str)"
+        reason = printable(str(error))
+        raise DataError(f"{file} cannot be read as {wanted}{which} ({reason})") from error
 
     # the parts of which there are both: "train" for x_train and y_train
     named = [key[2:] for key in arrays if key.startswith("x_") and f"y_{key[2:]}" in arrays]
@@ -470,10 +504,12 @@ def _label_column(datasets: Any, kinds: Any, where: str) -> tuple[str, list[str]
 def _splits(parts: Mapping[str, Any], where: str) -> list[str]:
     """Return what each part of a data set is for: "test", "validation", or else "train".
 
-    DataError for a part with a name such as ``testing``, which would be trained on.
+    DataError for a part with a name such as ``testing`` or ``clean_test``, which would be trained
+    on; but ``train_val`` is for training.
     """
+    is_for_tests = re.compile(r"(?!train)(.*[\W_])?(test|val|dev|eval|hold_?out)")
     for part in parts:
-        if part not in SPLITS and re.match("test|val|dev|eval", part.lower()):
+        if part not in SPLITS and is_for_tests.match(part.lower()):
             cure = "call it test, validation or train_…"
             raise DataError(f"{where}: would train on part {part!r}: {cure}")
     return [part if part in ("test", "validation") else "train" for part in parts]
@@ -545,11 +581,17 @@ def _inputs(
         if Path(first).suffix.lower() in EXTENSIONS:
             cure = f"cast_column({column!r}, Image())"
             raise DataError(f"{where}: column {column!r} names files of images; {cure}")
+        if None in values:
+            row = values.index(None)
+            raise DataError(f"{where}: sample {row} has no text in column {column!r}; fill it in")
     check_no_label(texts, labels, where)
+    for column, values in texts.items():
+        if all(map(is_number, values)):
+            cure = f"cast_column({column!r}, Value('float32')), or drop it"
+            raise DataError(f"{where}: column {column!r} has numbers written as texts; {cure}")
+    if images:
+        return _decoded(whole, images[0], settings.image_size or DEFAULT_SIZE, where), []
     try:
-        if images:
-            side = settings.image_size or DEFAULT_SIZE
-            return np.stack([square_rgb(image, side) for image in whole[images[0]]]), []
         if texts:
             joined = (" ".join(parts) for parts in zip(*texts.values(), strict=True))
             return tokens(joined, settings.text_length), list(texts)
@@ -566,5 +608,17 @@ def _inputs(
         inputs = np.concatenate(list(features.values()), axis=1)
         return inputs, list(single) if len(single) == len(features) else []
     except (ValueError, TypeError) as error:
-        what = f"images of column {images[0]}" if images else f"columns {', '.join(kinds)}"
+        what = f"columns {', '.join(kinds)}"
         raise DataError(f"{where}: {what} cannot be used: {error}") from error
+
+
+def _decoded(whole: Any, column: str, side: int, where: str) -> Images:
+    """Return the images of a column, uint8 [N, 3, side, side]; DataError for an unreadable one."""
+    images: list[Images] = []
+    try:
+        for image in whole[column]:
+            images.append(square_rgb(image, side))
+    except Exception as error:  # what decoders raise of a broken image may be anything
+        what = f"the image of sample {len(images)}, column {column!r}, cannot be read ({error})"
+        raise DataError(f"{where}: {what}; repair or remove it") from error
+    return np.stack(images)

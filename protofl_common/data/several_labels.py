@@ -6,7 +6,8 @@ unknown for all samples. What else is in the data is named, with its place and a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +17,16 @@ from numpy.typing import NDArray
 from protofl_common.basics.text import first_of, printable
 from protofl_common.config.lists import as_list, names_in
 from protofl_common.config.sections import DataSettings
-from protofl_common.data.door import as_array, check_class_names, class_names, is_gap, number
+from protofl_common.data.door import (
+    as_array,
+    check_class_names,
+    class_names,
+    is_gap,
+    joins_labels,
+    letters_of,
+    meaning_of,
+    number,
+)
 from protofl_common.data.raw import DataError, Ints, Place
 from protofl_common.tasks import UNLABELLED, MultiLabel
 
@@ -70,8 +80,8 @@ class SeveralLabels:
 
         One column (`JOINED`) may join the names of each sample's labels, ``a|b``: it is returned as
         ``labels``. Otherwise each label has a column: ``labels`` [samples, labels] has the columns'
-        values, and ``classes`` their names. DataError if the table has no such columns, or lacks a
-        column of ``label-map``.
+        values, and ``classes`` their names. DataError if the table has no such columns, lacks a
+        column of ``label-map``, or spells a label of the run in another way.
         """
         for name in JOINED:
             if name in columns:
@@ -87,11 +97,25 @@ class SeveralLabels:
         if not of_labels:
             none = f"classes = {as_list(self.names)!r} names no column"
             raise DataError(f"{where}: {none}; its columns: {first_of(columns)}")
+        self._check_spelling([self.meaning.get(name, name) for name in of_labels], columns, where)
         values = np.empty((len(columns[of_labels[0]]), len(of_labels)), dtype=object)
         for position, name in enumerate(of_labels):
             values[:, position] = list(columns[name])
         # a column that ``label-map`` leaves out is no input either
         return {"labels": values, "classes": of_labels}, {*of_labels, *self.meaning}
+
+    def _check_spelling(self, known: Sequence[str], names: Iterable[str], where: str) -> None:
+        """Raise DataError for a label of the run whose other spelling is one of the ``names``.
+
+        ``known`` are the labels of the run that the data have. Otherwise the label would count as
+        not known, and in a table its column would be an input.
+        """
+        unknown = {letters_of(label): label for label in self.names if label not in known}
+        for name in names:
+            label = unknown.get(letters_of(name), name)
+            if name not in (*self.names, *self.meaning, label):
+                cure = f'call them alike, or map them: label-map="{name}={label}"'
+                raise DataError(f"{where}: the label {label!r} is called {name!r} there; {cure}")
 
     # -- of arrays
     def read(self, values: Any, columns: Any, where: str, place: Place) -> ReadLabels:
@@ -155,6 +179,7 @@ class SeveralLabels:
             if label:
                 notes.append(f"{where}: the label {name!r} is read as {label!r}")
         if left_out:
+            self._check_spelling(meanings, left_out, where)
             notes.append(f"{where}: left out the labels {first_of(left_out)}")
         unknown = [name for name in names if name not in meanings]
         if unknown:
@@ -199,8 +224,9 @@ class SeveralLabels:
         wrong = np.flatnonzero(~np.isin(numbers_N, (0, 1)))
         if len(wrong):
             row = int(wrong[0])
-            value = printable(repr(values[row]), 40)
-            why = f"{value} is neither 1 nor 0, nor a gap ({len(wrong)} such values)"
+            value = values[row].item() if isinstance(values[row], np.generic) else values[row]
+            shown = printable(repr(value), 40)
+            why = f"{shown} is neither 1 nor 0, nor a gap ({len(wrong)} such values)"
             if is_uncertain_N.any():
                 why += "; set uncertain where -1 means that it is not certain"
             raise DataError(f"{where}: {place(row)}, {what}: {why}")
@@ -219,9 +245,13 @@ class SeveralLabels:
             if any(map(is_gap, names_of_sample)):
                 cure = "write 'No Finding' where none of the labels holds"
                 raise DataError(f"{where}: {place(row)} has the labels {value!r}; {cure}")
-            held.append(self._labels_named(names_of_sample))
+            labels_of_sample = self._labels_named(names_of_sample)
+            if labels_of_sample is None:
+                raise DataError(f"{where}: {place(row)} has {value!r}: a finding, and none")
+            held.append(labels_of_sample)
 
         named: set[str] = set().union(*held)  # labels that some sample has
+        self._check_names(named, where)
         names: tuple[str, ...] = self.names or tuple(sorted(named))
         check_class_names(names, f"{where}: the labels {first_of(names)}", "two or more")
         foreign = sorted(named - {*names})
@@ -246,16 +276,30 @@ class SeveralLabels:
             notes.append(f"{where}: {missing}: they count as not known")
         return ReadLabels(labels, names, tuple(notes))
 
-    def _labels_named(self, names: set[str]) -> set[str]:
+    def _labels_named(self, names: set[str]) -> set[str] | None:
         """Return the labels that a sample's names stand for, by ``label-map``.
 
-        "No Finding" alone stands for no label at all, unless the run or the map has one of that
-        name.
+        "No Finding" stands for no label at all, unless the run or the map has one of that name;
+        None if there is another name beside it.
         """
-        says_none = {name.lower() for name in names} == {NO_FINDING}
-        if says_none and names.isdisjoint((*self.names, *self.meaning)):
-            return set()
+        foreign = names.difference(self.names, self.meaning)
+        says_none = any(name.lower() == NO_FINDING for name in foreign)
+        if says_none:
+            return set() if len(names) == 1 else None
         return {self.meaning.get(name, name) for name in names} - {""}
+
+    def _check_names(self, named: set[str], where: str) -> None:
+        """Raise DataError for names in the data that join others, or are spellings of one label."""
+        times = Counter(map(meaning_of, named))
+        for name in sorted(named.difference(self.names)):
+            if joins_labels(name, named):
+                raise DataError(
+                    f"{where}: {name!r} joins other labels; write '{JOINT}' between them"
+                )
+            if times[meaning_of(name)] > 1:
+                raise DataError(
+                    f"{where}: {name!r} is also written in other letters; write it alike"
+                )
 
 
 def parse_label_map(text: str) -> dict[str, str]:

@@ -15,30 +15,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofl_common.basics.text import (
-    LONGEST_NAME,
     first_of,
-    is_short_and_printable,
     printable,
+    problem_of_name,
     with_composed_letters,
 )
 from protofl_common.config.lists import as_list, as_setting, names_in
 from protofl_common.config.sections import DataSettings
 from protofl_common.data.csv_file import ArrowTexts, read_csv
-from protofl_common.data.door import WHOLE, is_gap, is_number, number, warn_of_rounding
+from protofl_common.data.door import WHOLE, gaps_among, is_number, number, warn_of_rounding
 from protofl_common.data.raw import DataError, Place
 
 ANNOTATION_COLUMNS = {"label": "labels", "domain": "domain", "client": "client", "split": "split"}
 """Columns of a file that are no inputs, and their names in `from_arrays`."""
 MOST_SHOWN = 20  # columns that an error names
 MOST_CATEGORIES = 12  # different texts of a column up to which an error proposes one-hot
-# what is said of a gap, and the setting that would do (`Cure`)
-GAP = (
-    "is not a finite number but a gap; have it filled in, or leave the column out",
-    ("impute", "median"),
-)
 _SIGNS = frozenset("|:")  # that no category may have
 _NUMBERS = ("double", "float", "int32", "int64")
 """Types of Parquet that are read as arrays: these take an eighth of the memory."""
+_IN_GROUPS = re.compile(r"[-+]?\d{1,3}([.,']\d{3})+([.,]\d+)?")  # 1,234 or 1.234,50
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}\b.*")
 Floats = NDArray[np.float32]
 
@@ -110,17 +105,31 @@ class Columns:
             if name in self.columns:
                 columns[key] = list(self.columns[name])
         labels = columns.get("labels")
-        if labels is not None and all(WHOLE.fullmatch(str(label)) for label in labels):
+        if labels is not None and all(map(_is_plain_whole_number, {*map(str, labels)})):
             columns["labels"] = np.array(labels, dtype=np.int64)
         return columns
 
     def texts(self, joined: Sequence[str]) -> list[str]:
-        """Return for each row the texts in the columns ``joined``, with spaces between them."""
+        """Return for each row the texts in the columns ``joined``, with spaces between them.
+
+        DataError for a value that is no text, as None in a data frame.
+        """
         if not joined:
             present = ", ".join(self.columns)
             raise DataError(f"{self.where}: has no column of texts beside {present}")
         columns = [self.columns[name] for name in joined]
+        for name, values in zip(joined, columns, strict=True):
+            for row, value in enumerate(values):
+                if not isinstance(value, str):
+                    shown = printable(repr(value), 80)
+                    place = f"{self.where}, {self.place(row)}, column {name!r}"
+                    raise DataError(f"{place}: {shown} is no text")
         return [" ".join(parts) for parts in zip(*columns, strict=True)]
+
+
+def _is_plain_whole_number(text: str) -> bool:
+    """Return whether a text is a whole number as programs write it: "01" may be a name."""
+    return WHOLE.fullmatch(text) is not None and str(int(text)) == text
 
 
 class TableFile(Columns):
@@ -154,12 +163,15 @@ def _parquet(file: Path) -> tuple[list[str], list[int], list[Sequence[Any]]]:
 
 
 def arrow_of(frame: Any, where: str) -> Any:
-    """Return a data frame of pandas as Arrow's table; DataError for a column of several types."""
+    """Return a data frame of pandas as Arrow's table.
+
+    DataError for a column of several types, or for two columns of one name.
+    """
     import pyarrow  # not for every command
 
     try:
         return pyarrow.Table.from_pandas(frame, preserve_index=False)
-    except (pyarrow.ArrowException, TypeError) as error:
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error
 
 
@@ -204,8 +216,8 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
     """Return the columns of the inputs, in order: ``age``, or ``sex:f|m`` for categories.
 
     ``names`` are the columns of the file that may be inputs; ``columns``, ``drop`` and ``one-hot``
-    choose among them. DataError for a setting with another column, for a column that is called
-    nearly as that of the labels, and if none is left.
+    choose among them. DataError for a setting with another column, for a column that `chosen_names`
+    refuses, and if none is left.
     """
     categories = {}
     for column in names_in(settings.one_hot):
@@ -213,10 +225,6 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
         categories[name] = f"{name}:{'|'.join(values)}"
     chosen = chosen_names(settings, names, where)
     _check_present("one-hot", categories, chosen, where)
-    for name in chosen:
-        if name.lower() in ANNOTATION_COLUMNS:  # ``Label``: perhaps the labels
-            cure = f"call it {name.lower()!r}, or drop it"
-            raise DataError(f"{where}: column {name!r} would be an input; {cure}")
     if not chosen:
         besides = "besides label, client, domain, split and those of drop"
         raise DataError(f"{where} has no column for the inputs {besides}")
@@ -227,13 +235,28 @@ def chosen_columns(settings: DataSettings, names: Sequence[str], where: str) -> 
 def chosen_names(settings: DataSettings, names: Sequence[str], where: str) -> list[str]:
     """Return the columns in ``columns``, or else all ``names``, without those in ``drop``.
 
-    DataError if one of these settings has a column that is none of ``names``.
+    DataError if one of these settings has a column that is none of ``names``, or if a column is
+    left whose name is nearly that of a column that is no input (`check_annotations`).
     """
     picked = names_in(settings.columns) or names
     dropped = {*names_in(settings.drop)}
     _check_present("columns", picked, names, where)
     _check_present("drop", dropped, names, where)
-    return [name for name in picked if name not in dropped]
+    chosen = [name for name in picked if name not in dropped]
+    check_annotations(chosen, where)
+    return chosen
+
+
+def check_annotations(others: Iterable[str], where: str, fate: str = "an input") -> None:
+    """Raise DataError for a column among ``others`` that may be of labels, clients or parts.
+
+    Its name differs from theirs in capitals alone: ``Label``, ``Split``. ``fate`` says what would
+    become of it.
+    """
+    for name in others:
+        if name.lower() in ANNOTATION_COLUMNS:
+            cure = f"call it {name.lower()!r}, or drop it"
+            raise DataError(f"{where}: column {name!r} would be {fate}; {cure}")
 
 
 def _check_present(key: str, wanted: Iterable[str], names: Sequence[str], where: str) -> None:
@@ -251,9 +274,10 @@ def checked_names(columns: Sequence[str], where: str) -> tuple[str, ...]:
     DataError for one that is too long, or has a line break or another control character.
     """
     for column in columns:
-        if not is_short_and_printable(column):
-            what = f"a name, or categories, of over {LONGEST_NAME} letters, or with a line break"
-            raise DataError(f"{where}: column '{printable(column, 40)}' has {what}")
+        problem = problem_of_name(column)
+        if problem:
+            shown = printable(column, 40)
+            raise DataError(f"{where}: column '{shown}', with its categories: {problem}")
     return tuple(with_composed_letters(column) for column in columns)
 
 
@@ -287,11 +311,33 @@ class _Column(NamedTuple):
 Cure = tuple[str, str]  # a setting, and the name that it shall have
 
 
+class _Diagnosis(NamedTuple):
+    """What is wrong with a value, what its owner can do, and the setting that would do."""
+
+    what: str
+    advice: str
+    cure: Cure
+
+
+GAP = _Diagnosis(
+    "is not a finite number but a gap",
+    "have it filled in, or leave the column out",
+    ("impute", "median"),
+)
+
+
 class _Problem(NamedTuple):
     """Why a column cannot be used, and the setting that would do."""
 
-    text: str  # "" where another problem of the column says it
+    value: str  # the first wrong one, and where it stands; "" where another problem says it
+    what: str
+    advice: str
+    share: str  # of such values
     cure: Cure
+
+    @property
+    def text(self) -> str:
+        return f"{self.value} {self.what}; {self.advice} ({self.share})" if self.value else ""
 
     @property
     def line(self) -> str:
@@ -307,17 +353,22 @@ def read_columns(
     place: Place,
     *,
     gaps: bool,
+    proposes: bool = True,
 ) -> Floats:
     """Return the ``chosen`` columns as numbers, float32 [N, features].
 
     A column of numbers is one feature, a column of categories has a feature for each. With ``gaps``
     a missing number is NaN. DataError names each column that cannot be used, its first such value,
-    where that stands, and which settings would do. A line on standard error names a column whose
+    where that stands, and which settings would do; without ``proposes``, as for an exported model,
+    which has no settings, only the first such column. A line on standard error names a column whose
     numbers lose digits in which they differ.
     """
     parts, problems = _read(columns, chosen, where, place, gaps)
     if not problems:
         return np.concatenate(parts, axis=1)
+    if not proposes:
+        first = problems[0]
+        raise DataError(f"{where}, {first.value} {first.what} ({first.share})")
 
     # try whether the settings that the message proposes would do together
     proposal = _together(problems)
@@ -353,8 +404,9 @@ def _read(
         if is_wrong.any():
             column = column._replace(values=list(column.values))
             is_missing = is_wrong.copy()  # a category may be called as a gap is: "none"
+            texts_of_gaps = gaps_among(column.values)
             for row in np.flatnonzero(is_wrong).tolist():
-                is_missing[row] = is_gap(column.values[row])
+                is_missing[row] = str(column.values[row]) in texts_of_gaps
             part[is_missing] = 0.0 if categories else np.nan
             problems += _problems(column, is_wrong, is_missing, place, gaps)
         if not problems:
@@ -386,13 +438,13 @@ def _problems(
     value = column.values[row]
     if isinstance(value, np.generic):
         value = value.item()  # which is shown as 1.5, not as np.float64(1.5)
-    why, cure = _diagnosis(column, value, ~is_missing) if any_unusable else GAP
-    count = f"{is_named.sum()} of {len(column.values)} values"
+    what, advice, cure = _diagnosis(column, value, ~is_missing) if any_unusable else GAP
+    share = f"{is_named.sum()} of {len(column.values)} values"
     where = f"{place(row)}, column {column.name!r}"
     shown = printable(repr(value), 80)
-    yield _Problem(f"{where}: {shown} {why} ({count})", cure)
+    yield _Problem(f"{where}: {shown}", what, advice, share, cure)
     if is_missing.any() and not gaps:
-        yield _Problem("", GAP[1])
+        yield _Problem("", "", "", "", GAP.cure)
 
 
 def _numbers(values: Sequence[Any]) -> NDArray[np.float64]:
@@ -428,7 +480,7 @@ def _category(value: Any) -> str | float:
     return float(value) if is_number(value) else with_composed_letters(str(value).strip())
 
 
-def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tuple[str, Cure]:
+def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> _Diagnosis:
     """Return what is wrong with a ``value`` of a column, and the setting that would do.
 
     ``is_present`` [N] tells which rows have a value at all. The setting is ``one-hot`` for a column
@@ -436,25 +488,35 @@ def _diagnosis(column: _Column, value: Any, is_present: NDArray[np.bool_]) -> tu
     """
     drop = ("drop", column.name)
     if isinstance(value, dict) and "bytes" in value:  # as Hugging Face writes it to Parquet
-        return "is an image; read it as dataset = 'hf:NAME', or leave the column out", drop
+        advice = "read it as dataset = 'hf:NAME', or leave the column out"
+        return _Diagnosis("is an image", advice, drop)
+    if isinstance(value, list | np.ndarray):  # as programs store the vectors of a network
+        advice = (
+            "store such vectors as inputs [N, numbers] in an .npz file, or leave the column out"
+        )
+        return _Diagnosis("is a list", advice, drop)
     if column.categories:
-        why = "is none of the categories in one-hot; where it is one, add it at all sites alike"
-        return why, drop
+        advice = "where it is one, add it at all sites alike"
+        return _Diagnosis("is none of the categories in one-hot", advice, drop)
+    if _IN_GROUPS.fullmatch(str(value)):
+        advice = "write decimals alike everywhere, and thousands without a sign"
+        return _Diagnosis("may be thousands or decimals", advice, drop)
     if is_number(value):
-        return "has a number that is too large; correct it, or leave the column out", drop
+        advice = "correct it, or leave the column out"
+        return _Diagnosis("has a number that is too large", advice, drop)
     if _DATE.fullmatch(str(value)):
-        why = "is not a finite number but a date; make it one, such as days, or leave it out"
-        return why, drop
+        advice = "make it one, such as days, or leave it out"
+        return _Diagnosis("is not a finite number but a date", advice, drop)
     texts = [str(column.values[row]).strip() for row in np.flatnonzero(is_present).tolist()]
     different = sorted(set(texts))
     # if they are more than half as many as the samples, they may be names of these
     are_few = 2 <= len(different) <= min(MOST_CATEGORIES, len(texts) / 2)
     # numbers among texts are not meant as categories, and those with `_SIGNS` cannot be written
     if are_few and not any(is_number(text) or set(text) & _SIGNS for text in different):
-        why = "is not a finite number but text; name its categories"
-        return why, ("one-hot", f"{column.name}:{'|'.join(different)}")
-    why = f"is not a finite number ({len(different)} different values); correct it, or leave it out"
-    return why, drop
+        one_hot = ("one-hot", f"{column.name}:{'|'.join(different)}")
+        return _Diagnosis("is not a finite number but text", "name its categories", one_hot)
+    what = f"is not a finite number ({len(different)} different values)"
+    return _Diagnosis(what, "correct it, or leave it out", drop)
 
 
 def _together(problems: Sequence[_Problem]) -> dict[str, str]:

@@ -146,7 +146,7 @@ class Predictor:
         prototype of the class and T the card's temperature; −∞ for a class without prototypes.
         For a task of L labels they are [N, L], above 0 where the label is predicted.
         """
-        batches = [self.outputs(batch)[0] for batch in self._batches(inputs, batch_size)]
+        batches = [self._outputs(batch)[0] for batch in self._batches(inputs, batch_size)]
         return {name: torch.cat([scores[name] for scores in batches]) for name in self.inferences}
 
     @torch.inference_mode()
@@ -165,9 +165,13 @@ class Predictor:
         for start in range(0, max(1, len(inputs)), size):
             yield inputs[start : start + size]
 
-    @torch.inference_mode()
-    def outputs(self, inputs: Inputs) -> Outputs:
+    def outputs(self, inputs: Any) -> Outputs:
         """Return scores and distances for a batch of N inputs [N, …] that are not normalised."""
+        return self._outputs(inputs_for(self.card, inputs))
+
+    @torch.inference_mode()
+    def _outputs(self, inputs: Inputs) -> Outputs:
+        """Return the `outputs` of inputs that have been checked."""
         features_ND = self.model.body(self.values(inputs))
         scores = {"head": self.model.head(features_ND).cpu()}
         prototypes = self.prototypes
@@ -193,7 +197,7 @@ class Predictor:
     def _predictions(self, batch: Inputs, by: str) -> list[Prediction]:
         """Predict one batch of inputs ``by`` "head" or "prototype"."""
         task = self.card.task
-        scores, distances_NP = self.outputs(batch)
+        scores, distances_NP = self._outputs(batch)
         labels_N = task.predicted(scores[by])
         names_of_nearest: list[str | None] = [None] * len(batch)
         shortest: list[float | None] = [None] * len(batch)  # distance from any prototype

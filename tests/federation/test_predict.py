@@ -18,6 +18,7 @@ from PIL import Image
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import SettingsError
 from protofl_common.config.python_names import allowing
+from protofl_common.data.raw import DataError
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import class_scores, unknown_above
 from protofl_common.runs.folder import CARD, WEIGHTS
@@ -556,6 +557,10 @@ def test_rows_of_a_file_and_one_that_has_too_few_columns(tmp_path: Path, capsys:
     for line in lines:
         jsonschema.validate(line, SCHEMA)
     assert told(capsys, "predict", str(run))["rows"] > 0
+    predictor = Predictor.load(model)
+    for method in (predictor.predict, predictor.scores, predictor.features, predictor.outputs):
+        with pytest.raises(DataError, match="sample 1 has nan"):
+            method(np.load(gaps))
 
 
 def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
@@ -570,6 +575,14 @@ def test_arrays_of_images_are_read_and_a_file_without_inputs_says_what_it_has(
 
     assert (found.inputs == pixels).all()
     assert found.problems == {str(files[1]): f"{files[1]}: has no array 'inputs', only 'x_train'"}
+
+    # a file has three colours, and the model takes arrays of four channels
+    np.savez(tmp_path / "some.npz", inputs=np.zeros((2, 4, 8, 8), np.uint8))
+    photo = tmp_path / "photo.png"
+    Image.new("RGB", (8, 8)).save(photo)
+    (found,) = predict.read_batches([files[0], photo], card_of((4, 8, 8)))
+    assert len(found.inputs) == 2
+    assert "a sample is uint8 [3, 8, 8]; the model takes" in found.problems[str(photo)]
 
 
 @pytest.mark.parametrize("algo", ["fedproto", "fedavg", "fedpcl"])

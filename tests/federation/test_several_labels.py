@@ -175,6 +175,10 @@ def test_images_are_listed_with_the_names_of_their_findings(tmp_path: Path) -> N
     ("a,Mass", ["1,1"], {"classes": ""}, "name the columns of labels in classes"),
     ("a,labels", ["1,Mass|Lump"], {}, "has the label 'Lump', which is none of Mass, Effusion"),
     ("a,labels", ["1,Mass", "2,"], {}, "write 'No Finding' where none of the labels holds"),
+    ("a,labels", ["1,Mass;Lump", "2,Mass", "3,Lump"], {"classes": ""}, "'Mass;Lump' joins other"),
+    ("a,labels", ["1,Mass", "2,mass", "3,Lump"], {"classes": ""}, "is also written in other"),
+    ("a,labels", ["1,Mass|no finding", "2,Lump"], {"classes": ""}, "line 2 has .*: a finding, and"),
+    ("a,Mass,effusion", ["1,1,0"], {}, "label 'Effusion' is called 'effusion' there"),
 ])  # fmt: skip
 def test_bad_labels_are_named(
     header: str, rows: list[str], changes: dict[str, Any], why: str, tmp_path: Path

@@ -168,7 +168,7 @@ def _predict_files(arguments: argparse.Namespace) -> int:
                 for row in rows:
                     print(_table_line(row))
         for file, reason in problems.items():
-            print(f"left out: {_one_line(file)}: {_one_line(reason)}", file=sys.stderr)
+            print(f"left out: {_one_line(file)}: {printable(reason)}", file=sys.stderr)
         if len(problems) == len(files):
             raise SettingsError("none of these files could be read")
 
@@ -186,7 +186,7 @@ def _files(paths: list[Path]) -> list[Path]:
     files: list[Path] = []
     left_out: Counter[str] = Counter()
     for path in paths:
-        if not path.exists():
+        if not (path.is_file() or path.is_dir()):  # a pipe can be read only once
             raise SettingsError(f"{path}: there is no such file")
         inside = image_files(path, left_out) if path.is_dir() else [path]
         if not inside:
@@ -230,7 +230,8 @@ def _read(file: Path, card: "ModelCard") -> Samples:
     try:
         takes_images = card.input_type == "uint8"
         if takes_images and file.suffix.lower() not in ARRAYS:
-            return Samples([name], _image(file, card)[None], {})  # [1, C, H, W]
+            image = inputs_for(card, _image(file, card)[None], str(file))  # [1, C, H, W]
+            return Samples([name], image, {})
         rows = inputs_for(card, _content(file), str(file))
         return Samples([f"{name}:{row}" for row in range(len(rows))], rows, {})
     except Exception as error:  # what decoders raise of a broken file may be anything

@@ -134,6 +134,13 @@ def test_a_run_takes_data_frames_and_arrays_of_parts_as_data(tmp_path: Path) -> 
     with pytest.raises(DataError, match="data, row 0, column 'sex': 'f' is not a finite number"):
         run_on(frame.assign(label=names, sex=["f", "m"] * 40), tmp_path, **one_round)
 
+    with pytest.raises(DataError, match="data: 79 labels; there are 80 inputs"):
+        run_on((frame, names[:79]), tmp_path)
+    with pytest.raises(DataError, match="data: Duplicate column names"):
+        run_on((pandas.concat([frame, frame], axis=1), names), tmp_path)
+    with pytest.raises(DataError, match="data: x_test has the columns e, d, c, b, a; x_train has"):
+        run_on((frame, names, frame[list("edcba")], names), tmp_path)
+
     parts = (inputs[:60], names[:60], inputs[60:], names[60:])
     run = run_on(parts, tmp_path, test_from="official-all", **one_round)
 

@@ -14,6 +14,7 @@ from protofl_common.data.door import from_arrays
 from protofl_common.data.objects import inputs_for
 from protofl_common.data.own import tokens
 from protofl_common.data.store import data_key
+from protofl_common.data.table import TableFile
 from tests.support.given import Printed
 from tests.unit.protofl_common.data.conftest import MakeSettings, Read, refused, write_image
 
@@ -28,6 +29,8 @@ BEHIND_A_MASK = np.ma.masked_equal([[1.0, 2.0], [3.0, 4.0]], 4.0)
     ([[1, 2], [3, 1e39]], r"sample 1 has 1e\+39 at \[1\]"),
     ([[1, np.inf], [3, 4]], r"sample 0 has inf at \[1\]"),
     (BEHIND_A_MASK, r"sample 1 has nan at \[1\]"),
+    ([*BEHIND_A_MASK], r"sample 1 has nan at \[1\]"),  # a list of rows with masks
+    (torch.eye(2).to_sparse(), "are no array .*Sparse"),
     (np.ma.masked_equal([[1, 2], [3, 4]], 4), "are masked, and no floating point"),
     ([["a", "b"], ["c", "d"]], r"are <U1 \[2, 2\], not numbers"),
     ([[1.0], [1.0, 2.0]], "differ in shape"),
@@ -54,10 +57,64 @@ def test_a_model_is_given_what_its_card_says(capsys: Printed) -> None:
     assert "sample 1, feature 0: 1000000001 is 1000000000 to a model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("shape", [(2, 12, 16, 3), (2, 28, 30, 1), (2, 9, 9, 4)])
+@pytest.mark.parametrize("shape", [
+    (2, 12, 16, 3), (2, 28, 30, 1), (2, 9, 9, 4), (2, 9, 9, 9, 1),
+])  # fmt: skip
 def test_channels_last_are_refused_whatever_the_shape(shape: tuple[int, ...]) -> None:
     with refused("the channels first"):
         from_arrays({"inputs": np.zeros(shape, np.uint8), "labels": [0, 1]}, "here")
+
+
+def test_signals_of_more_channels_than_steps_are_said(capsys: Printed) -> None:
+    """They may be signals with the channels last, or grey images without a channel."""
+    from_arrays({"inputs": np.eye(18).reshape(2, 9, 18), "labels": [0, 1]}, "here")
+    assert not capsys.readouterr().err
+    from_arrays({"inputs": np.eye(18).reshape(2, 18, 9), "labels": [0, 1]}, "here")
+    assert "which are signals [N, channels, steps]: 18 channels of 9" in capsys.readouterr().err
+
+
+AGES_MODEL = SimpleNamespace(input_type="float32", input_shape=(1,), columns=("age",), fill=())
+TEXTS_MODEL = SimpleNamespace(input_type="int64", input_shape=(4,), columns=("text",), fill=())
+ARRAYS_MODEL = SimpleNamespace(**{**vars(AGES_MODEL), "columns": (), "input_shape": (2,)})
+HEADERLESS_MODEL = SimpleNamespace(**{**vars(TEXTS_MODEL), "columns": ()})
+
+
+@pytest.mark.parametrize(("card", "text", "said"), [
+    (AGES_MODEL, "age,age\n1,2\n", "several columns are called 'age'"),
+    (AGES_MODEL, "age,b\n,2\n", r"'' is not a finite number but a gap \(1 of 1 values\)$"),
+    (ARRAYS_MODEL, "1.5,2\n3,4\n", "its first row has numbers, and no names"),
+    (HEADERLESS_MODEL, "good\nbad\n", "call columns of texts alone text, text 1"),
+])  # fmt: skip
+def test_a_file_to_predict_is_read_by_its_names(
+    card: Any, text: str, said: str, tmp_path: Path
+) -> None:
+    """The error proposes no settings, as an exported model has none."""
+    file = tmp_path / "new.csv"
+    file.write_text(text)
+    with refused(said):
+        inputs_for(card, TableFile(file))
+
+
+def test_a_file_without_names_may_be_predicted_as_it_was_trained_on(tmp_path: Path) -> None:
+    """Its first row is a sample, and the label no part of the text."""
+    texts = tokens(["good film", "bad plot", "so nice"], 4)
+    for text in ("1,good film\n0,bad plot\n1,so nice\n", "text\ngood film\nbad plot\nso nice\n"):
+        (tmp_path / "new.csv").write_text(text)
+        table = TableFile(tmp_path / "new.csv")
+        assert inputs_for(HEADERLESS_MODEL, table).tolist() == texts.tolist()
+    (tmp_path / "new.csv").write_text("0,1\n3,4\n")  # as pandas names columns
+    assert inputs_for(ARRAYS_MODEL, TableFile(tmp_path / "new.csv")).tolist() == [[3, 4]]
+
+
+def test_a_data_frame_to_predict_is_checked(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    for frame, card, said in (
+        (pandas.DataFrame([[1, 2]], columns=["age", "age"]), AGES_MODEL, "Duplicate column"),
+        (pandas.DataFrame({"text": ["good", None]}), TEXTS_MODEL, "row 1, column 'text': None is"),
+        (["good " * 99, "bad"], TEXTS_MODEL, "are texts; give a data frame of these columns: text"),
+    ):
+        with refused(said):
+            inputs_for(card, frame)
 
 
 # -- labels
@@ -76,6 +133,14 @@ AGES = (np.random.default_rng(1).normal(50, 25, 200).astype(int)).clip(0).tolist
     (["a", "b", "#N/A"], "labels '#N/A' .* stand for none"),
     (["a", "b", "missing"], "labels 'missing' .* stand for none"),
     (["a", "b", "."], r"labels '\.' .* stand for none"),
+    (["0.0", "1.0", "-1.0"], r"labels '-1\.0' .* stand for none"),  # as pandas writes them
+    (["1", "2", "99"], "labels '99' .* stand for none"),
+    ([0, 1, 65535], "labels '65535' .* stand for none"),
+    (["sick", "well", "-"], "labels '-' .* stand for none"),
+    (["sick", "well", "N.A."], r"labels 'N\.A\.' .* stand for none"),
+    (["sick", "well", "\\N"], r"labels '\\\\N' .* stand for none"),  # as MySQL writes NULL
+    (["01", "1", "2"], "labels '01', '1' are alike"),
+    (["non\xa0small", "small"], r"'non\\xa0small': .* U\+00A0 NO-BREAK SPACE here"),
     (["mass", "nodule", "mass|nodule"], r"labels 'mass\|nodule' join other labels"),
     (["a", "a"], "'a' is the only label: one class alone"),
     (AGES, r"different values of 200 samples.*quantities \(regression\)"),
@@ -100,9 +165,17 @@ def test_labels_that_are_no_classes_are_refused(labels: Any, said: str) -> None:
         labelled(labels)
 
 
+@pytest.mark.parametrize("labels", ["abab", np.array(1), 1])
+def test_one_value_is_no_list_of_labels(labels: Any) -> None:
+    with refused("labels are .*, no list with one for each input"):
+        from_arrays({"inputs": np.ones((4, 1)), "labels": labels}, "here")
+
+
 def test_labels_that_are_classes(capsys: Printed) -> None:
     """Signs, bytes and commas are no obstacle; a rare label that begins as another is printed."""
     assert labelled([-1, 1]).classes == ("-1", "1")
+    assert labelled(["+", "-"]).classes == ("+", "-")
+    assert labelled([0, 50, 99]).classes == ("0", "50", "99")  # not far above the others
     assert labelled([b"b", b"a"]).classes == ("a", "b")
     assert labelled(["lung, left", "lung, right"]).classes == ("lung, left", "lung, right")
     with_one_cut_off = labelled(["sick"] * 20 + ["well"] * 20 + ["si"])
@@ -112,6 +185,15 @@ def test_labels_that_are_classes(capsys: Printed) -> None:
         labelled([0, 1], client=["x", "y"], domain=["u", "v"])
     with refused("sample 1 has no client"):
         labelled([0, 1], client=["x", "NA"])
+    labelled([0, 1], client=["P1", "p1"])
+    assert "here: client: 'P1', 'p1' are alike" in capsys.readouterr().err
+
+
+def test_a_number_with_zeros_before_it_is_a_name(opened: Any) -> None:
+    """Such as the folders of GTSRB, which a manifest lists: ``classes`` must find them."""
+    rows = "".join(f"{number},{number % 2:02}\n" for number in range(8))
+    assert opened("arrays", "t.csv", f"a,label\n{rows}").classes == ("00", "01")
+    assert opened("arrays", "t.csv", f"a,label\n{rows}", classes="00,01,02").labels[1] == 1
 
 
 # -- text files
@@ -143,6 +225,23 @@ def test_semicolons_with_decimal_commas_are_read(opened: Any, first: str) -> Non
     assert data.columns == ("a", "b;c, d")
 
 
+@pytest.mark.parametrize(("rows", "unclear"), [
+    ("1,234;7;x\n850;8;y\n", "line 2, column 'a': '1,234'"),  # thousands, or decimals?
+    ("1.234;18,5;x\n850;19,5;y\n", "line 2, column 'a': '1.234'"),  # German thousands
+    ("1.234,50;7;x\n2;8;y\n", "line 2, column 'a': '1.234,50'"),
+])  # fmt: skip
+def test_a_sign_that_may_stand_between_thousands_makes_no_number(
+    rows: str, unclear: str, opened: Any
+) -> None:
+    with refused(f"{unclear} may be thousands or decimals"):
+        opened("arrays", "t.csv", f"a;b;label\n{rows}")
+
+
+def test_other_columns_show_that_commas_are_decimal_ones(opened: Any) -> None:
+    data = opened("arrays", "t.csv", "a;b;label\n1,234;18,5;x\n2,500;19,5;y\n")
+    assert data.inputs.tolist() == np.float32([[1.234, 18.5], [2.5, 19.5]]).tolist()
+
+
 def test_names_with_any_sign_can_be_columns_and_be_dropped(opened: Any) -> None:
     """The error proposes a value of ``drop``, which works as it stands."""
     text = '"k__B|p__F",MET:z|rt,"Bilirubin, total",label\n1,2,high,x\n3,4,5,y\n'
@@ -155,10 +254,31 @@ def test_names_with_any_sign_can_be_columns_and_be_dropped(opened: Any) -> None:
         opened("arrays", "t.csv", "a,label\n1_0,x\n2,y\n")
 
 
+def test_what_was_said_is_noted_for_those_who_open_the_data_later(opened: Any) -> None:
+    """Such as ``protofl doctor``, when it is asked again."""
+    rows = "".join(f"{number},{number % 2}\n" for number in range(40))
+    for _ in range(2):
+        (note,) = opened("arrays", "t.csv", f"a,label\n{rows}").notes
+        assert "column 'a' numbers the rows" in note
+
+
 def test_a_column_that_numbers_the_rows_is_said(opened: Any, capsys: Printed) -> None:
     rows = [f"{row},{row % 7},{'xy'[row // 20]}\n" for row in range(40)]  # sorted by label
     opened("arrays", "t.csv", f"Id,a,label\n{''.join(rows)}")
     assert "column 'Id' numbers the rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "word", ["हिन्दी", "தமிழ்", "שָׁלוֹם", "السَّلَامُ", "cafe\u0301", "İstanbul", "می\u200cروم"]
+)
+def test_a_word_keeps_the_marks_of_its_letters(word: str) -> None:
+    """Vowels of Hindi, points of Hebrew, accents after their letter, and joiners are no words."""
+    assert np.count_nonzero(tokens([f"{word} x"], 8)) == 2
+
+
+def test_an_accent_makes_one_token_however_it_is_written() -> None:
+    composed, in_two = tokens(["café", "cafe\u0301"], 4)
+    assert (composed == in_two).all()
 
 
 def test_a_language_without_blanks_has_a_token_for_each_letter() -> None:
@@ -199,6 +319,37 @@ def test_every_file_is_accounted_for(photos: Path, read: Read, capsys: Printed) 
     assert data.notes[0] in capsys.readouterr().err
 
 
+def test_masks_and_copies_of_programs_are_none_of_the_images(photos: Path, read: Read) -> None:
+    """Masks lie beside their images or in a folder; what else lies below a class is said."""
+    for path in ("cat/0_mask.jpg", "dog/masks/0.jpg", "dog/x.lrdata/0.jpg", "dog/deleted/0.jpg"):
+        write_image(photos / path)
+    write_image(photos / "cat/face_mask.jpg", (7, 7, 7))  # of no image beside it
+    write_image(photos / "cat/images/late.jpg", (9, 9, 9))
+    (note,) = read("image-folder", photos, image_size=8).notes
+    assert "10 images of cat, dog; 1 of them in folders below their class: images;" in note
+    assert note.endswith(
+        "1 folder deleted, 1 folder masks, 1 folder x.lrdata, 1 named as masks of others"
+    )
+
+
+def test_classes_may_have_their_images_in_folders_of_one_name(photos: Path, read: Read) -> None:
+    """As in Tiny ImageNet; only if such a name could be a class, they may be parts."""
+    for name in ("cat", "dog"):
+        (photos / name).rename(photos / "moved")
+        (photos / name).mkdir()
+        (photos / "moved").rename(photos / name / "images")
+        write_image(photos / name / "masks" / "0.jpg")
+    assert len(read("image-folder", photos, image_size=8).labels) == 8
+
+
+@pytest.mark.parametrize("names", ["train test", "train2017 val2017", "fold1 fold2", "TestSet val"])
+def test_folders_that_are_called_parts_are_no_classes(names: str, photos: Path, read: Read) -> None:
+    for name, old in zip(names.split(), ("cat", "dog"), strict=True):
+        (photos / old).rename(photos / name)
+    with refused("parts, folds or sites of a data set, which would be taken for classes"):
+        read("image-folder", photos, image_size=8)
+
+
 @pytest.mark.parametrize("layout", [
     "seg_train/seg_train seg_test/seg_test",
     "north south",
@@ -211,6 +362,13 @@ def test_parts_folds_and_sites_are_no_classes(layout: str, photos: Path, read: R
             write_image(root / part / name / "0.png", (shade, number, 0))
     with refused("parts, folds or sites of a data set, which would be take"):
         read("image-folder", root, image_size=8)
+
+
+def test_parts_are_no_domains_though_there_are_other_folders(photos: Path, read: Read) -> None:
+    for part in ("train", "test", "extra"):
+        write_image(photos.parent / "data" / part / "cat" / "0.png")
+    with refused("test, train in .* which would be taken for domains"):
+        read("domain-folder", photos.parent / "data", image_size=8)
 
 
 def test_a_copy_of_an_image_is_left_out_or_refused(photos: Path, read: Read) -> None:

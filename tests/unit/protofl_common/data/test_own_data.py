@@ -377,6 +377,10 @@ def test_a_manifest_of_images(opened: Any, tmp_path: Path) -> None:
     said = r"line 2 and line 4 are equal in all inputs, and of two labels \(1 such copies\)"
     with refused(said):
         opened("manifest", "list4.csv", "file,label\na.png,cat\na.png,cat\nscans/../a.png,dog\n")
+    with refused("column 'Split' would be left out; call it 'split'"):
+        opened("manifest", "list5.csv", "file,label,Split\na.png,cat,train\nscans/b.png,dog,test\n")
+    with_more = opened("manifest", "list6.csv", "file,label,age\na.png,cat,3\nscans/b.png,dog,5\n")
+    assert any("left out the columns age" in note for note in with_more.notes)
 
 
 def test_a_manifests_images_may_change_elsewhere(read: Read, tmp_path: Path) -> None:
@@ -501,6 +505,9 @@ def test_labels_are_names_or_indices() -> None:
     assert labels([-1, 1], "-1,1") == ([0, 1], ("-1", "1"))
     assert labels(np.array([True, False]), "True,False") == ([0, 1], ("True", "False"))
     assert labels([0, 1], classes=["1", "2"]) == ([0, 1], ("1", "2"))
+    assert labels([0, 1], classes=["0", "1", "2"]) == ([0, 1], ("0", "1", "2"))
+    with refused("labels that are numbers are indices into classes, from 0; these are 1, 2, 3"):
+        labels([1, 2], classes=["1", "2", "3"])  # as np.unique has them; 1 would be "2"
     assert labels(["b", "a"]) == ([1, 0], ("a", "b"))
     assert labels(["b", "a"], classes=None) == ([1, 0], ("a", "b"))
 
@@ -548,7 +555,7 @@ def test_texts_with_and_without_a_header(opened: Any) -> None:
     assert opened("text-csv", "twice.csv", first_row_again).labels.tolist() == [1, 0, 1]
 
     # such a header is of no model
-    with refused("categories, of over 200 letters, or with a line break"):
+    with refused("categories: a name has no line break, and at most 200 characters"):
         opened("text-csv", "long.csv", f"label,{'why ' * 51}\nx,one\ny,two\n")
     with refused("has no column 'label', only category, text"):
         opened("text-csv", "odd.csv", "category,text\nsport,one\nsport,two\n")
@@ -582,6 +589,12 @@ def test_texts_of_a_training_and_a_test_file(read: Read, tmp_path: Path) -> None
         "label,text,by,split\ny,three,a,test\nx,four,b,test\nx,five,b,test\n",
     )
     assert by_writers.official.tolist() == [1, 1, 1, 0, 2]
+
+    with refused("column 'Split' would be an input; call it 'split'"):
+        both("label,text,Split\nx,one,train\ny,two,test\n", "label,text,Split\ny,six,test\n")
+    (tmp_path / "validation.csv").write_text(test)
+    with_a_third = both("label,text\nx,one\ny,two\n", test)
+    assert any("left out validation.csv" in note for note in with_a_third.notes)
 
 
 def test_a_token_is_a_checksum_of_its_word() -> None:
@@ -709,6 +722,8 @@ def test_texts_of_a_folder_of_hugging_face(reviews: Any, read: Read, tmp_path: P
     for parts, said in (
         ({"test_matched": train}, "part 'test_matched'"),
         ({"Val": train}, "part 'Val'"),
+        ({"train": train, "clean_test": test}, "part 'clean_test'"),
+        ({"train": train, "holdout": test}, "part 'holdout'"),
         (with_words, "'label_text' says the label in other words"),
     ):
         datasets.DatasetDict(parts).save_to_disk(tmp_path / "wrong")
@@ -746,6 +761,21 @@ def test_tables_of_a_folder_of_hugging_face(read: Read, tmp_path: Path, capsys: 
     assert filled.columns == ()
     assert "column 'c' says the label in other words; drop it" in capsys.readouterr().err
     assert filled.contents.shape == (3, 0)  # settings have a say in the inputs
+    with refused("column 'a' has numbers written as texts; cast_column"):
+        saved_and_read({"a": ["1.5", "2.5"], "label": [0, 1]})
+    with refused("sample 1 has no text in column 'text'"):
+        saved_and_read({"text": ["good", None], "label": [0, 1]})
+
+
+def test_an_image_of_hugging_face_that_cannot_be_read_is_named(read: Read, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    good = Image.new("RGB", (8, 8))
+    for wrong, said in ((None, "there is none"), ({"bytes": b"x"}, "cannot identify image file")):
+        columns = {"image": [good, wrong], "label": [0, 1]}
+        datasets.Dataset.from_dict(columns, features=kinds).save_to_disk(tmp_path / "photos")
+        with refused(rf"the image of sample 1, column 'image', cannot be read \({said}"):
+            read("hf:photos", tmp_path)
 
 
 @pytest.mark.usefixtures("reviews")
