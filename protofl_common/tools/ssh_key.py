@@ -1,6 +1,7 @@
 """A person's SSH key, which signs studies and decisions."""
 
 from getpass import getpass
+from importlib.util import find_spec
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -13,18 +14,39 @@ from protofl_common.config.options import SettingsError
 def private_key(file: Path) -> Ed25519PrivateKey:
     """Read a private SSH key of type ed25519, and ask for its passphrase if it has one.
 
-    SettingsError for a key of another type, a wrong passphrase, and a file that is no key.
+    SettingsError for a key of another type, a file that is no key, and a passphrase that is wrong
+    or cannot be typed or used here.
     """
     content = file.expanduser().read_bytes()
+    passphrase = ""
     try:
         try:
             key = load_ssh_private_key(content, password=None)
         except TypeError:  # with this it says that the key is encrypted
-            passphrase = getpass(f"passphrase of {file}: ")
+            passphrase = _passphrase_of(file)
             key = load_ssh_private_key(content, passphrase.encode())
+    except SettingsError:
+        raise
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise SettingsError(f"--key {file}: {error}") from None
+        hint = "; is the passphrase right?" if passphrase else ""
+        raise SettingsError(f"--key {file}: {error}{hint}") from None
     if not isinstance(key, Ed25519PrivateKey):
         cure = "make one with ssh-keygen -t ed25519"
         raise SettingsError(f"--key {file}: not of type ed25519; {cure}")
     return key
+
+
+def _passphrase_of(file: Path) -> str:
+    """Ask for a key's passphrase; SettingsError if nobody can type it, or it could not be used."""
+    if find_spec("bcrypt") is None:
+        raise SettingsError(
+            f"--key {file}: has a passphrase, for which the package bcrypt is missing; type pip"
+            " install bcrypt, or take a key without one"
+        )
+    try:
+        return getpass(f"passphrase of {file}: ")
+    except EOFError:  # there is neither a terminal nor a line on the standard input
+        raise SettingsError(
+            f"--key {file}: has a passphrase, and nobody can type it; type the command in a"
+            " terminal, for a container with docker exec --interactive --tty"
+        ) from None

@@ -20,7 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
+from client_app.site.consent import problem_of_study
 from client_app.site.hooks import CERTIFICATE, DISK
+from client_app.site.record import StateError
 from protofl_common.basics.code_version import code_version_at_site
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import Scalar, SettingsError
@@ -38,6 +40,7 @@ from protofl_common.experiment.node import (
     asks_its_operator,
 )
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
+from protofl_common.experiment.study import Study
 from protofl_common.tools.findings import (
     FACT,
     WARNING,
@@ -51,7 +54,7 @@ from protofl_common.tools.flower import (
     TIMESTAMP_TOLERANCE,
     get_flwr_home,
 )
-from protofl_common.tools.site.approvals import problem_of_sites, sent_always, sent_of_model
+from protofl_common.tools.site.approvals import sent_always, sent_of_model
 from protofl_common.tools.site.node import (
     allowed_algorithms,
     least_demanding_settings,
@@ -109,9 +112,12 @@ def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterato
     """Say why the site refuses a run with the settings ``asked``; for {}, why it refuses all."""
     try:
         settings = site_settings(node, asked)
-        # settings that name no sites may be checked before a study is made of them
-        problem = problem_of_sites(node, settings.given) if asked.get("study-sites") else ""
-    except SettingsError as error:
+        problem = ""
+        if asked.get("study"):  # other settings may be checked before a study is made of them
+            problem = problem_of_study(Study.of(settings.given), node, settings.given)
+    except OSError:
+        return  # the state-dir cannot be read, as `folders` says
+    except (SettingsError, StateError) as error:
         yield from [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
         return
     if problem:
