@@ -1,6 +1,7 @@
 """The runs in a folder of results: how far they are, and what is known of their sites."""
 
 import json
+import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from filelock import FileLock, Timeout
 from safetensors import safe_open
 
 from protofl_common.config.lists import names_in
+from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import (
     METRICS,
     SETTINGS,
@@ -101,7 +103,13 @@ class KnownRun(RunFolder):
 
 
 def runs_in(folder: Path) -> list[KnownRun]:
-    """Return the runs in a folder of results, the latest first."""
+    """Return the runs in a folder of results, the latest first; none if there is no folder.
+
+    SettingsError for a folder that this user cannot read.
+    """
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+        cure = "type the command as the user of the worker"
+        raise SettingsError(f"{folder}: this user cannot read the runs in it; {cure}")
     runs = []
     for metrics in folder.glob(f"*/{METRICS}"):
         if (metrics.parent / SETTINGS).exists():
