@@ -222,13 +222,14 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def purge(arguments: argparse.Namespace) -> None:
-    print(*stored.purge(arguments.node, arguments.runs), sep="\n")
+    for line in stored.purge(arguments.node, arguments.runs):
+        print(line)
 
 
 def retain(arguments: argparse.Namespace) -> None:
     before = days_ago(arguments.days)
     lines = stored.retain_at_site(arguments.node, before, arguments.dry_run)
-    show_removed(list(lines), arguments)
+    show_removed(lines, arguments)
 
 
 def key(arguments: argparse.Namespace) -> None:
