@@ -1,5 +1,6 @@
 """A person's SSH key, which signs studies and decisions."""
 
+import sys
 from getpass import getpass
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,14 +11,19 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from protofl_common.config.options import SettingsError
 
+STDIN = Path("-")
+
 
 def private_key(file: Path) -> Ed25519PrivateKey:
     """Read a private SSH key of type ed25519, and ask for its passphrase if it has one.
 
-    SettingsError for a key of another type, a file that is no key, and a passphrase that is wrong
-    or cannot be typed or used here.
+    `STDIN` stands for the standard input: a site's operator types commands as the SuperNode's user,
+    who must not be able to read the operator's key.
+
+    SettingsError for a key of another type, a file that is no key or cannot be read, and a
+    passphrase that is wrong or cannot be typed or used here.
     """
-    content = file.expanduser().read_bytes()
+    content = _content_of(file)
     passphrase = ""
     try:
         try:
@@ -34,6 +40,18 @@ def private_key(file: Path) -> Ed25519PrivateKey:
         cure = "make one with ssh-keygen -t ed25519"
         raise SettingsError(f"--key {file}: not of type ed25519; {cure}")
     return key
+
+
+def _content_of(file: Path) -> bytes:
+    if file == STDIN:
+        return sys.stdin.buffer.read()
+    try:
+        return file.expanduser().read_bytes()
+    except PermissionError:
+        cure = "its owner hands it over on standard input by --key - <FILE"
+        raise SettingsError(f"--key {file}: this user cannot read it; {cure}") from None
+    except OSError as error:
+        raise SettingsError(f"--key {file}: {error.strerror}") from None
 
 
 def _passphrase_of(file: Path) -> str:

@@ -1,6 +1,7 @@
 """Studies: who may take part, which runs are approved, and what the audit log proves."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -1192,6 +1193,32 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
 
     hospitals.decide(config, "north", words=("deny", "--key", str(key)))
     assert "denied at north" in hospitals.answer("north", config)
+
+
+def test_a_key_that_the_sites_user_cannot_read_comes_on_standard_input(
+    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Jane types commands as the SuperNode's user, who must not have her key in a file."""
+    key = ssh_key(tmp_path)
+    content = key.read_bytes()
+    config = hospitals.config()
+    study = Study.of(config).id
+    hospitals.nodes[NORTH]["operators"] = f"jane:{key_as_text(JANE.public_key())}"
+    hospitals.answer("north", config)
+
+    def unreadable(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", unreadable)
+        assert hospitals.operator("north", "approve", study, "--key", str(key)) == 1
+    said = hospitals.capsys.readouterr().err
+    assert f"--key {key}: this user cannot read it; its owner hands it over" in said
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    hospitals.decide(config, "north", words=("approve", "--key", "-"))
+    assert hospitals.answer("north", config) == ""
+    assert f" by jane:{key_as_text(JANE.public_key())}" in hospitals.shown("requests")
 
 
 def test_what_an_operator_who_has_left_decided_is_told_to_the_others(

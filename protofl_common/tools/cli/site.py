@@ -102,7 +102,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "0.1.4 after 0.1.3"
     )
     approving.add_argument("--code", choices=("exact", PATCH), default="exact", help=covers)
-    sign = "your private SSH key, of type ed25519, where the node config names operators"
+    sign = (
+        "your private SSH key, of type ed25519, where the node config names operators; -: it comes "
+        "on standard input"
+    )
     approving.add_argument("--key", type=Path, metavar="FILE", help=sign)
 
     denying = add(deny, "refuse runs of these settings, from the next message on")
