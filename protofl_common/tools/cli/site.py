@@ -164,11 +164,11 @@ def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Check the port, the network and the folders, and be the SuperNode until it ends.
+    """Check port, network, folders and programs, and be the SuperNode until it ends.
 
     SettingsError where the port cannot be opened. All else that is wrong is only printed.
     """
-    from protofl_common.tools.site.check import folders, network
+    from protofl_common.tools.site.check import folders, network, programs
     from protofl_common.tools.site.supernode import start
     from protofl_common.tools.site.watch import Watch
 
@@ -180,7 +180,8 @@ def run(arguments: argparse.Namespace) -> None:
     except (OSError, ValueError, OverflowError) as error:
         raise SettingsError(f"--host {host} --port {port}: {error}; give another") from error
 
-    for finding in (*network(arguments), *folders(arguments.node)):
+    node = arguments.node
+    for finding in (*network(arguments), *folders(node), *programs(node)):
         if finding.level == WRONG:
             line = f"protofl: {finding.level} {finding.topic}: {finding.text}"
             print(line, file=sys.stderr, flush=True)

@@ -33,6 +33,8 @@ from protofl_common.experiment.node import (
     DEMANDS,
     FEWEST_KNOWN,
     LIMITS,
+    ON_REQUEST,
+    ON_TROUBLE,
     REQUIRE_SECAGG,
     NodeConfig,
     allowed_by,
@@ -87,6 +89,7 @@ def findings(
     is_node_config_right = not refused or is_run_wrong
     if is_node_config_right:
         listed += folders(node)
+        listed += programs(node)
         listed += _permissions(node)
         listed += _algorithms(node)
         listed += _device(node)
@@ -260,6 +263,18 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
             text = f"{key} {folder.absolute()}: {free / 1e6:.0f} MB free"
             yield Finding(level, FREE_SPACE, text)
     yield from _files(node)
+
+
+def programs(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Say which of the operator's own programs cannot be started: nobody would hear of a request.
+
+    They are started without a shell, so that a command with arguments names no program.
+    """
+    for key in (ON_REQUEST, ON_TROUBLE):
+        program = str(node.get(key, ""))
+        if program and not shutil.which(program):
+            missing = "no program that this user can start; give one file, without arguments"
+            yield Finding(WRONG, "programs", f"{key} {program}: {missing}")
 
 
 def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:

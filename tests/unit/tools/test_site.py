@@ -512,6 +512,8 @@ WITHOUT_DATA = NODE.partition(" data-dir")[0]
     ([], NODE.replace("fedproto", "fedbn"), "warning",
         "of the model but its normalisation layers: fedbn"),
     ([], NODE + " partition-id=0 num-partitions=2", "warning", "runs choose the test samples"),
+    ([], NODE + ' on-request="/bin/tell-me"', "WRONG", "on-request /bin/tell-me: no program"),
+    ([], NODE + ' on-trouble="echo disk"', "WRONG", "on-trouble echo disk: no program"),
     ([], NODE + ' device="cuda:77"', "WRONG", "device = 'cuda:77': not usable here"),
     (["--insecure"], NODE, "warning", "anybody on the way"),
     (["--superlink", "my.host:8000"], NODE, "warning", "key none"),
