@@ -22,7 +22,13 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.events import Waiting
 from protofl_common.tools.arguments import add_json, add_runs, print_json
 from protofl_common.tools.flower import Run
-from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in, stopped_runs
+from protofl_common.tools.known_runs import (
+    KnownRun,
+    KnownSite,
+    main_run,
+    runs_in,
+    stopped_runs,
+)
 from protofl_common.tools.superlink import FEW_DAYS, Federation, ask
 
 SOMEBODY_IS_NEEDED = 3  # exit status
@@ -176,7 +182,9 @@ def status_lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
 
     for run in stopped_runs(runs):
         done, wanted = run.rounds
-        resume = f"flwr run . FEDERATION --stream --run-config {run.path}/resume.toml"
+        # sites know a baseline as a part of its run: by its own file it would be another run
+        file = main_run(run, runs).path / "resume.toml"
+        resume = f"flwr run . FEDERATION --stream --run-config {file}"
         yield f"{run.path}: stopped after round {done} of {wanted}; it goes on by {resume}"
 
     days = federation.endpoint.days

@@ -17,7 +17,7 @@ import pytest
 from filelock import FileLock
 
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.folder import WAITING
+from protofl_common.runs.folder import METRICS, SETTINGS, SUMMARY, WAITING
 from protofl_common.tools.cli import main
 from protofl_common.tools.cli.status import (
     SOMEBODY_IS_NEEDED,
@@ -98,6 +98,21 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
 
     with FileLock(runs / ".first.lock"):  # a process is at work on it
         assert not any("stopped" in line for line in status_lines(federation(), runs_in(runs)))
+
+
+def test_a_baseline_that_was_killed_goes_on_by_its_run(tmp_path: Path) -> None:
+    """With the baseline's own settings all operators would be asked again, as for another run."""
+    runs = tmp_path / "runs"
+    for name in ("first", "first-local"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / METRICS).touch()
+    (runs / "first" / SETTINGS).write_text('baselines = "local"\nrounds = 3\n')
+    (runs / "first" / SUMMARY).write_text('{"rounds": 3}')
+    (runs / "first-local" / SETTINGS).write_text("rounds = 3\n")
+
+    (line,) = [line for line in status_lines(federation(), runs_in(runs)) if "stopped" in line]
+    assert line.startswith(f"{runs}/first-local: stopped after round 0 of 3; ")
+    assert line.endswith(f"--run-config {runs}/first/resume.toml")
 
 
 @pytest.mark.usefixtures("flower_home")
