@@ -355,8 +355,13 @@ class RunFolder:
 
 
 def heads_in(path: Path) -> Iterator[HeadsRow]:
-    """Read the rows of ``heads.jsonl`` one by one; there are none where it is missing."""
-    return _read(path)
+    """Read the rows of ``heads.jsonl`` one by one; there are none where it is missing.
+
+    Rows of another file are left out.
+    """
+    for row in _read(path):
+        if isinstance(row.get("heads"), dict):
+            yield row
 
 
 def _json_line(row: RoundRow | MarginRow) -> str:

@@ -36,7 +36,7 @@ from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import Study, about_site, is_from_site, key_as_text
 from protofl_common.privacy.masks import PUBLIC, text_to_sign
-from protofl_common.runs.folder import HEADS, RunFolder, heads_in
+from protofl_common.runs.folder import HEADS, METRICS, RunFolder, heads_in
 from protofl_common.tools.cli import main
 from protofl_common.tools.site import approvals
 from protofl_common.tools.ssh_key import private_key
@@ -1392,8 +1392,9 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     # two rounds and the final evaluation
     assert [set(row["heads"]) for row in heads_in(heads)] == 3 * [set(NAMES)]
 
-    nothing = hospitals.shown("audit", "--against", str(outcome.folder), status=1)
-    assert "nothing was compared" in nothing
+    for other in (outcome.folder, outcome.folder / METRICS):
+        nothing = hospitals.shown("audit", "--against", str(other), status=1)
+        assert "nothing was compared" in nothing
 
     shutil.rmtree(outcome.folder)  # the witness outlives the run
     against = ("--against", str(heads))

@@ -17,7 +17,7 @@ from client_app.site.audit import AuditError
 from client_app.site.consent import APPROVED, DENIED, FOLDER, KEY_FILE, PATCH, site_key
 from client_app.site.record import LedgerError, StateError
 from protofl_common.config.options import Config, Scalar, SettingsError
-from protofl_common.experiment.node import ON_TROUBLE, site_folder, site_name
+from protofl_common.experiment.node import ON_TROUBLE, NodeConfig, site_folder, site_name
 from protofl_common.experiment.study import key_as_text
 from protofl_common.tools.arguments import (
     add_allow_python,
@@ -238,6 +238,7 @@ def retain(arguments: argparse.Namespace) -> None:
 
 def key(arguments: argparse.Namespace) -> None:
     """Print the site's name and public key; make a key if there is none yet."""
+    NodeConfig.of(arguments.node)  # for its SettingsError: no study takes a key of a wrong name
     folder = site_folder(arguments.node).absolute()
     path = folder / KEY_FILE
     is_new = not path.exists()

@@ -344,6 +344,7 @@ CLASSES_AS_A_LIST = NODE.replace('"cat,dog"', '["cat","dog"]')
         "'~not-here/north.toml': Could not determine home directory"),
     ("key", CLASSES_AS_A_LIST, 'as one text with commas, as in classes="a,b"'),
     ("key", "north.conf", "or a file not called .toml: taken for a simulated client"),
+    ("key", 'site-name="mount sinai"', "'mount sinai' must be made of at most 100 ASCII letters"),
     ("key", MISTYPED, "state-dri: unknown key; did you mean state-dir?"),
     ("status", MISTYPED, "state-dri: unknown key"),
     ("purge", MISTYPED, "state-dri: unknown key"),
