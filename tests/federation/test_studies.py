@@ -930,6 +930,40 @@ def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
     assert WAITING in hospitals.answer("north", config)
 
 
+@pytest.mark.parametrize("protection", [
+    {}, {"secagg": True}, {"dp": "sample", "dp_epsilon": 4.0, "norm": "group"},
+], ids=["open", "secagg", "dp"])  # fmt: skip
+def test_a_run_goes_on_in_an_extension_of_its_study(
+    protection: dict[str, Any], hospitals: Hospitals
+) -> None:
+    """The run is interrupted in round 3 of 4, and its study is signed again with a later day."""
+
+    def in_study(until: str, runs: int) -> dict[str, Any]:
+        config = hospitals.config(
+            rounds=4, run_name="mine", min_clients=3, study_runs=runs, **protection
+        )
+        return signed(config, sites=hospitals.keys(*NAMES), until=until)
+
+    def interrupted_in_round_3(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.group_id == "3":
+            raise KeyboardInterrupt
+        return reply
+
+    begun = in_study(str(TODAY), runs=1)
+    hospitals.ask_and_decide(begun)
+    with pytest.raises(KeyboardInterrupt):
+        hospitals.federate(begun, tamper=interrupted_in_round_3, run_id=1)
+
+    extension = in_study(TOMORROW, runs=2)
+    hospitals.ask_and_decide(extension)
+    outcome = hospitals.federate(extension | {"resume": True}, run_id=2)
+
+    # under dp the round that was begun twice has cost twice, and the last round is left out
+    last = 3 if protection.get("dp") else 4
+    assert [row["round"] for row in outcome.rows] == [*range(1, last + 1), last]
+    assert all(row["valid"] == 3 and not row["failed"] for row in outcome.rows)
+
+
 def assert_refused_before_anybody_asks(
     hospitals: Hospitals, config: dict[str, Any], why: str, site: str
 ) -> None:
