@@ -28,6 +28,7 @@ WAITING = "waiting.json"
 HEADS = "heads.jsonl"
 SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
 CHECKPOINTS = "checkpoints"  # the folder of what lets it go on
+CHECKPOINT_FORMAT = "protofl-checkpoint-5"
 WEIGHTS = "model.safetensors"  # of an exported model; a client leaves this file alone
 CARD = "model.json"
 BEST = "best.safetensors"  # a client's model of the best round, where asked for, beside its last
