@@ -144,8 +144,12 @@ def test_a_folder_of_runs_that_cannot_be_read_is_no_empty_one(
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
 
-    said = output(capsys, "status", "here", "--runs", tmp_path, status=1).err
+    command = ("status", "here", "--runs", tmp_path)
+    said = output(capsys, *command, status=1).err
     assert f"{tmp_path}: this user cannot read the runs in it" in said
+
+    # but a site whose key was stolen can be unregistered
+    assert output(capsys, *command, "--node", "north").out == "1\n"
 
 
 @pytest.mark.parametrize(("age", "is_needed"), [(200, False), (400, True)])
