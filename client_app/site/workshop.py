@@ -323,8 +323,7 @@ class Workshop:
         if self.plan is not None:
             return tuple(range(self.num_classes))
         if self.settings.privacy.min_class_samples == 1:
-            counts_C = self.task.class_counts(self.task.tensor(self.data.train_labels))
-            return tuple(counts_C.nonzero().flatten().tolist())
+            return tuple(self.task.present_classes(self.data.train_labels).tolist())
         return tuple(self.large_classes.tolist())
 
 
