@@ -374,8 +374,8 @@ def _problems(
 
     ``is_wrong`` [N] are the values that are no number or no category, ``is_missing`` those of them
     that are gaps. The text is of the first wrong value that is no gap. If all are gaps, it is of
-    the first gap; with ``gaps`` these are no problem. If there are gaps, a problem without a text
-    adds the cure for them.
+    the first gap; with ``gaps`` these are filled in, and no problem. If there are gaps that nothing
+    fills in, a problem without a text adds the cure for them.
     """
     is_unusable = is_wrong & ~is_missing
     any_unusable = is_unusable.any()
@@ -391,7 +391,7 @@ def _problems(
     where = f"{place(row)}, column {column.name!r}"
     shown = printable(repr(value), 80)
     yield _Problem(f"{where}: {shown} {why} ({count})", cure)
-    if is_missing.any():
+    if is_missing.any() and not gaps:
         yield _Problem("", GAP[1])
 
 

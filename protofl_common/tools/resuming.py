@@ -6,6 +6,7 @@ would come again, or if the code has changed.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -88,9 +89,10 @@ class Resuming(threading.Thread):
         SubprocessError if the call fails.
         """
         with TemporaryDirectory() as home:
-            lines = [f"[superlink.{NAME}]", f"address = '{self.address}'"]
+            lines = [f"[superlink.{NAME}]", f"address = {json.dumps(self.address)}"]
             if self.root_certificates:
-                lines.append(f"root-certificates = '{self.root_certificates}'")
+                certificates = json.dumps(str(self.root_certificates), ensure_ascii=False)
+                lines.append(f"root-certificates = {certificates}")
             else:
                 lines.append("insecure = true")
             Path(home, "config.toml").write_text("\n".join(lines), encoding="utf-8")

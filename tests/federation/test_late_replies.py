@@ -180,7 +180,8 @@ def test_a_round_with_too_few_replies_waits_for_late_ones(three: Three) -> None:
     def both(message: Any, reply: Any) -> Any:
         return north(message, reply) and south(message, reply)
 
-    outcome = three.run(both, grids.append, rounds=2, **IMPATIENT, min_replies=1, liars=0)
+    settings = IMPATIENT | {"round_timeout": 8.0}  # all of which round 1 waits
+    outcome = three.run(both, grids.append, rounds=2, **settings, min_replies=1, liars=0)
 
     assert outcome.rows[0]["void"]
     assert outcome.rows[1]["counted-late"] == {"north": 1, "south": 1}

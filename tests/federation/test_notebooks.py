@@ -35,7 +35,8 @@ def command(line: str) -> None:
         subprocess.run([sys.executable, "-m", *words, *where], check=True)
     elif words[1] == "run":
         arguments = parsed("run", words[2:])
-        config = default_run_config() | read_assignments(arguments.settings) | {"report": False}
+        settings = read_assignments(arguments.settings) | {"report": False}
+        config = plugins.with_hparams(default_run_config() | settings)
         outcome = run_federation(config, clients=arguments.clients)
         assert not any(outcome.summary["trouble"].values()), outcome.summary["warnings"]
     else:

@@ -225,6 +225,7 @@ def _fresh_processes() -> Iterator[None]:
     pool.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_processes", "plugin")
 def test_a_method_that_is_typed_or_allowed_runs_from_a_recipe_of_ones_own(
     tmp_path: Path, capsys: Printed

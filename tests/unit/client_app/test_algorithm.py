@@ -33,6 +33,7 @@ def algorithm(
     return client_half(CATALOG[algo])(client_of(config, client, 5), 2)
 
 
+@pytest.mark.slow
 # -- hooks -------------------------------------------------------------------------------
 @pytest.mark.parametrize("algo", ["local", "fedproto"])
 def test_hooks_come_in_their_order_and_a_newcomer_has_no_round(
@@ -91,6 +92,7 @@ def test_evaluation_trains_nothing(algo: str, tmp_path: Path) -> None:
     assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
 
 
+@pytest.mark.slow
 def test_with_few_clients_a_round_the_last_round_is_the_clients_own(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
@@ -288,6 +290,7 @@ def test_own_prototypes_are_those_of_the_training_classes(
         assert len(tested.labels.unique()) < 4
 
 
+@pytest.mark.slow
 # -- a warm-up of the alignment --------------------------------------------------------------
 @pytest.mark.parametrize("algo", [name for name, row in CATALOG.items() if row.aligning])
 def test_what_aligns_has_a_part_of_its_weight_during_the_warm_up(algo: str, tmp_path: Path) -> None:

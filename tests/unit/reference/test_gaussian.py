@@ -33,7 +33,7 @@ DIVISIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "iid": (3, {"partition": "iid"}),
     "Dirichlet": (4, {"partition": "dirichlet", "alpha": 0.05}),
     "one class each": (10, {"partition": "pathological", "classes_per_client": 1}),
-    "many clients": (100, {"partition": "iid"}),
+    "many clients": (40, {"partition": "iid"}),
 }
 
 

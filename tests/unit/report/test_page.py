@@ -189,6 +189,7 @@ def test_a_damaged_file_costs_its_figures_only(
     assert "accuracy-curves" in Page(write_report(two_rounds)).figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sites", "classes", "rounds"), [
     (1, 2, 1), (3, 1, 2), pytest.param(150, 120, 3, marks=pytest.mark.long), (5, 10, 150),
 ])  # fmt: skip

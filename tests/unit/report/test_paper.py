@@ -120,6 +120,7 @@ def test_a_map_of_samples_has_a_point_for_each(samples: int, method: str) -> Non
     assert drawn.caption.startswith(method)
 
 
+@pytest.mark.slow
 def test_the_same_figure_gives_the_same_files(tmp_path: Path, methods: dict[str, Any]) -> None:
     """SVG and PDF have no date in them."""
     first = [file.read_bytes() for file in paper.curves(methods).save(tmp_path / "first")]

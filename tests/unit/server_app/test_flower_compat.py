@@ -180,6 +180,7 @@ def an_array_inside_another() -> RecordDict:
     return RecordDict(nested)
 
 
+@pytest.mark.slow
 def test_the_superlink_is_asked_once_and_a_reply_that_is_bad_or_unfinished_costs_only_itself(
     monkeypatch: Any,
 ) -> None:

@@ -26,6 +26,8 @@ from protofl_common.tools.protofl import extend
 from server_app.network.membership import FederationError
 from tests.support.given import Patch, Printed
 
+pytestmark = pytest.mark.slow  # most of these tests train a federation
+
 DIGITS = {"dataset": "digits", "partition": "iid"}
 SMALL = DIGITS | {"total_samples": 200, "rounds": 2, "batch_size": 32}
 """The settings of a run of seconds."""

@@ -1,6 +1,7 @@
 """Which runs a worker lets go on by itself."""
 
 import os
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -156,3 +157,19 @@ def test_a_run_that_cannot_be_submitted_does_not_hold_up_others(
 
     assert sorted(tried) == ["first", "second"]
     assert "first does not go on by itself" in capsys.readouterr().err
+
+
+def test_a_path_may_have_any_sign_in_it(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Flower reads the connection from a file that names the worker's certificates."""
+    certificates = tmp_path / 'the ward\'s "keys"' / "ca.crt"
+    written: list[dict[str, Any]] = []
+
+    def reads_the_configuration(command: list[str], env: dict[str, str], check: bool) -> None:
+        configuration = Path(env["FLWR_HOME"], "config.toml").read_text(encoding="utf-8")
+        written.append(tomllib.loads(configuration)["superlink"]["superlink"])
+
+    monkeypatch.setattr("protofl_common.tools.resuming.subprocess.run", reads_the_configuration)
+    options = ["--runtime-api-address", "127.0.0.1:1", "--root-certificates", str(certificates)]
+    Resuming(options, tmp_path)._submit(tmp_path / "resume.toml")
+
+    assert written == [{"address": "127.0.0.1:1", "root-certificates": str(certificates)}]

@@ -121,6 +121,7 @@ def database(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: Remove) -> None:
     """They are gone from the bytes of the file, too; what other runs use stays."""
     link = database(tmp_path / "superlink.db")

@@ -228,6 +228,7 @@ handle_tasks("fork", lambda: print("ahead", flush=True), handle)
 """
 
 
+@pytest.mark.slow
 def test_a_task_is_handled_by_a_forked_process_that_knows_nothing_of_others() -> None:
     """Three tasks, a, b and c; b raises an error, and the others exit with 1."""
     command = [sys.executable, "-c", FORKED]
@@ -241,6 +242,7 @@ def test_a_task_is_handled_by_a_forked_process_that_knows_nothing_of_others() ->
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process of its parent's end"
 )
@@ -264,6 +266,7 @@ handle_tasks("fork", int, handle)
     child.wait(timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_task_that_flower_has_taken_back_is_left_and_said_to_be_slow(method: str) -> None:
     """Flower's own words are that a user has stopped it."""
@@ -404,6 +407,7 @@ def test_each_of_flowers_options_is_taken_or_refused_on_purpose() -> None:
     assert taken | REFUSED | {"--node-config", "--insecure", "--help", "--version"} == flowers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "enabled"), [({}, "0"), ({"FLWR_TELEMETRY_ENABLED": "1"}, "1")])
 def test_flowers_makers_hear_of_a_site_only_if_its_operator_says_so(
     given: dict[str, str], enabled: str

@@ -23,6 +23,8 @@ from protofl_common.tools.site.supernode import LOST, Waits
 from tests.support.given import Patch
 from tests.support.processes import output_of
 
+pytestmark = pytest.mark.slow  # most of these tests start processes
+
 RUN = 7
 
 

@@ -21,6 +21,7 @@ def images(digit_domains: RawData) -> Images:
     return digit_domains.inputs[::125]
 
 
+@pytest.mark.slow
 def test_features_lie_side_by_side(images: Images) -> None:
     """In the order of the backbones' names, and free to take part in autograd."""
     fused = extract_features(images, NAMES, CPU)

@@ -132,6 +132,7 @@ def test_tensors_and_facts_are_read_as_they_were_written(tmp_path: Path) -> None
         assert torch.equal(found[name], value)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_anywhere_is_noticed(tmp_path: Path) -> None:
     """Every eleventh bit is flipped, one at a time.
 

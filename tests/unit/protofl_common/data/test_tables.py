@@ -49,6 +49,15 @@ def test_every_bad_column_is_in_one_message_with_what_to_do(opened: Any) -> None
     assert last.strip() == 'all: drop="id,admitted" one-hot="sex:f|m" impute="median"'
 
 
+def test_no_cure_is_named_for_gaps_that_are_filled_in_already(opened: Any) -> None:
+    """The column has a text and a gap; `impute=mean` of the user is not to become `median`."""
+    with pytest.raises(DataError) as caught:
+        opened("age,label\nold,sick\n,well\n60,sick\n70,well\n", impute="mean")
+
+    assert "line 2, column 'age': 'old'" in str(caught.value)
+    assert "impute" not in str(caught.value)
+
+
 def test_with_what_the_last_line_says_the_table_can_be_used(opened: Any) -> None:
     assert opened(MESSY, **CLEAN).columns == ("sex:f|m", "age", "chol")
 

@@ -45,6 +45,7 @@ def test_shapes_of_small_networks(arch: str, size: int, channels: int) -> None:
 SOME = ["resnet4-imagenet-stem", "resnet10", "resnet10-imagenet-stem", "resnet18-stride-1-4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [*SOME, "resnet50-imagenet-stem", "googlenet", "mobilenet-v2"])
 def test_shapes_of_larger_networks(arch: str) -> None:
     """What is built for 28 pixels a side takes 64; GoogLeNet must be built for the smallest."""
@@ -52,11 +53,13 @@ def test_shapes_of_larger_networks(arch: str) -> None:
         assert_shapes(arch, 1, size, built_for)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", range(9, 18))
 def test_shapes_of_googlenet_on_small_images(size: int) -> None:
     assert_shapes("googlenet", 1, size, built_for=size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", SMALL)
 @pytest.mark.parametrize("size", [8, 28])
 def test_small_networks_learn(arch: str, size: int) -> None:
@@ -98,6 +101,7 @@ def test_heads_with_a_hidden_layer_have_named_parts(arch: str) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arch", ["mnist-cnn", "htcnn-4", net.PROJECTION, *SOME[:2], "googlenet", "mobilenet-v2+fc256"]
 )
@@ -176,6 +180,7 @@ def samples(arch: str, shape: tuple[int, ...], count: int) -> Tensor:
     return torch.randn(count, *shape, generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "shape"), CASES)
 def test_networks_for_tables_signals_and_texts_learn_and_every_weight_moves(
     arch: str, shape: tuple[int, ...]

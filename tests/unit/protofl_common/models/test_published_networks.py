@@ -22,6 +22,8 @@ from protofl_common.models.build import build_model
 from protofl_common.models.split import SplitModel
 from tests.support.given import Patch
 
+pytestmark = pytest.mark.slow  # most of these tests build networks of millions of weights
+
 PUBLISHED = {
     "resnet18-imagenet-stem": (512, 11_689_512),
     "resnet18-stride-1-4": (512, 11_689_512),  # strides change no parameters

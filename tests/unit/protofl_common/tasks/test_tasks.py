@@ -215,6 +215,7 @@ def test_a_client_of_one_class_or_none_has_no_figure_that_is_no_number(
     assert evaluate_metrics(["auc", "recall"], METRICS, SCORES[:0], LABELS[:0]) == {}
 
 
+@pytest.mark.slow
 def test_the_error_of_an_auc_is_that_of_resampling() -> None:
     """DeLong's variance against 2,000 bootstrap samples of those with and without the label."""
     task = task_of(["a", "b"], "multi-label")

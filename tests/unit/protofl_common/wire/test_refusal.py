@@ -51,6 +51,7 @@ def test_what_is_no_whole_record_names_nobody(reason: str) -> None:
     assert read(reason) == Refusal(printable(reason))
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from([*HONEST, "age"]), VALUES | st.sampled_from([*HONEST.values()]))
 )

@@ -275,6 +275,7 @@ def test_a_group_without_the_others_figure_and_networks_is_not_paired(
     assert group["note"] == "one pair: may be chance; by final prototype; other networks"
 
 
+@pytest.mark.slow
 def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(
     tmp_path: Path, capsys: Printed
 ) -> None:
@@ -299,6 +300,7 @@ def test_the_figure_of_intervals_shows_the_chosen_figure_of_each_group(
     assert "final head worst-10%, %" in svg
 
 
+@pytest.mark.slow
 def test_comparing_writes_a_latex_table_and_figures(tmp_path: Path, capsys: Printed) -> None:
     """The name of a network has signs that LaTeX reads, which are escaped."""
     write(tmp_path, "local", LOCAL, models="my_net:50%&$x")

@@ -112,6 +112,7 @@ def cells_of(path: Path) -> dict[str, Any]:
     return {cell["row"]: cell for cell in content["cells"]}
 
 
+@pytest.mark.slow
 def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_other_seeds(
     table: Path,
 ) -> None:
@@ -136,6 +137,7 @@ def test_every_row_has_as_many_trials_and_the_best_on_validation_data_runs_with_
     assert tried_by["local"] == tried_by["fedproto"], "rows try the same values of a setting"
 
 
+@pytest.mark.slow
 def test_the_result_says_what_was_chosen_and_on_what(table: Path) -> None:
     """Markdown and JSON name the trials, the settings that were chosen, and the data that chose."""
     search(table, Launcher())
@@ -208,6 +210,7 @@ def test_a_search_that_was_stopped_goes_on_as_if_it_had_not_been(
     assert cells_of(table) == cells_of(at_once)
 
 
+@pytest.mark.slow
 def test_more_trials_go_on_from_those_that_were_made(table: Path) -> None:
     """The number of trials grows from seven to eight."""
     search(table, Launcher())
@@ -284,6 +287,7 @@ def test_a_search_that_cannot_work_is_refused(
         search(table, Launcher())
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_left_and_that_a_search_does_not_count_is_said(
     table: Path, capsys: Printed
 ) -> None:

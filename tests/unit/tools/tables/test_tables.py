@@ -295,6 +295,7 @@ def test_edited_data_or_division_are_another_run(
     assert not names() & after
 
 
+@pytest.mark.slow
 # -- what is not repeated -------------------------------------------------------------------------
 @pytest.mark.parametrize("damaged", [False, True])
 def test_finished_runs_stay_interrupted_ones_go_on_failed_ones_begin_anew(
@@ -545,6 +546,7 @@ def test_replies_that_failed_stand_below_the_table(small: Path) -> None:
     assert f'FedProto,all,1,final head,76,"{lost}"' in result(small, ".csv").splitlines()
 
 
+@pytest.mark.slow
 def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Path) -> None:
     """Local and FedProto have runs, MNIST has no data."""
     run_table(small, Launcher())
