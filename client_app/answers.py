@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 
 from client_app.learning.training import TrainingError
 from client_app.site import audit
-from client_app.site.consent import ApprovalUsedUp, WaitingForApproval, site_key
+from client_app.site.consent import ApprovalLapsed, WaitingForApproval, site_key
 from client_app.site.hooks import REFUSED, tell_of_trouble
 from client_app.site.log import UntoldError, log, log_once
 from client_app.site.record import LedgerError, StateError
@@ -112,7 +112,7 @@ def _refusal(error: Exception, context: Context, about: Mapping[str, Any], asked
     if not at_site:
         return Refusal(reason, "lost-state" if isinstance(error, LostStateError) else "failed")
     waits = isinstance(error, WaitingForApproval)
-    if not waits or isinstance(error, ApprovalUsedUp):
+    if not waits or isinstance(error, ApprovalLapsed):
         tell_of_trouble(context.node_config, REFUSED)
     try:
         reason, is_appended = audit.refuse(site_folder(context.node_config), reason, waits, **about)

@@ -112,7 +112,7 @@ class Client:
         """The states that this client has stored after earlier rounds of the run.
 
         A state is tied to its ``use``: it is not loaded for another algorithm, exchange, ``dp`` or
-        study.
+        study, but for an extension of the study.
         """
         settings = self.settings
         use = f"{settings.run.algo} ({digest(repr(settings.exchange))})"
@@ -120,7 +120,7 @@ class Client:
         if dp != "none":
             use += f", with differential privacy{PER_UNIT[dp]}"
         if self.study and self.study.name:
-            use += f", in the {self.study}"
+            use += f", in the study {self.study.name} ({self.study.extended_id})"
 
         run_history = self.instructions.run_history
         run_folder = self.instructions.run_name

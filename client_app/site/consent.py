@@ -73,8 +73,12 @@ class WaitingForApproval(RefusedMessage):
         super().__init__(f"waiting for approval at {name}: {why}")
 
 
-class ApprovalUsedUp(WaitingForApproval):
-    """A site's operator has approved too few runs; no request tells of it, but ``on-trouble``."""
+class ApprovalLapsed(WaitingForApproval):
+    """What a site's operator has decided counts no more; ``on-trouble`` tells, and no request.
+
+    Its runs are used up, its last day is over, or it lacks the signature of one of today's
+    operators.
+    """
 
 
 @dataclass(frozen=True)
@@ -147,22 +151,14 @@ def check_consent(
     study = Study.of(config)
     folder = site_folder(node)
     name = site_name(node)
-    if is_past(study.until):
-        raise RefusedMessage(f"{study} ended on {study.until}")
-
     path = folder / FOLDER / f"{study.id}.json"
     try:
         problem = unknown_site(node)
         if problem:
             raise StateError(problem)
-        if study.sites and study.sites.get(name) != key_as_text(site_key(folder).public_key()):
-            raise RefusedMessage(
-                f"{study} does not name {name}, or names another key of it; `protofl site key`"
-                " prints it"
-            )
-        unknown_peers = problem_of_peers(node, config)
-        if unknown_peers:
-            raise RefusedMessage(unknown_peers)
+        refusal = problem_of_study(study, node, config)
+        if refusal:
+            raise RefusedMessage(refusal)
         if approves:
             if not path.exists():
                 _check_room(config, study, folder)
@@ -177,6 +173,23 @@ def check_consent(
     except OSError as error:
         raise StateError(f"state-dir: {path} cannot be read or written ({error})") from error
     return study
+
+
+def problem_of_study(study: Study, node: Values, config: Values) -> str:
+    """Say why this site refuses a study, whatever its operator decides; "" if it does not.
+
+    The study is over, does not name this site with its key, or names too few of its peers.
+    ``config`` are all settings of the run. Nothing is written.
+    """
+    name = site_name(node)
+    if is_past(study.until):
+        return f"{study} ended on {study.until}"
+    if study.sites and study.sites.get(name) != public_key(site_folder(node)):
+        return (
+            f"{study} does not name {name}, or names another key of it; `protofl site key` prints"
+            " it"
+        )
+    return problem_of_peers(node, config)
 
 
 def unknown_site(node: Values) -> str:
@@ -232,15 +245,18 @@ def _check_approved(
     as well; otherwise the message is an introduction.
     """
     name = site_name(node)
-    request = as_it_counts(read(path), node)
+    stored = read(path)
+    request = as_it_counts(stored, node)
     _check_not_denied(request, name)
     code = code_of(config)
+    cure = f"its operator runs protofl site approve {study.id}"
+    if stored.decision and not request.decision:
+        raise ApprovalLapsed(name, f"{study}; no operator of today has signed a decision; {cure}")
     if not (request.decision and request.covers(code, RELEASE)):
-        raise WaitingForApproval(
-            name, f"{study}; its operator runs protofl site approve {study.id}"
-        )
+        raise WaitingForApproval(name, f"{study}; {cure}")
     if is_past(request.until):
-        raise RefusedMessage(f"the approval of {study} at {name} ended on {request.until}")
+        ended = f"the approval ended on {request.until}"
+        raise ApprovalLapsed(name, f"{study}; {ended}; {cure} --until DAY")
 
     all_runs = sorted({*request.run_ids, run_id})
     most_runs = request.bounded.runs
@@ -250,10 +266,10 @@ def _check_approved(
             "all have begun, and resumed ones count"
         )
     if most_runs and len(all_runs) > most_runs:
-        raise ApprovalUsedUp(
+        raise ApprovalLapsed(
             name,
             f"{study}; all runs approved so far ({most_runs}) have begun, and resumed ones count; "
-            f"its operator runs protofl site approve {study.id} --runs {len(all_runs)}",
+            f"{cure} --runs {len(all_runs)}",
         )
 
     kind = "introductions"
@@ -428,6 +444,19 @@ def site_key(folder: Path, *, make: bool = False) -> Ed25519PrivateKey:
             if not make:
                 return fresh
             write_text(path, fresh.private_bytes_raw().hex(), private=True)
+    return _key_in(path)
+
+
+def public_key(folder: Path) -> str:
+    """Return the site's public key as a study names it, "" if it has none; nothing is written.
+
+    StateError where the file is damaged.
+    """
+    path = folder / KEY_FILE
+    return key_as_text(_key_in(path).public_key()) if path.exists() else ""
+
+
+def _key_in(path: Path) -> Ed25519PrivateKey:
     with suppress(ValueError):
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text(encoding="utf-8")))
     raise StateError(f"state-dir: {path} is damaged; restore it, or remove it for a new key")

@@ -313,12 +313,17 @@ class Workshop:
 
     @property
     def classes_present(self) -> tuple[int, ...]:
-        """Labels of the classes that this client says it has: its large ones.
+        """Labels of the classes that this client says it has: all of which it may upload something.
 
-        Under ``dp`` it names all classes, as nothing without noise may tell which it has.
+        These are the classes of its training samples or, with ``min-class-samples``, the large ones
+        of these. With several labels a sample, the samples without a label have a class even if no
+        sample has the label. Under ``dp`` it names all classes, as nothing without noise may tell
+        which it has.
         """
         if self.plan is not None:
             return tuple(range(self.num_classes))
+        if self.settings.privacy.min_class_samples == 1:
+            return tuple(self.task.present_classes(self.data.train_labels).tolist())
         return tuple(self.large_classes.tolist())
 
 

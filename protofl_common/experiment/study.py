@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from datetime import date
 
@@ -26,6 +26,8 @@ from protofl_common.config.options import SettingsError, Values
 from protofl_common.config.sections import StudySettings, keys_that_change
 
 UNSIGNED = keys_that_change("name") | {"study-signature"}
+EXTENSION = frozenset({"study-until", "study-runs"})
+"""Settings that an extension changes: it may go on with a run, and with the sites' models of it."""
 _KEY = re.compile(r"[\w-]{43}")  # 32 bytes as base64url, without padding
 
 
@@ -34,6 +36,7 @@ class Study:
     """The study that a run belongs to; a run without a study has an ``id``, and no ``name``."""
 
     id: str  # 32 hexadecimal digits
+    extended_id: str  # the same for a study and for each of its extensions (`EXTENSION`)
     name: str  # "" for a run without a study
     by: str  # who signed: ``NAME:KEY``
     sites: dict[str, str]  # site -> its public key; {} if any site may take part
@@ -57,6 +60,7 @@ class Study:
         purpose = " ".join(str(config["study-purpose"]).split())  # on one line
         return cls(
             id=study_id(config),
+            extended_id=study_id(config, EXTENSION),
             name=name,
             by=by,
             sites=keys_of_sites(str(config["study-sites"])),
@@ -76,14 +80,14 @@ def is_past(day: str) -> bool:
     return bool(day) and date.today() > date.fromisoformat(day)
 
 
-def signed_part(config: Values) -> bytes:
-    """Return the settings that a study's signature covers, as bytes."""
-    signed = {key: config[key] for key in sorted(config.keys() - UNSIGNED)}
+def signed_part(config: Values, left_out: Set[str] = frozenset()) -> bytes:
+    """Return the settings that a study's signature covers, as bytes, without those ``left_out``."""
+    signed = {key: config[key] for key in sorted(config.keys() - UNSIGNED - left_out)}
     return json.dumps(signed, default=repr).encode()
 
 
-def study_id(config: Values) -> str:
-    return hashlib.sha256(signed_part(config)).hexdigest()[:32]
+def study_id(config: Values, left_out: Set[str] = frozenset()) -> str:
+    return hashlib.sha256(signed_part(config, left_out)).hexdigest()[:32]
 
 
 def keys_of_sites(text: str) -> dict[str, str]:

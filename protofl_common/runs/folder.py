@@ -28,6 +28,7 @@ WAITING = "waiting.json"
 HEADS = "heads.jsonl"
 SETTINGS = "settings.toml"  # with which `flwr run` makes the run again
 CHECKPOINTS = "checkpoints"  # the folder of what lets it go on
+CHECKPOINT_FORMAT = "protofl-checkpoint-5"
 WEIGHTS = "model.safetensors"  # of an exported model; a client leaves this file alone
 CARD = "model.json"
 BEST = "best.safetensors"  # a client's model of the best round, where asked for, beside its last
@@ -355,8 +356,13 @@ class RunFolder:
 
 
 def heads_in(path: Path) -> Iterator[HeadsRow]:
-    """Read the rows of ``heads.jsonl`` one by one; there are none where it is missing."""
-    return _read(path)
+    """Read the rows of ``heads.jsonl`` one by one; there are none where it is missing.
+
+    Rows of another file are left out.
+    """
+    for row in _read(path):
+        if isinstance(row.get("heads"), dict):
+            yield row
 
 
 def _json_line(row: RoundRow | MarginRow) -> str:

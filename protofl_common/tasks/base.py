@@ -180,6 +180,10 @@ class Task(ABC):
         Whatever leaves must be made of ``least`` samples or more.
         """
 
+    def present_classes(self, labels: Labels) -> Labels:
+        """Return, ascending, the classes to which any of the samples belongs."""
+        return self.large_classes(labels, 1)
+
     @abstractmethod
     def only_of(self, labels: Labels, classes: Labels) -> Labels:
         """Return the labels as if nothing were known but of these ``classes``."""

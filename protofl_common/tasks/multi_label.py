@@ -194,6 +194,14 @@ class MultiLabel(Task):
             classes += [2 * label, 2 * label + 1]  # samples without the label, and with it
         return np.array(classes, dtype=np.int64)
 
+    def present_classes(self, labels: Labels) -> Labels:
+        """Return, ascending, the classes to which any of the samples belongs.
+
+        Of a label that no sample has it is the class of samples without the label.
+        """
+        has_class_L2 = np.stack([(labels == 0).any(0), (labels == 1).any(0)], axis=1)
+        return np.flatnonzero(has_class_L2)  # class 2 l + value
+
     def only_of(self, labels: Labels, classes: Labels) -> Labels:
         classes_NL = 2 * np.arange(len(self.classes)) + labels  # class 2 l + value
         is_kept_NL = (labels != UNLABELLED) & np.isin(classes_NL, classes)

@@ -1,17 +1,21 @@
 """The runs in a folder of results: how far they are, and what is known of their sites."""
 
 import json
+import os
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from protofl_common.config.lists import names_in
+from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import (
+    CHECKPOINT_FORMAT,
     METRICS,
     SETTINGS,
     RunFolder,
@@ -67,14 +71,17 @@ class KnownRun(RunFolder):
     def checkpoint_facts(self) -> dict[str, Any]:
         """Read the newest checkpoint's facts, but not its tensors; {} if there is no checkpoint.
 
+        A damaged one, as a power cut may leave, is passed over, and so is one of another version.
         The facts are the attributes of `server_app.run.checkpoint.Checkpoint`, such as ``round``.
         """
-        newest_first = self.checkpoints()
-        if not newest_first:
-            return {}
-        with safe_open(newest_first[0], framework="numpy") as file:
-            facts: dict[str, Any] = json.loads(file.metadata()["facts"])
-        return facts
+        for path in self.checkpoints():
+            metadata: dict[str, str] = {}
+            with suppress(SafetensorError, OSError), safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+            if metadata.get("format") == CHECKPOINT_FORMAT:
+                facts: dict[str, Any] = json.loads(metadata["facts"])
+                return facts
+        return {}
 
     def known_sites(self) -> dict[str, KnownSite]:
         """Return the run's sites by name, from its newest checkpoint and its metrics.
@@ -101,7 +108,13 @@ class KnownRun(RunFolder):
 
 
 def runs_in(folder: Path) -> list[KnownRun]:
-    """Return the runs in a folder of results, the latest first."""
+    """Return the runs in a folder of results, the latest first; none if there is no folder.
+
+    SettingsError for a folder that this user cannot read.
+    """
+    if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+        cure = "type the command as the user of the worker"
+        raise SettingsError(f"{folder}: this user cannot read the runs in it; {cure}")
     runs = []
     for metrics in folder.glob(f"*/{METRICS}"):
         if (metrics.parent / SETTINGS).exists():

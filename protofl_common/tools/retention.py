@@ -7,7 +7,7 @@ Never an unfinished run, nor the witness of the sites' logs (heads.jsonl). What 
 import argparse
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from protofl_common.config.options import SettingsError
 from protofl_common.runs.folder import SUMMARY
 from protofl_common.tools.known_runs import SECONDS_PER_DAY, KnownRun, main_run, runs_in
 
+MOST_DAYS = 36500  # a century
 LOCK_SECONDS = 30.0  # for which the SuperLink may keep the database locked
 WITH_RUN = ("message_ins", "message_res", "message", "task_message", "task_event")
 """Tables of the SuperLink whose rows have a ``run_id``."""
@@ -48,19 +49,28 @@ def add_days(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
 
-def show(lines: list[str], options: argparse.Namespace) -> None:
-    """Print what was removed and what was kept, and a line that sums it up."""
-    number = sum(line.startswith("removed") for line in lines)
+def show(lines: Iterable[str], options: argparse.Namespace) -> None:
+    """Print what was removed and what was kept, and a line that sums it up.
+
+    Each line is printed as soon as it comes: what was removed before an error is told, too.
+    """
+    number = 0
+    for line in lines:
+        print(line)
+        number += line.startswith("removed")
     summary = f"{number} removed that are older than {options.days} days"
     if options.dry_run:
         summary = f"--dry-run: nothing was removed; {number} are older than {options.days} days"
-    print(*lines, summary, sep="\n")
+    print(summary)
 
 
 def days_ago(days: int) -> float:
-    """Return the time so many days ago, in seconds since 1970; SettingsError for fewer than 0."""
-    if days < 0:
-        raise SettingsError(f"--days {days}: must be at least 0")
+    """Return the time so many days ago, in seconds since 1970.
+
+    SettingsError for fewer than 0, or more than `MOST_DAYS`.
+    """
+    if not 0 <= days <= MOST_DAYS:
+        raise SettingsError(f"--days {days}: must be at least 0 and at most {MOST_DAYS}")
     return time.time() - days * SECONDS_PER_DAY
 
 
@@ -68,8 +78,11 @@ def retain_runs(folder: Path, before: float, dry_run: bool) -> Iterator[str]:
     """Remove the folders of finished runs that ended ``before``, and yield a line for each.
 
     ``before`` is in seconds since 1970. An unfinished run stays, and has a line if it was last
-    changed before then. With ``dry_run`` nothing is removed.
+    changed before then. With ``dry_run`` nothing is removed. SettingsError without such a folder.
     """
+    if not folder.is_dir():
+        where = "give that of the worker (--out-dir)"
+        raise SettingsError(f"--runs {folder.absolute()}: no such folder; {where}")
     runs = runs_in(folder)
     longest_age = time.time() - before
     for run in runs:
@@ -113,6 +126,9 @@ def retain_messages(database: Path, before: float, dry_run: bool) -> Iterator[st
             for pragma in ("secure_delete = ON", "foreign_keys = ON", "temp_store = MEMORY"):
                 link.execute(f"PRAGMA {pragma}")
             numbers = _remove_old(link, before, dry_run)
+            for table, number in numbers.items():
+                if number:
+                    yield f"removed  {database}: {number} rows of {table}"
             if not dry_run:
                 # the SuperLink itself has removed fetched messages, without overwriting them
                 link.execute("VACUUM")
@@ -123,9 +139,6 @@ def retain_messages(database: Path, before: float, dry_run: bool) -> Iterator[st
     except sqlite3.Error as error:
         cure = "is it the SuperLink's? If it is locked, stop the SuperLink meanwhile"
         raise SettingsError(f"--database {database}: {error}; {cure}") from error
-    for table, number in numbers.items():
-        if number:
-            yield f"removed  {database}: {number} rows of {table}"
 
 
 def _remove_old(link: sqlite3.Connection, before: float, dry_run: bool) -> dict[str, int]:

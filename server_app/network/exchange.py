@@ -54,6 +54,12 @@ WORKER_DIED = re.compile(
     r"<class 'ray\.exceptions\.(\w*(?:Died|Unavailable|Crashed|OutOfMemory)\w*)'>"
 )
 """How the error of a simulated client begins whose process is no more."""
+FROM_SUPERLINK = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+)
+"""Errors that stand for a reply that will not come: nothing was heard of the site itself."""
 UNREACHABLE = Error(int(ErrorCode.NODE_UNAVAILABLE), "Flower has no node of this site any more")
 
 
@@ -352,11 +358,14 @@ class MessageExchange:
             overdue = overdue_of.get(id_of(message))
             if overdue:
                 self._overdue.remove(overdue)
+                what = f"its reply to round {message.metadata.group_id}"
                 if not reply.has_error():
                     kind = message.metadata.message_type
                     self.times.note(kind, overdue.site, overdue.asked, time.monotonic())
-                    late[overdue.site] = f"its reply to round {message.metadata.group_id}"
+                    late[overdue.site] = what
                     self.late.note(overdue.site, message, reply)
+                elif reply.error.code not in FROM_SUPERLINK:
+                    late[overdue.site] = f"{what} failed: {refusal_in(reply).text}"
                 continue
             site = site_of[id_of(message)]
             del self._pending[site]

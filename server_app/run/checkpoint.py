@@ -21,10 +21,9 @@ from protofl_common.basics.run_history import RunHistory
 from protofl_common.basics.tensorfile import read_tensors, write_tensors
 from protofl_common.config.options import Scalar, SettingsError
 from protofl_common.config.sections import keys_that_change
-from protofl_common.runs.folder import CHECKPOINTS, SETTINGS, RunFolder
+from protofl_common.runs.folder import CHECKPOINT_FORMAT, CHECKPOINTS, SETTINGS, RunFolder
 from server_app.run.log import say
 
-FORMAT = "protofl-checkpoint-5"
 KEPT_CHECKPOINTS = 3  # Clients keep their states of as many rounds (`client_app/site/state.py`)
 
 MAY_DIFFER = keys_that_change("name", "machine", "waiting", "display") - {"state-dir"}
@@ -63,7 +62,7 @@ class Checkpoint:
         facts: dict[str, Any] = {**vars(self), "run_history": self.run_history.text}
         del facts["state"]
         path = folder / CHECKPOINTS / f"{self.round:06d}.safetensors"  # zeros, as names are sorted
-        write_tensors(path, self.state, {"format": FORMAT, "facts": json.dumps(facts)})
+        write_tensors(path, self.state, {"format": CHECKPOINT_FORMAT, "facts": json.dumps(facts)})
         for other in RunFolder(folder).checkpoints():
             if not self.round - KEPT_CHECKPOINTS < int(other.stem) <= self.round:
                 other.unlink()
@@ -76,8 +75,10 @@ class Checkpoint:
         """
         state, metadata = read_tensors(path, torch.device("cpu"))
         version = metadata.get("format")
-        if version != FORMAT:
-            raise CannotResume(f"resume = true: {path} is of the version {version}, not {FORMAT}")
+        if version != CHECKPOINT_FORMAT:
+            raise CannotResume(
+                f"resume = true: {path} is of the version {version}, not {CHECKPOINT_FORMAT}"
+            )
         stored = json.loads(metadata["facts"])
         stored["run_history"] = RunHistory.parse(stored["run_history"])
         stored["sites"] = tuple(stored["sites"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from client_app.answers import ERROR_CODE
 from protofl_common.experiment.catalog import CATALOG
 from protofl_common.maths.prototypes import Prototypes
 from protofl_common.runs.folder import HEADS, WAITING, RunFolder
@@ -18,6 +19,7 @@ from server_app.network.exchange import MessageExchange
 from server_app.network.late import LateReplies, LateReply
 from server_app.run.replies import Upload
 from tests.support.accidents import a_round_late, on_round
+from tests.support.attacks import failing
 from tests.support.fakes import server_of
 from tests.support.given import Patch, Printed
 from tests.support.harness import LocalGrid, Outcome, Tamper, refusal, run_config, run_federation
@@ -117,6 +119,25 @@ def test_a_round_does_not_wait_for_a_slow_site(three: Three) -> None:
 
     seen = [json.loads(line) for line in (outcome.folder.parent / HEADS).read_text().splitlines()]
     assert {"south"} in [row["heads"].keys() for row in seen], "also of its log the server is told"
+
+
+@pytest.mark.parametrize("late", ["discard", "next-round"])
+def test_a_site_that_fails_late_says_why(late: str, three: Three) -> None:
+    """South's error in round 1 arrives in round 2, and is in the row and in `protofl status`."""
+    grids: list[LocalGrid] = []
+    arrives_late = a_round_late(grids, "1", node=SOUTH)
+    fails_in_round_1 = on_round(1, SOUTH, failing(ERROR_CODE, "its disk is full"))
+
+    def tamper(message: Any, reply: Any) -> Any:
+        return arrives_late(message, fails_in_round_1(message, reply))
+
+    impatient = IMPATIENT | {"late": late, "round_timeout": 1.0}
+    outcome = three.run(tamper, grids.append, rounds=2, **impatient)
+
+    why = "its reply to round 1 failed: its disk is full"
+    assert of_rounds(outcome, "missing") == [["south"], []]
+    assert of_rounds(outcome, "late") == [{}, {"south": why}]
+    assert KnownRun(outcome.folder).known_sites()["south"].reason == f"round 2: {why}"
 
 
 def test_for_whom_a_round_waits_is_told_meanwhile(three: Three, monkeypatch: Patch) -> None:

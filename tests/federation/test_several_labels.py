@@ -365,3 +365,17 @@ def test_an_exported_model_says_how_likely_each_label_is(
     assert main(["predict", f"{tmp_path}/m", f"{tmp_path}/new.npy", "--json"]) == 0
     assert '"probability of Effusion": ' in capsys.readouterr().out
     assert "3: Mass, Effusion, Cough" in (tmp_path / "m" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("algo", ["fedproto", "fedproto-avg"])
+def test_a_client_takes_part_whose_samples_all_lack_a_label(algo: str, tmp_path: Path) -> None:
+    """No sample has a mass: each client sends the prototype of samples without one."""
+    inputs, labels = several()
+    labels[:, 0] = np.where(np.isnan(labels[:, 0]), np.nan, 0)
+    file = tmp_path / "findings.npz"
+    np.savez(file, inputs=inputs, labels=labels)
+
+    outcome = run_federation(config_of(tmp_path, file, algo=algo, rounds=2), clients=3)
+
+    assert [row["refused"] for row in outcome.rows] == 3 * [{}]
+    assert [row["valid"] for row in outcome.rows] == 3 * [3]

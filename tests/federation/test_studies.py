@@ -1,6 +1,7 @@
 """Studies: who may take part, which runs are approved, and what the audit log proves."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -35,9 +36,10 @@ from protofl_common.experiment.node import NodeConfig
 from protofl_common.experiment.settings import Settings, digest_of
 from protofl_common.experiment.study import Study, about_site, is_from_site, key_as_text
 from protofl_common.privacy.masks import PUBLIC, text_to_sign
-from protofl_common.runs.folder import HEADS, RunFolder, heads_in
+from protofl_common.runs.folder import HEADS, METRICS, RunFolder, heads_in
 from protofl_common.tools.cli import main
 from protofl_common.tools.site import approvals
+from protofl_common.tools.ssh_key import private_key
 from protofl_common.wire.records import (
     NEXT_SUM,
     SECAGG,
@@ -541,7 +543,25 @@ def test_an_approval_ends_with_its_runs_and_its_days(
     request = hospitals.request(config)
     consent.write(request, replace(consent.read(request), until=YESTERDAY))
 
-    assert f"at north ended on {YESTERDAY}" in hospitals.answer("north", config, run_id=2)
+    over = hospitals.answer("north", config, run_id=2)
+    assert WAITING in over  # so the server asks again
+    assert f"the approval ended on {YESTERDAY}; its operator runs protofl site approve" in over
+
+
+def test_an_approval_of_fewer_runs_than_have_begun_is_refused(hospitals: Hospitals) -> None:
+    """It would approve nothing, and stop the run that is under way."""
+    config = hospitals.config()
+    study = Study.of(config).id
+    hospitals.ask_and_decide(config, words=("approve", "--runs", "2"))
+    for run_id in (1, 2):
+        shutil.rmtree(hospitals.federate(config, run_id=run_id).folder)
+
+    assert hospitals.operator("north", "approve", study, "--runs", "1") == 1
+    said = hospitals.capsys.readouterr().err
+    assert "--runs 1: 2 runs of a run without a study" in said
+    assert "give 2 for these alone, 3 for one more" in said
+    assert hospitals.answer("north", config, run_id=2) == "", "the former approval is as it was"
+    assert hospitals.operator("north", "approve", study, "--runs", "2") == 0
 
 
 @pytest.mark.parametrize(
@@ -893,6 +913,7 @@ def test_a_study_of_two_opens_no_file_at_the_third_or_of_another_key(
     OPENED.clear()
 
     assert "does not name east, or names another key of it" in hospitals.answer("east", config)
+    assert_refused_before_anybody_asks(hospitals, config, "or names another key of it", "east")
     assert not [path for path in OPENED if "/east/data" in path]
     assert WAITING in hospitals.answer("north", config)
 
@@ -903,9 +924,65 @@ def test_a_study_ends_on_its_last_day(hospitals: Hospitals) -> None:
     with pytest.raises(SettingsError, match="the study is over"):
         hospitals.federate(config)
     assert "ended on" in hospitals.answer("north", config)
+    assert_refused_before_anybody_asks(hospitals, config, f"ended on {YESTERDAY}", "north")
 
     config = signed(hospitals.config(), until=str(TODAY))
     assert WAITING in hospitals.answer("north", config)
+
+
+@pytest.mark.parametrize("protection", [
+    {}, {"secagg": True}, {"dp": "sample", "dp_epsilon": 4.0, "norm": "group"},
+], ids=["open", "secagg", "dp"])  # fmt: skip
+def test_a_run_goes_on_in_an_extension_of_its_study(
+    protection: dict[str, Any], hospitals: Hospitals
+) -> None:
+    """The run is interrupted in round 3 of 4, and its study is signed again with a later day."""
+
+    def in_study(until: str, runs: int) -> dict[str, Any]:
+        config = hospitals.config(
+            rounds=4, run_name="mine", min_clients=3, study_runs=runs, **protection
+        )
+        return signed(config, sites=hospitals.keys(*NAMES), until=until)
+
+    def interrupted_in_round_3(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.group_id == "3":
+            raise KeyboardInterrupt
+        return reply
+
+    begun = in_study(str(TODAY), runs=1)
+    hospitals.ask_and_decide(begun)
+    with pytest.raises(KeyboardInterrupt):
+        hospitals.federate(begun, tamper=interrupted_in_round_3, run_id=1)
+
+    extension = in_study(TOMORROW, runs=2)
+    hospitals.ask_and_decide(extension)
+    outcome = hospitals.federate(extension | {"resume": True}, run_id=2)
+
+    # under dp the round that was begun twice has cost twice, and the last round is left out
+    last = 3 if protection.get("dp") else 4
+    assert [row["round"] for row in outcome.rows] == [*range(1, last + 1), last]
+    assert all(row["valid"] == 3 and not row["failed"] for row in outcome.rows)
+
+
+def assert_refused_before_anybody_asks(
+    hospitals: Hospitals, config: dict[str, Any], why: str, site: str
+) -> None:
+    """The check and the approval of a study's file, and the list of requests, say ``why``.
+
+    The study may still be denied.
+    """
+    file = hospitals.folder / "refused.toml"
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in config.items()]
+    file.write_text("".join(lines))
+
+    for command, status in (("check", 1), ("approve", 1), ("deny", 0)):
+        hospitals.capsys.readouterr()
+        assert hospitals.operator(site, command, str(file)) == status
+        said = hospitals.capsys.readouterr()
+        assert (why in said.out + said.err) is (status == 1)
+
+    assert hospitals.operator(site, "requests") == 0
+    assert re.search(f"this site refuses it: .*{why}", hospitals.capsys.readouterr().out)
 
 
 TWO_SIGNERS = f"jane:{'A' * 43}, mallory:{'B' * 43}"
@@ -1053,6 +1130,30 @@ def test_a_file_is_signed_by_ssh_key_and_shown_in_words(
     assert f"--key {file}:" in no_key
 
 
+@pytest.mark.parametrize(("package", "why"), [
+    (None, "for which the package bcrypt is missing; type pip install bcrypt"),
+    ("bcrypt", "and nobody can type it"),
+])  # fmt: skip
+def test_a_passphrase_that_cannot_be_asked_for_is_one_clear_error(
+    package: str | None, why: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The environment need not have bcrypt, and a container without a terminal has no input."""
+    key = ssh_key(tmp_path)
+
+    def is_encrypted(content: bytes, password: None) -> None:
+        raise TypeError("Key is password-protected, but password was not provided.")
+
+    def no_input(prompt: str) -> str:
+        raise EOFError
+
+    module = "protofl_common.tools.ssh_key"
+    monkeypatch.setattr(f"{module}.load_ssh_private_key", is_encrypted)
+    monkeypatch.setattr(f"{module}.getpass", no_input)
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: package)
+    with pytest.raises(SettingsError, match=f"^--key {key}: has a passphrase, {why}"):
+        private_key(key)
+
+
 def test_a_check_takes_a_study_and_says_if_it_names_the_site(
     hospitals: Hospitals, tmp_path: Path, capsys: Printed
 ) -> None:
@@ -1126,6 +1227,61 @@ def test_where_a_site_names_operators_only_their_signed_decisions_count(
 
     hospitals.decide(config, "north", words=("deny", "--key", str(key)))
     assert "denied at north" in hospitals.answer("north", config)
+
+
+def test_a_key_that_the_sites_user_cannot_read_comes_on_standard_input(
+    hospitals: Hospitals, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Jane types commands as the SuperNode's user, who must not have her key in a file."""
+    key = ssh_key(tmp_path)
+    content = key.read_bytes()
+    config = hospitals.config()
+    study = Study.of(config).id
+    hospitals.nodes[NORTH]["operators"] = f"jane:{key_as_text(JANE.public_key())}"
+    hospitals.answer("north", config)
+
+    def unreadable(path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", unreadable)
+        assert hospitals.operator("north", "approve", study, "--key", str(key)) == 1
+    said = hospitals.capsys.readouterr().err
+    assert f"--key {key}: this user cannot read it; its owner hands it over" in said
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    hospitals.decide(config, "north", words=("approve", "--key", "-"))
+    assert hospitals.answer("north", config) == ""
+    assert f" by jane:{key_as_text(JANE.public_key())}" in hospitals.shown("requests")
+
+
+def test_what_an_operator_who_has_left_decided_is_told_to_the_others(
+    hospitals: Hospitals, tmp_path: Path
+) -> None:
+    """Jane has denied a study; north's node config names omar alone since she has left.
+
+    The study waits for omar. He hears of it by on-trouble, and reads that it was denied.
+    """
+    told = tmp_path / "told"
+    program = tmp_path / "tell"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    program.chmod(0o700)
+    config = hospitals.config()
+    jane = f"jane:{key_as_text(JANE.public_key())}"
+    hospitals.nodes[NORTH]["operators"] = jane
+    hospitals.answer("north", config)
+    hospitals.decide(config, "north", words=("deny", "--key", str(ssh_key(tmp_path))))
+
+    hospitals.nodes[NORTH] |= {"operators": f"omar:{'A' * 43}", "on-trouble": str(program)}
+    answer = hospitals.answer("north", config)
+
+    assert WAITING in answer
+    assert "no operator of today has signed a decision" in answer
+    assert told.read_text() == "refused\n"
+
+    shown = hospitals.shown("requests")
+    assert "WAITS since" in shown
+    assert re.search(f"denied .* by {jane}, which counts no more, as it lacks the signature", shown)
 
 
 def ssh_key(folder: Path, key: Ed25519PrivateKey = JANE) -> Path:
@@ -1270,8 +1426,9 @@ def test_what_was_cut_off_is_found_by_comparison_with_what_the_server_has_seen(
     # two rounds and the final evaluation
     assert [set(row["heads"]) for row in heads_in(heads)] == 3 * [set(NAMES)]
 
-    nothing = hospitals.shown("audit", "--against", str(outcome.folder), status=1)
-    assert "nothing was compared" in nothing
+    for other in (outcome.folder, outcome.folder / METRICS):
+        nothing = hospitals.shown("audit", "--against", str(other), status=1)
+        assert "nothing was compared" in nothing
 
     shutil.rmtree(outcome.folder)  # the witness outlives the run
     against = ("--against", str(heads))

@@ -8,6 +8,8 @@ Unfinished runs stay, and so does heads.jsonl, by which the sites' logs are chec
 """
 
 import argparse
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from protofl_common.tools.arguments import add_runs
@@ -30,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def act(arguments: argparse.Namespace) -> None:
     """Remove old runs, and with --database their messages, and print what was removed."""
     before = days_ago(arguments.days)
-    lines = list(retain_runs(arguments.runs, before, arguments.dry_run))
+    lines: Iterable[str] = retain_runs(arguments.runs, before, arguments.dry_run)
     if arguments.database:
-        lines += retain_messages(arguments.database, before, arguments.dry_run)
+        messages = retain_messages(arguments.database, before, arguments.dry_run)
+        lines = chain(lines, messages)
     show(lines, arguments)

@@ -17,7 +17,7 @@ from client_app.site.audit import AuditError
 from client_app.site.consent import APPROVED, DENIED, FOLDER, KEY_FILE, PATCH, site_key
 from client_app.site.record import LedgerError, StateError
 from protofl_common.config.options import Config, Scalar, SettingsError
-from protofl_common.experiment.node import ON_TROUBLE, site_folder, site_name
+from protofl_common.experiment.node import ON_TROUBLE, NodeConfig, site_folder, site_name
 from protofl_common.experiment.study import key_as_text
 from protofl_common.tools.arguments import (
     add_allow_python,
@@ -102,7 +102,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "0.1.4 after 0.1.3"
     )
     approving.add_argument("--code", choices=("exact", PATCH), default="exact", help=covers)
-    sign = "your private SSH key, of type ed25519, where the node config names operators"
+    sign = (
+        "your private SSH key, of type ed25519, where the node config names operators; -: it comes "
+        "on standard input"
+    )
     approving.add_argument("--key", type=Path, metavar="FILE", help=sign)
 
     denying = add(deny, "refuse runs of these settings, from the next message on")
@@ -161,11 +164,11 @@ def _check_owner(action: str, node: Mapping[str, Scalar]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Check the port, the network and the folders, and be the SuperNode until it ends.
+    """Check port, network, folders and programs, and be the SuperNode until it ends.
 
     SettingsError where the port cannot be opened. All else that is wrong is only printed.
     """
-    from protofl_common.tools.site.check import folders, network
+    from protofl_common.tools.site.check import folders, network, programs
     from protofl_common.tools.site.supernode import start
     from protofl_common.tools.site.watch import Watch
 
@@ -177,7 +180,8 @@ def run(arguments: argparse.Namespace) -> None:
     except (OSError, ValueError, OverflowError) as error:
         raise SettingsError(f"--host {host} --port {port}: {error}; give another") from error
 
-    for finding in (*network(arguments), *folders(arguments.node)):
+    node = arguments.node
+    for finding in (*network(arguments), *folders(node), *programs(node)):
         if finding.level == WRONG:
             line = f"protofl: {finding.level} {finding.topic}: {finding.text}"
             print(line, file=sys.stderr, flush=True)
@@ -222,17 +226,19 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def purge(arguments: argparse.Namespace) -> None:
-    print(*stored.purge(arguments.node, arguments.runs), sep="\n")
+    for line in stored.purge(arguments.node, arguments.runs):
+        print(line)
 
 
 def retain(arguments: argparse.Namespace) -> None:
     before = days_ago(arguments.days)
     lines = stored.retain_at_site(arguments.node, before, arguments.dry_run)
-    show_removed(list(lines), arguments)
+    show_removed(lines, arguments)
 
 
 def key(arguments: argparse.Namespace) -> None:
     """Print the site's name and public key; make a key if there is none yet."""
+    NodeConfig.of(arguments.node)  # for its SettingsError: no study takes a key of a wrong name
     folder = site_folder(arguments.node).absolute()
     path = folder / KEY_FILE
     is_new = not path.exists()

@@ -3,14 +3,17 @@
   protofl status FEDERATION    on the SuperLink's machine, in the folder of the worker's start
 
 FEDERATION is the SuperLink's name in Flower's config.toml, as for `flwr run`. The exit status is 1
-if the SuperLink does not answer. It is 3 if somebody is needed: a site is offline, the latest run
-failed, a run stopped, or the certificate has few days left.
+if the SuperLink does not answer, or the runs cannot be read. It is 3 if somebody is needed: a site
+is offline, the latest run failed or no worker takes it, a run stopped, or the certificate has few
+days left.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from protofl_common.basics.text import printable
@@ -19,10 +22,17 @@ from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.events import Waiting
 from protofl_common.tools.arguments import add_json, add_runs, print_json
 from protofl_common.tools.flower import Run
-from protofl_common.tools.known_runs import KnownRun, KnownSite, runs_in, stopped_runs
+from protofl_common.tools.known_runs import (
+    KnownRun,
+    KnownSite,
+    main_run,
+    runs_in,
+    stopped_runs,
+)
 from protofl_common.tools.superlink import FEW_DAYS, Federation, ask
 
 SOMEBODY_IS_NEEDED = 3  # exit status
+LONGEST_PENDING_SECONDS = 300.0  # in which a worker takes a run, also after a cold start
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +52,14 @@ def act(arguments: argparse.Namespace) -> int:
     With --node print only that site's number in Flower.
     """
     federation = ask(arguments.federation)
-    runs = runs_in(arguments.runs)
     if arguments.node:
+        # a stolen key must not wait for who may read the runs, if the site is registered by name
+        is_registered = any(node.name == arguments.node for node in federation.nodes)
+        runs = [] if is_registered else runs_in(arguments.runs)
         print(number_of(arguments.node, federation, runs))
         return 0
 
+    runs = runs_in(arguments.runs)
     problems = list(needs(federation, runs))
     if arguments.json:
         print_json("status", _as_dict(federation, runs, problems))
@@ -54,9 +67,9 @@ def act(arguments: argparse.Namespace) -> int:
         print(*prometheus(_as_dict(federation, runs, problems)), sep="\n")
     else:
         print(*status_lines(federation, runs), sep="\n")
-        if not runs:
-            unknown = "no runs here, so names and replies of sites are not known; see --runs"
-            print(f"{arguments.runs}: {unknown}")
+    if not runs:
+        unknown = "no runs here, so names and replies of sites are not known; see --runs"
+        print(f"{arguments.runs}: {unknown}", file=sys.stderr)
     return SOMEBODY_IS_NEEDED if problems else 0
 
 
@@ -71,6 +84,8 @@ def needs(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
     for submission in federation.submissions[:1]:  # none, or the latest
         if submission.status.sub_status == "failed":
             yield f"run {submission.run_id} failed"
+        if submission.status.status == "pending" and _age(submission) > LONGEST_PENDING_SECONDS:
+            yield f"run {submission.run_id} is pending: does protofl worker run?"
     for run in stopped_runs(runs):
         yield f"{run.path} stopped"
     days = federation.endpoint.days
@@ -78,8 +93,16 @@ def needs(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
         yield f"the certificate has {days} days left"
 
 
+def _age(submission: Run) -> float:
+    """Return the seconds since a run was submitted."""
+    return time.time() - datetime.fromisoformat(submission.pending_at).timestamp()
+
+
 def prometheus(status: dict[str, Any]) -> Iterator[str]:
-    """Yield the figures of a status (`_as_dict`), each a line of Prometheus's text format."""
+    """Yield the figures of a status (`_as_dict`), each a line of Prometheus's text format.
+
+    The lines of a figure follow each other, as the format demands.
+    """
     for site in status["sites"]:
         is_online = int(site["state"] == "online")
         labels = f'site="{_escaped(site["name"])}",node="{site["node"]}"'
@@ -89,6 +112,8 @@ def prometheus(status: dict[str, Any]) -> Iterator[str]:
         for site in waiting["sites"]:
             labels = f'{run},site="{_escaped(site)}"'
             yield f"protofl_awaited_seconds{{{labels}}} {waiting['seconds']:.0f}"
+    for waiting in status["waiting"]:
+        run = f'run="{_escaped(waiting["run"])}"'
         yield f"protofl_round_closes_seconds{{{run}}} {waiting['seconds-left']:.0f}"
     yield f"protofl_stopped_runs {len(status['stopped'])}"
     if status["certificate-days"] is not None:
@@ -98,7 +123,8 @@ def prometheus(status: dict[str, Any]) -> Iterator[str]:
 
 def _escaped(label: object) -> str:
     """Return the value of a label as Prometheus's text format has it inside quotes."""
-    return str(label).replace("\\", "\\\\").replace('"', '\\"')
+    text = str(label).replace("\\", "\\\\").replace('"', '\\"')
+    return text.replace("\n", "\\n")
 
 
 def _as_dict(federation: Federation, runs: list[KnownRun], problems: list[str]) -> dict[str, Any]:
@@ -159,7 +185,9 @@ def status_lines(federation: Federation, runs: list[KnownRun]) -> Iterator[str]:
 
     for run in stopped_runs(runs):
         done, wanted = run.rounds
-        resume = f"flwr run . FEDERATION --stream --run-config {run.path}/resume.toml"
+        # sites know a baseline as a part of its run: by its own file it would be another run
+        file = main_run(run, runs).path / "resume.toml"
+        resume = f"flwr run . FEDERATION --stream --run-config {file}"
         yield f"{run.path}: stopped after round {done} of {wanted}; it goes on by {resume}"
 
     days = federation.endpoint.days

@@ -29,10 +29,11 @@ from client_app.site.consent import (
     as_it_counts,
     code_of,
     new_request,
+    problem_of_study,
+    public_key,
     read,
     requests,
     signed_decision,
-    site_key,
     write,
 )
 from protofl_common.basics.files import locked
@@ -43,7 +44,6 @@ from protofl_common.experiment.node import (
     ON_RECORD,
     OPERATORS,
     NodeConfig,
-    problem_of_peers,
     site_folder,
     site_name,
 )
@@ -80,8 +80,8 @@ def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, lis
         if request.decision == APPROVED and request.study.by:
             approved_signers.add(request.study.by)
 
-    for request in decided_first:
-        request = as_it_counts(request, node)  # undecided without an operator's signature
+    for stored in decided_first:
+        request = as_it_counts(stored, node)  # undecided without an operator's signature
         lines = _asked_for(request, node)
         if request.study.by and not request.decision:
             is_known = request.study.by in approved_signers
@@ -89,6 +89,10 @@ def describe_requests(node: Mapping[str, Scalar]) -> Iterator[tuple[Request, lis
             # below the first line, which ends in the key of whoever has signed the study (unless
             # the site refuses the study's settings)
             lines.insert(1, f"           that key {history}")
+        if stored.decision and not request.decision:
+            lapsed = f"{stored.decision} {stored.decided} by {stored.by}"
+            why = "counts no more, as it lacks the signature of one of operators (node config)"
+            lines.insert(0, f"{lapsed}, which {why}")
         first_line = f"{request.study.id}  {state_of(request)}"
         yield request, [first_line, *(f"    {line}" for line in lines)]
 
@@ -99,7 +103,7 @@ def _asked_for(request: Request, node: Mapping[str, Scalar]) -> list[str]:
     refused = "it"
     try:
         settings = Settings.from_run_config(default_run_config() | request.settings, node)
-        lines = [*describe_run(settings), *_about_peers(settings, node)]
+        lines = [*describe_run(settings), *_about_sites(settings, node)]
         refused = "a baseline"  # the site still takes part in the run, but not in this baseline
         baselines_of(settings, settings.given, node)  # for its SettingsError
     except SettingsError as error:
@@ -107,10 +111,10 @@ def _asked_for(request: Request, node: Mapping[str, Scalar]) -> list[str]:
     return lines
 
 
-def _about_peers(settings: Settings, node: Mapping[str, Scalar]) -> Iterator[str]:
+def _about_sites(settings: Settings, node: Mapping[str, Scalar]) -> Iterator[str]:
     """Yield a warning of the sites of a run whose keys are not in this site's ``peers``.
 
-    Yield another line if the site will refuse the run because of the other sites.
+    Yield another line if the site will refuse the run because of its sites or its last day.
     """
     named = settings.named_sites
     site = NodeConfig.of(node)
@@ -120,7 +124,7 @@ def _about_peers(settings: Settings, node: Mapping[str, Scalar]) -> Iterator[str
         yield f"NEW        not in peers, so nobody here knows these keys: {names}"
     elif strangers and settings.privacy.sums_only:
         yield "NEW        without peers this site cannot know who the others are; compare the keys"
-    problem = problem_of_peers(node, settings.given)
+    problem = problem_of_study(Study.of(settings.given), node, settings.given)
     if problem:
         yield f"this site refuses it: {problem}"
 
@@ -286,6 +290,12 @@ def decide(
         study = request.study
         if decision == APPROVED:
             _check_acceptable(request, node)
+            begun = len(request.run_ids)
+            if runs and runs < begun:
+                raise SettingsError(
+                    f"--runs {runs}: {begun} runs of {study} have begun, and count; give {begun}"
+                    f" for these alone, {begun + 1} for one more"
+                )
 
         decided = replace(
             request,
@@ -334,22 +344,9 @@ def _check_acceptable(request: Request, node: Mapping[str, Scalar]) -> None:
     """Raise SettingsError if the site would refuse the request whatever its operator decides."""
     config = default_run_config() | request.settings
     Settings.from_run_config(config, node)  # for its SettingsError
-    problem = problem_of_sites(node, config)
+    problem = problem_of_study(request.study, node, config)
     if problem:
         raise SettingsError(problem)
-
-
-def problem_of_sites(node: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> str:
-    """Say why this site cannot take part in a run because of the run's sites; "" if it can.
-
-    The study names sites and this one is not among them, or this one cannot know with whom its
-    uploads would be summed. ``config`` are all settings of the run.
-    """
-    study = Study.of(config)
-    name = site_name(node)
-    if study.sites and name not in study.sites:
-        return f"study-sites: {study} does not name {name}"
-    return problem_of_peers(node, config)
 
 
 def _operator(
@@ -446,7 +443,7 @@ def compare_with_server(node: Mapping[str, Scalar], file: Path) -> tuple[int, li
     name = site_name(node)
     heads = {head for head, _, _ in audit.entries(folder / audit.FILE)}
     # as the server names this site: with its key where a study names that
-    owners = {name, f"{name}:{key_as_text(site_key(folder).public_key())}"}
+    owners = {name, f"{name}:{public_key(folder)}"}
     lost = "the server has seen a line that the log lacks: it was changed or removed"
     compared = 0
     wrong = []

@@ -20,7 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
+from client_app.site.consent import problem_of_study
 from client_app.site.hooks import CERTIFICATE, DISK
+from client_app.site.record import StateError
 from protofl_common.basics.code_version import code_version_at_site
 from protofl_common.config.lists import names_in
 from protofl_common.config.options import Scalar, SettingsError
@@ -31,6 +33,8 @@ from protofl_common.experiment.node import (
     DEMANDS,
     FEWEST_KNOWN,
     LIMITS,
+    ON_REQUEST,
+    ON_TROUBLE,
     REQUIRE_SECAGG,
     NodeConfig,
     allowed_by,
@@ -38,6 +42,7 @@ from protofl_common.experiment.node import (
     asks_its_operator,
 )
 from protofl_common.experiment.settings import Settings, app_folder, default_run_config
+from protofl_common.experiment.study import Study
 from protofl_common.tools.findings import (
     FACT,
     WARNING,
@@ -51,7 +56,7 @@ from protofl_common.tools.flower import (
     TIMESTAMP_TOLERANCE,
     get_flwr_home,
 )
-from protofl_common.tools.site.approvals import problem_of_sites, sent_always, sent_of_model
+from protofl_common.tools.site.approvals import sent_always, sent_of_model
 from protofl_common.tools.site.node import (
     allowed_algorithms,
     least_demanding_settings,
@@ -84,6 +89,7 @@ def findings(
     is_node_config_right = not refused or is_run_wrong
     if is_node_config_right:
         listed += folders(node)
+        listed += programs(node)
         listed += _permissions(node)
         listed += _algorithms(node)
         listed += _device(node)
@@ -109,9 +115,12 @@ def _refused(node: Mapping[str, Scalar], asked: Mapping[str, Scalar]) -> Iterato
     """Say why the site refuses a run with the settings ``asked``; for {}, why it refuses all."""
     try:
         settings = site_settings(node, asked)
-        # settings that name no sites may be checked before a study is made of them
-        problem = problem_of_sites(node, settings.given) if asked.get("study-sites") else ""
-    except SettingsError as error:
+        problem = ""
+        if asked.get("study"):  # other settings may be checked before a study is made of them
+            problem = problem_of_study(Study.of(settings.given), node, settings.given)
+    except OSError:
+        return  # the state-dir cannot be read, as `folders` says
+    except (SettingsError, StateError) as error:
         yield from [Finding(WRONG, "settings", line) for line in str(error).splitlines()]
         return
     if problem:
@@ -254,6 +263,18 @@ def folders(node: Mapping[str, Scalar]) -> Iterator[Finding]:
             text = f"{key} {folder.absolute()}: {free / 1e6:.0f} MB free"
             yield Finding(level, FREE_SPACE, text)
     yield from _files(node)
+
+
+def programs(node: Mapping[str, Scalar]) -> Iterator[Finding]:
+    """Say which of the operator's own programs cannot be started: nobody would hear of a request.
+
+    They are started without a shell, so that a command with arguments names no program.
+    """
+    for key in (ON_REQUEST, ON_TROUBLE):
+        program = str(node.get(key, ""))
+        if program and not shutil.which(program):
+            missing = "no program that this user can start; give one file, without arguments"
+            yield Finding(WRONG, "programs", f"{key} {program}: {missing}")
 
 
 def _files(node: Mapping[str, Scalar]) -> Iterator[Finding]:

@@ -141,8 +141,13 @@ def retain_at_site(node: Mapping[str, Scalar], before: float, dry_run: bool) -> 
 
     The time is in seconds since 1970. Yield a line for each run that is removed, one for the
     caches, and one for each unfinished run of that age, which stays. So do privacy ledgers,
-    approvals and the audit log. With ``dry_run`` nothing is removed.
+    approvals and the audit log. With ``dry_run`` nothing is removed. SettingsError without a
+    state-dir.
     """
+    states, _ = site_folders(node)
+    if not states.is_dir():
+        where = "if it is relative, type the command in the folder where the SuperNode runs"
+        raise SettingsError(f"state-dir {states.absolute()}: no such folder; {where}")
     *runs, caches = stored_at(node)
     for run in runs:
         if run.changed >= before:

@@ -3,6 +3,7 @@
 test_docker.py starts containers.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -129,3 +130,45 @@ def test_a_site_meets_nobody_but_the_gate(site: str) -> None:
     (network,) = SERVICES[site]["networks"]
     members = {name for name, facts in SERVICES.items() if network in facts.get("networks", ())}
     assert members == {site, "gate"}
+
+
+def test_the_page_renews_certificates_with_what_init_hands_out(tmp_path: Path) -> None:
+    """The SuperLink and the door get the new certificate, and all others the same authority.
+
+    What the page's first command runs in the container of ``init`` is run here with paths of this
+    machine. The names of servers and sites are those of the compose file.
+    """
+    page = text_of(ROOT / "docker" / "containers.md")
+    (renewal,) = re.findall(r"(?ms)^```sh renewal\n(.*?)^```", page)
+    (script,) = re.findall(r"run --rm init sh -c '(.*?)'", renewal, re.DOTALL)
+    _, _, *sites = SERVICES["init"]["command"]
+    roles = ("superlink", "gate", "worker", "operator", *sites)
+    for role in roles:
+        (tmp_path / "keys" / role).mkdir(parents=True)
+    programs = tmp_path / "app" / "docker"
+    programs.mkdir(parents=True)
+
+    def here(text: str) -> str:
+        text = re.sub("/(authority|keys/|app/)", rf"{tmp_path}/\1", text)
+        return text.replace("owner=protofl", f"owner={os.getuid()}")
+
+    for name in ("init.sh", "certificates.py"):
+        (programs / name).write_text(here(text_of(ROOT / "docker" / name)))
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def run(command: str) -> dict[str, bytes]:
+        """Run a command of the shell; return the certificate, or authority, of each role."""
+        subprocess.run(["sh", "-euc", here(command)], env=path, check=True, capture_output=True)
+        certificates = {role: (tmp_path / "keys" / role / "ca.crt").read_bytes() for role in roles}
+        for role in ("superlink", "gate"):
+            certificates[role] = (tmp_path / "keys" / role / "server.crt").read_bytes()
+        return certificates
+
+    before = run(" ".join(SERVICES["init"]["command"]))
+    after = run(script)
+
+    changed = {role for role in roles if before[role] != after[role]}
+    assert changed == {"superlink", "gate"}
+    assert after["superlink"] == after["gate"]
+    assert renewal.rstrip().endswith("restart superlink gate")
+    assert run(" ".join(SERVICES["init"]["command"])) == after, "the next start keeps it"

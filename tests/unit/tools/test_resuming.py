@@ -2,6 +2,7 @@
 
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from protofl_common.basics.run_history import RunHistory
+from protofl_common.basics.tensorfile import write_tensors
 from protofl_common.experiment.node import code_at_server
 from protofl_common.experiment.settings import default_run_config
 from protofl_common.runs.folder import METRICS, SETTINGS, SUMMARY, RunFolder
@@ -54,6 +56,38 @@ def test_a_run_that_crashed_goes_on_once(tmp_path: Path) -> None:
 
     unknown_to_the_superlink = resumed(tmp_path)
     assert unknown_to_the_superlink == []
+
+
+def write_zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def write_another_version(path: Path) -> None:
+    write_tensors(path, {}, {"format": "protofl-checkpoint-4", "facts": "{}"})
+
+
+@pytest.mark.parametrize("spoil", [write_zeros, write_another_version])
+def test_a_checkpoint_that_cannot_be_used_holds_up_nothing(
+    spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """A power cut has left zeros, or a former version a checkpoint: other runs go on by themselves.
+
+    The run with an older checkpoint that is whole goes on from that.
+    """
+    none_is_left = stopped(tmp_path / "lost", RunHistory(7), last=0)
+    one_is_left = stopped(tmp_path / "older", RunHistory(8), last=1)
+    (whole,) = RunFolder(one_is_left).checkpoints()
+    newest = whole.with_name("000002.safetensors")
+    newest.write_bytes(whole.read_bytes())
+    stopped(tmp_path / "other", RunHistory(9), last=0)
+    for path in (*RunFolder(none_is_left).checkpoints(), newest):
+        spoil(path)
+
+    submissions = [submission(number) for number in (7, 8, 9)]
+    assert sorted(resumed(tmp_path, *submissions)) == ["older", "other"]
+    facts = {run.path.name: run.checkpoint_facts() for run in runs_in(tmp_path)}
+    assert facts["lost"] == {}
+    assert facts["older"]["round"] == 1
 
 
 @pytest.mark.parametrize(("sub_status", "details"), [

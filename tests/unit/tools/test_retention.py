@@ -125,7 +125,7 @@ def database(path: Path) -> Path:
 def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: Remove) -> None:
     """They are gone from the bytes of the file, too; what other runs use stays."""
     link = database(tmp_path / "superlink.db")
-    words = ("retain", "--runs", tmp_path / "runs", "--database", link)
+    words = ("retain", "--runs", tmp_path, "--database", link)
 
     removed(*words, "--dry-run")
     assert b"secret of 1" in link.read_bytes()
@@ -151,19 +151,40 @@ def test_messages_of_old_runs_cannot_be_read_any_more(tmp_path: Path, removed: R
     (None, "no such file; give that of the SuperLink"),
     ("", "no such table: run; is it the SuperLink's?"),
 ])  # fmt: skip
-def test_a_file_that_is_no_superlinks_and_negative_days_are_refused(
+def test_a_file_that_is_no_superlinks_is_refused_and_what_was_removed_before_is_told(
     content: str | None, reason: str, tmp_path: Path, capsys: Printed
 ) -> None:
-    """``content`` None: there is no file."""
+    """``content`` None: there is no file. Folders of runs come before the database."""
+    old = run(tmp_path / "old", 91)
     file = tmp_path / "other.db"
     if content is not None:
         file.write_text(content)
     words = ("retain", "--days", "90", "--runs", tmp_path, "--database", file)
 
-    assert reason in output(capsys, *words, status=1).err
+    said = output(capsys, *words, status=1)
 
-    words = ("retain", "--days", "-1")
-    assert "--days -1: must be at least 0" in output(capsys, *words, status=1).err
+    assert reason in said.err
+    assert f"removed  {old}, ended " in said.out
+    assert not old.exists()
+
+
+@pytest.mark.parametrize("days", ["-1", "1000000"])
+def test_days_that_no_calendar_has_are_refused(days: str, tmp_path: Path, capsys: Printed) -> None:
+    link = database(tmp_path / "superlink.db")
+    words = ("retain", "--days", days, "--runs", tmp_path, "--database", link)
+
+    refusal = f"--days {days}: must be at least 0 and at most 36500"
+    assert refusal in output(capsys, *words, status=1).err
+
+
+def test_a_folder_that_is_not_there_is_no_empty_report(tmp_path: Path, capsys: Printed) -> None:
+    """A crontab types the commands in another folder, and reads the report that nothing is old."""
+    said = output(capsys, "retain", "--days", "90", "--runs", tmp_path / "runs", status=1).err
+    assert f"--runs {tmp_path}/runs: no such folder" in said
+
+    node = f'site-name="north" state-dir="{tmp_path}/state"'
+    said = output(capsys, "site", "retain", "--days", "90", "--node-config", node, status=1).err
+    assert f"state-dir {tmp_path}/state: no such folder" in said
 
 
 def test_a_site_removes_old_models_of_finished_runs_and_old_caches(

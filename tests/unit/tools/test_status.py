@@ -17,9 +17,15 @@ import pytest
 from filelock import FileLock
 
 from protofl_common.config.options import SettingsError
-from protofl_common.runs.folder import WAITING
+from protofl_common.runs.folder import METRICS, SETTINGS, SUMMARY, WAITING
 from protofl_common.tools.cli import main
-from protofl_common.tools.cli.status import SOMEBODY_IS_NEEDED, number_of, status_lines
+from protofl_common.tools.cli.status import (
+    SOMEBODY_IS_NEEDED,
+    needs,
+    number_of,
+    prometheus,
+    status_lines,
+)
 from protofl_common.tools.known_runs import runs_in
 from protofl_common.tools.superlink import Endpoint, Federation, ask, ask_endpoint
 from tests.support.accidents import fails, on_round
@@ -94,6 +100,21 @@ def test_a_run_that_was_killed_says_how_it_goes_on(tmp_path: Path) -> None:
         assert not any("stopped" in line for line in status_lines(federation(), runs_in(runs)))
 
 
+def test_a_baseline_that_was_killed_goes_on_by_its_run(tmp_path: Path) -> None:
+    """With the baseline's own settings all operators would be asked again, as for another run."""
+    runs = tmp_path / "runs"
+    for name in ("first", "first-local"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / METRICS).touch()
+    (runs / "first" / SETTINGS).write_text('baselines = "local"\nrounds = 3\n')
+    (runs / "first" / SUMMARY).write_text('{"rounds": 3}')
+    (runs / "first-local" / SETTINGS).write_text("rounds = 3\n")
+
+    (line,) = [line for line in status_lines(federation(), runs_in(runs)) if "stopped" in line]
+    assert line.startswith(f"{runs}/first-local: stopped after round 0 of 3; ")
+    assert line.endswith(f"--run-config {runs}/first/resume.toml")
+
+
 @pytest.mark.usefixtures("flower_home")
 def test_a_federation_that_cannot_be_asked_is_one_clear_error(capsys: Printed) -> None:
     with pytest.raises(SettingsError, match="nobody"):
@@ -109,9 +130,57 @@ def test_a_federation_without_runs_says_so(
     """Run 77 of the SuperLink has no folder here."""
     superlink = federation((1, "north", "online"))
     monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
-    said = output(capsys, "status", "here", "--runs", tmp_path, status=SOMEBODY_IS_NEEDED).out
+    command = ("status", "here", "--runs", tmp_path)
+    for words in ((), ("--json",), ("--prometheus",)):
+        said = output(capsys, *command, *words, status=SOMEBODY_IS_NEEDED).err
+        assert f"{tmp_path}: no runs here" in said
 
-    assert f"{tmp_path}: no runs here" in said
+
+def test_a_folder_of_runs_that_cannot_be_read_is_no_empty_one(
+    tmp_path: Path, monkeypatch: Patch, capsys: Printed
+) -> None:
+    """A monitor's own user would else never hear of a run that stopped."""
+    superlink = federation((1, "north", "online"))
+    monkeypatch.setattr("protofl_common.tools.cli.status.ask", lambda name: superlink)
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+
+    command = ("status", "here", "--runs", tmp_path)
+    said = output(capsys, *command, status=1).err
+    assert f"{tmp_path}: this user cannot read the runs in it" in said
+
+    # but a site whose key was stolen can be unregistered
+    assert output(capsys, *command, "--node", "north").out == "1\n"
+
+
+@pytest.mark.parametrize(("age", "is_needed"), [(200, False), (400, True)])
+def test_somebody_is_needed_if_no_worker_takes_a_run(age: float, is_needed: bool) -> None:
+    """Run 77 is pending for ``age`` seconds; a worker takes it within five minutes."""
+    superlink = federation()._replace(endpoint=Endpoint(days=90, ahead=0.0))
+    (run,) = superlink.submissions
+    run.status = SimpleNamespace(status="pending", sub_status="", details="")
+    run.pending_at = str(datetime.now(UTC) - timedelta(seconds=age))
+
+    said = "run 77 is pending: does protofl worker run?"
+    assert (list(needs(superlink, [])) == [said]) is is_needed
+
+
+def test_figures_for_prometheus_are_in_groups_and_names_in_one_line() -> None:
+    """Two runs wait for sites; an operator has registered a site with an odd name."""
+    waiting = {"sites": {"south": 0.0}, "seconds": 40.0, "seconds-left": 80.0}
+    status = {
+        "sites": [{"name": 'a "b" \\ \nc', "node": "1", "state": "online"}],
+        "waiting": [{"run": "first", **waiting}, {"run": "second", **waiting}],
+        "stopped": [],
+        "certificate-days": None,
+        "needs": [],
+    }
+
+    lines = list(prometheus(status))
+
+    assert lines[0] == 'protofl_site_online{site="a \\"b\\" \\\\ \\nc",node="1"} 1'
+    figures = [re.split("[{ ]", line)[0] for line in lines]
+    assert figures == sorted(figures, key=figures.index), "the lines of a figure are together"
+    assert len(lines) == 7
 
 
 def test_who_is_needed_is_told_to_programs(
