@@ -201,10 +201,16 @@ def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> N
 
     assert run.summary["settings"]["fedproto.lambda"] == 0.25
 
-    refusal = r"fedproto\.lambda = 2: has no effect on fedavg"
 
+@pytest.mark.parametrize(("chosen", "refusal"), [
+    ({"fedproto.lambda": 2}, r"fedproto\.lambda = 2: has no effect on fedavg"),
+    ({"classes_per_client": 3}, "classes-per-client = 3: has no effect on partition = iid"),
+    ({"clients": 0}, "clients = 0: must be at least 1"),
+    ({"workers": 0}, "workers = 0: must be at least 1"),
+])  # fmt: skip
+def test_what_would_have_no_effect_is_refused(chosen: dict[str, Any], refusal: str) -> None:
     with pytest.raises(public.SettingsError, match=refusal):
-        public.run(algo="fedavg", **{"fedproto.lambda": 2})
+        public.run(algo="fedavg", **chosen)
 
 
 class Twice(extend.ClientAlgorithm[extend.Hparams]):

@@ -1,5 +1,6 @@
 """Tables: their files, what runs and is not repeated, how the result looks, and its figures."""
 
+import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -512,6 +513,35 @@ def test_a_setting_of_a_row_that_its_algorithm_does_not_read_is_named(small: Pat
     ]
 
 
+def test_a_run_that_measured_other_metrics_is_another_run(small: Path) -> None:
+    """Metrics change no result; but a run that is finished would have none that are added now."""
+    without = names_of_runs(small)
+    edit(small, "rounds: 2,", "rounds: 2, metrics: auc,")
+    with_auc = names_of_runs(small)
+
+    assert not set(without) & set(with_auc)
+
+    edit(small, "rounds: 2,", "rounds: 2, report: false,")
+
+    assert names_of_runs(small) == without
+
+
+def test_a_figure_that_the_runs_do_not_measure_is_named(small: Path) -> None:
+    """Balanced accuracy is measured unasked where classes are uneven; new clients are no metric."""
+    for measured in ("head/balanced-accuracy", "head/new-clients", "validation/head"):
+        edit(small, "what: head}", f"what: {measured}}}")
+        planned(small)
+
+    edit(small, "what: head}", "what: validation/head/auc}")
+    wanted = (
+        "figure.what = 'validation/head/auc': its runs do not measure auc; set metrics = 'auc'"
+    )
+    with pytest.raises(SettingsError, match=wanted):
+        planned(small)
+
+    planned(small, overrides={"metrics": "auc"})
+
+
 def test_a_setting_of_the_command_line_must_act_on_some_row(small: Path) -> None:
     """``fedtgp.lambda`` acts on none until a row runs FedTGP."""
     overrides: Config = {"lr": 0.1, "fedproto.lambda": 3.0, "fedtgp.lambda": 2.0}
@@ -848,12 +878,38 @@ def test_a_figure_says_what_it_is_and_what_the_run_does_not_have(folder: Path) -
     assert str(Figure()) == "final head"
     assert Figure("last-9").described(folder) == "last-9 head, of 3 evaluations"
 
-    with pytest.raises(NoFigure, match="no evaluation of prototype"):
+    with pytest.raises(NoFigure, match="no evaluation of prototype after the last round"):
         Figure(what="prototype").read(folder)
 
     missing = "no client of domain 'webcam' with head; there are a dslr, amazon"
     with pytest.raises(NoFigure, match=missing):
         Figure(domain="webcam").read(folder)
+
+
+def test_no_earlier_evaluation_takes_the_place_of_the_last(tmp_path: Path) -> None:
+    """Of three evaluations the last lacks the figure, as a metric that is not finite does."""
+    heads = [{"0": {"head": 0.2}}, {"0": {"head": 0.4}}, {"0": {"prototype": 0.9}}]
+    write_run(tmp_path, {}, heads)
+
+    with pytest.raises(NoFigure, match="no evaluation of head after the last round"):
+        Figure().read(tmp_path)
+
+    last_two = Figure("last-2")
+    assert last_two.read(tmp_path) == pytest.approx(40.0)
+    assert last_two.described(tmp_path) == "last-2 head, of 1 evaluations"
+
+
+def test_what_a_client_sends_is_a_mean_over_late_replies_too(tmp_path: Path) -> None:
+    """Two replies came in their round, and one of an earlier round counted; each had 40 bytes."""
+    rows = [
+        round_row(1, ["a", "b"], bytes={"up": 120, "down": 0}, **{"counted-late": {"c": 1}}),
+        round_row(1, ["a", "b", "c"], kind="final"),
+    ]
+    write_run(tmp_path, {}, [{"a": {"head": 0.5}}])
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+
+    assert Figure(what="numbers-sent").read(tmp_path) == 10
 
 
 @pytest.mark.parametrize(("what", "digits"), [
@@ -868,6 +924,7 @@ def test_accuracies_have_two_digits_metrics_four_and_numbers_one(what: str, digi
     ({"what": "heads"}, "here: figure.what = 'heads': choose head, prototype, "),
     ({"of": "head"}, "here: figure.of: unknown; choose among when, what, domain, over"),
     ({"when": "best", "what": "numbers"}, "figure.when = 'best' needs an accuracy"),
+    ({"over": "worst-101%"}, "figure.over = 'worst-101%': choose mean, by-samples, std, worst-N%"),
 ])  # fmt: skip
 def test_a_wrong_figure_is_named(parts: dict[str, Any], expected: str) -> None:
     with pytest.raises(SettingsError) as error:
