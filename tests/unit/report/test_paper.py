@@ -79,7 +79,7 @@ def test_a_run_without_the_figure_is_named(draw: Any, methods: dict[str, list[Pa
 @pytest.mark.parametrize("draw", [paper.curves, paper.boxes])
 @pytest.mark.parametrize("folders", ["runs/one", [], [object()]])
 def test_a_method_has_a_list_of_folders(draw: Any, folders: Any) -> None:
-    with pytest.raises(SettingsError, match="ours: .*: must be a list of run folders"):
+    with pytest.raises(SettingsError, match=r"ours: .*: must be a list of run folders"):
         draw({"ours": folders})
 
 

@@ -533,9 +533,7 @@ def test_a_figure_that_the_runs_do_not_measure_is_named(small: Path) -> None:
         planned(small)
 
     edit(small, "what: head}", "what: validation/head/auc}")
-    wanted = (
-        "figure.what = 'validation/head/auc': its runs do not measure auc; set metrics = 'auc'"
-    )
+    wanted = "figure.what = 'validation/head/auc': its runs do not measure auc; set metrics = 'auc'"
     with pytest.raises(SettingsError, match=wanted):
         planned(small)
 
@@ -612,6 +610,11 @@ def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
         results["FedProto", "all"].values[seed] = 52 + seed / 10
     ((_, column),) = render.cells_of(table, results).bold
     assert column == 1  # the column "all", after the names of the rows
+
+    # the only run of a third row that did not fail is better still
+    theirs = replace(results["Local", "all"], values={1: 90.0}, state="failed")
+    results["MNIST", "all"] = theirs
+    assert render.cells_of(table, results).bold == []
 
 
 def test_the_best_of_finished_cells_is_bold_in_latex(small: Path) -> None:
