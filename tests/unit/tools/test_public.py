@@ -180,8 +180,9 @@ def test_a_model_is_given_what_python_has(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
-    """The file has 40 samples at first, and then 60."""
+    """The file has 40 samples at first, and then 60; `protofl compare` tells the runs apart."""
     file = tmp_path / "mine.csv"
+    versions = []
     for samples in (40, 60):
         rows = "".join(f"{row},{row % 2}\n" for row in range(samples))
         file.write_text(f"x,label\n{rows}", encoding="utf-8")
@@ -191,6 +192,8 @@ def test_a_file_that_was_changed_is_read_again(tmp_path: Path) -> None:
         clients = run.rounds[-1]["clients"].values()
         used = [client["train-samples"] + client["test-samples"] for client in clients]
         assert sum(used) == samples
+        versions.append(run.summary["data"])
+    assert len(set(versions)) == 2
 
 
 def test_tables_of_algorithms_are_read_as_a_recipe_has_them(tmp_path: Path) -> None:
