@@ -60,6 +60,17 @@ def test_a_run_returns_its_results(tmp_path: Path) -> None:
         _ = run.accuracy
 
 
+def test_what_a_listener_changes_in_a_row_changes_no_result(tmp_path: Path) -> None:
+    def clear(event: public.events.Event) -> None:
+        if isinstance(event, public.events.RoundDone):
+            event.row["bytes"].clear()
+            event.row["accuracy"].clear()
+
+    run = public.run(algo="fedavg", clients=2, out_dir=str(tmp_path), on_event=clear, **SMALL)
+
+    assert run.summary["bytes"]["up"] == sum(row["bytes"]["up"] for row in run.rounds)
+
+
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(public.SettingsError, match=r"metrics\.jsonl with a round in it; give"):
         _ = public.Run(tmp_path / "none").rounds
