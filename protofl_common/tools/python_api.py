@@ -82,10 +82,8 @@ class Run:
             number = row["evaluated-after-round"]
             for name, client in row["clients"].items():
                 for kind, accuracy in client["accuracy"].items():
-                    table.append(
-                        {"round": number, "client": name, "by": kind, "accuracy": accuracy}
-                    )
-        return pandas.DataFrame(table)
+                    table.append((number, name, kind, accuracy))
+        return pandas.DataFrame(table, columns=["round", "client", "by", "accuracy"])
 
 
 class Tried(NamedTuple):

@@ -101,6 +101,14 @@ class Figure:
             values.append(self._count(row) if is_count else self._accuracy(row, domains))
         return max(values) if self.when == "best" else statistics.fmean(values)
 
+    def is_in(self, folder: Path) -> bool:
+        """Return whether the finished run in ``folder`` has the figure."""
+        try:
+            self.read(folder)
+        except NoFigure:
+            return False
+        return True
+
     def described(self, folder: Path) -> str:
         """Return the figure's name, with what a reader must know of it in this finished run.
 

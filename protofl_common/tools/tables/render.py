@@ -362,6 +362,6 @@ def csv_of_seeds(results: Results) -> str:
     for (name, column), result in results.items():
         for seed, value in result.values.items():
             warnings = [warning for warning, seeds in result.warned.items() if seed in seeds]
-            texts = (name, column, str(seed), result.figure, f"{value:.6g}", "; ".join(warnings))
+            texts = (name, column, str(seed), result.figure, f"{value:.10g}", "; ".join(warnings))
             rows.append(list(texts))
     return as_csv(rows)

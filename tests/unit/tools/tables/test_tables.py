@@ -579,7 +579,7 @@ def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Pat
     runs = Runs(tmp_path / "runs")
     cells = [cell for cell in planned(small) if cell.column == "all"]
 
-    draw(read_table(small), cells, runs, tmp_path / "figures")
+    assert draw(read_table(small), cells, runs, tmp_path / "figures") == []
 
     names = {f"small-all-head-{name}" for name in ("curves", "boxes")}
     files = list((tmp_path / "figures").iterdir())
@@ -589,6 +589,21 @@ def test_figures_have_a_method_for_each_row_with_runs(small: Path, tmp_path: Pat
     assert "Local" in svg
     assert "FedProto" in svg
     assert "MNIST" not in svg
+
+
+def test_figures_are_of_rows_and_columns_whose_means_they_show(small: Path, tmp_path: Path) -> None:
+    """No run predicts by prototypes, and the figures of the other columns are no mean over all."""
+    edit(small, "few: {", "few: {figure: {over: std}, ")
+    text = small.read_text(encoding="utf-8").replace("algo: local}", "algo: local}, PROTOTYPE")
+    small.write_text(text.replace("PROTOTYPE", "figure: {what: prototype}"), encoding="utf-8")
+    run_table(small, Launcher())
+    runs = Runs(tmp_path / "runs")
+
+    not_drawn = draw(read_table(small), planned(small), runs, tmp_path / "figures")
+
+    assert not_drawn == ["first", "few"]
+    files = {path.name for path in (tmp_path / "figures").glob("*.svg")}
+    assert files == {"small-all-head-curves.svg", "small-all-head-boxes.svg"}
 
 
 def test_a_lead_that_may_be_chance_is_not_bold(small: Path) -> None:
