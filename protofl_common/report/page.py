@@ -22,7 +22,7 @@ from protofl_common.report.style import CSS, POLICY
 from protofl_common.runs import figures
 from protofl_common.runs.figures import MEASURES, Table
 from protofl_common.runs.folder import Accuracies, RoundRow, unused_replies
-from protofl_common.runs.over_clients import best_of, evaluations, fairness
+from protofl_common.runs.over_clients import best_of, fairness
 from protofl_common.tasks.metrics import LABEL_AUC, LABEL_AUC_ERROR
 
 MOST_LOST_REPLIES = 300  # rows of the table of lost replies; the rest is counted
@@ -250,17 +250,20 @@ def _accuracies(run: RecordedRun) -> Markup:
 
 
 def _metrics(run: RecordedRun) -> Markup:
-    """Return the table of metrics beside accuracy, of the last evaluation."""
+    """Return the table of metrics beside accuracy, of the last evaluation that has any."""
     last: Accuracies = {}
-    for row in evaluations(run.rows):
-        last = row.get("metrics", {})
+    last_round = 0
+    for row in run.rows:
+        if row.get("metrics"):
+            last = row["metrics"]
+            last_round = row["evaluated-after-round"]
     # each label's AUC has a table of its own
     others = {name: values for name, values in last.items() if f"/{LABEL_AUC}/" not in name}
     rows = figures.metric_rows(others, digits=4)
     if not rows:
         return Markup("")
     note = (
-        "Metrics beside accuracy at the last evaluation, over the clients that have them."
+        f"Metrics beside accuracy after round {last_round}, over the clients that have them."
         f"{run.note_on_hidden}"
     )
     return table(Table(("", *MEASURES.values()), rows, note))
