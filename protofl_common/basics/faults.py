@@ -20,22 +20,21 @@ def fault_of(error: BaseException, own_modules: Iterable[str] = ()) -> str:
     user's modules that may run. What they return may be wrong, and fail in our code; and they may
     be installed among the libraries.
     """
-    packages = sorted({name.partition(".")[0] for name in own_modules})
+    # a method may name one of our halves as its own
+    packages = sorted({name.partition(".")[0] for name in own_modules} - PACKAGES)
     own_places = [place for name in packages for place in _places_of(name)]
     what = printable(f"{type(error).__name__}: {error}")
-    frames = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        file = Path(frame.filename)
-        if _is_in(file, own_places) or not _is_of_library(file):
-            frames.append(frame)
-
-    file = None
     place = what
-    if frames:
-        file = Path(frames[-1].filename)
-        place = f"{what}, in {file}, line {frames[-1].lineno}"
-    if file and (_is_in(file, own_places) or not _is_ours(file)):
-        return f"a fault of {file.name}: {place}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):  # the innermost first
+        file = Path(frame.filename)
+        is_own = _is_in(file, own_places)
+        if _is_of_library(file) and not is_own:
+            continue
+        place = f"{what}, in {file}, line {frame.lineno}"
+        if is_own or not _is_ours(file):
+            return f"a fault of {file.name}: {place}"
+        break
+
     if packages:
         names = ", ".join(packages)
         return f"a fault of {names} or of ProtoFL: {place}; report it unless it is of {names}"

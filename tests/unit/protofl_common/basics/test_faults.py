@@ -26,6 +26,7 @@ def in_our_code() -> object:
 
 @pytest.mark.parametrize(("own", "whose", "cure"), [
     ((), "a fault of ProtoFL: TypeError: ", "; report it"),
+    (("server_app.strategies.fedavg",), "a fault of ProtoFL: TypeError: ", "; report it"),
     (("mine.method",), "a fault of mine or of ProtoFL: TypeError: ",
         "; report it unless it is of mine"),
 ])  # fmt: skip
