@@ -10,7 +10,7 @@ They are made from the files of finished runs, in the style of the page:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from protofl_common.report.reading import Floats, Ints
 from protofl_common.runs.folder import RoundRow, RunFolder
 from protofl_common.runs.over_clients import evaluations, figures_of, in_percent
 
-Methods = Mapping[str, Sequence[str | Path]]
+Methods = Mapping[str, Iterable[str | Path]]
 """A method's name -> the folders of its finished runs, one for each seed."""
 MOST_SAMPLES = 1000  # of a map; a t-SNE of so many takes a few seconds
 
@@ -183,13 +183,15 @@ def _folders(methods: Methods) -> dict[str, list[Path]]:
 
     A text is a list of letters to Python, and would be read as that many folders.
     """
-    found = {}
+    found: dict[str, list[Path]] = {}
     for name, folders in methods.items():
-        is_list = isinstance(folders, Sequence) and not isinstance(folders, str)
-        if not is_list or not folders or not all(isinstance(each, str | Path) for each in folders):
+        listed: list[str | Path] = []
+        if isinstance(folders, Iterable) and not isinstance(folders, str):
+            listed = list(folders)  # it may be what a `glob` yields
+        if not listed or not all(isinstance(folder, str | Path) for folder in listed):
             wanted = "['runs/a-1', 'runs/a-2']"
             raise SettingsError(f"{name}: {folders!r}: must be a list of run folders, as {wanted}")
-        found[name] = [Path(folder) for folder in folders]
+        found[name] = [Path(folder) for folder in listed]
     return found
 
 
